@@ -1,0 +1,1 @@
+"""Configuration: schema, loading and overrides, and the dialects of other tools."""

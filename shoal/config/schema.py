@@ -1,0 +1,181 @@
+"""The config, typed and strict. Each section is a class; its defaults are the documentation.
+
+The options of a model stand beside the model (a dataclass `Options` in its file); here the section
+`model` only keeps them as given.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys and wrong types are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, validate_default=True)
+
+
+class ModelSection(Section):
+    name: str = Field("BPR", description="model to train, as `shoal models` lists them")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="the model's own options; written model.KEY in a config"
+    )
+
+
+class FieldsSection(Section):
+    user: str = "user_id"
+    item: str = "item_id"
+    rating: str = "rating"
+    time: str = "timestamp"
+    label: str = "label"
+
+
+class PlantedSection(Section):
+    """The generated data set: latent taste, power-law popularity, drift over time."""
+
+    users: int = Field(943, ge=2)
+    items: int = Field(1682, ge=2)
+    interactions: int = Field(100_000, ge=2)
+    factors: int = Field(8, ge=1, description="dimensions of the planted taste")
+    strength: float = Field(4.0, ge=0, description="0: taste is ignored, popularity alone decides")
+    drift: float = Field(0.3, ge=0, description="how far a user's taste wanders from first to last")
+    popularity: float = Field(0.8, ge=0, description="exponent of the items' power law")
+    seed: int = 7
+
+
+class SplitSection(Section):
+    by: Literal["ratio", "leave_one_out"] = "ratio"
+    ratio: list[float] = Field([0.8, 0.1, 0.1], min_length=3, max_length=3)
+    leave: Literal["valid_and_test", "valid_only", "test_only"] = "valid_and_test"
+    order: Literal["random", "time"] = "random"
+    group_by: Literal["user", "none"] = "user"
+
+
+class FilterSection(Section):
+    values: dict[str, str] = Field(
+        default_factory=dict, description='float field -> intervals, e.g. {rating: "[3,inf)"}'
+    )
+    user_inter_num: str = Field("[0,inf)", description="keep users with so many interactions")
+    item_inter_num: str = Field("[0,inf)", description="keep items with so many interactions")
+    by_user_or_item: bool = Field(
+        True, description="drop interactions of users and items absent from .user / .item files"
+    )
+    duplicates: Literal["first", "last"] | None = Field(
+        None, description="of repeated (user, item) pairs keep this one; null keeps all"
+    )
+
+
+class DataSection(Section):
+    name: str = Field("planted", description="data set: `planted`, or a folder under data.path")
+    path: str = Field("dataset", description="folder that holds data sets: PATH/NAME/NAME.inter")
+    format: Literal["auto", "atomic", "movielens", "planted"] = "auto"
+    planted: PlantedSection = PlantedSection()
+    fields: FieldsSection = FieldsSection()
+    separator: str = "\t"
+    seq_separator: str = " "
+    load: dict[str, list[str]] | None = Field(
+        None, description="file suffix -> columns to load; null loads all of .inter"
+    )
+    unload: dict[str, list[str]] | None = None
+    extra_suffixes: list[str] = Field(default_factory=list, description="further files to load")
+    filter: FilterSection = FilterSection()
+    threshold: dict[str, float] | None = Field(
+        None, description="field -> value; at or above it the label is 1"
+    )
+    normalize: list[str] | Literal["all"] = Field(
+        default_factory=list, description="float fields scaled to [0, 1]"
+    )
+    presplit: list[str] | None = Field(
+        None, description="three name parts: NAME.PART.inter are the train, valid and test rows"
+    )
+    split: SplitSection = SplitSection()
+    max_len: int = Field(50, ge=1, description="items kept of a user's history")
+    cache: bool = Field(True, description="keep prepared columns beside the raw files")
+
+
+class NegativesSection(Section):
+    distribution: Literal["uniform", "popularity"] = "uniform"
+    num: int = Field(1, ge=1)
+    alpha: float = Field(1.0, ge=0, description="popularity is raised to this power")
+    dynamic: bool = Field(False, description="keep the best scored of `candidates` draws")
+    candidates: int = Field(0, ge=0)
+
+
+class OptimizerSection(Section):
+    name: Literal["adam", "adamw", "sgd", "adagrad", "rmsprop", "sparse_adam"] = "adam"
+    lr: float = Field(1e-3, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    schedule: Literal["constant", "linear", "cosine", "step", "exponential"] = "constant"
+    warmup_steps: int = Field(0, ge=0)
+    decay_epochs: int = Field(25, ge=1, description="schedule step: epochs between decays")
+    gamma: float = Field(0.1, gt=0, description="schedules step and exponential: the factor")
+
+
+class TrainSection(Section):
+    epochs: int = Field(300, ge=0)
+    batch_size: int = Field(2048, ge=1, description="global batch, whatever the number of ranks")
+    shuffle: bool = True
+    negatives: NegativesSection | None = NegativesSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    clip_grad_norm: float | None = Field(None, gt=0)
+    eval_every: int = Field(1, ge=0, description="epochs between evaluations; 0: never")
+    patience: int = Field(10, ge=0, description="evaluations without improvement before the end")
+
+
+class EvalSection(Section):
+    mode: str | dict[Literal["valid", "test"], str] = Field(
+        "full", description="full, uniN, popN or labeled; one for both phases or one each"
+    )
+    metrics: list[str] = ["Recall", "MRR", "NDCG", "Hit", "Precision"]
+    topk: list[int] = [10]
+    valid_metric: str = "MRR@10"
+    batch_size: int = Field(4096, ge=1, description="users (or rows) handled at a time")
+    decimals: int = Field(4, ge=0)
+    repeatable: bool = Field(False, description="items of the history may be recommended again")
+    tail_ratio: float = Field(0.1, gt=0, description="share of items counted as the tail")
+
+
+class CheckpointSection(Section):
+    keep: int = Field(2, ge=1, description="newest checkpoints kept; the best is kept besides")
+    every_epochs: int = Field(1, ge=1)
+    every_steps: int = Field(0, ge=0, description="also within an epoch; 0: no")
+
+
+class StrategySection(Section):
+    name: Literal["auto", "single", "ddp"] = "auto"
+
+
+class LaunchSection(Section):
+    nproc: int = Field(1, ge=1, description="processes on this host")
+    world_size: int = Field(-1, description="processes on all hosts; -1: nproc")
+    ip: str = "localhost"
+    port: int = Field(0, ge=0, le=65535, description="0: any free port, on one host only")
+    group_offset: int = Field(0, ge=0, description="global rank of this host's first process")
+    join_timeout: float = Field(60.0, gt=0, description="seconds to wait for all ranks")
+
+
+class RunSection(Section):
+    seed: int = 2020
+    output: str | None = Field(None, description="folder of the run; null: a new one under root")
+    root: str = "runs"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int = Field(0, ge=0, description="threads per process; 0: cores / processes")
+    progress: bool = True
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    loss_decimals: int = Field(4, ge=0)
+    tensorboard: bool = True
+
+
+class Config(Section):
+    """A whole run."""
+
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    train: TrainSection = TrainSection()
+    eval: EvalSection = EvalSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    strategy: StrategySection = StrategySection()
+    launch: LaunchSection = LaunchSection()
+    run: RunSection = RunSection()

@@ -1,0 +1,67 @@
+"""Batch and Jagged: what a model is given. Ids are explicit, so any placement can prefetch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Jagged:
+    """A list of id lists, flattened.
+
+        [[3, 5], [], [7]]   ->   values  3 5 7
+                                 offsets 0 2 2 3
+    """
+
+    values: Tensor  # [total], int64
+    offsets: Tensor  # [size + 1], int64, starts at 0 and ends at total
+    weights: Tensor | None = None  # [total], float32; None means 1 each
+
+    @classmethod
+    def from_lists(cls, lists: list[list[int]]) -> Jagged:
+        """Build from plain lists (for tests and small inputs)."""
+        lengths = torch.tensor([0] + [len(one) for one in lists])
+        flat = [value for one in lists for value in one]
+        return cls(torch.tensor(flat, dtype=torch.int64), lengths.cumsum(0))
+
+    @property
+    def lengths(self) -> Tensor:
+        return self.offsets[1:] - self.offsets[:-1]
+
+    def to(self, device: torch.device | str) -> Jagged:
+        weights = None if self.weights is None else self.weights.to(device, non_blocking=True)
+        return Jagged(
+            self.values.to(device, non_blocking=True),
+            self.offsets.to(device, non_blocking=True),
+            weights,
+        )
+
+    def __len__(self) -> int:
+        return self.offsets.numel() - 1
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's slice of a global batch of samples.
+
+    ids     field -> int64 tensor of any shape that begins with [size] (0 is padding), or a Jagged
+    dense   field -> float32 tensor [size] or [size, width]
+    labels  float32 [size], or None where the samples are plain positives
+    """
+
+    size: int
+    ids: dict[str, Tensor | Jagged]
+    dense: dict[str, Tensor] = field(default_factory=dict)
+    labels: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch on another device."""
+        return replace(
+            self,
+            ids={name: ids.to(device) for name, ids in self.ids.items()},
+            dense={name: x.to(device, non_blocking=True) for name, x in self.dense.items()},
+            labels=None if self.labels is None else self.labels.to(device, non_blocking=True),
+        )

@@ -1,0 +1,79 @@
+"""Dataset: prepared interactions with remapped ids, side features, vocabularies and splits.
+
+Everything is a numpy array (possibly memory-mapped), so training needs neither the raw files nor
+the library that parsed them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+FieldType = Literal["token", "token_seq", "float", "float_seq"]
+Phase = Literal["train", "valid", "test"]
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """A column of lists, flattened: list i is values[offsets[i]:offsets[i + 1]]."""
+
+    values: np.ndarray
+    offsets: np.ndarray  # int64 [rows + 1]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+Column = np.ndarray | Ragged
+Columns = dict[str, Column]
+
+
+@dataclass
+class Dataset:
+    """One prepared data set.
+
+    inter       columns of the interactions, in file order; token fields hold remapped int64 ids
+                (0 is padding), float fields float32 (the time field float64)
+    users/items side features; row i belongs to id i, row 0 is padding
+    extra       further files by suffix (kg, link, net and additional ones), as columns
+    types       field -> type as the header of its file states it
+    vocab       token field -> original tokens as an array of str; vocab[f][0] is "[PAD]"
+    splits      phase -> int64 row numbers of `inter`; every kept row is in exactly one phase
+    """
+
+    name: str
+    user_field: str
+    item_field: str
+    time_field: str | None
+    label_field: str | None
+    inter: Columns
+    types: dict[str, FieldType]
+    vocab: dict[str, np.ndarray]
+    splits: dict[str, np.ndarray]
+    users: Columns = field(default_factory=dict)
+    items: Columns = field(default_factory=dict)
+    extra: dict[str, Columns] = field(default_factory=dict)
+
+    @property
+    def num_users(self) -> int:
+        """Number of user ids, the padding included."""
+        return len(self.vocab[self.user_field])
+
+    @property
+    def num_items(self) -> int:
+        """Number of item ids, the padding included."""
+        return len(self.vocab[self.item_field])
+
+    @property
+    def num_inter(self) -> int:
+        return len(self.inter[self.user_field])
+
+    def user_ids(self, phase: Phase) -> np.ndarray:
+        """User ids of one phase's interactions, in the order of the split."""
+        return self.inter[self.user_field][self.splits[phase]]  # type: ignore[index]
+
+    def item_ids(self, phase: Phase) -> np.ndarray:
+        """Item ids of one phase's interactions, in the order of the split."""
+        return self.inter[self.item_field][self.splits[phase]]  # type: ignore[index]

@@ -1,0 +1,88 @@
+"""Model: what every recommender answers. A model never names a rank, a device or a weight table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from shoal.data.batch import Batch
+
+
+@dataclass(frozen=True)
+class Output:
+    """The loss *summed* over the batch, and how many terms the sum has.
+
+    The strategy divides by the count of the global batch, so uneven slices change nothing.
+    """
+
+    loss: Tensor  # scalar
+    count: int | Tensor
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a model may know of the data: sizes, field names and the training interactions."""
+
+    num_users: int  # padding included
+    num_items: int  # padding included
+    user_field: str
+    item_field: str
+    max_len: int
+    train_users: Tensor  # [n] int64, one entry per training interaction
+    train_items: Tensor  # [n] int64
+    num_negatives: int = 1
+
+
+class Model(nn.Module):
+    """Base of all models.
+
+    A training batch of a `general` model has ids user_field [b], item_field [b] and neg_item
+    [b, k] (absent without negatives; then `labels` [b] may be there). One of a `sequential` model
+    has ids history [b, l] (left-aligned, 0 pads), target [b, l] (the next item at each position, 0
+    where there is none) and neg_item [b, l, k]. When asked for scores a batch has ids
+    user_field [b] and, for sequential models, history [b, l].
+    """
+
+    kind: ClassVar[Literal["general", "sequential"]] = "general"
+    trainable: ClassVar[bool] = True  # False: nothing to optimise, one pass decides (Pop)
+
+    @dataclass
+    class Options:
+        """The model's own options, with defaults; shown by `shoal config show`."""
+
+    def __init__(self, options: Any, facts: Facts):
+        super().__init__()
+        self.options = options
+        self.facts = facts
+
+    def forward(self, batch: Batch) -> Output:
+        """The training loss of one batch."""
+        raise NotImplementedError  # every trainable model writes its own
+
+    def score(self, batch: Batch, items: Tensor) -> Tensor:
+        """Scores of candidate items, higher is better: items [b, n] -> [b, n].
+
+        Also takes items [n], one list for every row of the batch -> [b, n].
+        """
+        raise NotImplementedError  # retrieval models inherit it, others write their own
+
+
+class Retrieval(Model):
+    """A model whose score is a dot product of a query vector and an item vector."""
+
+    def encode_query(self, batch: Batch) -> Tensor:
+        """Query vectors [b, dim]."""
+        raise NotImplementedError  # every retrieval model writes its own
+
+    def encode_item(self, ids: Tensor) -> Tensor:
+        """Item vectors: ids of any shape -> that shape + [dim]."""
+        raise NotImplementedError  # every retrieval model writes its own
+
+    def score(self, batch: Batch, items: Tensor) -> Tensor:
+        queries, vectors = self.encode_query(batch), self.encode_item(items)
+        if items.dim() == 1:
+            return queries @ vectors.T
+        return torch.einsum("bd,bnd->bn", queries, vectors)
