@@ -20,10 +20,10 @@ from shoal.embedding.table import Table
 class Embeddings(nn.Module):
     """Looks up the rows of a model's fields.
 
-        self.embed = Embeddings(user_id=users, item_id=items, neg_item=items)
-        rows = self.embed(batch)          # rows["neg_item"]: batch.ids["neg_item"].shape + [dim]
-        rows = self.embed.rows("item_id", ids)   # ids of one's own, any shape
-        every = self.embed.whole("item_id")      # all rows of a fixed table: [rows, dim]
+    self.embed = Embeddings(user_id=users, item_id=items, neg_item=items)
+    rows = self.embed(batch)          # rows["neg_item"]: batch.ids["neg_item"].shape + [dim]
+    rows = self.embed.rows("item_id", ids)   # ids of one's own, any shape
+    every = self.embed.whole("item_id")      # all rows of a fixed table: [rows, dim]
     """
 
     def __init__(self, fields: dict[str, Table] | None = None, **more: Table):

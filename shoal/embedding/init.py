@@ -1,0 +1,112 @@
+"""Initial values: a pure function of (seed, table name, id, column), the same bits everywhere.
+
+A 64-bit key of (seed, name) and the id give a row hash; the row hash and the column give words.
+Everything up to the last step is 64-bit integer arithmetic that wraps, so that torch, C++ and a
+GPU agree; the last step is one float multiply of an integer below 2^24, which has one right answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.embedding.table import Table
+
+# The finaliser of splitmix64 (public domain, Sebastiano Vigna): increment and two multipliers.
+INCREMENT = 0x9E3779B97F4A7C15
+MULTIPLIER_1 = 0xBF58476D1CE4E5B9
+MULTIPLIER_2 = 0x94D049BB133111EB
+
+CHUNK_VALUES = 1 << 16  # values hashed at a time: the temporaries then stay in the cache
+NORMAL_TERMS = 8  # 16-bit uniforms summed for one normal value: two words of four
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What an engine needs to make a table's initial values: the kind, the key and one factor."""
+
+    kind: str  # uniform, normal or constant
+    key: int  # 64 bits, unsigned
+    factor: float  # a float32 value: multiplies the integer (constant: is the value)
+
+
+def recipe(table: Table, seed: int) -> Recipe:
+    """The table's kind, key and factor; a growing table counts as rows = 0 for xavier."""
+    digest = hashlib.blake2b(f"{seed}/{table.name}".encode(), digest_size=8).digest()
+    key = int.from_bytes(digest, "little")
+    kind, scale = table.init.kind, table.init.scale
+    fan = (table.rows or 0) + table.dim
+    if kind == "xavier":
+        kind, scale = "uniform", math.sqrt(6.0 / fan)
+    elif kind == "xavier_normal":
+        kind, scale = "normal", math.sqrt(2.0 / fan)
+    if kind == "uniform":
+        factor = scale / (1 << 23)
+    elif kind == "normal":
+        # The integer is twice a sum of NORMAL_TERMS uniforms on 0..65535, centred.
+        factor = scale / (2.0 * math.sqrt(NORMAL_TERMS * (65536.0**2 - 1.0) / 12.0))
+    elif kind == "constant":
+        factor = scale
+    else:
+        raise ValueError(
+            f"table {table.name!r}: initial values of kind {kind!r}; known are uniform, normal, "
+            "xavier, xavier_normal, constant"
+        )
+    return Recipe(kind, key, torch.tensor(factor, dtype=torch.float64).to(torch.float32).item())
+
+
+def initial_rows(table: Table, seed: int, ids: Tensor) -> Tensor:
+    """Initial rows of `ids` [n] int64: [n, dim] float32; the padding id reads as zeros."""
+    made = recipe(table, seed)
+    ids = ids.reshape(-1)
+    out = torch.empty(len(ids), table.dim, dtype=torch.float32)
+    step = max(1, CHUNK_VALUES // table.dim)
+    for start in range(0, len(ids), step):
+        part = ids[start : start + step]
+        out[start : start + step] = _values(made, part, table.dim)
+    if table.padding is not None:
+        out[ids == table.padding] = 0.0
+    return out
+
+
+def _values(made: Recipe, ids: Tensor, dim: int) -> Tensor:
+    """Values of one chunk: [n] -> [n, dim] float32."""
+    if made.kind == "constant":
+        return torch.full((len(ids), dim), made.factor, dtype=torch.float32)
+    row = _mix(ids * _signed(INCREMENT) ^ _signed(made.key))[:, None]
+    column = torch.arange(dim, dtype=torch.int64)[None, :]
+    if made.kind == "uniform":
+        word = _mix(row + (column + 1) * _signed(INCREMENT))
+        integer = _shift(word, 40) - (1 << 23)
+    else:
+        first = _mix(row + (2 * column + 1) * _signed(INCREMENT))
+        second = _mix(row + (2 * column + 2) * _signed(INCREMENT))
+        integer = 2 * (_quarters(first) + _quarters(second)) - NORMAL_TERMS * 65535
+    return integer.to(torch.float32) * made.factor
+
+
+def _quarters(word: Tensor) -> Tensor:
+    """Sum of the four 16-bit parts of each word."""
+    mask = 0xFFFF
+    return (word & mask) + (word >> 16 & mask) + (word >> 32 & mask) + (word >> 48 & mask)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """splitmix64's finaliser on int64 tensors, whose products wrap as unsigned ones do."""
+    x = (x ^ _shift(x, 30)) * _signed(MULTIPLIER_1)
+    x = (x ^ _shift(x, 27)) * _signed(MULTIPLIER_2)
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift: torch's own copies the sign bit."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    """The int64 with the bits of an unsigned 64-bit value."""
+    return value - (1 << 64) if value >= 1 << 63 else value

@@ -1,0 +1,108 @@
+"""Leaf: what the reference and the native leaf share, the checks of what comes in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shoal.embedding.optim import RowOptimizer
+from shoal.embedding.store import Rows
+from shoal.embedding.table import Table
+
+
+class Leaf:
+    """A Store that holds its rows in this process. Subclasses hold the memory."""
+
+    def __init__(self, table: Table, optimizer: RowOptimizer, seed: int):
+        if table.dim < 1 or (table.rows is not None and table.rows < 1):
+            raise ValueError(
+                f"table {table.name!r} is {table.rows} × {table.dim}; rows and dim must be 1 or "
+                "more (rows=None: a table that grows)"
+            )
+        self.table = table
+        self.optimizer = optimizer
+        self.seed = seed
+        self._step = 0
+
+    @property
+    def step(self) -> int:
+        """How many times `push` was called."""
+        return self._step
+
+    @step.setter
+    def step(self, value: int) -> None:
+        if value < 0:
+            raise ValueError(f"table {self.table.name!r}: step is {value}; it must be 0 or more")
+        self._step = int(value)
+
+    def prefetch(self, ids: Tensor) -> None:
+        """Nothing to do: the rows are here."""
+
+    def outside(self, id_: int) -> ValueError:
+        """The error for an id that a fixed table has no row for."""
+        name, rows = self.table.name, self.table.rows
+        return ValueError(
+            f"table {name!r} has no row {id_}: it has {rows} rows, ids 0 to {(rows or 0) - 1}; "
+            "give the table more rows, or rows=None so that it grows"
+        )
+
+    def flat_ids(self, ids: Tensor) -> Tensor:
+        """Ids as the engines take them: [n] int64, contiguous, on the CPU."""
+        if ids.dtype != torch.int64:
+            raise ValueError(
+                f"table {self.table.name!r}: ids are {ids.dtype}; they must be torch.int64 "
+                "(ids.long())"
+            )
+        return ids.detach().cpu().reshape(-1).contiguous()
+
+    def flat_grads(self, ids: Tensor, grads: Tensor) -> Tensor:
+        """Gradients as the engines take them: [n, dim] float32, contiguous."""
+        want = (len(ids), self.table.dim)
+        if grads.dtype != torch.float32 or tuple(grads.shape) != want:
+            raise ValueError(
+                f"table {self.table.name!r}: gradients are {grads.dtype} {list(grads.shape)}; for "
+                f"{len(ids)} ids they must be torch.float32 {list(want)}"
+            )
+        return grads.detach().cpu().contiguous()
+
+    def check_rows(self, rows: Rows) -> None:
+        """Refuse a chunk that does not fit, before anything is changed."""
+        table, name = self.table, self.table.name
+        ids = rows.ids
+        if ids.dtype != torch.int64 or ids.dim() != 1:
+            raise ValueError(
+                f"table {name!r}: a chunk's ids are {ids.dtype} {list(ids.shape)}; they must be "
+                "torch.int64 [n]"
+            )
+        n = len(ids)
+        wanted = self.state_shapes(n)
+        if rows.state.keys() != wanted.keys():
+            raise ValueError(
+                f"table {name!r}: a chunk holds the state {sorted(rows.state)}; "
+                f"{self.optimizer.name} keeps {sorted(wanted)}: restore with the optimizer that "
+                "wrote it"
+            )
+        parts: dict[str, tuple[Tensor, tuple[int, ...], torch.dtype]] = {
+            "values": (rows.values, (n, table.dim), torch.float32)
+        }
+        for key, (shape, dtype) in wanted.items():
+            parts[key] = (rows.state[key], shape, dtype)
+        for key, (part, shape, dtype) in parts.items():
+            if part.dtype != dtype or tuple(part.shape) != shape:
+                raise ValueError(
+                    f"table {name!r}: a chunk's {key} is {part.dtype} {list(part.shape)}; for {n} "
+                    f"ids it must be {dtype} {list(shape)}"
+                )
+        if n > 1 and not bool((ids[1:] > ids[:-1]).all()):
+            raise ValueError(f"table {name!r}: a chunk's ids must ascend, each id once")
+        if n and table.rows is not None:
+            for id_ in (int(ids[0]), int(ids[-1])):
+                if not 0 <= id_ < table.rows:
+                    raise self.outside(id_)
+
+    def state_shapes(self, n: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of every piece of state that a chunk of n rows holds."""
+        return {
+            key: ((n, self.table.dim) if kind == "dim" else (n,), torch.float32)
+            for key, kind in self.optimizer.state_names().items()
+        }
