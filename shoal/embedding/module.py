@@ -35,6 +35,8 @@ class Embeddings(nn.Module):
                 raise ValueError(f"two different tables are both named {table.name!r}")
         self.stores: dict[str, Store] = {}
         self._pending: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        # Moves with the model, so it tells which device rows are wanted on.
+        self.register_buffer("_here", torch.empty(0), persistent=False)
 
     def attach(self, make_store: Callable[[Table], Store]) -> None:
         """Give every table its store. Called by the strategy, once."""
@@ -55,7 +57,7 @@ class Embeddings(nn.Module):
                 f"table {table.name!r} has no store yet; set the model up with a strategy first"
             )
         flat = ids.reshape(-1)
-        leaf = store.pull(flat)
+        leaf = store.pull(flat).to(self._here.device)
         if torch.is_grad_enabled() and self.training:
             leaf.requires_grad_()
             self._pending[table.name].append((flat, leaf))

@@ -1,0 +1,19 @@
+"""Shoal trains recommenders, distributed."""
+
+from __future__ import annotations
+
+import time
+
+STARTED = time.perf_counter()  # for the start-up time that result.json states
+__version__ = "0.1.0"
+
+__all__ = ["__version__", "evaluate", "recommend", "run", "run_rank"]
+
+
+def __getattr__(name: str):  # type: ignore[no-untyped-def]
+    # `import shoal` stays quick: torch comes in with the first thing that is used.
+    if name in ("run", "run_rank", "evaluate", "recommend"):
+        from importlib import import_module
+
+        return getattr(import_module("shoal.run"), name)
+    raise AttributeError(f"module 'shoal' has no attribute {name!r}")

@@ -1,0 +1,138 @@
+"""From a config to the parts of a run: data set, model, strategy, reader, evaluator."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from shoal.config.schema import Config
+from shoal.data.dataset import Dataset
+from shoal.data.history import Histories
+from shoal.data.prepare import load_dataset
+from shoal.data.reader import Interactions, Reader, Windows
+from shoal.data.statistics import describe
+from shoal.evaluator import Evaluator
+from shoal.models import find
+from shoal.models.base import Facts, Model
+from shoal.strategy import Strategy, make_strategy
+from shoal.world import World
+
+log = logging.getLogger("shoal")
+
+
+@dataclass
+class Parts:
+    """What a run is made of."""
+
+    dataset: Dataset
+    model: Model
+    strategy: Strategy
+    reader: Reader
+    evaluator: Evaluator
+    fingerprint: dict[str, Any]  # must be the same for a checkpoint to fit
+
+
+def build(config: Config, world: World) -> Parts:
+    """Load the data, construct the model and set it up with its strategy."""
+    dataset = _load(config, world)
+    model_class = find(config.model.name)
+    negatives = config.train.negatives
+    facts = Facts(
+        num_users=dataset.num_users,
+        num_items=dataset.num_items,
+        user_field=dataset.user_field,
+        item_field=dataset.item_field,
+        max_len=config.data.max_len,
+        train_users=torch.from_numpy(np.array(dataset.user_ids("train"))),
+        train_items=torch.from_numpy(np.array(dataset.item_ids("train"))),
+        num_negatives=negatives.num if negatives else 0,
+    )
+    torch.manual_seed(config.run.seed)  # dense parameters: the same on every rank
+    model = model_class(model_class.Options(**config.model.options), facts)
+    strategy = make_strategy(config.strategy.name, world)
+    strategy.setup(model, config.train.optimizer, config.run.seed, config.train.clip_grad_norm)
+    sequential = model.kind == "sequential"
+    section = config.train
+    reader: Reader
+    if sequential:
+        histories = Histories(dataset, ("train",), config.data.max_len)
+        reader = Windows(
+            dataset, histories, negatives, section.batch_size, config.run.seed, section.shuffle
+        )
+    else:
+        reader = Interactions(
+            dataset, negatives, section.batch_size, config.run.seed, section.shuffle
+        )
+    evaluator = Evaluator(
+        dataset, config.eval, world, config.run.seed, config.data.max_len, sequential
+    )
+    return Parts(dataset, model, strategy, reader, evaluator, fingerprint(config, dataset))
+
+
+def _load(config: Config, world: World) -> Dataset:
+    """Rank 0 prepares first, so that the others find the prepared columns."""
+    if world.is_main:
+        dataset = load_dataset(config.data, config.run.seed)
+        world.barrier()
+    else:
+        world.barrier()
+        dataset = load_dataset(config.data, config.run.seed)
+    return dataset
+
+
+def fingerprint(config: Config, dataset: Dataset) -> dict[str, Any]:
+    """What a checkpoint depends on besides its own bytes."""
+    digest = hashlib.sha256()
+    for phase in ("train", "valid", "test"):
+        rows = np.ascontiguousarray(dataset.splits[phase])
+        digest.update(np.int64(len(rows)).tobytes() + rows.tobytes())
+    return {
+        "model": config.model.name,
+        "options": config.model.options,
+        "num_users": dataset.num_users,
+        "num_items": dataset.num_items,
+        "splits": digest.hexdigest(),
+        "optimizer": config.train.optimizer.name,
+        "batch_size": config.train.batch_size,
+        "seed": config.run.seed,
+    }
+
+
+def announce(config: Config, parts: Parts) -> None:
+    """The block of facts at the head of a log."""
+    log.info("%s", describe(parts.dataset))
+    section = config.train.negatives
+    negatives = {section.distribution: section.num} if section else None
+    log.info(
+        "[Training]: train_batch_size = [%d] negative sampling: [%s]",
+        config.train.batch_size,
+        negatives,
+    )
+    split = config.data.split
+    how = {"RS": split.ratio} if split.by == "ratio" else {"LS": split.leave}
+    arguments = {
+        "group_by": split.group_by,
+        "order": {"random": "RO", "time": "TO"}[split.order],
+        "split": how,
+        "mode": config.eval.mode,
+    }
+    log.info(
+        "[Evaluation]: eval_batch_size = [%d] eval_args: [%s]", config.eval.batch_size, arguments
+    )
+    tables = [store.table for store in parts.strategy.stores.values()]
+    count = sum((table.rows or 0) * table.dim for table in tables)
+    count += sum(p.numel() for p in parts.model.parameters() if p.requires_grad)
+    log.info("%s\nTrainable parameters: %d", parts.model, count)
+    world = parts.strategy.world
+    log.info(
+        "strategy %s on %d process%s (%s)",
+        parts.strategy.name,
+        world.size,
+        "" if world.size == 1 else "es",
+        world.device.type,
+    )

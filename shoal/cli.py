@@ -1,0 +1,234 @@
+"""The command line: shoal train, eval, recommend, config, data, models."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, Optional
+
+import typer
+
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Shoal trains recommenders: one model file, one config, any number of processes.",
+)
+config_app = typer.Typer(no_args_is_help=True, help="Look at configs.")
+data_app = typer.Typer(no_args_is_help=True, help="Get data sets.")
+app.add_typer(config_app, name="config")
+app.add_typer(data_app, name="data")
+
+Overrides = "Any config key as --section.key=value; RecBole's flat keys (--epochs=5) work too."
+
+
+@app.command(context_settings=PASS_ON, epilog=Overrides)
+def train(
+    context: typer.Context,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in --output (or in the folder given).")
+    ] = False,
+    output: Annotated[Optional[str], typer.Option(help="Folder of the run.")] = None,
+    launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
+) -> None:
+    """Train from CONFIG.yaml files (and overrides); evaluate and test the best checkpoint."""
+    from shoal.run import train, train_here
+    from shoal.world import is_worker
+
+    files, overrides = split_arguments(context.args)
+    if resume and not files and output:
+        files = [str(Path(output) / "config.yaml")]
+    elif resume and len(files) == 1 and Path(files[0]).is_dir():
+        output = output or files[0]
+        files = [str(Path(files[0]) / "config.yaml")]
+    if output is not None:
+        overrides.append(f"--run.output={json.dumps(output)}")
+    resolved = resolve(files, overrides)
+    if resume and resolved.config.run.output is None:
+        raise typer.BadParameter("--resume needs the run's folder: --output DIR, or the folder itself")
+    if is_worker():
+        train_here(resolved, resume, launched)
+        return
+    result = train(resolved, resume)
+    if result:
+        print_result(result)
+        typer.echo(f"run: {resolved.config.run.output or result['folder']}")
+
+
+@app.command("eval", context_settings=PASS_ON, epilog=Overrides)
+def evaluate_command(
+    context: typer.Context,
+    run: Annotated[str, typer.Argument(help="Folder of a run.")],
+    output: Annotated[Optional[str], typer.Option(help="Write result.json into this folder.")] = None,
+) -> None:
+    """Evaluate a run's best checkpoint again, on any number of processes."""
+    from shoal.launch import launch
+    from shoal.run import evaluate
+    from shoal.world import is_worker
+
+    files, overrides = split_arguments(context.args)
+    if files:
+        raise typer.BadParameter(f"unexpected argument {files[0]}")
+    config_file = Path(run) / "config.yaml"
+    if not config_file.is_file():
+        raise ValueError(f"{run} is not a run's folder: it has no config.yaml")
+    # How the run was launched says nothing about how it is evaluated.
+    alone = ["--launch.nproc=1", "--launch.world_size=-1", "--launch.port=0", "--launch.group_offset=0"]
+    section = resolve([str(config_file)], alone + overrides).config.launch
+    if not is_worker() and section.nproc > 1:
+        extra = [] if output is None else ["--output", output]
+        launch(["eval", run, *extra, *overrides], section)
+        return
+    result = evaluate(run, alone + overrides, output)
+    if not is_worker():
+        print_result(result)
+
+
+@app.command()
+def recommend(
+    run: Annotated[str, typer.Argument(help="Folder of a run.")],
+    user: Annotated[str, typer.Option(help="A user's id as the data has it.")],
+    topk: Annotated[int, typer.Option(help="How many items.")] = 10,
+) -> None:
+    """The best items for one user; original ids in and out."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from shoal.run import recommend
+
+    table = Table("rank", "item", "score", title=f"for user {user}")
+    for number, (item, score) in enumerate(recommend(run, user, topk), start=1):
+        table.add_row(str(number), item, f"{score:.4f}")
+    Console().print(table)
+
+
+@app.command()
+def models() -> None:
+    """List the models."""
+    from shoal.models import MODELS
+
+    for name in MODELS:
+        typer.echo(name)
+
+
+@config_app.command("show", context_settings=PASS_ON, epilog=Overrides)
+def config_show(context: typer.Context) -> None:
+    """Print the resolved config with the origin of every value."""
+    from shoal import config as room
+
+    typer.echo(room.show(resolve(*split_arguments(context.args))))
+
+
+@config_app.command("schema")
+def config_schema() -> None:
+    """Print a JSON schema of the config for editors."""
+    from shoal import config as room
+    from shoal.models import MODELS, lookup
+
+    typer.echo(json.dumps(room.json_schema(dict(lookup(name) for name in MODELS)), indent=2))
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[str, typer.Argument(help="ml-100k, ml-1m or ml-20m")],
+    to: Annotated[str, typer.Option(help="Folder that holds data sets.")] = "dataset",
+) -> None:
+    """Download an official MovieLens archive, check it and unpack it.
+
+    SHOAL_MIRROR may name a folder or a URL that holds the archives.
+    """
+    from shoal.data.fetch import fetch
+
+    typer.echo(f"{name}: {fetch(name, Path(to))}")
+
+
+@app.callback(invoke_without_command=True)
+def version(
+    show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Shoal trains recommenders: one model file, one config, any number of processes."""
+    if show:
+        from shoal import __version__
+
+        typer.echo(f"shoal {__version__}")
+        raise typer.Exit
+
+
+def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Config files and overrides. `--config_files='a.yaml b.yaml'` is RecBole's way to name files.
+
+    A word after `--key` (without =) is that key's value.
+    """
+    files: list[str] = []
+    overrides: list[str] = []
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-"):
+            (files if "=" not in word else overrides).append(word)
+            continue
+        if "=" not in word and rest and not rest[0].startswith("--"):
+            word = f"{word}={rest.pop(0)}"
+        key, _, value = word.lstrip("-").partition("=")
+        if key.replace("-", "_") in ("config_files", "config_file_list"):
+            files += value.split()
+        else:
+            overrides.append(word)
+    return files, overrides
+
+
+def resolve(files: list[str], overrides: list[str]) -> Any:
+    from shoal.run import resolve
+
+    return resolve(files, overrides)
+
+
+def print_result(result: dict[str, Any]) -> None:
+    """The table at the end of a run."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("metric", "best valid", "test", title=f"{result['model']} on {result['dataset']}")
+    for name, value in result["test"].items():
+        table.add_row(name, f"{result['best_valid'].get(name, float('nan')):.4f}", f"{value:.4f}")
+    Console().print(table)
+
+
+def fail(error: BaseException, status: int) -> NoReturn:
+    """One clear line for what a user can mend, a traceback for what only we can."""
+    from shoal.launch import record_failure
+
+    if status == 1:
+        import traceback
+
+        traceback.print_exception(error)
+    else:
+        typer.secho(f"error: {error}", fg="red", err=True)
+    record_failure(error)
+    # A rank must not wait for peers that are gone.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def main() -> None:
+    """Entry point of the `shoal` command."""
+    from shoal.launch import LaunchError
+    from shoal.world import WorldError
+
+    try:
+        app(standalone_mode=True)
+    except (ValueError, OSError, WorldError, LaunchError) as error:
+        fail(error, 2)
+    except KeyboardInterrupt:
+        typer.secho("interrupted; what was saved can be continued with --resume", err=True)
+        os._exit(130)
+    except Exception as error:  # a fault of ours: the traceback says where
+        fail(error, 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Histories: each user's items in order, as one flat array."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shoal.data.dataset import Dataset, Phase
+
+
+class Histories:
+    """Items of every user in the order of time (or of the file), up to a phase's end.
+
+        user 1: a b c    user 2: d        items    a b c d
+                                          offsets  0 0 3 4      (user 0 is padding)
+    """
+
+    def __init__(self, dataset: Dataset, phases: tuple[Phase, ...], max_len: int):
+        rows = np.sort(np.concatenate([dataset.splits[phase] for phase in phases]))
+        users = np.asarray(dataset.inter[dataset.user_field])[rows]
+        items = np.asarray(dataset.inter[dataset.item_field])[rows]
+        if dataset.time_field is not None and dataset.time_field in dataset.inter:
+            times = np.asarray(dataset.inter[dataset.time_field])[rows]
+            order = np.lexsort((rows, times, users))
+        else:
+            order = np.argsort(users, kind="stable")
+        self.items = items[order]
+        self.offsets = np.zeros(dataset.num_users + 1, dtype=np.int64)
+        np.cumsum(np.bincount(users, minlength=dataset.num_users), out=self.offsets[1:])
+        self.max_len = max_len
+
+    def windows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Windows that cover every (item, next item) pair once: users [n], stops [n].
+
+        A window ends before flat position `stop`; windows are laid from the end of a sequence.
+        """
+        pairs = np.maximum(np.diff(self.offsets) - 1, 0)
+        counts = -(-pairs // self.max_len)
+        users = np.repeat(np.arange(len(counts)), counts)
+        first = np.cumsum(counts) - counts
+        nth = np.arange(len(users)) - np.repeat(first, counts)
+        return users, self.offsets[1:][users] - nth * self.max_len
+
+    def gather(self, users: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """History and target of windows: [n, max_len] each, left-aligned, 0 pads."""
+        starts = np.maximum(stops - 1 - self.max_len, self.offsets[users])
+        return (
+            self._padded(starts, stops - 1 - starts),
+            self._padded(starts + 1, stops - 1 - starts),
+        )
+
+    def latest(self, users: np.ndarray) -> np.ndarray:
+        """The last max_len items of each user: [n, max_len], left-aligned, 0 pads."""
+        stops = self.offsets[users + 1]
+        starts = np.maximum(stops - self.max_len, self.offsets[users])
+        return self._padded(starts, stops - starts)
+
+    def _padded(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        column = np.arange(self.max_len)
+        inside = column < lengths[:, None]
+        position = np.where(inside, starts[:, None] + column, 0)
+        if len(self.items) == 0:
+            return np.zeros(position.shape, dtype=np.int64)
+        return np.where(inside, self.items[position], 0)

@@ -1,0 +1,159 @@
+"""Readers: training samples as batches.
+
+The order of samples is a pure function of (seed, epoch). Global batch k is the same whatever the
+number of ranks; each rank takes its slice. So the cursor of a run is a global sample index, and a
+change of world size changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.config.schema import NegativesSection
+from shoal.data.batch import Batch
+from shoal.data.dataset import Dataset
+from shoal.data.history import Histories
+from shoal.data.random import permutation
+from shoal.data.sampler import NegativeSampler, Seen
+
+
+class Reader:
+    """Batches of one epoch, sliced over ranks. Subclasses say what a sample is."""
+
+    num_samples: int
+
+    def __init__(self, batch_size: int, seed: int, shuffle: bool = True):
+        self.batch_size = batch_size
+        self.seed = seed
+        self.shuffle = shuffle
+
+    @property
+    def num_batches(self) -> int:
+        """Global batches per epoch; the last one may be smaller."""
+        return -(-self.num_samples // self.batch_size)
+
+    def batches(self, epoch: int, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
+        """This rank's slices of the global batches start, start + 1, ... of an epoch."""
+        if self.shuffle:
+            order = permutation(self.num_samples, self.seed, epoch)
+        else:
+            order = np.arange(self.num_samples)
+        for first in range(start * self.batch_size, self.num_samples, self.batch_size):
+            count = min(self.batch_size, self.num_samples - first)
+            low, high = count * rank // size, count * (rank + 1) // size
+            yield self.make(order[first + low : first + high], epoch)
+
+    def make(self, samples: np.ndarray, epoch: int) -> Batch:
+        """The batch of the given sample numbers."""
+        raise NotImplementedError  # every reader writes its own
+
+
+class Interactions(Reader):
+    """A sample is one training interaction, with negatives where they are asked for."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        negatives: NegativesSection | None,
+        batch_size: int,
+        seed: int,
+        shuffle: bool = True,
+    ):
+        super().__init__(batch_size, seed, shuffle)
+        self.user_field, self.item_field = dataset.user_field, dataset.item_field
+        self.users = np.ascontiguousarray(dataset.user_ids("train"))
+        self.items = np.ascontiguousarray(dataset.item_ids("train"))
+        self.num_samples = len(self.users)
+        self.labels = None
+        if negatives is None and dataset.label_field in dataset.inter:
+            column = dataset.inter[dataset.label_field]  # type: ignore[index]
+            self.labels = np.asarray(column[dataset.splits["train"]], dtype=np.float32)  # type: ignore[index]
+        self.negatives = make_sampler(dataset, negatives, seed)
+        self.num_negatives = draws_per_sample(negatives)
+
+    def make(self, samples: np.ndarray, epoch: int) -> Batch:
+        users = self.users[samples]
+        ids: dict[str, Tensor] = {
+            self.user_field: torch.from_numpy(users),
+            self.item_field: torch.from_numpy(self.items[samples]),
+        }
+        if self.negatives is not None:
+            drawn = self.negatives.draw(users, samples, epoch, self.num_negatives)
+            ids["neg_item"] = torch.from_numpy(drawn)
+        labels = None if self.labels is None else torch.from_numpy(self.labels[samples])
+        return Batch(len(samples), ids, labels=labels)  # type: ignore[arg-type]
+
+
+class Windows(Reader):
+    """A sample is a window of one user's training sequence; each position predicts the next item.
+
+        items    a b c d e          (max_len 3)
+        windows  history  b c d     target  c d e
+                 history  a         target  b
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        histories: Histories,
+        negatives: NegativesSection | None,
+        batch_size: int,
+        seed: int,
+        shuffle: bool = True,
+    ):
+        super().__init__(batch_size, seed, shuffle)
+        self.user_field = dataset.user_field
+        self.histories = histories
+        self.window_users, self.window_stops = histories.windows()
+        self.num_samples = len(self.window_users)
+        if self.num_samples == 0:
+            raise ValueError(
+                f"data set {dataset.name!r} has no user with two training interactions, so a "
+                "sequential model has nothing to learn from; relax the filters or the split"
+            )
+        self.negatives = make_sampler(dataset, negatives, seed)
+        self.num_negatives = draws_per_sample(negatives)
+
+    def make(self, samples: np.ndarray, epoch: int) -> Batch:
+        users, stops = self.window_users[samples], self.window_stops[samples]
+        history, target = self.histories.gather(users, stops)
+        ids: dict[str, Tensor] = {
+            self.user_field: torch.from_numpy(users),
+            "history": torch.from_numpy(history),
+            "target": torch.from_numpy(target),
+        }
+        if self.negatives is not None:
+            width = self.histories.max_len
+            # One draw per position, numbered by (window, position).
+            index = (samples[:, None] * width + np.arange(width)).reshape(-1)
+            drawn = self.negatives.draw(np.repeat(users, width), index, epoch, self.num_negatives)
+            ids["neg_item"] = torch.from_numpy(drawn).view(len(samples), width, -1)
+        return Batch(len(samples), ids)  # type: ignore[arg-type]
+
+
+def draws_per_sample(negatives: NegativesSection | None) -> int:
+    """Draws per sample: dynamic sampling draws `candidates` for each negative it keeps."""
+    if negatives is None:
+        return 0
+    return negatives.num * (negatives.candidates if negatives.dynamic else 1)
+
+
+def make_sampler(
+    dataset: Dataset, negatives: NegativesSection | None, seed: int
+) -> NegativeSampler | None:
+    """The sampler of training negatives: never an item of the user's training interactions."""
+    if negatives is None:
+        return None
+    users, items = dataset.user_ids("train"), dataset.item_ids("train")
+    return NegativeSampler(
+        Seen(users, items, dataset.num_users, dataset.num_items),
+        dataset.num_items,
+        distribution=negatives.distribution,
+        alpha=negatives.alpha,
+        popularity=np.bincount(items, minlength=dataset.num_items),
+        seed=seed,
+    )

@@ -1,0 +1,236 @@
+"""Runs from Python: the same as the commands.
+
+    import shoal
+    result = shoal.run(model="BPR", dataset="ml-100k", config_file_list=["test.yaml"], nproc=2)
+    result["test"]["recall@10"]
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import shoal
+from shoal import config as config_room
+from shoal.build import announce, build
+from shoal.checkpoint import Checkpoints, give
+from shoal.config import Resolved
+from shoal.config.schema import Config
+from shoal.data.statistics import describe
+from shoal.launch import launch
+from shoal.models import lookup
+from shoal.run_folder import RunFolder, start_logging
+from shoal.trainer import Trainer, check_fingerprint
+from shoal.world import World, connect, is_worker, set_rank
+
+log = logging.getLogger("shoal")
+
+
+def resolve(
+    files: Sequence[str | Path] = (),
+    overrides: Sequence[str] = (),
+    values: dict[str, Any] | None = None,
+) -> Resolved:
+    """Load a config: files, then Python values, then command-line overrides."""
+    return config_room.load(files, overrides, values, models=lookup)
+
+
+def run(
+    model: str | None = None,
+    dataset: str | None = None,
+    config_file_list: Sequence[str | Path] | None = None,
+    config_dict: dict[str, Any] | None = None,
+    resume: bool = False,
+    **values: Any,
+) -> dict[str, Any]:
+    """Train, evaluate and test; what result.json holds. Other keywords are config keys."""
+    given = {**(config_dict or {}), **values}
+    given |= {key: v for key, v in (("model", model), ("dataset", dataset)) if v is not None}
+    resolved = resolve(config_file_list or (), (), given)
+    return train(resolved, resume)
+
+
+def run_rank(
+    rank: int,
+    model: str | None,
+    dataset: str | None,
+    config_file_list: Sequence[str | Path] | None,
+    kwargs: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """One rank of a run, for torch.multiprocessing.spawn:
+
+        mp.spawn(shoal.run_rank, args=("BPR", "ml-100k", ["test.yaml"], kwargs), nprocs=4)
+
+    `kwargs` may hold `config_dict` (with world_size, ip, port, nproc, offset) and a `queue`, which
+    receives the result of global rank 0.
+    """
+    kwargs = dict(kwargs or {})
+    queue = kwargs.pop("queue", None)
+    values = dict(kwargs.pop("config_dict", None) or {})
+    if kwargs:
+        raise TypeError(f"run_rank takes config_dict and queue, not {', '.join(sorted(kwargs))}")
+    values |= {key: v for key, v in (("model", model), ("dataset", dataset)) if v is not None}
+    resolved = resolve(config_file_list or (), (), values)
+    section = resolved.config.launch
+    size = section.nproc if section.world_size == -1 else section.world_size
+    set_rank(section.group_offset + rank, size, rank, section.nproc, section.ip, section.port or 5678)
+    result = train_here(resolved)
+    if queue is not None and section.group_offset + rank == 0:
+        queue.put(result)
+    return result
+
+
+def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
+    """Train on as many processes as the config says: here, or as ranks that are launched."""
+    section = resolved.config.launch
+    if is_worker() or (section.nproc == 1 and section.world_size in (-1, 1)):
+        return train_here(resolved, resume)
+    config = resolved.config
+    folder = RunFolder(config.run.output or RunFolder.new_name(config.run.root, label(config)))
+    folder.create(resume)
+    config.run.output = str(folder.path)
+    folder.write_config(config_room.dump(config))
+    arguments = ["train", str(folder.path / "config.yaml"), "--resume" if resume else "--launched"]
+    launch(arguments, section)
+    if section.group_offset:  # rank 0, which writes the result, is on another host
+        return {}
+    return json.loads((folder.path / "result.json").read_text())
+
+
+def train_here(resolved: Resolved, resume: bool = False, launched: bool = False) -> dict[str, Any]:
+    """Train as one process: alone, or as the rank that the environment says."""
+    config = resolved.config
+    world = connect(config.run.device, config.launch.join_timeout, config.run.threads)
+    try:
+        name = config.run.output or RunFolder.new_name(config.run.root, label(config))
+        folder = RunFolder(world.broadcast_bytes(name.encode() if world.is_main else None).decode())
+        if world.is_main:
+            folder.create(resume or launched)
+            folder.write_config(config_room.dump(config))
+        start_logging(
+            config.run.log_level, world.rank, folder.path / "train.log" if world.is_main else None
+        )
+        for note in resolved.notes:
+            log.info("%s", note)
+        parts = build(config, world)
+        announce(config, parts)
+        trainer = Trainer(
+            config, parts.strategy, parts.reader, parts.evaluator, folder, parts.fingerprint
+        )
+        result = trainer.fit(shoal.STARTED, resume)
+        log.info("run folder: %s", folder.path)
+        return result
+    finally:
+        world.close()
+
+
+def label(config: Config) -> str:
+    """The stem of a new run's folder."""
+    return f"{config.model.name}-{config.data.name}"
+
+
+class Trained:
+    """A finished (or interrupted) run, opened for evaluation and recommendation."""
+
+    def __init__(self, folder: str | Path, overrides: Sequence[str] = (), world: World | None = None):
+        self.folder = RunFolder(folder)
+        if not (self.folder.path / "config.yaml").is_file():
+            raise ValueError(f"{folder} is not a run's folder: it has no config.yaml")
+        self.resolved = resolve([self.folder.path / "config.yaml"], overrides)
+        self.config = self.resolved.config
+        self.world = world or World()
+        self.parts = build(self.config, self.world)
+        checkpoints = Checkpoints(self.folder.checkpoints, self.world)
+        newest = checkpoints.load_newest()
+        if newest is None:
+            raise ValueError(f"{folder} has no checkpoint to load; train first")
+        best = newest.state["best_step"]
+        if best is not None and best != newest.state["step"]:
+            newest = checkpoints.load_step(best)
+        self.state = newest.state
+        saved = {k: v for k, v in self.state["fingerprint"].items() if k not in IRRELEVANT}
+        now = {k: v for k, v in self.parts.fingerprint.items() if k not in IRRELEVANT}
+        check_fingerprint(saved, now, self.folder)
+        give(self.parts.strategy, newest)
+        self.model = self.parts.model.eval()
+
+    def evaluate(self) -> dict[str, Any]:
+        """Valid and test metrics of the best checkpoint, as result.json holds them."""
+        begun = time.perf_counter()
+        evaluator = self.parts.evaluator
+        valid = evaluator.evaluate(self.model, "valid")
+        middle = time.perf_counter()
+        test = evaluator.evaluate(self.model, "test")
+        ended = time.perf_counter()
+        return {
+            "model": self.config.model.name,
+            "dataset": self.config.data.name,
+            "world_size": self.world.size,
+            "best_valid": valid,
+            "test": test,
+            "epochs": self.state["epoch"],
+            "best_epoch": self.state["best_epoch"],
+            "seconds": {
+                "total": ended - shoal.STARTED,
+                "train_epoch_median": None,
+                "eval_median": (ended - begun) / 2,
+                "startup": begun - shoal.STARTED,
+                "valid": middle - begun,
+                "test": ended - middle,
+            },
+        }
+
+    def recommend(self, user: str, topk: int = 10) -> list[tuple[str, float]]:
+        """The best items for one user, original ids in and out; items already seen are left out."""
+        dataset, evaluator = self.parts.dataset, self.parts.evaluator
+        found = np.flatnonzero(dataset.vocab[dataset.user_field][1:] == str(user)) + 1
+        if len(found) == 0:
+            known = ", ".join(map(str, dataset.vocab[dataset.user_field][1:6]))
+            raise ValueError(f"user {user!r} is not in {dataset.name}; its users are {known}, ...")
+        if topk < 1:
+            raise ValueError(f"topk is {topk}; it must be 1 or more")
+        return evaluator.recommend(self.model, int(found[0]), topk)
+
+
+IRRELEVANT = ("batch_size", "optimizer")  # for using a trained model
+
+
+def evaluate(
+    folder: str | Path, overrides: Sequence[str] = (), output: str | Path | None = None
+) -> dict[str, Any]:
+    """Evaluate a run's best checkpoint, on one process or on the ranks the environment says."""
+    config = resolve([Path(folder) / "config.yaml"], overrides).config if _is_run(folder) else Config()
+    world = connect(config.run.device, config.launch.join_timeout, config.run.threads)
+    try:
+        start_logging(config.run.log_level, world.rank)
+        trained = Trained(folder, overrides, world)
+        log.info("%s", describe(trained.parts.dataset))
+        result = trained.evaluate()
+        if world.is_main:
+            if output is not None:
+                target = RunFolder(output)
+                target.path.mkdir(parents=True, exist_ok=True)
+                target.write_result(result)
+            log.info("best valid : %s", result["best_valid"])
+            log.info("test result: %s", result["test"])
+        return result
+    finally:
+        world.close()
+
+
+def _is_run(folder: str | Path) -> bool:
+    return (Path(folder) / "config.yaml").is_file()
+
+
+def recommend(folder: str | Path, user: str, topk: int = 10) -> list[tuple[str, float]]:
+    """The best items for one user of a trained run."""
+    torch.set_num_threads(os.cpu_count() or 1)
+    return Trained(folder).recommend(user, topk)

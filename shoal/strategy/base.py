@@ -1,0 +1,130 @@
+"""Strategy: how dense parameters agree between ranks, and where rows live.
+
+It is applied to a model from outside. Without any config file:
+
+    strategy = Single()
+    strategy.setup(model, OptimizerSection(name="adagrad", lr=0.1), seed=1)
+    for batch in batches:
+        loss = strategy.train_step(batch)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from shoal.config.schema import OptimizerSection
+from shoal.data.batch import Batch
+from shoal.embedding.duplicates import sum_duplicates
+from shoal.embedding.local import make_local
+from shoal.embedding.module import Embeddings
+from shoal.embedding.optim import RowOptimizer
+from shoal.embedding.store import Store
+from shoal.models.base import Model, Output
+from shoal.world import World
+
+Gradients = dict[str, tuple[Tensor, Tensor]]  # table -> (ids [n], gradients [n, dim])
+
+DENSE_OPTIMIZERS = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "rmsprop": torch.optim.RMSprop,
+    "sparse_adam": torch.optim.Adam,
+}
+
+
+class Strategy:
+    """Base: everything on this process, gradients as they are. Others override what differs."""
+
+    name = "single"
+
+    def __init__(self, world: World | None = None):
+        self.world = world or World()
+
+    def setup(
+        self,
+        model: Model,
+        optimizer: OptimizerSection,
+        seed: int,
+        clip_grad_norm: float | None = None,
+    ) -> None:
+        """Give every table of the model a store and its dense parameters an optimizer."""
+        self.model = model.to(self.world.device)
+        self.optimizer_section = optimizer
+        self.clip_grad_norm = clip_grad_norm
+        rows = {"sparse_adam": "adam"}.get(optimizer.name, optimizer.name)
+        self.row_optimizer = RowOptimizer(rows, weight_decay=optimizer.weight_decay)
+        self.embeddings = [m for m in model.modules() if isinstance(m, Embeddings)]
+        self.stores: dict[str, Store] = {}
+        for module in self.embeddings:
+            clash = self.stores.keys() & module.tables.keys()
+            if clash:
+                raise ValueError(f"two Embeddings of one model both have a table {min(clash)!r}")
+            module.attach(lambda table: make_local(table, self.row_optimizer, seed))
+            self.stores.update(module.stores)
+        self.dense = [p for p in model.parameters() if p.requires_grad]
+        self.dense_optimizer = None
+        if self.dense:
+            self.dense_optimizer = DENSE_OPTIMIZERS[optimizer.name](
+                self.dense, lr=optimizer.lr, weight_decay=optimizer.weight_decay
+            )
+
+    def train_step(self, batch: Batch, lr: float | None = None) -> float | Tensor:
+        """Forward, backward and update on this rank's slice; the mean loss of the global batch."""
+        output = self.forward(batch)
+        self.backward(output)
+        return self.step(self.optimizer_section.lr if lr is None else lr)
+
+    def forward(self, batch: Batch) -> Output:
+        """The summed loss of this rank's slice."""
+        return self.model(batch)
+
+    def backward(self, output: Output) -> None:
+        """Leave the gradients of the mean loss on the dense parameters and the pulled rows."""
+        # Seeding backward with 1 / count costs nothing; scaling the gradients afterwards would.
+        scale = 1.0 / output.count if output.count else 0.0
+        output.loss.backward(torch.as_tensor(scale, dtype=output.loss.dtype))
+        self._mean_loss = output.loss.detach() * scale
+
+    def step(self, lr: float) -> Tensor:
+        """Update dense parameters and rows; the mean loss of the global batch."""
+        self.update(self.take_gradients(), lr)
+        return self._mean_loss
+
+    def take_gradients(self) -> Gradients:
+        """The rows' gradients of this rank since the last call."""
+        gradients: Gradients = {}
+        for module in self.embeddings:
+            gradients.update(module.take_gradients())
+        return gradients
+
+    def update(self, gradients: Gradients, lr: float) -> None:
+        """One optimizer step with the gradients of the global batch."""
+        if self.clip_grad_norm is not None:
+            gradients = self._clip(gradients, self.clip_grad_norm)
+        if self.dense_optimizer is not None:
+            for group in self.dense_optimizer.param_groups:
+                group["lr"] = lr
+            self.dense_optimizer.step()
+            self.dense_optimizer.zero_grad(set_to_none=True)
+        for name, (ids, grads) in gradients.items():
+            self.stores[name].push(ids, grads, lr)
+
+    def _clip(self, gradients: Gradients, max_norm: float) -> Gradients:
+        """Scale all gradients so that their joint L2 norm is at most `max_norm`."""
+        gradients = {name: sum_duplicates(*pair) for name, pair in gradients.items()}
+        dense = [p.grad for p in self.dense if p.grad is not None]
+        every = dense + [grads for _, grads in gradients.values()]
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in every]))
+        scale = float((max_norm / (norm + 1e-6)).clamp(max=1.0))
+        if scale < 1.0:
+            torch._foreach_mul_(every, scale)
+        return gradients
+
+    def owned_rows(self) -> Iterator[tuple[str, Store]]:
+        """The stores whose rows this rank writes into a checkpoint."""
+        yield from self.stores.items()

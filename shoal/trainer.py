@@ -1,0 +1,312 @@
+"""Trainer: epochs, evaluation, early stopping, checkpoints.
+
+The cursor of a run is (epoch, batch); the order of samples, the negatives, dropout and the learning
+rate are pure functions of the seed and that cursor. So a run that was killed and resumed does what
+it would have done.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+
+from shoal.checkpoint import CheckpointError, Checkpoints, give
+from shoal.config.schema import Config
+from shoal.data.batch import Batch
+from shoal.data.reader import Reader
+from shoal.evaluator import Evaluator
+from shoal.metrics import higher_is_better
+from shoal.models.base import Model
+from shoal.progress import bar
+from shoal.run_folder import RunFolder
+from shoal.schedule import learning_rate
+from shoal.strategy.base import Strategy
+
+log = logging.getLogger("shoal")
+
+
+@dataclass
+class Cursor:
+    """Where a run stands; saved with every checkpoint as plain JSON."""
+
+    step: int = 0  # optimizer steps done
+    epoch: int = 0  # epoch to go on with
+    batch: int = 0  # global batch of that epoch to go on with
+    loss_sum: float = 0.0  # of the steps of that epoch already done
+    best_step: int | None = None
+    best_epoch: int | None = None
+    best_score: float | None = None
+    best_valid: dict[str, float] = field(default_factory=dict)
+    stale: int = 0  # evaluations since the best one
+    finished: bool = False
+
+
+class Trainer:
+    """Trains one model; `fit` returns what result.json holds."""
+
+    def __init__(
+        self,
+        config: Config,
+        strategy: Strategy,
+        reader: Reader,
+        evaluator: Evaluator,
+        folder: RunFolder,
+        fingerprint: dict[str, Any],
+        on_step: Callable[[int, Tensor], None] | None = None,
+    ):
+        self.config, self.strategy, self.reader = config, strategy, reader
+        self.evaluator, self.folder, self.fingerprint = evaluator, folder, fingerprint
+        self.world, self.model = strategy.world, strategy.model
+        self.on_step = on_step
+        self.cursor = Cursor()
+        self.checkpoints = Checkpoints(folder.checkpoints, self.world, config.checkpoint.keep)
+        self.train_seconds: list[float] = []
+        self.eval_seconds: list[float] = []
+        self.curves: SummaryWriter | None = None
+
+    def fit(self, started: float, resume: bool = False) -> dict[str, Any]:
+        """Train, evaluate, and test the best checkpoint."""
+        if resume:
+            self._resume()
+        if self.world.is_main and self.config.run.tensorboard:
+            self.curves = SummaryWriter(str(self.folder.path / "tensorboard"))
+        startup = time.perf_counter() - started
+        epochs = self.config.train.epochs if self.model.trainable else 1
+        self.model.train()
+        while self.cursor.epoch < epochs and not self.cursor.finished:
+            self._epoch(epochs)
+        self.checkpoints.wait()
+        result = self._test(epochs)
+        result["seconds"] = {
+            "total": time.perf_counter() - started,
+            "train_epoch_median": _median(self.train_seconds),
+            "eval_median": _median(self.eval_seconds),
+            "startup": startup,
+        }
+        if self.curves is not None:
+            self.curves.close()
+        if self.world.is_main:
+            self.folder.write_result(result)
+        return result
+
+    # ---- one epoch ------------------------------------------------------------------------------
+
+    def _epoch(self, epochs: int) -> None:
+        cursor, section = self.cursor, self.config.train
+        begun = time.perf_counter()
+        first_batch = cursor.batch
+        loss_sum = self._train(epochs)
+        seconds = time.perf_counter() - begun
+        if first_batch == 0:  # a resumed part of an epoch says nothing about the time of one
+            self.train_seconds.append(seconds)
+        epoch = cursor.epoch
+        places = self.config.run.loss_decimals
+        log.info(
+            "epoch %d training [time: %.2fs, train loss: %.*f]", epoch, seconds, places, loss_sum
+        )
+        loss = loss_sum / max(1, self.reader.num_batches)
+        line: dict[str, Any] = {"epoch": epoch, "step": cursor.step, "loss": loss}
+        line["train_seconds"] = seconds
+        cursor.epoch, cursor.batch, cursor.loss_sum = epoch + 1, 0, 0.0
+        improved = False
+        if section.eval_every and (epoch + 1) % section.eval_every == 0:
+            improved = self._validate(epoch, line)
+        if self.world.is_main:
+            self.folder.append_metrics(line)
+            self._plot(epoch, line)
+        last = cursor.finished or cursor.epoch == epochs
+        if improved or last or (epoch + 1) % self.config.checkpoint.every_epochs == 0:
+            self._save()
+
+    def _train(self, epochs: int) -> float:
+        """The rest of the current epoch; the sum of the steps' mean losses."""
+        cursor, config, reader = self.cursor, self.config, self.reader
+        if not self.model.trainable:
+            return 0.0
+        total = torch.tensor(cursor.loss_sum, dtype=torch.float64, device=self.world.device)
+        batches = reader.batches(cursor.epoch, self.world.rank, self.world.size, cursor.batch)
+        shown = bar(
+            batches,
+            reader.num_batches,
+            f"Train {cursor.epoch:5d}",
+            self.world.device,
+            config.run.progress and self.world.is_main,
+            cursor.batch,
+        )
+        for batch in shown:
+            seed_step(config.run.seed, cursor.step, self.world.rank, self.world.device)
+            batch = keep_hardest(self.model, batch.to(self.world.device), config)
+            lr = learning_rate(
+                config.train.optimizer, cursor.step, reader.num_batches, epochs
+            )
+            loss = self.strategy.train_step(batch, lr)
+            total += loss
+            cursor.step += 1
+            cursor.batch += 1
+            if self.on_step is not None:
+                self.on_step(cursor.step, loss)
+            every = config.checkpoint.every_steps
+            if every and cursor.step % every == 0 and cursor.batch < reader.num_batches:
+                cursor.loss_sum = float(total)
+                self._save()
+        loss_sum = float(total)
+        if loss_sum != loss_sum:
+            raise ValueError(
+                f"the loss became NaN in epoch {cursor.epoch}; lower train.optimizer.lr or set "
+                "train.clip_grad_norm. The checkpoints before it are kept"
+            )
+        return loss_sum
+
+    def _validate(self, epoch: int, line: dict[str, Any]) -> bool:
+        """Evaluate, and decide whether to go on. A tie counts as an improvement."""
+        cursor = self.cursor
+        values, seconds = self._evaluate("valid")
+        self.eval_seconds.append(seconds)
+        score = values[self.config.eval.valid_metric.lower()]
+        log.info("epoch %d evaluating [time: %.2fs, valid_score: %.6f]", epoch, seconds, score)
+        log.info("valid result: \n%s", self._spread(values))
+        line |= {"valid": values, "eval_seconds": seconds}
+        sign = 1.0 if higher_is_better(self.config.eval.valid_metric) else -1.0
+        if cursor.best_score is None or sign * score >= sign * cursor.best_score:
+            cursor.best_score, cursor.best_valid = score, values
+            cursor.best_epoch, cursor.best_step, cursor.stale = epoch, cursor.step, 0
+            return True
+        cursor.stale += 1
+        if cursor.stale > self.config.train.patience:
+            log.info("Finished training, best eval result in epoch %d", cursor.best_epoch)
+            cursor.finished = True
+        return False
+
+    def _evaluate(self, phase: str) -> tuple[dict[str, float], float]:
+        begun = time.perf_counter()
+        values = self.evaluator.evaluate(
+            self.model,
+            phase,  # type: ignore[arg-type]
+            lambda steps, total: bar(
+                steps,
+                total,
+                "Evaluate   ",
+                self.world.device,
+                self.config.run.progress and self.world.is_main,
+            ),
+        )
+        return values, time.perf_counter() - begun
+
+    def _test(self, epochs: int) -> dict[str, Any]:
+        """Reload the best checkpoint and evaluate it on the test split."""
+        cursor = self.cursor
+        test: dict[str, float] = {}
+        if self.config.train.eval_every:
+            if cursor.best_step is not None and cursor.best_step != cursor.step:
+                log.info("Loading model structure and parameters from %s", self._best_name())
+                give(self.strategy, self.checkpoints.load_step(cursor.best_step))
+            test, _ = self._evaluate("test")
+            log.info("best valid : %s", self._rounded(cursor.best_valid))
+            log.info("test result: %s", self._rounded(test))
+        return {
+            "model": self.config.model.name,
+            "dataset": self.config.data.name,
+            "world_size": self.world.size,
+            "best_valid": cursor.best_valid,
+            "test": test,
+            "epochs": cursor.epoch,
+            "best_epoch": cursor.best_epoch,
+        }
+
+    # ---- saving and resuming --------------------------------------------------------------------
+
+    def _save(self) -> None:
+        state = {**asdict(self.cursor), "fingerprint": self.fingerprint}
+        self.checkpoints.save(self.strategy, state)
+        if self.cursor.best_step == self.cursor.step:
+            log.info("Saving current: %s", self._best_name())
+
+    def _best_name(self) -> str:
+        return str(self.folder.checkpoints / f"step-{self.cursor.best_step:09d}")
+
+    def _resume(self) -> None:
+        snapshot = self.checkpoints.load_newest()
+        if snapshot is None:
+            log.info("%s has no checkpoint yet: starting from the beginning", self.folder.path)
+            return
+        state = dict(snapshot.state)
+        check_fingerprint(state.pop("fingerprint"), self.fingerprint, self.folder)
+        state.pop("steps")
+        give(self.strategy, snapshot)
+        self.cursor = Cursor(**state)
+        if self.world.is_main:
+            self.folder.forget_after(self.cursor.epoch)
+        log.info(
+            "resuming %s at epoch %d, batch %d (step %d)",
+            self.folder.path,
+            self.cursor.epoch,
+            self.cursor.batch,
+            self.cursor.step,
+        )
+
+    # ---- showing --------------------------------------------------------------------------------
+
+    def _rounded(self, values: dict[str, float]) -> dict[str, float]:
+        return {name: round(value, self.config.eval.decimals) for name, value in values.items()}
+
+    def _spread(self, values: dict[str, float]) -> str:
+        return "    ".join(f"{name} : {value}" for name, value in self._rounded(values).items())
+
+    def _plot(self, epoch: int, line: dict[str, Any]) -> None:
+        if self.curves is None:
+            return
+        self.curves.add_scalar("loss/train", line["loss"], epoch)
+        for name, value in line.get("valid", {}).items():
+            self.curves.add_scalar(f"valid/{name}", value, epoch)
+
+
+def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
+    """Make dropout a pure function of (seed, step, rank), so that resuming needs no random state."""
+    number = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB) % 2**63
+    torch.default_generator.manual_seed(number)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(number)
+
+
+def keep_hardest(model: Model, batch: Batch, config: Config) -> Batch:
+    """Dynamic negatives: of `candidates` draws for each negative keep the one scored highest."""
+    section = config.train.negatives
+    if section is None or not section.dynamic:
+        return batch
+    if model.kind == "sequential":
+        raise ValueError(
+            f"dynamic negatives are not defined for the sequential model {config.model.name}; set "
+            "train.negatives.dynamic=false"
+        )
+    drawn = batch.ids["neg_item"]
+    assert isinstance(drawn, Tensor)
+    model.eval()
+    with torch.no_grad():
+        scores = model.score(batch, drawn).view(batch.size, section.num, section.candidates)
+    model.train()
+    best = scores.argmax(-1, keepdim=True)
+    kept = drawn.view_as(scores).gather(-1, best).squeeze(-1)
+    return Batch(batch.size, {**batch.ids, "neg_item": kept}, batch.dense, batch.labels)
+
+
+def check_fingerprint(saved: dict[str, Any], now: dict[str, Any], folder: RunFolder) -> None:
+    """A checkpoint goes on only with the model and the data it was made with."""
+    changed = [key for key in now if saved.get(key) != now[key]]
+    if changed:
+        what = "; ".join(f"{key} was {saved.get(key)!r}, is now {now[key]!r}" for key in changed)
+        raise CheckpointError(
+            f"the checkpoints in {folder.path} belong to another run: {what}. Use the config of "
+            "that run, or name another folder with --output"
+        )
+
+
+def _median(seconds: list[float]) -> float | None:
+    return statistics.median(seconds) if seconds else None

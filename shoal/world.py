@@ -1,0 +1,237 @@
+"""World: who this process is among its peers, and how they talk.
+
+The only file that reads rank variables and the only one that imports torch.distributed. Alone, every
+collective is the identity, so that no caller ever asks whether it is distributed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class WorldError(RuntimeError):
+    """The ranks could not find each other, or something in the group cannot work."""
+
+
+class PeerLost(WorldError):
+    """A collective failed because another rank is gone; its own error is the one to read."""
+
+
+def is_worker() -> bool:
+    """Whether a launcher (Shoal's own, torchrun, TorchX, Slurm via torchrun) started us."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def set_rank(
+    rank: int, size: int, local_rank: int, local_size: int, address: str, port: int
+) -> None:
+    """Take the place of a launcher: say who this process is."""
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_size),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+    }
+
+
+def pick_device(choice: str, local_rank: int = 0) -> torch.device:
+    """`auto` takes this rank's GPU where there is one."""
+    if choice == "cuda" and not torch.cuda.is_available():
+        raise WorldError("run.device is cuda but this machine has no usable GPU; use auto or cpu")
+    if choice == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def connect(device: str = "cpu", join_timeout: float = 60.0, threads: int = 0) -> World:
+    """The world this process was started in, alone where no launcher set rank variables."""
+    if not is_worker() or int(os.environ["WORLD_SIZE"]) == 1:
+        world = World(pick_device(device, int(os.environ.get("LOCAL_RANK", 0))))
+    else:
+        world = Group(device, join_timeout)
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if threads or local > 1:
+        torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // local))
+    return world
+
+
+class World:
+    """One process alone: rank 0 of 1, collectives are the identity."""
+
+    rank = 0
+    size = 1
+    host = socket.gethostname()
+
+    def __init__(self, device: torch.device | str = "cpu"):
+        self.device = torch.device(device)
+        self.bytes_sent = 0  # payload this rank put on the wire, for logs and benchmarks
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sum over ranks, in place."""
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Concatenation over ranks along dimension 0; lengths may differ."""
+        return tensor
+
+    def exchange(self, tensors: list[Tensor]) -> list[list[Tensor]]:
+        """Give every rank my tensors: a list per rank, in order of rank. Lengths may differ."""
+        return [tensors]
+
+    def broadcast_bytes(self, data: bytes | None) -> bytes:
+        """Rank 0's bytes, everywhere."""
+        assert data is not None
+        return data
+
+    def barrier(self) -> None:
+        """Wait for all."""
+
+    def slice(self, size: int) -> tuple[int, int]:
+        """This rank's [start, stop) of `size` things: contiguous, sizes differ by at most one."""
+        return size * self.rank // self.size, size * (self.rank + 1) // self.size
+
+    def close(self) -> None:
+        """Leave the group."""
+
+
+class Group(World):
+    """One rank among several: Gloo on CPU, NCCL on GPU."""
+
+    def __init__(self, device: str, join_timeout: float):
+        env = os.environ
+        self.rank, self.size = int(env["RANK"]), int(env["WORLD_SIZE"])
+        super().__init__(pick_device(device, int(env.get("LOCAL_RANK", 0))))
+        address, port = env.get("MASTER_ADDR", "localhost"), int(env.get("MASTER_PORT", 29500))
+        if address in ("localhost", "127.0.0.1") and os.path.exists("/sys/class/net/lo"):
+            # Gloo otherwise resolves the host's name, which many machines do not answer for.
+            env.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        store = self._join(address, port, join_timeout)
+        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        if backend == "nccl":
+            torch.cuda.set_device(self.device)
+        try:
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore("shoal/group", store),
+                rank=self.rank,
+                world_size=self.size,
+                timeout=timedelta(minutes=10),
+            )
+        except (RuntimeError, ValueError) as error:
+            raise WorldError(f"rank {self.rank} could not form the {backend} group: {error}") from error
+
+    def _join(self, address: str, port: int, timeout: float) -> dist.Store:
+        """Meet at the store of rank 0 and wait until everybody has signed in."""
+        hosted_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        try:
+            store = dist.TCPStore(
+                address,
+                port,
+                self.size,
+                is_master=self.rank == 0 and not hosted_by_agent,
+                timeout=timedelta(seconds=timeout),
+                wait_for_workers=False,
+            )
+        except (RuntimeError, ValueError) as error:
+            text = str(error)
+            if "EADDRINUSE" in text or "already in use" in text:
+                raise WorldError(
+                    f"port {port} on {address} is in use by another program; choose another --port"
+                ) from error
+            raise WorldError(
+                f"rank {self.rank} found no rank 0 at {address}:{port} within {timeout:g} s; "
+                "check --ip and --port, and that the first host was started"
+            ) from error
+        prefix = f"shoal/joined/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/"
+        store.set(f"{prefix}{self.rank}", self.host)
+        keys = [f"{prefix}{rank}" for rank in range(self.size)]
+        try:
+            store.wait(keys, timedelta(seconds=timeout))
+        except RuntimeError as error:
+            missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+            raise WorldError(
+                f"{self.size - len(missing)} of {self.size} processes joined within {timeout:g} s; "
+                f"missing ranks: {', '.join(map(str, missing))}. Start the other hosts, correct "
+                "--world_size / --group_offset, or raise launch.join_timeout"
+            ) from error
+        return store
+
+    @contextmanager
+    def _collective(self, what: str, sent: int) -> Iterator[None]:
+        self.bytes_sent += sent
+        try:
+            yield
+        except RuntimeError as error:
+            first_line = str(error).splitlines()[0]
+            raise PeerLost(f"rank {self.rank} lost its peers during {what}: {first_line}") from error
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        with self._collective("all_reduce", tensor.nbytes):
+            dist.all_reduce(tensor)
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        return torch.cat([parts[0] for parts in self.exchange([tensor])])
+
+    def exchange(self, tensors: list[Tensor]) -> list[list[Tensor]]:
+        # Sizes first, then one padded byte buffer: two collectives however many tensors there are.
+        lengths = torch.tensor([len(t) for t in tensors], dtype=torch.int64, device=self.device)
+        all_lengths = torch.empty(self.size * len(tensors), dtype=torch.int64, device=self.device)
+        with self._collective("exchange of sizes", lengths.nbytes):
+            dist.all_gather_into_tensor(all_lengths, lengths)
+        per_rank = all_lengths.view(self.size, len(tensors)).tolist()
+        row_bytes = [t[:0].new_empty(1, *t.shape[1:]).nbytes for t in tensors]
+        totals = [sum(n * b for n, b in zip(counts, row_bytes)) for counts in per_rank]
+        width = max(1, *totals)
+        mine = torch.zeros(width, dtype=torch.uint8, device=self.device)
+        position = 0
+        for tensor in tensors:
+            flat = tensor.contiguous().view(-1).view(torch.uint8)
+            mine[position : position + flat.numel()] = flat
+            position += flat.numel()
+        gathered = torch.empty(self.size * width, dtype=torch.uint8, device=self.device)
+        with self._collective("exchange", width):
+            dist.all_gather_into_tensor(gathered, mine)
+        result = []
+        for rank, counts in enumerate(per_rank):
+            position, parts = rank * width, []
+            for tensor, count, nbytes in zip(tensors, counts, row_bytes):
+                raw = gathered[position : position + count * nbytes]
+                # A copy aligns the bytes for the element type.
+                parts.append(raw.clone().view(tensor.dtype).view(count, *tensor.shape[1:]))
+                position += count * nbytes
+            result.append(parts)
+        return result
+
+    def broadcast_bytes(self, data: bytes | None) -> bytes:
+        size = torch.tensor([len(data) if data is not None else 0], device=self.device)
+        with self._collective("broadcast", 8):
+            dist.broadcast(size, 0)
+        payload = torch.empty(int(size), dtype=torch.uint8, device=self.device)
+        if data is not None:
+            payload.copy_(torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy()))
+        with self._collective("broadcast", payload.nbytes if self.is_main else 0):
+            dist.broadcast(payload, 0)
+        return payload.cpu().numpy().tobytes()
+
+    def barrier(self) -> None:
+        self.all_reduce(torch.zeros(1, device=self.device))
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()

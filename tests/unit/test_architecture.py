@@ -1,0 +1,112 @@
+"""The import rules of docs/architecture.md, read off the source."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2] / "shoal"
+FILES = sorted(ROOT.rglob("*.py"))
+
+# From the top down; a room imports from its own row and the rows below it.
+FLOORS = [
+    {"cli"},
+    {"run"},
+    {"launch", "build"},
+    {"trainer"},
+    {"evaluator", "run_folder", "progress", "schedule"},
+    {"checkpoint"},
+    {"strategy"},
+    {"models", "metrics"},
+    {"embedding", "nn"},
+    {"data"},
+    {"world", "config"},
+]
+MODEL_MAY_IMPORT = {
+    "shoal.nn",
+    "shoal.data.batch",
+    "shoal.embedding.module",
+    "shoal.embedding.table",
+    "shoal.models",
+}
+
+
+def imports(path: Path) -> set[str]:
+    """Dotted names that a file imports, wherever in the file."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def room(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def floor(name: str) -> int:
+    found = [number for number, rooms in enumerate(FLOORS) if name in rooms]
+    assert found, f"the room {name!r} stands on no floor: add it to FLOORS and docs/architecture.md"
+    return found[0]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_go_down(path: Path) -> None:
+    here = path.relative_to(ROOT).with_suffix("").parts[0]
+    if here == "__init__":
+        return
+    for name in imports(path):
+        if name.split(".")[0] == "shoal" and room(name) and not room(name).startswith("_"):
+            target = room(name)
+            if name == f"shoal.{target}" and not (ROOT / target).exists() and not (
+                ROOT / f"{target}.py"
+            ).exists():
+                continue  # a name of the package itself, such as shoal.STARTED
+            assert floor(target) >= floor(here), f"{path.name} imports {name}, which stands above it"
+
+
+def test_models_import_only_what_they_may() -> None:
+    for path in (ROOT / "models").glob("*.py"):
+        for name in imports(path):
+            if name.startswith("shoal"):
+                allowed = any(name == one or name.startswith(one + ".") for one in MODEL_MAY_IMPORT)
+                assert allowed, f"models/{path.name} imports {name}"
+
+
+def test_only_world_talks_to_peers() -> None:
+    for path in FILES:
+        for name in imports(path):
+            if name.startswith("torch.distributed"):
+                launcher = name.startswith(("torch.distributed.elastic", "torch.distributed.launcher"))
+                where = str(path.relative_to(ROOT))
+                assert where == "world.py" or (where == "launch.py" and launcher), (
+                    f"{where} imports {name}; collectives belong to world.py"
+                )
+
+
+def test_only_world_reads_rank_variables() -> None:
+    for path in FILES:
+        if path.name != "world.py":
+            text = path.read_text()
+            for variable in ('"RANK"', '"WORLD_SIZE"', '"LOCAL_RANK"', '"MASTER_ADDR"'):
+                assert variable not in text, f"{path.name} names {variable}"
+
+
+def test_nothing_is_unpickled_or_evaluated() -> None:
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in ("eval", "exec"), f"{path.name} calls {node.func.id}"
+        names = imports(path)
+        assert not any(name.split(".")[0] in ("pickle", "dill", "marshal") for name in names), path
+        assert "torch.load(" not in path.read_text(), path
+
+
+def test_there_is_no_utils() -> None:
+    assert not [path for path in FILES if "util" in path.stem or "helper" in path.stem]
