@@ -161,6 +161,9 @@ class RunSection(Section):
     output: str | None = Field(None, description="folder of the run; null: a new one under root")
     root: str = "runs"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    gpu_ids: str | None = Field(
+        None, description='GPUs to use, e.g. "0,1,2,3"; null: all; no effect without a GPU'
+    )
     threads: int = Field(0, ge=0, description="threads per process; 0: cores / processes")
     progress: bool = True
     log_level: Literal["debug", "info", "warning", "error"] = "info"

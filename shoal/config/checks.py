@@ -1,0 +1,172 @@
+"""Checks that need more than one value, after every value alone is known to be sound."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from shoal.config.errors import did_you_mean, nearest
+from shoal.config.intervals import parse_intervals
+from shoal.config.schema import Config
+
+TOPK_METRICS = ["Recall", "MRR", "NDCG", "Hit", "MAP", "Precision", "ItemCoverage"]
+TOPK_METRICS += ["AveragePopularity", "GiniIndex", "ShannonEntropy", "TailPercentage"]
+LABEL_METRICS = ["AUC", "LogLoss", "MAE", "RMSE"]  # of predicted values against labels
+METRICS = [*TOPK_METRICS, "GAUC", *LABEL_METRICS]
+CANONICAL = {name.lower(): name for name in METRICS}
+MODE = re.compile(r"full|labeled|(?:uni|pop)[1-9]\d*")
+
+Problem = tuple[str, str]  # the dotted key to blame, what is wrong
+
+
+def canonical(values: dict[str, Any]) -> None:
+    """Writes names that may come in any case, and escaped separators, in one form."""
+    values["eval.metrics"] = [CANONICAL.get(m.lower(), m) for m in values["eval.metrics"]]
+    name, at, k = values["eval.valid_metric"].partition("@")
+    values["eval.valid_metric"] = CANONICAL.get(name.lower(), name) + at + k
+    for key in ("data.separator", "data.seq_separator"):
+        values[key] = values[key].replace("\\t", "\t")  # as a shell passes '\t'
+
+
+def problems(config: Config, origins: dict[str, str], failed: Collection[str]) -> list[str]:
+    """Every failed check as one line with its place; checks of keys in `failed` cannot be made."""
+    return [
+        f"{origins[key]}: {key}: {text}"
+        for check, keys in CHECKS.items()
+        if not any(key.startswith(keys) for key in failed)
+        for key, text in check(config)
+    ]
+
+
+def split(config: Config) -> Iterator[Problem]:
+    ratio = config.data.split.ratio
+    if min(ratio) < 0 or sum(ratio) <= 0:
+        yield "data.split.ratio", f"given {ratio}; parts must not be negative, nor all zero"
+    parts = config.data.presplit
+    if parts is not None and len(parts) != 3:
+        yield (
+            "data.presplit",
+            f"given {len(parts)} name parts ({', '.join(parts)}); there must be three: train, "
+            "valid and test",
+        )
+
+
+def filters(config: Config) -> Iterator[Problem]:
+    chosen = config.data.filter
+    for name, text in chosen.values.items():
+        yield from _interval("data.filter.values", text, f"{name}: ")
+    yield from _interval("data.filter.user_inter_num", chosen.user_inter_num)
+    yield from _interval("data.filter.item_inter_num", chosen.item_inter_num)
+    if config.data.threshold is not None and len(config.data.threshold) != 1:
+        yield "data.threshold", f"given {len(config.data.threshold)} fields; a label comes from one"
+
+
+def _interval(key: str, text: str, prefix: str = "") -> Iterator[Problem]:
+    try:
+        parse_intervals(text)
+    except ValueError as error:
+        yield key, f"{prefix}{error}"
+
+
+def separators(config: Config) -> Iterator[Problem]:
+    if len(config.data.separator) != 1:
+        yield "data.separator", f"given {config.data.separator!r}; it must be one character"
+    if not config.data.seq_separator:
+        yield "data.seq_separator", "is empty; it must be at least one character"
+
+
+def negatives(config: Config) -> Iterator[Problem]:
+    chosen = config.train.negatives
+    if chosen is not None and chosen.dynamic and chosen.candidates < 2:
+        yield (
+            "train.negatives.candidates",
+            f"given {chosen.candidates}; dynamic negatives choose among at least 2 candidates",
+        )
+
+
+def modes(config: Config) -> Iterator[Problem]:
+    mode = config.eval.mode
+    by_phase = {"": mode} if isinstance(mode, str) else mode
+    if not by_phase:
+        yield "eval.mode", "given an empty mapping; name a mode for valid and for test"
+    for phase, text in by_phase.items():
+        if not MODE.fullmatch(text):
+            at = f"{phase}: " if phase else ""
+            yield "eval.mode", f"{at}given {text}; allowed: full, labeled, uniN or popN (uni100)"
+    if isinstance(mode, dict) and len(mode) == 1:
+        missing = "test" if "valid" in mode else "valid"
+        yield "eval.mode", f"has no mode for {missing}; name both phases or give one mode for both"
+
+
+def metrics(config: Config) -> Iterator[Problem]:
+    chosen = config.eval
+    if not chosen.metrics:
+        yield "eval.metrics", "is empty; name at least one metric"
+    for name in chosen.metrics:
+        if name not in METRICS:
+            hint = did_you_mean(name, METRICS) or f"; metrics are: {', '.join(METRICS)}"
+            yield "eval.metrics", f"there is no metric {name}{hint}"
+    for k in chosen.topk:
+        if k < 1:
+            yield "eval.topk", f"given {k}; each must be at least 1"
+    if not chosen.topk and any(name in TOPK_METRICS for name in chosen.metrics):
+        yield "eval.topk", "is empty, but the metrics need it; name at least one cut-off"
+    used = {chosen.mode} if isinstance(chosen.mode, str) else set(chosen.mode.values())
+    values = [name for name in chosen.metrics if name in LABEL_METRICS]
+    if values and "full" in used:
+        yield (
+            "eval.metrics",
+            f"{', '.join(values)} compare scores with labels, which eval.mode full has not; "
+            "choose eval.mode labeled, uniN or popN",
+        )
+
+
+def valid_metric(config: Config) -> Iterator[Problem]:
+    chosen = config.eval
+    known = [name for name in chosen.metrics if name in METRICS]
+    computed = [
+        name
+        for metric in known
+        for name in ([f"{metric}@{k}" for k in chosen.topk] if metric in TOPK_METRICS else [metric])
+    ]
+    if computed and chosen.valid_metric not in computed:
+        yield (
+            "eval.valid_metric",
+            f"{chosen.valid_metric} is not computed{_meant(chosen.valid_metric, computed)}; "
+            f"eval.metrics and eval.topk give: {', '.join(computed)}",
+        )
+
+
+def _meant(given: str, computed: list[str]) -> str:
+    found = nearest(given, computed)
+    return f" (did you mean {found}?)" if found else ""
+
+
+def processes(config: Config) -> Iterator[Problem]:
+    launch = config.launch
+    world = launch.nproc if launch.world_size == -1 else launch.world_size
+    if world < 1:
+        yield "launch.world_size", f"given {world}; allowed: -1 (nproc) or a whole number ≥ 1"
+    elif world < launch.group_offset + launch.nproc:
+        yield (
+            "launch.world_size",
+            f"given {launch.world_size}, but this host runs ranks {launch.group_offset} to "
+            f"{launch.group_offset + launch.nproc - 1} (launch.group_offset, launch.nproc); it "
+            f"must be at least {launch.group_offset + launch.nproc}, the processes of all hosts",
+        )
+    elif world > launch.nproc and launch.port == 0:
+        yield "launch.port", "must be named when there are several hosts, the same on each"
+
+
+# Each check with the keys (or beginnings of keys) that it reads.
+CHECKS: dict[Callable[[Config], Iterator[Problem]], tuple[str, ...]] = {
+    split: ("data.split", "data.presplit"),
+    filters: ("data.filter", "data.threshold"),
+    separators: ("data.separator", "data.seq_separator"),
+    negatives: ("train.negatives",),
+    modes: ("eval.mode",),
+    metrics: ("eval.metrics", "eval.topk", "eval.mode"),
+    valid_metric: ("eval.metrics", "eval.topk", "eval.valid_metric"),
+    processes: ("launch.",),
+}

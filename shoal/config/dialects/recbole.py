@@ -1,0 +1,233 @@
+"""RecBole's flat keys, translated. One table: what a key sets here, or why it is refused.
+
+Facts are those of RecBole 1.2.1. Options of a model (embedding_size, n_layers, ...) are not in the
+table: a flat key that is an option of the chosen model becomes model.KEY.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.config.dialects import recbole_values as values
+from shoal.config.dialects.recbole_values import Translation
+from shoal.config.yaml_io import inline
+
+
+@dataclass(frozen=True)
+class Row:
+    """One key: what it sets, how it is read, and the rule in words (for docs/config.md)."""
+
+    key: str
+    targets: tuple[str, ...]
+    rule: str
+    read: Callable[[Any], Translation]
+
+
+# Kinds of rows -----------------------------------------------------------------------------------
+
+
+def same(key: str, target: str, rule: str = "the same") -> Row:
+    """The value as it is."""
+    return Row(key, (target,), rule, lambda value: Translation({target: value}))
+
+
+def read_as(key: str, target: str, convert: Callable[[Any], Any], rule: str) -> Row:
+    """One value, converted; a ValueError of `convert` refuses it."""
+    return Row(key, (target,), rule, lambda value: Translation({target: convert(value)}))
+
+
+def only(key: str, harmless: Sequence[Any], reason: str) -> Row:
+    """Sets nothing: only values that change nothing are accepted, others are refused."""
+
+    def read(value: Any) -> Translation:
+        # 0 == False in Python; here a number is not a truth value.
+        if any(type(value) is type(ok) and value == ok for ok in harmless):
+            return Translation()
+        raise ValueError(f"{inline(value)} is refused: {reason}")
+
+    accepted = ", ".join(f"`{inline(value)}`" for value in harmless)
+    return Row(key, (), f"only {accepted}: {reason}", read)
+
+
+def free(key: str, reason: str, note: bool = False) -> Row:
+    """Sets nothing and changes nothing, whatever its value; `note` says so in the log."""
+    notes = [f"{key} has no effect: {reason}"] if note else []
+    return Row(key, (), f"any value, no effect: {reason}", lambda _: Translation(notes=[*notes]))
+
+
+def refused(key: str, reason: str) -> Row:
+    """Never accepted."""
+
+    def read(value: Any) -> Translation:
+        raise ValueError(f"is refused: {reason}")
+
+    return Row(key, (), f"refused: {reason}", read)
+
+
+# The table ---------------------------------------------------------------------------------------
+
+FIXED = "names inside a batch are fixed here; leave it out"
+NO_KNOWLEDGE = "no model here reads a knowledge graph"
+NO_ALIAS = "every token field has its own ids"
+
+TABLE: list[Row] = [
+    # launch
+    same("nproc", "launch.nproc"),
+    read_as(
+        "world_size", "launch.world_size", values.read_world_size, "0 and less: as many as nproc"
+    ),
+    same("ip", "launch.ip"),
+    read_as("port", "launch.port", values.as_port, "a number, or a number in quotes"),
+    same("group_offset", "launch.group_offset"),
+    same("offset", "launch.group_offset", "as in the Python form"),
+    # environment
+    same("dataset", "data.name"),
+    same("data_path", "data.path", "the data set is data_path/NAME/NAME.inter"),
+    same("checkpoint_dir", "run.root", "each run makes its own folder there"),
+    read_as(
+        "gpu_id", "run.gpu_ids", values.as_gpu_ids, "text, number or list; no effect without a GPU"
+    ),
+    Row("use_gpu", ("run.device",), "true: auto, false: cpu", values.read_use_gpu),
+    same("seed", "run.seed"),
+    Row("state", ("run.log_level",), "in any case; critical is read as error", values.read_state),
+    same("show_progress", "run.progress"),
+    same("shuffle", "train.shuffle"),
+    free("worker", "batches are made whole, without loader processes", note=True),
+    Row("reproducibility", (), "any value: every run is reproducible", values.read_reproducibility),
+    only("log_wandb", [False, None], "curves are written for TensorBoard (run.tensorboard)"),
+    free("wandb_project", "read with log_wandb only"),
+    only("save_dataset", [False, None], "prepared columns are kept by themselves (data.cache)"),
+    free("dataset_save_path", "read with save_dataset only"),
+    only("save_dataloaders", [False, None], "prepared columns are kept by themselves (data.cache)"),
+    free("dataloaders_save_path", "read with save_dataloaders only"),
+    refused("device", "it is chosen by run.device (auto, cpu, cuda)"),
+    refused("local_rank", "ranks are given by the launcher"),
+    refused("single_spec", "the launcher decides it; set nproc"),
+    refused("config_file", "name config files on the command line"),
+    refused("config_files", "name config files on the command line"),
+    # training
+    same("epochs", "train.epochs"),
+    same("train_batch_size", "train.batch_size", "the global batch, there as here"),
+    read_as("learner", "train.optimizer.name", values.as_lower, "in any case"),
+    same("learning_rate", "train.optimizer.lr"),
+    same("weight_decay", "train.optimizer.weight_decay"),
+    Row(
+        "train_neg_sample_args",
+        ("train.negatives",),
+        "null, or a distribution of none: no negatives; `{}`: one uniform negative, as there",
+        values.read_negatives,
+    ),
+    refused("neg_sampling", "RecBole dropped it too; use train_neg_sample_args"),
+    refused("training_neg_sample_num", "RecBole dropped it too; use train_neg_sample_args"),
+    read_as("eval_step", "train.eval_every", values.read_eval_step, "epochs; 0 and less: never"),
+    same("stopping_step", "train.patience", "ends after more than so many evaluations"),
+    read_as(
+        "clip_grad_norm", "train.clip_grad_norm", values.as_clip, "its max_norm; norm_type 2 only"
+    ),
+    same("loss_decimal_place", "run.loss_decimals"),
+    only("require_pow", [False], "unless it is an option of the model"),
+    only("enable_amp", [False, None], "training is in float32"),
+    only("enable_scaler", [False, None], "training is in float32"),
+    only("transform", [None], "batches are not transformed; masking belongs to the model"),
+    # evaluation
+    Row(
+        "eval_args",
+        ("data.split", "eval.mode"),
+        "RS: ratio, LS: leave_one_out, RO: random, TO: time; a part left out takes RecBole's "
+        "default even where the model has its own",
+        values.read_eval_args,
+    ),
+    read_as("metrics", "eval.metrics", values.as_list, "a name or a list, in any case"),
+    read_as("topk", "eval.topk", values.as_list, "a number or a list"),
+    same("valid_metric", "eval.valid_metric", "in any case"),
+    free("valid_metric_bigger", "the metric itself says which way is better, there as here"),
+    same("eval_batch_size", "eval.batch_size"),
+    same("metric_decimal_place", "eval.decimals"),
+    same("repeatable", "eval.repeatable"),
+    same("tail_ratio", "eval.tail_ratio"),
+    # data: names
+    same("field_separator", "data.separator"),
+    same("seq_separator", "data.seq_separator"),
+    same("USER_ID_FIELD", "data.fields.user"),
+    same("ITEM_ID_FIELD", "data.fields.item"),
+    same("RATING_FIELD", "data.fields.rating"),
+    same("TIME_FIELD", "data.fields.time"),
+    same("LABEL_FIELD", "data.fields.label"),
+    same("MAX_ITEM_LIST_LENGTH", "data.max_len"),
+    only("NEG_PREFIX", ["neg_"], FIXED),
+    only("ITEM_LIST_LENGTH_FIELD", ["item_length"], FIXED),
+    only("LIST_SUFFIX", ["_list"], FIXED),
+    only("POSITION_FIELD", ["position_id"], FIXED),
+    only("HEAD_ENTITY_ID_FIELD", ["head_id"], NO_KNOWLEDGE),
+    only("TAIL_ENTITY_ID_FIELD", ["tail_id"], NO_KNOWLEDGE),
+    only("RELATION_ID_FIELD", ["relation_id"], NO_KNOWLEDGE),
+    only("ENTITY_ID_FIELD", ["entity_id"], NO_KNOWLEDGE),
+    only("kg_reverse_r", [False, None], NO_KNOWLEDGE),
+    only("entity_kg_num_interval", [None, "[0,inf)"], NO_KNOWLEDGE),
+    only("relation_kg_num_interval", [None, "[0,inf)"], NO_KNOWLEDGE),
+    # data: what is loaded and kept
+    Row("load_col", ("data.load",), "suffix: columns; null: all of .inter", values.read_load_col),
+    read_as("unload_col", "data.unload", values.as_columns, "suffix: columns"),
+    only("unused_col", [None, {}], "a model reads the fields it names and no others"),
+    read_as(
+        "additional_feat_suffix",
+        "data.extra_suffixes",
+        lambda value: [] if value is None else values.as_list(value),
+        "a suffix or a list",
+    ),
+    same("rm_dup_inter", "data.filter.duplicates", "first, last or null"),
+    read_as(
+        "val_interval", "data.filter.values", values.as_intervals, "intervals of float fields only"
+    ),
+    same("filter_inter_by_user_or_item", "data.filter.by_user_or_item"),
+    read_as(
+        "user_inter_num_interval",
+        "data.filter.user_inter_num",
+        values.as_interval,
+        "an interval; null: all",
+    ),
+    read_as(
+        "item_inter_num_interval",
+        "data.filter.item_inter_num",
+        values.as_interval,
+        "an interval; null: all",
+    ),
+    same("threshold", "data.threshold", "one field; at or above the value the label is 1"),
+    Row(
+        "normalize_field",
+        ("data.normalize",),
+        "a list of float fields",
+        values.read_normalize_field,
+    ),
+    Row("normalize_all", ("data.normalize",), "true: all", values.read_normalize_all),
+    same("benchmark_filename", "data.presplit", "three name parts"),
+    only("seq_len", [None, {}], "sequence fields are kept whole; data.max_len limits histories"),
+    only("numerical_features", [None, []], "no model here embeds float fields"),
+    only("discretization", [None, {}], "no model here embeds float fields"),
+    only("preload_weight", [None, {}], "rows start from (seed, table, id) on every rank"),
+    only("alias_of_user_id", [None, []], NO_ALIAS),
+    only("alias_of_item_id", [None, []], NO_ALIAS),
+    only("alias_of_entity_id", [None, []], NO_ALIAS),
+    only("alias_of_relation_id", [None, []], NO_ALIAS),
+    only("encoding", [None, "utf-8"], "files are UTF-8"),
+]
+
+ROWS: dict[str, Row] = {row.key: row for row in TABLE}
+SPELLINGS: dict[str, str] = {row.key: ", ".join(row.targets) for row in TABLE}
+
+
+def translate(key: str, value: Any) -> Translation:
+    """Says one key in Shoal's words; ValueError where it cannot be honoured."""
+    # There `None` on a command line is Python's; YAML alone would read it as text.
+    return ROWS[key].read(None if value == "None" else value)
+
+
+def table_text() -> str:
+    """The table of keys as Markdown, for docs/config.md."""
+    lines = ["| RecBole key | here | how it is read |", "| --- | --- | --- |"]
+    for row in TABLE:
+        targets = ", ".join(f"`{target}`" for target in row.targets) or "–"
+        lines.append(f"| `{row.key}` | {targets} | {row.rule} |")
+    return "\n".join(lines) + "\n"

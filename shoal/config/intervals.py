@@ -1,0 +1,56 @@
+"""Intervals as filters write them: "[3,inf)", "(0,5];[7,9]"."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+NUMBER = r"[-+]?(?:inf|(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)"
+INTERVAL = re.compile(rf"\s*([\[(])\s*({NUMBER})\s*,\s*({NUMBER})\s*([\])])\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The numbers between `low` and `high`; a closed end belongs to it."""
+
+    low: float
+    high: float
+    low_closed: bool = True
+    high_closed: bool = False
+
+    def holds(self, values: Any) -> Any:
+        """Whether a number, or which numbers of an array (or column expression), lie inside."""
+        above = values >= self.low if self.low_closed else values > self.low
+        below = values <= self.high if self.high_closed else values < self.high
+        return above & below
+
+    @property
+    def everything(self) -> bool:
+        """Whether every number lies inside, so that a filter need not run."""
+        return self.low == -math.inf and self.high == math.inf
+
+    def __str__(self) -> str:
+        left, right = "[" if self.low_closed else "(", "]" if self.high_closed else ")"
+        return f"{left}{self.low:g},{self.high:g}{right}"
+
+
+def parse_intervals(text: str) -> list[Interval]:
+    """Reads intervals parted by `;`. A number belongs to the list if it lies in any of them."""
+    intervals = []
+    for part in text.split(";"):
+        match = INTERVAL.fullmatch(part)
+        if match is None:
+            raise ValueError(
+                f"{part.strip()!r} is no interval; write [LOW,HIGH] with ( or ) for an end that "
+                'is left out, inf for no end and ; between several, e.g. "[3,inf)" or "(0,5];[7,9]"'
+            )
+        left, low, high, right = match.groups()
+        interval = Interval(float(low), float(high), left == "[", right == "]")
+        if interval.low > interval.high:
+            raise ValueError(f"{part.strip()!r} is empty: its low end is above its high end")
+        if interval.low == interval.high and not (left == "[" and right == "]"):
+            raise ValueError(f"{part.strip()!r} is empty: write [{low},{low}] for one value")
+        intervals.append(interval)
+    return intervals

@@ -1,0 +1,235 @@
+"""What the schema allows: its keys by dotted name, checks of one value, and how errors say it."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from shoal.config.errors import did_you_mean, nearest
+from shoal.config.schema import Config, Section
+from shoal.config.yaml_io import inline
+
+MISSING = object()
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One key that holds a value: its type, its bounds and how to make its default."""
+
+    type: Any  # with the bounds, as Annotated
+    default: Any = MISSING
+    description: str | None = None
+
+    def check(self, value: Any) -> Any:
+        """The value as its type wants it (a whole number becomes a float); else ValueError."""
+        bare = _bare(self.type)[0]
+        if get_origin(bare) is tuple and isinstance(value, list):
+            value = tuple(value)  # YAML has no tuples
+        try:
+            return TypeAdapter(self.type, config=ConfigDict(strict=True)).validate_python(value)
+        except ValidationError:
+            raise ValueError(
+                f"given {given(value)}; allowed: {allowed(self.type)}{_remedy(value, bare)}"
+            ) from None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the type is text, or text or null."""
+        bare = _bare(self.type)[0]
+        return bare is str or set(get_args(bare)) == {str, types.NoneType}
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether null is allowed."""
+        return types.NoneType in get_args(_bare(self.type)[0])
+
+
+def _walk(section: type[Section], prefix: str) -> Iterator[tuple[str, type[Section] | None, Any]]:
+    """(dotted key, section type or None for a leaf, field) of everything below `prefix`."""
+    for name, field in section.model_fields.items():
+        key, inner = prefix + name, _section_of(field.annotation)
+        yield key, inner, field
+        if inner is not None:
+            yield from _walk(inner, key + ".")
+
+
+def _section_of(annotation: Any) -> type[Section] | None:
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, Section):
+            return kind
+    return None
+
+
+def _leaf(field: FieldInfo) -> Leaf:
+    kind: Any = field.annotation
+    if field.metadata:
+        kind = Annotated[(kind, *field.metadata)]  # type: ignore[assignment]
+    return Leaf(kind, field.get_default(call_default_factory=True), field.description)
+
+
+# `model.options` is no key: the options of the chosen model stand in its place, see `options_of`.
+_ALL = [row for row in _walk(Config, "") if row[0] != "model.options"]
+SECTIONS: dict[str, type[Section]] = {key: section for key, section, _ in _ALL if section}
+LEAVES: dict[str, Leaf] = {key: _leaf(field) for key, section, field in _ALL if not section}
+# Sections that may be null, such as train.negatives.
+OPTIONAL = {
+    key for key, section, field in _ALL if section and types.NoneType in get_args(field.annotation)
+}
+
+
+def options_of(options: type) -> dict[str, Leaf]:
+    """The keys `model.KEY` of a model, from the dataclass of its options."""
+    hints = typing.get_type_hints(options, include_extras=True)
+    leaves = {}
+    for field in dataclasses.fields(options):
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        if default is dataclasses.MISSING:
+            default = MISSING
+        leaves[f"model.{field.name}"] = Leaf(hints[field.name], default)
+    assert "model.name" not in leaves, f"{options.__qualname__}: an option must not be called name"
+    return leaves
+
+
+def unknown(key: str, options: Mapping[str, Leaf], others: Mapping[str, str]) -> str:
+    """Says that a key is unknown, and which was meant: of its section, of another, or of `others`.
+
+    `others` are flat keys of another tool that are understood too, with what they stand for.
+    """
+    section, _, last = key.rpartition(".")
+    known = [*LEAVES, *SECTIONS, *options]
+    beside = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == section}
+    ends: dict[str, str] = {}
+    for name in sorted(known, key=lambda name: name.count(".")):  # the shallowest of a name
+        ends.setdefault(name.rpartition(".")[2], name)
+    # The nearest first: same section, then the same name elsewhere, then anything alike.
+    if section and (found := nearest(last, beside)):
+        return f"unknown key {key}; did you mean {beside[found]}?"
+    if section and last in ends:
+        return f"unknown key {key}; did you mean {ends[last]}?"
+    if found := nearest(key, known):
+        return f"unknown key {key}; did you mean {found}?"
+    if not section and (found := nearest(key, others)):
+        meant = f" (RecBole's spelling of {others[found]})" if others[found] else ""
+        return f"unknown key {key}; did you mean {found}{meant}?"
+    if found := nearest(last, ends):
+        return f"unknown key {key}; did you mean {ends[found]}?"
+    if section in LEAVES:
+        return f"unknown key {key}; {section} holds one value: {allowed(LEAVES[section].type)}"
+    if section == "model":
+        names = ", ".join(sorted(name[6:] for name in options)) or "none"
+        return f"unknown key {key}; the model's options are: {names}"
+    if section in SECTIONS:
+        return f"unknown key {key}; keys of {section} are: {', '.join(beside)}"
+    tops = ", ".join(name for name in SECTIONS if "." not in name)
+    return f"unknown key {key}; the sections are: {tops}"
+
+
+def given(value: Any) -> str:
+    """The value as it would be written, and its type in words."""
+    names = {bool: "true or false", int: "whole number", float: "number", str: "text"}
+    names |= {list: "list", tuple: "list", dict: "mapping", types.NoneType: "null"}
+    kind = names.get(type(value))
+    if kind is None:
+        return f"an object of Python type {type(value).__name__}"
+    text = inline(list(value) if isinstance(value, tuple) else value) if kind else repr(value)
+    text = text if len(text) <= 80 else text[:77] + "..."
+    return text if value is None else f"{text} ({kind})"
+
+
+def allowed(kind: Any) -> str:
+    """The allowed values of a type in words, e.g. `a whole number ≥ 1 or null`."""
+    kind, bounds = _bare(kind)
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, arguments))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_bounded(part, bounds) for part in arguments)
+    return _bounded(kind, bounds)
+
+
+def _bounded(kind: Any, bounds: list[Any]) -> str:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (list, tuple):
+        return f"a {_size(bounds)}list of {_plural(arguments[0])}"
+    if origin is dict:
+        return f"a mapping of {_plural(arguments[0])} to {_plural(arguments[1])}"
+    simple = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+        types.NoneType: "null",
+        None: "null",
+        Any: "anything",
+        dict: "a mapping",
+        list: "a list",
+    }
+    if kind not in simple:
+        return allowed(kind) if origin else getattr(kind, "__name__", str(kind))
+    return simple[kind] + (_range(bounds) if kind in (int, float) else "")
+
+
+def _range(bounds: list[Any]) -> str:
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    parts = [
+        f"{sign} {getattr(bound, name):g}"
+        for bound in bounds
+        for name, sign in signs.items()
+        if getattr(bound, name, None) is not None
+    ]
+    return " " + " and ".join(parts) if parts else ""
+
+
+def _size(bounds: list[Any]) -> str:
+    low = [bound.min_length for bound in bounds if hasattr(bound, "min_length")]
+    high = [bound.max_length for bound in bounds if hasattr(bound, "max_length")]
+    return f"{low[0]}-element " if low and low == high else ""
+
+
+def _plural(kind: Any) -> str:
+    kind = _bare(kind)[0]
+    simple = {int: "whole numbers", float: "numbers", str: "texts", bool: "true or false"}
+    if get_origin(kind) is Literal:
+        return " or ".join(map(str, get_args(kind)))
+    if get_origin(kind) is list:
+        return f"lists of {_plural(get_args(kind)[0])}"
+    return simple.get(kind) or allowed(kind)
+
+
+def _bare(kind: Any) -> tuple[Any, list[Any]]:
+    """A type without its Annotated wrapping, and the bounds that stood there."""
+    if get_origin(kind) is not Annotated:
+        return kind, []
+    kind, *extras = get_args(kind)
+    bounds: list[Any] = []
+    for extra in extras:
+        bounds += extra.metadata if isinstance(extra, FieldInfo) else [extra]
+    return kind, bounds
+
+
+def _remedy(value: Any, kind: Any) -> str:
+    """A hint where the mistake is plain from the value."""
+    kinds = {kind, *get_args(kind)}
+    if get_origin(kind) is Literal and isinstance(value, str):
+        return did_you_mean(value, [str(choice) for choice in get_args(kind)])
+    if str in kinds and isinstance(value, bool | int | float | list):
+        return "; put it in quotes if text is meant"
+    if isinstance(value, str) and {int, float, bool} & kinds and _is_plain(value):
+        return "; leave out the quotes"
+    if int in kinds and isinstance(value, float) and value.is_integer():
+        return f"; write {int(value)}"
+    return ""
+
+
+def _is_plain(text: str) -> bool:
+    """Whether the text would be a number, true or false without its quotes."""
+    return inline(text)[:1] in "'\"" and text.strip("-+.0123456789eE_") in ("", "true", "false")

@@ -1,0 +1,86 @@
+"""The config as text: YAML for people and for the run's folder, a JSON schema for editors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from shoal.config.schema import Config, Section
+from shoal.config.yaml_io import inline
+
+WIDEST = 60  # values longer than this do not push the column of comments further right
+
+
+def dump(config: Config) -> str:
+    """YAML that loads to the same values."""
+    return "".join(f"{text}\n" for text, _ in _lines(config))
+
+
+def show(config: Config, origins: Mapping[str, str]) -> str:
+    """The same YAML with the origin of every value beside it."""
+    lines = list(_lines(config))
+    widths = [len(text) for text, key in lines if key and len(text) <= WIDEST]
+    column = max(widths, default=0)
+    shown = ""
+    for text, key in lines:
+        origin = " ".join(origins[key].split()) if key else ""
+        shown += f"{text:<{column}}  # {origin}\n" if key else f"{text}\n"
+    return shown
+
+
+def _lines(section: Section, prefix: str = "") -> Iterator[tuple[str, str | None]]:
+    """(line of YAML, dotted key if the line holds a value)"""
+    indent = "  " * prefix.count(".")
+    for name in type(section).model_fields:
+        key, value = prefix + name, getattr(section, name)
+        if key == "model.options":
+            for option, given in value.items():
+                yield f"{indent}{option}: {_plain_inline(given)}", f"model.{option}"
+        elif isinstance(value, Section):
+            yield f"{indent}{name}:", None
+            yield from _lines(value, key + ".")
+        else:
+            yield f"{indent}{name}: {_plain_inline(value)}", key
+
+
+def _plain_inline(value: Any) -> str:
+    return inline(list(value) if isinstance(value, tuple) else value)
+
+
+def json_schema(model_options: Mapping[str, type] | None = None) -> dict[str, Any]:
+    """JSON schema of a config file in sections; the options of a model stand beside its name."""
+    schema = Config.model_json_schema()
+    definitions = schema["$defs"]
+    name = definitions.pop("ModelSection")["properties"]["name"]
+    if model_options is None:
+        section: dict[str, Any] = {"type": "object", "properties": {"name": name}}
+        forms = [{"type": "string"}, section]
+    else:
+        known = {**name, "enum": sorted(model_options)}
+        forms = [known]
+        anonymous: dict[
+            str, Any
+        ] = {}  # without a name: any option, the command line names the model
+        for model, options in sorted(model_options.items()):
+            own = TypeAdapter(options).json_schema()
+            definitions |= own.pop("$defs", {})
+            anonymous |= own.get("properties", {})
+            forms.append(
+                {
+                    "title": model,
+                    "type": "object",
+                    "properties": {"name": {"const": model}, **own.get("properties", {})},
+                    "required": ["name"],
+                    "additionalProperties": False,
+                }
+            )
+        forms.append({"type": "object", "properties": anonymous, "additionalProperties": False})
+    schema["properties"]["model"] = {
+        "description": "the model: its name, or a mapping of its name and options",
+        "anyOf": forms,
+    }
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "Shoal config"
+    return schema

@@ -1,0 +1,122 @@
+"""Where values come from: config files, a Python mapping and the command line, each a Layer."""
+
+from __future__ import annotations
+
+import numbers
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shoal.config.errors import ConfigError
+from shoal.config.yaml_io import read, read_file
+
+BARE = object()  # the value of `--key` when nothing follows it
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value stands: a file and line, the command line, Python, or a default."""
+
+    source: str
+    line: int | None = None
+    dialect_key: str | None = None  # the RecBole key that was translated
+
+    def __str__(self) -> str:
+        text = self.source if self.line is None else f"{self.source}:{self.line}"
+        return f"{text} (RecBole key {self.dialect_key})" if self.dialect_key else text
+
+
+@dataclass
+class Layer:
+    """The values of one source, as written: nested, dotted or flat."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[tuple[str, ...], Origin] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)  # command line: the value as typed
+
+    def origin(self, path: tuple[str, ...]) -> Origin:
+        """Where the value under these keys stands."""
+        while path not in self.origins:
+            path = path[:-1]
+        return self.origins[path]
+
+    def model_name(self) -> tuple[Any, Origin] | None:
+        """The model that this source names, in any of its spellings."""
+        for path in (("model",), ("model", "name"), ("model.name",)):
+            value: Any = self.values
+            for key in path:
+                value = value.get(key) if isinstance(value, dict) else None
+            if value is not None and not isinstance(value, dict):
+                return value, self.origin(path)
+        return None
+
+
+def from_file(path: str | Path) -> Layer:
+    """A config file."""
+    values, lines = read_file(path)
+    origins = {keys: Origin(str(path), line) for keys, line in lines.items()}
+    return Layer(values, {(): Origin(str(path)), **origins})
+
+
+def from_python(values: Mapping[str, Any], source: str = "python") -> Layer:
+    """A mapping from Python; tuples, numpy numbers and paths become plain values."""
+    return Layer({str(key): plain(value) for key, value in values.items()}, {(): Origin(source)})
+
+
+def plain(value: Any) -> Any:
+    """The value in the types that YAML knows."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if isinstance(value, bool) or type(value) in (int, float, str):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if isinstance(value, Path | str):
+        return str(value)
+    return value
+
+
+def from_overrides(overrides: Sequence[str]) -> Layer:
+    """Words of a command line: `--key=value`, `key=value`, `--key value`, `--flag`."""
+    layer, errors, words = Layer(origins={(): Origin("command line")}), [], list(overrides)
+    while words:
+        word = words.pop(0)
+        dashes, equals = word.startswith("--"), "=" in word
+        name, _, text = word.removeprefix("--").partition("=")
+        shown, bare = word, False
+        if not name or name.startswith("-") or not (dashes or equals):
+            errors.append(f"command line {word}: not an override; write --section.key=value")
+            continue
+        if not equals:
+            # The next word is the value, unless it is an override itself.
+            if words and not re.match(r"--|[A-Za-z_][\w.-]*=", words[0]):
+                text = words.pop(0)
+                shown = f"{word} {text}"
+            else:
+                bare = True
+        key = name.replace("-", "_")
+        value = BARE if bare else _parse(text)
+        if key in layer.values and layer.values[key] != value:
+            errors.append(f"command line {shown}: {key} is given twice with different values")
+            continue
+        layer.values[key] = value
+        layer.origins[(key,)] = Origin(f"command line {shown}")
+        if not bare:
+            layer.texts[key] = text
+    if errors:
+        raise ConfigError(errors)
+    return layer
+
+
+def _parse(text: str) -> Any:
+    """The value as YAML; text that is no YAML (a lone comma, say) is taken as it is."""
+    try:
+        return read(text, "command line")[0]
+    except ConfigError:
+        return text

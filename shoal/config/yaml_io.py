@@ -1,0 +1,163 @@
+"""YAML in, with the line of every key; YAML out, each value on one line.
+
+Only plain data is read: null, true and false, numbers, text, lists and mappings. Of the traps of
+YAML 1.1 these are gone: `1e-3` is a number, `12:30` and `2020-01-01` are text, `010` is not 8, and
+a key that stands twice in a mapping is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from shoal.config.errors import ConfigError
+
+FLOAT = re.compile(
+    r"""^(?:[-+]?(?:[0-9][0-9_]*)\.[0-9_]*(?:[eE][-+]?[0-9]+)?
+        |[-+]?(?:[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)
+        |[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?
+        |[-+]?\.(?:inf|Inf|INF)
+        |\.(?:nan|NaN|NAN))$""",
+    re.X,
+)
+INT = re.compile(r"^(?:[-+]?0|[-+]?[1-9][0-9_]*|0x[0-9a-fA-F_]+)$")
+PREFIX = "tag:yaml.org,2002:"
+PLAIN = {PREFIX + name for name in ("null", "bool", "int", "float", "str", "seq", "map")}
+
+Path_ = tuple[str, ...]  # the keys that lead to a value
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader with the resolvers stated above."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes whatever either our loader or a plain YAML 1.1 loader would take for another type."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in pairs if tag in (PREFIX + "null", PREFIX + "bool")]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver(PREFIX + "float", FLOAT, list("-+0123456789."))
+    _class.add_implicit_resolver(PREFIX + "int", INT, list("-+0123456789"))
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    # Escapes keep text with line breaks or tabs on one line, where a comment can follow it.
+    style = None if text.isprintable() else '"'
+    return dumper.represent_scalar(PREFIX + "str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def read(text: str, place: str) -> tuple[Any, dict[Path_, int]]:
+    """The data in a YAML text and the line of every key; `place` names the text in errors."""
+    loader = None
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        lines: dict[Path_, int] = {}
+        return (None if node is None else _build(loader, node, (), lines, place, ())), lines
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{place}:{mark.line + 1}" if mark else place
+        problem = error.problem or error.context or "unreadable"
+        raise ConfigError(f"{where}: not valid YAML: {problem}") from None
+    except yaml.YAMLError as error:  # a character that no YAML text may hold
+        raise ConfigError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError(f"{place}: nested too deep") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def read_file(path: str | Path) -> tuple[dict[str, Any], dict[Path_, int]]:
+    """The mapping in a YAML file and the line of every key; an empty file is an empty mapping."""
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such config file") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{path}: cannot be read: {reason}") from None
+    data, lines = read(text, str(path))
+    if data is None:
+        return {}, {}
+    if not isinstance(data, dict):
+        raise ConfigError(
+            f"{path}:1: a config is a mapping such as `train: {{epochs: 5}}`, this file holds "
+            f"{'a list' if isinstance(data, list) else repr(data)}"
+        )
+    return data, lines
+
+
+def _build(
+    loader: _Loader,
+    node: yaml.Node,
+    path: Path_,
+    lines: dict[Path_, int],
+    place: str,
+    above: tuple[yaml.Node, ...],
+) -> Any:
+    """Turns a node into data. `above` are the nodes it stands in, to see an alias to itself."""
+    line = node.start_mark.line + 1
+    if node in above:
+        raise ConfigError(f"{place}:{line}: an alias (*) stands inside what it names")
+    if node.tag not in PLAIN:
+        raise ConfigError(f"{place}:{line}: tag {node.tag.replace(PREFIX, '!!')} is not allowed")
+    above = (*above, node)
+    if isinstance(node, yaml.SequenceNode):
+        return [_build(loader, child, path, {}, place, above) for child in node.value]
+    if isinstance(node, yaml.ScalarNode):
+        try:
+            return loader.construct_object(node)
+        except (ValueError, KeyError):
+            raise ConfigError(
+                f"{place}:{line}: {node.value!r} is no {node.tag[len(PREFIX) :]}"
+            ) from None
+    data: dict[str, Any] = {}
+    assert isinstance(node, yaml.MappingNode)
+    for key_node, value_node in node.value:
+        line = key_node.start_mark.line + 1
+        if key_node.tag != PREFIX + "str":
+            raise ConfigError(
+                f"{place}:{line}: a key must be text, given {key_node.value!r}; put it in quotes"
+            )
+        key = key_node.value
+        if key == "<<":
+            raise ConfigError(
+                f"{place}:{line}: merge keys (<<) are not supported; give several files instead, "
+                "later ones win"
+            )
+        if key in data:
+            raise ConfigError(
+                f"{place}:{line}: key {key} stands twice, first in line {lines[(*path, key)]}"
+            )
+        lines[(*path, key)] = line
+        data[key] = _build(loader, value_node, (*path, key), lines, place, above)
+    return data
+
+
+def inline(value: Any) -> str:
+    """The value as YAML on one line."""
+    text = yaml.dump(
+        [value],
+        Dumper=_Dumper,
+        default_flow_style=True,
+        width=float("inf"),
+        allow_unicode=True,
+        sort_keys=False,
+    )
+    return text.strip()[1:-1]
