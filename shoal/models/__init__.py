@@ -1,0 +1,35 @@
+"""The models, by name. A new model is one file here and one line in MODELS."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import Any
+
+from shoal.models.base import Model
+
+# name -> module; imported on first use, so that a run pays for one model only
+MODELS: dict[str, str] = {
+    "Pop": "shoal.models.pop",
+    "BPR": "shoal.models.bpr",
+    "NeuMF": "shoal.models.neumf",
+    "LightGCN": "shoal.models.lightgcn",
+    "SASRec": "shoal.models.sasrec",
+}
+
+
+def find(name: str) -> type[Model]:
+    """The class of a model; upper and lower case do not matter."""
+    known = {one.lower(): one for one in MODELS}
+    if name.lower() not in known:
+        near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+        hint = f"; nearest: {', '.join(known[one] for one in near)}" if near else ""
+        raise ValueError(f"no model is named {name!r}{hint}; there are {', '.join(MODELS)}")
+    canonical = known[name.lower()]
+    return getattr(importlib.import_module(MODELS[canonical]), canonical)
+
+
+def lookup(name: str) -> tuple[str, type[Any]]:
+    """A model's right spelling and its Options dataclass (what loading a config needs)."""
+    model = find(name)
+    return model.__name__, model.Options

@@ -1,0 +1,48 @@
+"""BPR: Bayesian Personalized Ranking from Implicit Feedback, Rendle et al., UAI 2009.
+
+Matrix factorisation, trained so that an item the user took scores above one the user did not:
+
+    x_uij = <u, i> - <u, j>        loss = sum of -ln sigmoid(x_uij)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from shoal.data.batch import Batch
+from shoal.embedding.module import Embeddings
+from shoal.embedding.table import Table
+from shoal.models.base import Facts, Output, Retrieval
+from shoal.nn.losses import bpr_loss
+
+
+class BPR(Retrieval):
+    """A vector per user, a vector per item, and their dot product."""
+
+    @dataclass
+    class Options(Retrieval.Options):
+        embedding_size: int = 64
+
+    def __init__(self, options: Options, facts: Facts):
+        super().__init__(options, facts)
+        users = Table("user", options.embedding_size, facts.num_users)
+        items = Table("item", options.embedding_size, facts.num_items)
+        self.embed = Embeddings(
+            {facts.user_field: users, facts.item_field: items, "neg_item": items}
+        )
+
+    def forward(self, batch: Batch) -> Output:
+        if "neg_item" not in batch.ids:
+            raise ValueError("BPR learns from negatives and has none; set train.negatives.num to 1")
+        rows = self.embed(batch)
+        negatives = rows["neg_item"]  # [b, k, d]
+        loss = bpr_loss(rows[self.facts.user_field], rows[self.facts.item_field], negatives)
+        return Output(loss, negatives.shape[0] * negatives.shape[1])
+
+    def encode_query(self, batch: Batch) -> Tensor:
+        return self.embed(batch, [self.facts.user_field])[self.facts.user_field]
+
+    def encode_item(self, ids: Tensor) -> Tensor:
+        return self.embed.rows(self.facts.item_field, ids)

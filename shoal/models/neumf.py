@@ -1,0 +1,112 @@
+"""NeuMF: Neural Collaborative Filtering, He et al., WWW 2017.
+
+Two halves with tables of their own, joined at the last layer:
+
+    GMF    u * i                           (elementwise)
+    MLP    relu layers over [u, i]
+    score  = <h, [GMF, MLP]>               trained as a yes/no question, with log loss
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.data.batch import Batch
+from shoal.embedding.module import Embeddings
+from shoal.embedding.table import Init, Table
+from shoal.models.base import Facts, Model, Output
+from shoal.nn.mlp import MLP
+
+SCORE_BLOCK = 1 << 22  # floats of pair vectors held at a time while scoring: 16 MiB
+
+
+class NeuMF(Model):
+    """Matrix factorisation and a multi-layer perceptron, fused. Scores are logits."""
+
+    @dataclass
+    class Options(Model.Options):
+        mf_embedding_size: int = 64
+        mlp_embedding_size: int = 64
+        mlp_hidden_size: list[int] = field(default_factory=lambda: [128, 64])
+        dropout_prob: float = 0.1
+        mf_train: bool = True  # False leaves the GMF half out
+        mlp_train: bool = True  # False leaves the MLP half out
+
+    def __init__(self, options: Options, facts: Facts):
+        super().__init__(options, facts)
+        if not (options.mf_train or options.mlp_train):
+            raise ValueError(
+                "NeuMF has no half left: set model.mf_train or model.mlp_train to true"
+            )
+        self.embed = nn.ModuleDict()
+        width = 0
+        if options.mf_train:
+            self.embed["mf"] = self._tables("mf", options.mf_embedding_size)
+            width += options.mf_embedding_size
+        if options.mlp_train:
+            sizes = [2 * options.mlp_embedding_size, *options.mlp_hidden_size]
+            self.embed["mlp"] = self._tables("mlp", options.mlp_embedding_size)
+            self.mlp = MLP(sizes, dropout=options.dropout_prob)
+            width += sizes[-1]
+        self.predict = nn.Linear(width, 1)
+
+    def _tables(self, half: str, dim: int) -> Embeddings:
+        users = Table(f"{half}_user", dim, self.facts.num_users, Init("normal", 0.01))
+        items = Table(f"{half}_item", dim, self.facts.num_items, Init("normal", 0.01))
+        return Embeddings(
+            {self.facts.user_field: users, self.facts.item_field: items, "neg_item": items}
+        )
+
+    def _rows(self, name: str, ids: Tensor) -> dict[str, Tensor]:
+        """Rows of ids in each half."""
+        return {half: embed.rows(name, ids) for half, embed in self.embed.items()}  # type: ignore[operator]
+
+    def _logits(self, users: dict[str, Tensor], items: dict[str, Tensor]) -> Tensor:
+        """Logits of pairs; users and items are broadcast: [b, 1, d], [b or 1, n, d] -> [b, n]."""
+        halves = []
+        if "mf" in self.embed:
+            halves.append(users["mf"] * items["mf"])
+        if "mlp" in self.embed:
+            pairs = torch.broadcast_tensors(users["mlp"], items["mlp"])
+            halves.append(self.mlp(torch.cat(pairs, -1)))
+        return self.predict(torch.cat(halves, -1)).squeeze(-1)
+
+    def forward(self, batch: Batch) -> Output:
+        users: Tensor = batch.ids[self.facts.user_field].unsqueeze(1)  # type: ignore[union-attr]
+        items: Tensor = batch.ids[self.facts.item_field].unsqueeze(1)  # type: ignore[union-attr]
+        if "neg_item" in batch.ids:
+            items = torch.cat([items, batch.ids["neg_item"]], 1)  # type: ignore[list-item]
+            labels = torch.zeros(items.shape, device=items.device)
+            labels[:, 0] = 1.0
+        elif batch.labels is not None:
+            labels = batch.labels.unsqueeze(1)
+        else:
+            raise ValueError(
+                "NeuMF learns from negatives or labels and has neither; "
+                "set train.negatives.num to 1, or data.threshold to make labels of a field"
+            )
+        user_field, item_field = self.facts.user_field, self.facts.item_field
+        logits = self._logits(self._rows(user_field, users), self._rows(item_field, items))
+        loss = F.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
+        return Output(loss, labels.numel())
+
+    def score(self, batch: Batch, items: Tensor) -> Tensor:
+        users = self._rows(
+            self.facts.user_field,
+            batch.ids[self.facts.user_field].unsqueeze(1),  # type: ignore[union-attr]
+        )
+        widest = max(
+            self.predict.in_features,
+            2 * self.options.mlp_embedding_size,
+            *self.options.mlp_hidden_size,
+        )
+        block = max(1, SCORE_BLOCK // max(1, batch.size * widest))  # items at a time
+        parts = [
+            self._logits(users, self._rows(self.facts.item_field, some))
+            for some in torch.atleast_2d(items).split(block, dim=1)  # [n] becomes [1, n]
+        ]
+        return torch.cat(parts, 1)

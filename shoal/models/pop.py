@@ -1,0 +1,31 @@
+"""Pop: recommends what most people took. The line that every other model has to beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shoal.data.batch import Batch
+from shoal.models.base import Facts, Model
+
+
+class Pop(Model):
+    """An item's score is the number of its training interactions, the same for every user."""
+
+    trainable: ClassVar[bool] = False
+    counts: Tensor
+
+    @dataclass
+    class Options(Model.Options):
+        """None: popularity has nothing to tune."""
+
+    def __init__(self, options: Options, facts: Facts):
+        super().__init__(options, facts)
+        counts = torch.bincount(facts.train_items, minlength=facts.num_items)
+        self.register_buffer("counts", counts.float())  # [num_items]
+
+    def score(self, batch: Batch, items: Tensor) -> Tensor:
+        return self.counts[items].expand(batch.size, items.shape[-1])

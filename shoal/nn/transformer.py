@@ -1,0 +1,97 @@
+"""A causal transformer in plain torch: every position sees itself and what came before."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Activation = Literal["gelu", "relu", "swish", "tanh", "sigmoid"]
+_ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "gelu": nn.GELU,
+    "relu": nn.ReLU,
+    "swish": nn.SiLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+}
+assert tuple(_ACTIVATIONS) == get_args(Activation)
+
+
+class CausalTransformer(nn.Module):
+    """Pre-norm blocks and a last norm: [b, l, width] -> [b, l, width]."""
+
+    def __init__(
+        self,
+        layers: int,
+        heads: int,
+        width: int,
+        inner_width: int,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        activation: Activation = "gelu",
+        norm_eps: float = 1e-12,
+        init_std: float = 0.02,
+    ):
+        super().__init__()
+        if width % heads:
+            raise ValueError(
+                f"a width of {width} does not divide into {heads} heads of equal width; "
+                "make model.hidden_size a multiple of model.n_heads"
+            )
+        self.blocks = nn.ModuleList()
+        for _ in range(layers):
+            attention = CausalAttention(heads, width, attention_dropout)
+            feed_forward = nn.Sequential(
+                nn.Linear(width, inner_width),
+                _ACTIVATIONS[activation](),
+                nn.Linear(inner_width, width),
+            )
+            self.blocks += [
+                Residual(attention, width, dropout, norm_eps),
+                Residual(feed_forward, width, dropout, norm_eps),
+            ]
+        self.norm = nn.LayerNorm(width, eps=norm_eps)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=init_std)
+                nn.init.zeros_(module.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+
+class Residual(nn.Module):
+    """x + dropout(layer(norm(x)))."""
+
+    def __init__(self, layer: nn.Module, width: int, dropout: float, norm_eps: float):
+        super().__init__()
+        self.norm = nn.LayerNorm(width, eps=norm_eps)
+        self.layer = layer
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.dropout(self.layer(self.norm(x)))
+
+
+class CausalAttention(nn.Module):
+    """Multi-head self-attention of a position to itself and those before: [b, l, width] -> same."""
+
+    def __init__(self, heads: int, width: int, dropout: float):
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        size, length, width = x.shape
+        # [b, l, 3 * width] -> three of [b, heads, l, width / heads]
+        split = self.query_key_value(x).view(size, length, 3, self.heads, width // self.heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, dropout_p=self.dropout if self.training else 0.0, is_causal=True
+        )
+        return self.out(mixed.transpose(1, 2).reshape(size, length, width))
