@@ -1,0 +1,210 @@
+"""Negative items: never the padding, never a known positive, the same for every slicing.
+
+A draw depends on (seed, epoch, sample index, column) and on what its user has seen, and on nothing
+else: not on the batch, not on the rank, not on how many columns are drawn.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from shoal.data.random import hash64, uniform, uniform_below
+
+BITMAP_BYTES = 64 * 2**20
+MAX_ATTEMPTS = 100  # then the choice is made from the list of unseen items
+_COLUMN_BITS = 20  # columns below a million, samples of an epoch below 2^43
+_WORK = 2048  # entries that are almost as cheap to draw at once as a handful
+
+
+class Seen:
+    """The known (user, item) pairs: a packed bitmap where it is small, sorted keys otherwise."""
+
+    def __init__(
+        self, users: np.ndarray, items: np.ndarray, num_users: int, num_items: int
+    ) -> None:
+        users, items = np.asarray(users, dtype=np.int64), np.asarray(items, dtype=np.int64)
+        for name, ids, count in (("user", users, num_users), ("item", items, num_items)):
+            if ids.size and (ids.min() < 0 or ids.max() >= count):
+                raise ValueError(
+                    f"{name} ids run from {ids.min()} to {ids.max()}; allowed are 0 to {count - 1}"
+                )
+        self.num_users, self.num_items = num_users, num_items
+        self._keys = np.unique(users * num_items + items)
+        self._starts = np.searchsorted(self._keys, np.arange(num_users + 1) * num_items)
+        self._bitmap: np.ndarray | None = None
+        num_bytes = (num_users * num_items + 7) // 8
+        if num_bytes <= BITMAP_BYTES:
+            self._bitmap = np.zeros(num_bytes, dtype=np.uint8)
+            if self._keys.size:
+                bits = np.left_shift(np.uint8(1), (self._keys & 7).astype(np.uint8))
+                places, first = np.unique(self._keys >> 3, return_index=True)
+                self._bitmap[places] = np.bitwise_or.reduceat(bits, first)
+
+    def contains(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """Whether each pair is known, bool, in the broadcast shape of users and items."""
+        keys = np.asarray(users, dtype=np.int64) * self.num_items + items
+        if self._bitmap is not None:
+            known = self._bitmap[keys >> 3]
+            keys &= 7
+            known >>= keys.astype(np.uint8)
+            known &= 1
+            return known.view(bool)
+        if not self._keys.size:
+            return np.zeros(keys.shape, dtype=bool)
+        places = np.searchsorted(self._keys, keys)
+        np.minimum(places, self._keys.size - 1, out=places)
+        return self._keys[places] == keys
+
+    def items_of(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Known items of a block of users, ascending for each user.
+
+        Row i is items[offsets[i]:offsets[i + 1]]; offsets int64 [n + 1], items int64 [total].
+        """
+        users = np.asarray(users, dtype=np.int64)
+        starts = self._starts[users]
+        lengths = self._starts[users + 1] - starts
+        offsets = np.zeros(users.size + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+        return offsets, self._keys[places] - np.repeat(users * self.num_items, lengths)
+
+
+class NegativeSampler:
+    """Draws unseen items, uniformly or in proportion to popularity^alpha.
+
+    popularity: counts of the items in training, [num_items]; its entry 0 (padding) is ignored.
+    Items that were never counted are not drawn by popularity (unless alpha is 0), except for a
+    user who has seen all the others.
+    """
+
+    def __init__(
+        self,
+        seen: Seen,
+        num_items: int,
+        *,
+        distribution: Literal["uniform", "popularity"] = "uniform",
+        alpha: float = 1.0,
+        popularity: np.ndarray | None = None,
+        seed: int,
+    ) -> None:
+        if num_items < 2:
+            raise ValueError(f"num_items is {num_items}; at least one item beside the padding")
+        if distribution not in ("uniform", "popularity"):
+            raise ValueError(
+                f"distribution is {distribution!r}; allowed are 'uniform' and 'popularity'"
+            )
+        self.seen, self.num_items, self.seed = seen, num_items, seed
+        self._weights: np.ndarray | None = None
+        if distribution == "popularity":
+            if popularity is None or np.shape(popularity) != (num_items,):
+                raise ValueError(
+                    f"distribution 'popularity' needs the counts of all {num_items} items, "
+                    f"got {None if popularity is None else np.shape(popularity)}"
+                )
+            weights = np.asarray(popularity, dtype=np.float64)[1:] ** alpha
+            if not np.isfinite(weights).all() or weights.min() < 0 or weights.sum() == 0:
+                raise ValueError(
+                    "popularity^alpha must be finite, not negative and positive for some item; "
+                    f"alpha is {alpha}"
+                )
+            self._weights = weights
+            self._keep, self._alias = alias_table(weights)
+
+    def draw(self, users: np.ndarray, index: np.ndarray, epoch: int, num: int) -> np.ndarray:
+        """Negatives of a slice of samples: int64 [n, num], in 1 .. num_items - 1.
+
+        users  [n] user of each sample
+        index  [n] global index of each sample in the epoch
+        """
+        users, index = np.asarray(users, dtype=np.int64), np.asarray(index, dtype=np.int64)
+        # One integer names the entry. [num, n] within: the long axis is the contiguous one.
+        entries = (index << _COLUMN_BITS) + np.arange(num)[:, None]
+        bits = hash64(self.seed, epoch, entries)
+        drawn = self._choose(bits)
+        rejected = np.flatnonzero(self.seen.contains(users, drawn))
+        if rejected.size:
+            flat = drawn.reshape(-1)
+            self._redraw(flat, rejected, users[rejected % users.size], bits.reshape(-1)[rejected])
+        return np.ascontiguousarray(drawn.T)
+
+    def _choose(self, bits: np.ndarray) -> np.ndarray:
+        """Items for uint64 bits, whether seen or not."""
+        if self._weights is None:
+            items = uniform_below(bits, self.num_items - 1)
+        else:
+            # The whole part is a slot of the table; the fraction is as good as a fresh number.
+            coin = uniform(bits, self.num_items - 1)
+            slots = coin.astype(np.int64)
+            coin -= slots
+            items = np.where(coin < self._keep[slots], slots, self._alias[slots])
+        items += 1
+        return items
+
+    def _redraw(
+        self, drawn: np.ndarray, places: np.ndarray, users: np.ndarray, bits: np.ndarray
+    ) -> None:
+        """Replace drawn[places] by the first unseen item of their further attempts, in place.
+
+        Few entries are left after the first attempt, so several attempts are made at once: the
+        result is that of one after the other.
+        """
+        attempt = 1
+        while places.size and attempt < MAX_ATTEMPTS:
+            width = min(max(_WORK // places.size, 1), 16, MAX_ATTEMPTS - attempt)
+            attempts = np.arange(attempt, attempt + width, dtype=np.uint64)[:, None]
+            items = self._choose(hash64(bits + attempts))  # [width, places]
+            seen = self.seen.contains(users, items)
+            first = seen.argmin(axis=0)
+            column = np.arange(places.size)
+            left = seen[first, column]
+            drawn[places] = items[first, column]  # those still seen are replaced in a later round
+            places, users, bits = places[left], users[left], bits[left]
+            attempt += width
+        for user in np.unique(users) if places.size else ():
+            mine = users == user
+            drawn[places[mine]] = self._exact(
+                int(user), hash64(bits[mine] + np.uint64(MAX_ATTEMPTS))
+            )
+
+    def _exact(self, user: int, bits: np.ndarray) -> np.ndarray:
+        """Choose from the list of items that a user has not seen."""
+        unseen = np.ones(self.num_items, dtype=bool)
+        unseen[self.seen.items_of(np.array([user]))[1]] = False
+        unseen[0] = False
+        items = np.flatnonzero(unseen)
+        if not items.size:
+            raise ValueError(
+                f"user {user} (remapped id) has seen all {self.num_items - 1} items, so there is "
+                "no negative to draw; leave such users out (data.filter.user_inter_num) or train "
+                "without negatives (train.negatives: null)"
+            )
+        if self._weights is not None:
+            sums = np.cumsum(self._weights[items - 1])
+            if sums[-1] > 0:
+                return items[np.searchsorted(sums, uniform(bits, sums[-1]), side="right")]
+        return items[uniform_below(bits, items.size)]
+
+
+def alias_table(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Slots for drawing in constant time: (keep float64 [n], alias int64 [n]).
+
+    A slot keeps a coin in [0, 1) below its `keep` and passes it to its alias otherwise. Light slots
+    are filled up from the heavy ones in order; a heavy slot that is overdrawn is filled by the
+    next. Prefix sums of what is missing and of what is left over say where, for all slots at once.
+    """
+    scaled = weights * (weights.size / weights.sum())
+    light, heavy = np.flatnonzero(scaled < 1), np.flatnonzero(scaled >= 1)
+    keep, alias = np.minimum(scaled, 1.0), np.arange(weights.size)
+    if light.size and heavy.size:
+        missing = np.cumsum(1 - scaled[light])
+        surplus = np.cumsum(scaled[heavy] - 1)
+        giver = np.searchsorted(surplus, missing - (1 - scaled[light]), side="right")
+        alias[light] = heavy[np.minimum(giver, heavy.size - 1)]
+        # The first light slot that takes more than the heavy slots so far can give.
+        taker = np.searchsorted(missing, surplus[:-1], side="right")
+        drained = np.flatnonzero(taker < light.size)
+        keep[heavy[drained]] = 1 + surplus[drained] - missing[taker[drained]]
+        alias[heavy[drained]] = heavy[drained + 1]
+    return keep, alias
