@@ -1,0 +1,144 @@
+"""Law 2: the loss curve and every metric are the same for every number of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import run_ranks
+from small import small_config
+
+import shoal.evaluator
+from shoal.build import build
+from shoal.world import World
+
+STEPS = 100
+CURVES: dict[str, dict[str, Any]] = {
+    "BPR adam": {"model": "BPR"},
+    "BPR adagrad, popular negatives": {
+        "model": "BPR",
+        "train__optimizer__name": "adagrad",
+        "train__optimizer__lr": 0.05,
+        "train__negatives__distribution": "popularity",
+        "train__negatives__num": 2,
+    },
+    "BPR sgd, dynamic negatives, clipped": {
+        "model": "BPR",
+        "train__optimizer__name": "sgd",
+        "train__optimizer__lr": 5.0,
+        "train__negatives__dynamic": True,
+        "train__negatives__candidates": 4,
+        "train__clip_grad_norm": 0.05,
+    },
+    "NeuMF": {"model": "NeuMF"},
+    "LightGCN": {"model": "LightGCN"},
+    "SASRec": {"model": "SASRec", "train__batch_size": 13},
+    "SASRec BPR": {
+        "model": "SASRec",
+        "train__batch_size": 13,
+        "model__loss_type": "BPR",
+        "train__negatives": {"num": 1},
+    },
+}
+RANKED = [
+    *("Recall", "MRR", "NDCG", "Hit", "MAP", "Precision", "GAUC"),
+    *("ItemCoverage", "AveragePopularity", "GiniIndex", "ShannonEntropy", "TailPercentage"),
+]
+VALUED = ["AUC", "LogLoss", "MAE", "RMSE"]
+MODES: dict[str, dict[str, Any]] = {
+    "full": {"eval__mode": "full", "eval__metrics": RANKED},
+    "uni": {"eval__mode": "uni20", "eval__metrics": RANKED + VALUED},
+    "pop": {"eval__mode": "pop20", "eval__metrics": RANKED + VALUED},
+    "labeled": {
+        "eval__mode": "labeled",
+        "eval__metrics": RANKED + VALUED,
+        "data__threshold": {"rating": 3.0},
+    },
+}
+BATCH_SIZES = (1, 100, 4096)
+
+
+def curve(world: World, name: str) -> list[float]:
+    """Losses of the first steps."""
+    values = {"train__batch_size": 61, **CURVES[name]}
+    config = small_config(values.pop("model"), **values)
+    parts = build(config, world)
+    parts.model.train()
+    losses: list[float] = []
+    from shoal.trainer import keep_hardest
+
+    for epoch in range(STEPS):
+        for batch in parts.reader.batches(epoch, world.rank, world.size):
+            batch = keep_hardest(parts.model, batch, config)
+            losses.append(float(parts.strategy.train_step(batch)))
+            if len(losses) == STEPS:
+                return losses
+    raise AssertionError("too few steps")
+
+
+def metrics(world: World, mode: str, batch_size: int, model: str) -> dict[str, float]:
+    """Every metric of a model that knows something, so that hits are neither 0 nor 1."""
+    config = small_config(
+        model, eval__topk=[5, 10], eval__batch_size=batch_size, eval__valid_metric="MRR@10", **MODES[mode]
+    )
+    parts = build(config, world)
+    if parts.model.trainable:
+        parts.model.train()
+        for batch in parts.reader.batches(0):  # the same whole batches on every rank
+            output = parts.model(batch)
+            (output.loss / output.count).backward()
+            parts.strategy.update(parts.strategy.take_gradients(), 0.05)
+    return parts.evaluator.evaluate(parts.model, "test")
+
+
+def everything(world: World) -> dict[str, Any]:
+    """All curves and all metrics in one go: starting processes is what costs."""
+    shoal.evaluator.TILE_USERS = 16  # 131 users then make 9 tiles, which 2, 3 and 4 do not divide
+    return {
+        "curves": {name: curve(world, name) for name in CURVES},
+        "metrics": {
+            f"{model} {mode} {size}": metrics(world, mode, size, model)
+            for model in ("BPR", "Pop", "SASRec")
+            for mode in MODES
+            for size in BATCH_SIZES
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return everything(World())
+
+
+@pytest.fixture(scope="module", params=[2, 3, 4])
+def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return run_ranks(everything, request.param, tmp_path_factory.mktemp("ranks") / "out")
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_loss_curve_equals_single(name: str, alone: dict, together: list) -> None:
+    for rank in together:
+        assert rank["curves"][name] == pytest.approx(alone["curves"][name], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_loss_goes_down(name: str, alone: dict) -> None:
+    losses = alone["curves"][name]
+    assert sum(losses[-10:]) < 0.99 * sum(losses[:10])
+
+
+def test_metrics_equal_single(alone: dict, together: list) -> None:
+    for rank in together:
+        assert rank["metrics"].keys() == alone["metrics"].keys()
+        for name, values in alone["metrics"].items():
+            assert rank["metrics"][name] == pytest.approx(values, rel=0, abs=1e-8), name
+
+
+@pytest.mark.parametrize("model", ["BPR", "Pop", "SASRec"])
+@pytest.mark.parametrize("mode", MODES)
+def test_metrics_do_not_depend_on_the_batch_size(mode: str, model: str, alone: dict) -> None:
+    first = alone["metrics"][f"{model} {mode} {BATCH_SIZES[0]}"]
+    assert len(first) == 11 * 2 + 1 + (0 if mode == "full" else 4)
+    for size in BATCH_SIZES[1:]:
+        assert alone["metrics"][f"{model} {mode} {size}"] == pytest.approx(first, rel=0, abs=1e-8)

@@ -1,0 +1,38 @@
+"""Real ranks for tests: a function is run by W processes that talk over Gloo on loopback."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.multiprocessing as mp
+
+from shoal.world import connect, set_rank
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_ranks(function: Callable[..., Any], size: int, folder: Path, *arguments: Any) -> list[Any]:
+    """function(world, *arguments) on every rank; what each returned (plain JSON), by rank."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mp.spawn(_rank, (size, free_port(), function, str(folder), arguments), nprocs=size, join=True)
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(size)]
+
+
+def _rank(
+    rank: int, size: int, port: int, function: Callable[..., Any], folder: str, arguments: tuple
+) -> None:
+    set_rank(rank, size, rank, size, "127.0.0.1", port)
+    world = connect("cpu", 60.0, threads=1)
+    try:
+        result = function(world, *arguments)
+    finally:
+        world.close()
+    (Path(folder) / f"rank-{rank}.json").write_text(json.dumps(result))

@@ -1,0 +1,41 @@
+"""Small configs for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.config.schema import Config
+from shoal.run import resolve
+
+DATA = {
+    "data.name": "planted",
+    "data.planted.users": 131,
+    "data.planted.items": 97,
+    "data.planted.interactions": 4000,
+    "data.max_len": 12,
+    "run.progress": False,
+    "run.tensorboard": False,
+}
+NO_DROPOUT = {
+    "BPR": {"model.embedding_size": 16},
+    "NeuMF": {
+        "model.mf_embedding_size": 8,
+        "model.mlp_embedding_size": 8,
+        "model.mlp_hidden_size": [16, 8],
+        "model.dropout_prob": 0.0,
+    },
+    "LightGCN": {"model.embedding_size": 16},
+    "SASRec": {
+        "model.hidden_size": 16,
+        "model.inner_size": 32,
+        "model.hidden_dropout_prob": 0.0,
+        "model.attn_dropout_prob": 0.0,
+    },
+    "Pop": {},
+}
+
+
+def small_config(model: str = "BPR", **values: Any) -> Config:
+    """A config of one model on small planted data; keyword a__b stands for the key a.b."""
+    given = {key.replace("__", "."): value for key, value in values.items()}
+    return resolve(values={"model": model, **DATA, **NO_DROPOUT[model], **given}).config
