@@ -12,8 +12,8 @@ from torch import Tensor
 class Jagged:
     """A list of id lists, flattened.
 
-        [[3, 5], [], [7]]   ->   values  3 5 7
-                                 offsets 0 2 2 3
+    [[3, 5], [], [7]]   ->   values  3 5 7
+                             offsets 0 2 2 3
     """
 
     values: Tensor  # [total], int64
