@@ -1,0 +1,97 @@
+"""MovieLens as GroupLens publishes it: u.data, ratings.dat or ratings.csv, unpacked or zipped."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+from shoal.config.schema import DataSection
+from shoal.data.dataset import FieldType
+from shoal.data.raw import Raw, RawTable, choose_columns
+from shoal.data.sources.delimited import Layout, clean, join, parse, read_bytes
+
+SEPARATORS = {"u.data": "\t", "ratings.dat": "::", "ratings.csv": ","}
+_CSV_HEADER = ["userId", "movieId", "rating", "timestamp"]
+
+
+def locate(config: DataSection) -> Path | None:
+    """The ratings file or the archive that holds it; None where there is neither."""
+    root = Path(config.path)
+    folder = root / config.name
+    for place in (folder, folder / config.name):
+        for name in SEPARATORS:
+            if (place / name).is_file():
+                return place / name
+    for archive in (root / f"{config.name}.zip", folder / f"{config.name}.zip"):
+        if archive.is_file():
+            return archive
+    return None
+
+
+def find(config: DataSection) -> Path:
+    """As locate, but an error where there is nothing."""
+    found = locate(config)
+    if found is None:
+        folder = Path(config.path) / config.name
+        raise ValueError(
+            f"no MovieLens ratings for {config.name!r}: looked for {', '.join(SEPARATORS)} in "
+            f"{folder} and for {folder}.zip; fetch them with `shoal data fetch {config.name}`"
+        )
+    return found
+
+
+def read(config: DataSection) -> Raw:
+    """Interactions with user, item, rating and time, named as in data.fields."""
+    path = find(config)
+    name, where, data = path.name, str(path), b""
+    if path.suffix == ".zip":
+        name, data = _read_archive(path)
+        where = f"{path}:{name}"
+    else:
+        data = read_bytes(path)
+    extra = [s for s in [*(config.load or {}), *config.extra_suffixes] if s != "inter"]
+    if extra:
+        raise ValueError(
+            f"data.load names {', '.join(extra)}, but {where} holds interactions only; "
+            "use atomic files for side features"
+        )
+    fields = config.fields
+    kinds: dict[str, FieldType] = {
+        fields.user: "token",
+        fields.item: "token",
+        fields.rating: "float",
+        fields.time: "float",
+    }
+    first_line = 1
+    if name == "ratings.csv":
+        head, _, data = data.partition(b"\n")
+        first_line = 2
+        if head.decode(errors="replace").split(",") != _CSV_HEADER:
+            raise ValueError(
+                f"{where}, line 1: {head[:80]!r} where {','.join(_CSV_HEADER)} was expected; "
+                "is this a MovieLens file? Other data can be given as atomic files"
+            )
+    load = choose_columns(config, "inter", list(kinds), where)
+    for needed in (fields.user, fields.item):
+        if needed not in load:
+            raise ValueError(f"data.load leaves out {needed!r}, which is needed; add it")
+    layout = Layout(kinds, load, SEPARATORS[name], " ", first_line, frozenset(load))
+    parsed = parse(data, layout, where)
+    columns = {field: join([parsed[field]], kinds[field]) for field in load}
+    return Raw(RawTable(where, {field: kinds[field] for field in load}, columns))
+
+
+def _read_archive(path: Path) -> tuple[str, bytes]:
+    """Name and text of the ratings file in an archive, at its top or one folder down."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in SEPARATORS:
+                for member in archive.namelist():
+                    if member.rpartition("/")[2] == name and member.count("/") <= 1:
+                        return name, clean(archive.read(member))
+    except (zipfile.BadZipFile, OSError, EOFError) as error:
+        raise ValueError(
+            f"cannot read {path}: {error}; remove it and fetch it again with "
+            f"`shoal data fetch {path.stem}`"
+        ) from error
+    raise ValueError(f"{path} holds none of {', '.join(SEPARATORS)}; is it a MovieLens archive?")

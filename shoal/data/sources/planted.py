@@ -1,0 +1,233 @@
+"""Planted data: generated interactions whose hidden taste is known, so learning can be checked.
+
+    score(user, item, t) = strength * <taste of user at t, item> - popularity * log(rank of item)
+
+A user draws items without replacement with probability proportional to exp(score) (the Gumbel
+trick: add noise, take the best), in STAGES steps from t = 0 to t = 1 while the taste turns.
+
+Everything that decides an outcome is an integer (held in float64, far below 2**53): random words
+of Philox, tables rounded to integers, exact products. So the data is the same on every machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.config.schema import DataSection, PlantedSection
+from shoal.data.dataset import FieldType
+from shoal.data.raw import Raw, RawColumn, RawTable, choose_columns
+
+STAGES = 8  # steps in which a user's taste turns
+MIN_PER_USER = 5
+UNIT = 64.0  # integers per 1.0 in a factor; a score has UNIT * UNIT per 1.0
+_START = 880_000_000  # first second of the calendar
+_BLOCK = 1 << 17  # scores held at a time: about what a cache holds
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What was planted. Row u belongs to the user token str(u + 1), likewise for items.
+
+    first, last   taste of the users at t = 0 and t = 1, [users, factors]
+    items         [items, factors]
+    bias          log popularity, [items]
+    """
+
+    first: np.ndarray
+    last: np.ndarray
+    items: np.ndarray
+    bias: np.ndarray
+    drift: float
+
+    def taste(self, t: float) -> np.ndarray:
+        """Taste of the users at time t of 0 to 1, [users, factors], integers."""
+        # A turn from `first` towards `last` at right angles; drift 1 ends at a quarter turn.
+        angle = self.drift * t * np.pi / 2
+        return np.rint(
+            np.rint(np.cos(angle) * 4096) * self.first / 4096
+            + np.rint(np.sin(angle) * 4096) * self.last / 4096
+        )
+
+    def scores(
+        self, user_tokens: np.ndarray, item_tokens: np.ndarray, t: float = 1.0
+    ) -> np.ndarray:
+        """Log-odds of the given users (str tokens) for the given items, [users, items]."""
+        users, items = user_tokens.astype(np.int64) - 1, item_tokens.astype(np.int64) - 1
+        return (self.taste(t)[users] @ self.items[items].T + self.bias[items]) / (UNIT * UNIT)
+
+
+def planted_truth(section: PlantedSection) -> Truth:
+    """The hidden factors behind the data that this section generates."""
+    users, items, factors = section.users, section.items, section.factors
+    spread = section.strength / np.sqrt(factors)  # <taste, item> has deviation `strength`
+    rank = np.argsort(_random(section, "rank", items), kind="stable") + 1
+    return Truth(
+        first=np.rint(_normal(section, "first", users, factors) * (spread * UNIT)),
+        last=np.rint(_normal(section, "last", users, factors) * (spread * UNIT)),
+        items=np.rint(_normal(section, "items", items, factors) * UNIT),
+        bias=np.rint(-section.popularity * np.log(rank) * (UNIT * UNIT)),
+        drift=section.drift,
+    )
+
+
+def read(config: DataSection) -> Raw:
+    """Interactions in order of time, with user, item, rating and time named as in data.fields."""
+    section, fields = config.planted, config.fields
+    _check(section, config)
+    truth = planted_truth(section)
+    sizes = _sizes(section)
+    users, items, stages = _draw(section, truth, sizes)
+    times = _times(section, users, sizes)
+    order = np.argsort(times, kind="stable")
+    # One second more per row: times rise strictly over the whole data set.
+    times = times[order] + np.arange(len(order)) + _START
+    users, items, stages = users[order], items[order], stages[order]
+    ratings = _ratings(section, truth, users, items, stages)
+
+    kinds: dict[str, FieldType] = {
+        fields.user: "token",
+        fields.item: "token",
+        fields.rating: "float",
+        fields.time: "float",
+    }
+    columns = {
+        fields.user: RawColumn(users, _names(section.users)),
+        fields.item: RawColumn(items, _names(section.items)),
+        fields.rating: RawColumn(ratings.astype(np.float64)),
+        fields.time: RawColumn(times.astype(np.float64)),
+    }
+    load = choose_columns(config, "inter", list(kinds), "planted data")
+    for needed in (fields.user, fields.item):
+        if needed not in load:
+            raise ValueError(f"data.load leaves out {needed!r}, which is needed; add it")
+    table = RawTable("planted data", {n: kinds[n] for n in load}, {n: columns[n] for n in load})
+    return Raw(table)
+
+
+def _check(section: PlantedSection, config: DataSection) -> None:
+    extra = [s for s in [*(config.load or {}), *config.extra_suffixes] if s != "inter"]
+    if extra or config.presplit is not None:
+        raise ValueError(
+            f"planted data is interactions only: remove {', '.join(extra) or 'presplit'} from "
+            "data.load, data.extra_suffixes or data.presplit, or name another data set"
+        )
+    low, high = section.users * MIN_PER_USER, section.users * (section.items // 2)
+    if not low <= section.interactions <= high:
+        raise ValueError(
+            f"data.planted: {section.interactions} interactions of {section.users} users with "
+            f"{section.items} items; each user has at least {MIN_PER_USER} and at most half of "
+            f"the items, so give {low} to {high} interactions (and at least "
+            f"{2 * MIN_PER_USER} items)"
+        )
+
+
+def _sizes(section: PlantedSection) -> np.ndarray:
+    """Interactions of each user, int64 [users]: skewed, and exactly section.interactions in all."""
+    uniform = (_random(section, "sizes", section.users) >> np.uint64(44)).astype(np.int64)  # 20 bit
+    weights = (1 << 40) // (uniform + (1 << 17))  # a heavy tail, at most 9 times the lightest
+    sizes = np.full(section.users, MIN_PER_USER, dtype=np.int64)
+    limit = section.items // 2
+    while (left := section.interactions - int(sizes.sum())) > 0:
+        open_weights = np.where(sizes < limit, weights, 0)
+        share = left * open_weights // int(open_weights.sum())
+        if not share.any():  # less than one each: the heaviest open users take one
+            heaviest = np.argsort(-open_weights, kind="stable")[:left]
+            share[heaviest[open_weights[heaviest] > 0]] = 1
+        sizes = np.minimum(sizes + share, limit)
+    return sizes
+
+
+def _draw(
+    section: PlantedSection, truth: Truth, sizes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(user, item, stage) of every interaction, by user and within a user in order of time."""
+    gumbel = _gumbel_table()
+    found = []
+    step = max(1, _BLOCK // section.items)
+    steps = np.arange(STAGES + 1)
+    for begin in range(0, section.users, step):
+        block = np.arange(begin, min(begin + step, section.users))
+        # after[u, s]: how many of the user's interactions come before stage s
+        after = sizes[block, None] * steps // STAGES
+        seen = np.zeros((len(block), section.items), dtype=bool)
+        for stage in range(STAGES):
+            counts = after[:, stage + 1] - after[:, stage]
+            most = int(counts.max())
+            if most == 0:
+                continue
+            noise = _random(section, f"noise {begin} {stage}", (seen.size + 3) // 4)
+            noise = noise.view(np.uint16)[: seen.size].reshape(seen.shape)
+            scores = truth.taste(stage / (STAGES - 1))[block] @ truth.items.T
+            scores += truth.bias
+            scores += gumbel[noise]
+            scores[seen] = -(2.0**30)
+            # The item in the low digits makes all keys distinct: no tie is left to the sort.
+            scores *= section.items
+            scores += np.arange(section.items)
+            top = np.partition(scores, section.items - most, axis=1)[:, -most:]
+            top = np.sort(top, axis=1)[:, ::-1]
+            user, place = np.nonzero(np.arange(most) < counts[:, None])
+            item = (top[user, place] % section.items).astype(np.int64)
+            seen[user, item] = True
+            found.append(np.stack([block[user], item, np.full(len(user), stage)]))
+    users, items, stages = np.concatenate(found, axis=1)
+    # Within a stage the best came first; a random order hides that.
+    shuffle = _random(section, "order", len(users))
+    order = np.lexsort((shuffle, stages, users))
+    return users[order], items[order], stages[order]
+
+
+def _times(section: PlantedSection, users: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Seconds of each interaction: users come over half a year, and act at most daily apart."""
+    begin = (_random(section, "begin", section.users) >> np.uint64(40)).astype(
+        np.int64
+    )  # < 194 days
+    gaps = 1 + (_random(section, "gaps", len(users)) % np.uint64(86_400)).astype(np.int64)
+    first = np.cumsum(sizes) - sizes
+    total = np.cumsum(gaps)
+    return begin[users] + total - (total[first] - gaps[first])[users]
+
+
+def _ratings(
+    section: PlantedSection,
+    truth: Truth,
+    users: np.ndarray,
+    items: np.ndarray,
+    stages: np.ndarray,
+) -> np.ndarray:
+    """1 to 5: the better an item fits the taste, the higher; shares as in MovieLens."""
+    liking = np.empty(len(users))
+    for stage in range(STAGES):
+        rows = np.flatnonzero(stages == stage)
+        taste = truth.taste(stage / (STAGES - 1))
+        liking[rows] = (taste[users[rows]] * truth.items[items[rows]]).sum(axis=1)
+    spread = max(section.strength, 0.1) * UNIT * UNIT / 2
+    liking += np.rint(_normal(section, "ratings", len(users), 1)[:, 0] * spread)
+    ranked = np.sort(liking)
+    limits = ranked[[len(ranked) * percent // 100 for percent in (6, 17, 44, 78)]]
+    return 1 + np.searchsorted(limits, liking, side="right")
+
+
+def _names(count: int) -> np.ndarray:
+    return np.array([str(i + 1) for i in range(count)], dtype=object)
+
+
+def _gumbel_table() -> np.ndarray:
+    """Gumbel noise for each 16-bit word, in units of a score, rounded."""
+    return np.rint(-np.log(-np.log((np.arange(65_536) + 0.5) / 65_536)) * (UNIT * UNIT))
+
+
+def _random(section: PlantedSection, stream: str, count: int) -> np.ndarray:
+    """uint64 [count], a pure function of (seed, stream)."""
+    name = int.from_bytes(stream.encode()[:16].ljust(16, b"\0"), "little")
+    key = [section.seed & 0xFFFFFFFFFFFFFFFF, (name ^ (name >> 64)) & 0xFFFFFFFFFFFFFFFF]
+    return np.random.Philox(key=key).random_raw(count)
+
+
+def _normal(section: PlantedSection, stream: str, rows: int, width: int) -> np.ndarray:
+    """Nearly normal numbers, [rows, width]: sums of four uniform ones, exact on every machine."""
+    words = _random(section, stream, rows * width).view(np.uint16).reshape(rows, width, 4)
+    total = words.sum(axis=2, dtype=np.int64) - 2 * 65_535
+    return total / (65_536 / np.sqrt(3.0))

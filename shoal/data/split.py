@@ -1,0 +1,117 @@
+"""Splits: which interactions train, validate and test. Vectorised, decided by the input alone.
+
+Within a group (a user, or everything) the rows are put in order and cut: the head trains, the next
+part validates, the tail tests.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from shoal.config.schema import SplitSection
+
+PHASES = ("train", "valid", "test")
+
+
+def split_rows(
+    config: SplitSection, seed: int, users: np.ndarray, times: np.ndarray | None
+) -> dict[str, np.ndarray]:
+    """phase -> ascending row numbers (int64); users: int64 [rows], times: float64 [rows]."""
+    rows = len(users)
+    if config.order == "time":
+        if times is None:
+            raise ValueError(
+                "data.split.order: time needs a time column, but none is loaded; name it in "
+                "data.fields.time and load it (data.load.inter), or set data.split.order: random"
+            )
+        order = np.argsort(times, kind="stable")
+    else:
+        order = _random_order(seed, rows)
+
+    if config.by == "leave_one_out" and config.group_by != "user":
+        raise ValueError(
+            "data.split.by: leave_one_out leaves out one interaction per user; "
+            "set data.split.group_by: user, or data.split.by: ratio"
+        )
+    if config.group_by == "user":
+        order = _group(order, users)
+        sizes = np.bincount(users)
+        sizes = sizes[sizes > 0]
+    else:
+        sizes = np.array([rows])
+
+    if config.by == "ratio":
+        valid, test = ratio_counts(sizes, config.ratio)
+    else:
+        valid, test = leave_counts(sizes, config.leave)
+    starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    place = np.arange(rows) - starts  # 0, 1, ... within each group
+    phase_of_row = np.zeros(rows, dtype=np.int8)
+    in_test = place >= np.repeat(sizes - test, sizes)
+    in_valid = ~in_test & (place >= np.repeat(sizes - test - valid, sizes))
+    phase_of_row[order[in_valid]] = 1
+    phase_of_row[order[in_test]] = 2
+    return rows_by_phase(phase_of_row)
+
+
+def rows_by_phase(phase_of_row: np.ndarray) -> dict[str, np.ndarray]:
+    """phase -> ascending row numbers, from each row's phase number 0, 1 or 2."""
+    return {phase: np.flatnonzero(phase_of_row == i) for i, phase in enumerate(PHASES)}
+
+
+def ratio_counts(sizes: np.ndarray, ratio: list[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that validate and test, per group; the rest trains.
+
+    Each part is rounded down. A part with a share above zero that rounds to nothing gets one row as
+    long as training keeps at least one: test is served first, then validation.
+    """
+    if min(ratio) < 0 or not all(map(math.isfinite, ratio)) or sum(ratio) <= 0:
+        raise ValueError(
+            f"data.split.ratio: {ratio}; give three finite numbers, none negative and not all "
+            "zero, for train, valid and test, e.g. [0.8, 0.1, 0.1]"
+        )
+    valid_share = ratio[1] / sum(ratio) * sizes
+    test_share = ratio[2] / sum(ratio) * sizes
+    valid, test = valid_share.astype(np.int64), test_share.astype(np.int64)
+    train = sizes - valid - test
+    for share, count in ((test_share, test), (valid_share, valid)):
+        grant = (train > 1) & (share > 0) & (share < 1)
+        count += grant
+        train = train - grant
+    return valid, test
+
+
+def leave_counts(sizes: np.ndarray, leave: str) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that validate and test, per user: one each, but the first row always trains.
+
+    With one interaction it trains; with two, the second tests (or validates, for valid_only).
+    """
+    test = (sizes >= 2).astype(np.int64)
+    none = np.zeros_like(test)
+    if leave == "valid_only":
+        return test, none
+    if leave == "test_only":
+        return none, test
+    return (sizes >= 3).astype(np.int64), test
+
+
+def _random_order(seed: int, rows: int) -> np.ndarray:
+    """A permutation of the rows that depends on the seed alone."""
+    # Raw Philox words are the same with every version of numpy; the row in the low bits makes
+    # each key distinct, so the order does not depend on the sorting algorithm either.
+    bits = np.uint64(max(1, int(rows - 1).bit_length()))
+    keys = np.random.Philox(key=seed & 0xFFFFFFFFFFFFFFFF).random_raw(rows)
+    keys = (keys << bits) | np.arange(rows, dtype=np.uint64)
+    keys.sort()
+    return (keys & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
+
+
+def _group(order: np.ndarray, users: np.ndarray) -> np.ndarray:
+    """The same rows, ordered by user, and within a user as in `order`."""
+    bits = max(1, int(len(order) - 1).bit_length())
+    # (user, place) in one word: sorting words is several times faster than sorting by two keys.
+    keys = (users[order] << bits) | np.arange(len(order))
+    keys.sort()
+    return order[keys & ((1 << bits) - 1)]
