@@ -1,0 +1,32 @@
+"""Metrics with additive state: what a block of users or rows adds does not depend on the others.
+
+A metric says what one block adds to its state (`measure`) and what a state is worth (`compute`).
+States are merged over blocks and ranks as states, never as results, so every split of the users
+over batches and processes gives the same values. Parts of the same name are shared: the counts of
+recommended items, say, are kept once for all the metrics that read them.
+
+definitions.py  the metrics, each a few lines
+collection.py   MetricSet: collects blocks, merges states over ranks, computes
+"""
+
+from shoal.metrics.collection import MetricSet
+from shoal.metrics.definitions import (
+    METRICS,
+    Metric,
+    Ranked,
+    Valued,
+    canonical,
+    higher_is_better,
+    pair_counts,
+)
+
+__all__ = [
+    "METRICS",
+    "Metric",
+    "MetricSet",
+    "Ranked",
+    "Valued",
+    "canonical",
+    "higher_is_better",
+    "pair_counts",
+]

@@ -1,0 +1,385 @@
+"""What each metric is: its state, and the value of a state.
+
+Definitions, and where they differ from those of other tools, are in docs/metrics.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+State = dict[str, Tensor]
+CONCATENATED = ("row_users", "row_scores", "row_labels")  # parts of a state; all others are summed
+
+
+@dataclass
+class Ranked:
+    """Recommendations to one block of users.
+
+    items          [b, K] int64, best first, K = max topk or the size of the catalogue; 0 where a
+                   user has fewer than K candidates
+    hits           [b, K] bool, False where items is 0
+    num_positives  [b] int64, distinct positives of each user, at least 1
+    auc_numerator  [b] float64, over all (positive, negative) pairs of candidates: 1 where the
+                   positive has the higher score, 0.5 where they are equal; for GAUC only
+    num_negatives  [b] int64, candidates that are not positives; for GAUC only
+    """
+
+    items: Tensor
+    hits: Tensor
+    num_positives: Tensor
+    auc_numerator: Tensor | None = None
+    num_negatives: Tensor | None = None
+
+
+@dataclass
+class Valued:
+    """Rows with a predicted value and a label: users int64 [n], scores [n], labels [n]."""
+
+    users: Tensor
+    scores: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What metrics know of the run: topk int64 [T], popularity float64 and tail bool [items]."""
+
+    topk: Tensor
+    popularity: Tensor
+    tail: Tensor
+
+
+class Ranking:
+    """Many users' recommendations, with the work that several metrics share done once."""
+
+    def __init__(self, block: Ranked, setting: Setting) -> None:
+        self.block, self.items, self.topk = block, block.items, setting.topk
+        self.num_items = len(setting.popularity)
+        self.hits = block.hits.double()  # [b, K]
+        self.num_positives = block.num_positives[:, None]  # [b, 1]
+        self.ranks = torch.arange(1, block.items.shape[1] + 1, dtype=torch.float64)  # [K]
+        self.within = (self.ranks[:, None] <= self.topk).double()  # [K, T]
+
+    @cached_property
+    def hits_at(self) -> Tensor:
+        """Hits among the first k, [b, T]."""
+        return self.hits @ self.within
+
+    @cached_property
+    def length_at(self) -> Tensor:
+        """Items recommended among the first k, [b, T]; less than k where candidates ran out."""
+        return ((self.items > 0).double() @ self.within).clamp_(min=1)
+
+    @cached_property
+    def item_counts(self) -> Tensor:
+        """How often each item is among the first k, [T, num_items]; the padding is not counted."""
+        parts = [self.items[:, :k].reshape(-1) for k in self.topk.tolist()]
+        counts = torch.stack([torch.bincount(part, minlength=self.num_items) for part in parts])
+        counts[:, 0] = 0
+        return counts
+
+
+class Metric:
+    """One metric: the state that a block adds, and the value of a state.
+
+    measure  the state of a block: of a Ranking or of a Valued (in float64), as `needs` says
+    compute  the value of a state: [T] where the metric has topk, else a scalar; a state also holds
+             the number of `users` and of `rows`
+    """
+
+    needs: ClassVar[Literal["ranked", "valued", "either"]]
+    higher_is_better: ClassVar[bool] = True
+    has_topk: ClassVar[bool] = False
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+
+    def measure(self, block: Any) -> State:
+        raise NotImplementedError
+
+    def compute(self, state: State) -> Tensor:
+        raise NotImplementedError
+
+
+class PerUser(Metric):
+    """Mean over users of a value [b, T] that each user's list has at each k."""
+
+    needs = "ranked"
+    has_topk = True
+
+    def value(self, ranking: Ranking) -> Tensor:
+        raise NotImplementedError
+
+    def measure(self, block: Ranking) -> State:
+        return {type(self).__name__: self.value(block).sum(dim=0)}
+
+    def compute(self, state: State) -> Tensor:
+        return state[type(self).__name__] / state["users"]
+
+
+class Recall(PerUser):
+    """Hits among the first k / positives."""
+
+    def value(self, ranking: Ranking) -> Tensor:
+        return ranking.hits_at / ranking.num_positives
+
+
+class Precision(PerUser):
+    """Hits among the first k / k."""
+
+    def value(self, ranking: Ranking) -> Tensor:
+        return ranking.hits_at / ranking.topk
+
+
+class Hit(PerUser):
+    """1 if there is a hit among the first k."""
+
+    def value(self, ranking: Ranking) -> Tensor:
+        return (ranking.hits_at > 0).double()
+
+
+class MRR(PerUser):
+    """1 / rank of the first hit, 0 if it is beyond k."""
+
+    def value(self, ranking: Ranking) -> Tensor:
+        first = ranking.hits.argmax(dim=1, keepdim=True) + 1.0
+        return (ranking.hits_at > 0) / first
+
+
+class NDCG(PerUser):
+    """Discounted hits / those of the best possible list."""
+
+    def value(self, ranking: Ranking) -> Tensor:
+        discount = 1 / torch.arange(2, int(ranking.topk.max()) + 2, dtype=torch.float64).log2()
+        ideal = discount.cumsum(0)
+        gains = torch.log2(ranking.ranks + 1).reciprocal_()[:, None] * ranking.within
+        best = torch.minimum(ranking.num_positives, ranking.topk)
+        return ranking.hits @ gains / ideal[best - 1]
+
+
+class MAP(PerUser):
+    """Sum of the precision at each hit among the first k / min(positives, k)."""
+
+    def value(self, ranking: Ranking) -> Tensor:
+        at_hits = ranking.hits.cumsum(dim=1) / ranking.ranks * ranking.hits
+        return at_hits @ ranking.within / torch.minimum(ranking.num_positives, ranking.topk)
+
+
+class AveragePopularity(PerUser):
+    """Mean number of training interactions of the recommended items."""
+
+    higher_is_better = False
+
+    def value(self, ranking: Ranking) -> Tensor:
+        return self.setting.popularity[ranking.items] @ ranking.within / ranking.length_at
+
+
+class TailPercentage(PerUser):
+    """Share of the recommended items that belong to the tail."""
+
+    def value(self, ranking: Ranking) -> Tensor:
+        return self.setting.tail[ranking.items].double() @ ranking.within / ranking.length_at
+
+
+class OverItems(Metric):
+    """A value [T] of how often each item is recommended, counts [T, items without padding]."""
+
+    needs = "ranked"
+    has_topk = True
+
+    def value(self, counts: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def measure(self, block: Ranking) -> State:
+        return {"item_counts": block.item_counts}
+
+    def compute(self, state: State) -> Tensor:
+        return self.value(state["item_counts"][:, 1:])
+
+
+class ItemCoverage(OverItems):
+    """Share of the items that are recommended to anyone."""
+
+    def value(self, counts: Tensor) -> Tensor:
+        return (counts > 0).double().mean(dim=1)
+
+
+class GiniIndex(OverItems):
+    """Inequality of the items' counts: 0 all alike, towards 1 one item takes all."""
+
+    higher_is_better = False
+
+    def value(self, counts: Tensor) -> Tensor:
+        n = counts.shape[1]
+        weights = 2 * torch.arange(1, n + 1) - n - 1
+        return (counts.sort(dim=1).values * weights).sum(dim=1) / (n * counts.sum(dim=1)).double()
+
+
+class ShannonEntropy(OverItems):
+    """Entropy, in nats, of the distribution of recommended items."""
+
+    def value(self, counts: Tensor) -> Tensor:
+        share = counts / counts.sum(dim=1, keepdim=True).double()
+        return -torch.xlogy(share, share).sum(dim=1)
+
+
+class PerRow(Metric):
+    """Mean over rows of a loss [n]."""
+
+    needs = "valued"
+    higher_is_better = False
+
+    def value(self, rows: Valued) -> Tensor:
+        raise NotImplementedError
+
+    def measure(self, block: Valued) -> State:
+        return {type(self).__name__: self.value(block).sum()}
+
+    def compute(self, state: State) -> Tensor:
+        return state[type(self).__name__] / state["rows"]
+
+
+class MAE(PerRow):
+    """Mean absolute error."""
+
+    def value(self, rows: Valued) -> Tensor:
+        return (rows.scores - rows.labels).abs()
+
+
+class RMSE(PerRow):
+    """Root of the mean squared error."""
+
+    def value(self, rows: Valued) -> Tensor:
+        return (rows.scores - rows.labels).square()
+
+    def compute(self, state: State) -> Tensor:
+        return super().compute(state).sqrt()
+
+
+class LogLoss(PerRow):
+    """Mean cross-entropy of 0/1 labels under predicted probabilities."""
+
+    def value(self, rows: Valued) -> Tensor:
+        _check_binary(rows.labels, "LogLoss")
+        if ((rows.scores < 0) | (rows.scores > 1)).any():
+            low, high = rows.scores.min().item(), rows.scores.max().item()
+            raise ValueError(
+                f"LogLoss needs probabilities between 0 and 1, got scores from {low:g} to "
+                f"{high:g}; use AUC or GAUC for scores that are not probabilities"
+            )
+        of_label = torch.where(rows.labels == 1, rows.scores, 1 - rows.scores)
+        return -of_label.clamp(min=1e-15).log()
+
+
+class AUC(Metric):
+    """Share of all (positive, negative) pairs of rows in the right order, ties counting half."""
+
+    needs = "valued"
+
+    def measure(self, block: Valued) -> State:
+        _check_binary(block.labels, "AUC")
+        return {"row_scores": block.scores, "row_labels": block.labels}
+
+    def compute(self, state: State) -> Tensor:
+        scores, labels = state["row_scores"], state["row_labels"]
+        pairs, positives, negatives = pair_counts(torch.zeros_like(labels), scores, labels)
+        return (pairs / (positives.double() * negatives)).squeeze(0)  # nan where a class is absent
+
+
+class GAUC(Metric):
+    """Mean of the users' AUC, weighted by their positives; users of one class are left out.
+
+    From Ranked blocks over all candidates of a user; where there are none, from labeled rows.
+    """
+
+    needs = "either"
+
+    def measure(self, block: Ranking | Valued) -> State:
+        if isinstance(block, Valued):
+            _check_binary(block.labels, "GAUC")
+            rows = {"row_scores": block.scores, "row_labels": block.labels}
+            return {"row_users": block.users, **rows}
+        numerator, negatives = block.block.auc_numerator, block.block.num_negatives
+        assert numerator is not None and negatives is not None, "wants_auc_pairs was True"
+        return self._weigh(numerator, block.block.num_positives, negatives)
+
+    def compute(self, state: State) -> Tensor:
+        if not state["users"]:
+            state = self._weigh(*pair_counts(*(state[part] for part in CONCATENATED)))
+        return state["GAUC"] / state["gauc_weight"]
+
+    @staticmethod
+    def _weigh(numerator: Tensor, positives: Tensor, negatives: Tensor) -> State:
+        kept = (positives > 0) & (negatives > 0)
+        # positives × AUC of a user = numerator / negatives
+        total = (numerator[kept].double() / negatives[kept]).sum()
+        return {"GAUC": total, "gauc_weight": positives[kept].sum()}
+
+
+METRICS: dict[str, type[Metric]] = {
+    metric.__name__: metric
+    for metric in (
+        *(Recall, MRR, NDCG, Hit, MAP, Precision, GAUC, ItemCoverage, AveragePopularity),
+        *(GiniIndex, ShannonEntropy, TailPercentage, AUC, LogLoss, MAE, RMSE),
+    )
+}
+
+
+def canonical(name: str) -> str:
+    """The proper spelling of a metric's name, whatever its case."""
+    by_lower = {one.lower(): one for one in METRICS}
+    if name.lower() not in by_lower:
+        near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+        hint = f", did you mean {by_lower[near[0]]}?" if near else ";"
+        raise ValueError(f"unknown metric {name!r}{hint} known are {', '.join(METRICS)}")
+    return by_lower[name.lower()]
+
+
+def higher_is_better(name: str) -> bool:
+    """Whether more is better, for a name such as `MRR@10` or `rmse`."""
+    return METRICS[canonical(name.partition("@")[0])].higher_is_better
+
+
+def pair_counts(users: Tensor, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the rows of each user, in ascending order of their ids, [u] each:
+
+    numerator float64, (positive, negative) pairs where the positive scores higher, ties counting
+    half (nan where a score is nan); positives int64; negatives int64. Exact.
+    """
+    order = scores.argsort()
+    order = order[users[order].argsort(stable=True)]
+    users, scores, positive = users[order], scores[order], labels[order] == 1
+    user_starts = torch.ones(len(users), dtype=torch.bool)
+    user_starts[1:] = users[1:] != users[:-1]
+    tie_starts = user_starts.clone()
+    tie_starts[1:] |= scores[1:] != scores[:-1]
+    user = user_starts.cumsum(0) - 1  # [n], number of the row's user
+    tie = tie_starts.cumsum(0) - 1  # [n], number of the row's run of equal scores
+    num_users = int(user_starts.sum())
+    positives = torch.bincount(user[positive], minlength=num_users)
+    negatives = torch.bincount(user, minlength=num_users) - positives
+    tie_positives = torch.bincount(tie[positive], minlength=int(tie_starts.sum()))
+    tie_negatives = torch.bincount(tie, minlength=len(tie_positives)) - tie_positives
+    owner = user[tie_starts]
+    lower = tie_negatives.cumsum(0) - tie_negatives - (negatives.cumsum(0) - negatives)[owner]
+    # In integers, doubled, so that the sum is exact in any order.
+    twice = torch.zeros_like(positives)
+    twice.index_add_(0, owner, tie_positives * (2 * lower + tie_negatives))
+    numerator = twice.double() / 2
+    numerator[user[scores.isnan()]] = torch.nan
+    return numerator, positives, negatives
+
+
+def _check_binary(labels: Tensor, name: str) -> None:
+    odd = labels[(labels != 0) & (labels != 1)]
+    if len(odd):
+        raise ValueError(
+            f"{name} needs labels that are 0 or 1, got {odd[0].item():g}; turn ratings into labels "
+            "with data.threshold, or use MAE and RMSE"
+        )
