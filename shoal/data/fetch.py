@@ -1,0 +1,223 @@
+"""Fetch public data sets: download (resumed where it broke), verify, unpack, commit by rename."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from shoal.data.raw import nearest
+
+OFFICIAL = "https://files.grouplens.org/datasets/movielens"
+MIRROR_VARIABLE = "SHOAL_MIRROR"
+_CHUNK = 1 << 18
+_TIMEOUT = 60  # seconds without a byte before a transfer counts as broken
+
+
+@dataclass(frozen=True)
+class Archive:
+    """What is known of an official archive. holds: the file without which it is not complete."""
+
+    md5: str
+    holds: str
+
+
+ARCHIVES = {
+    "ml-100k": Archive("0e33842e24a9c977be4e0107933c0723", "u.data"),
+    "ml-1m": Archive("c4d9eecfca2ab87c1945afe126590906", "ratings.dat"),
+    "ml-20m": Archive("cd245b17a1ae2cc31bb14903e1204af3", "ratings.csv"),
+}
+
+
+class FetchError(ValueError):
+    """A data set could not be fetched; nothing that looks complete was left behind."""
+
+
+def fetch(name: str, folder: Path, *, mirror: str | None = None, progress: bool = True) -> Path:
+    """Bring a data set to FOLDER/NAME and return that path; what is already there is kept.
+
+    mirror (or the environment variable SHOAL_MIRROR): a folder of archives, or a file://, http://
+    or https:// address under which NAME.zip lies.
+    """
+    if name not in ARCHIVES:
+        raise FetchError(
+            f"no data set {name!r} to fetch{nearest(name, list(ARCHIVES))}; "
+            f"known: {', '.join(ARCHIVES)}"
+        )
+    archive = ARCHIVES[name]
+    target = folder / name
+    if (target / archive.holds).is_file():
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        packed = folder / f"{name}.zip"
+        if packed.exists():
+            if _md5(packed) != archive.md5:
+                raise FetchError(
+                    f"{packed} is not the official archive (its md5 is {_md5(packed)}, not "
+                    f"{archive.md5}); move it away and fetch again"
+                )
+            _unpack(packed, name, target)
+        else:
+            _download(name, archive, packed, mirror or os.environ.get(MIRROR_VARIABLE), progress)
+            _unpack(packed, name, target)
+            packed.unlink()
+    except OSError as error:
+        raise FetchError(f"cannot write {name} to {folder}: {error}") from error
+    return target
+
+
+def _download(
+    name: str, archive: Archive, packed: Path, mirror: str | None, progress: bool
+) -> None:
+    """Put the verified archive at `packed`; its .part is kept only when the transfer broke."""
+    address = _address(name, mirror)
+    part = packed.with_name(f"{packed.name}.part")
+    try:
+        _transfer(address, part, name, progress)
+    except (OSError, http.client.HTTPException) as error:
+        kept = ""
+        if part.exists() and part.stat().st_size:
+            kept = f" The {part.stat().st_size} bytes received are kept: run it again to resume."
+        raise FetchError(
+            f"cannot fetch {name} from {address}: {_reason(error)}.{kept} Without internet, set "
+            f"{MIRROR_VARIABLE} to a folder or address that holds {name}.zip"
+        ) from error
+    found = _md5(part)
+    if found != archive.md5:
+        size = part.stat().st_size
+        part.unlink()
+        raise FetchError(
+            f"{address} is not the official {name}.zip: its md5 is {found} ({size} bytes), not "
+            f"{archive.md5}; it was removed. Try again, or set {MIRROR_VARIABLE} to a folder or "
+            "address with the official archive"
+        )
+    part.replace(packed)
+
+
+def _address(name: str, mirror: str | None) -> str:
+    base = mirror or OFFICIAL
+    if "://" not in base:
+        place = Path(base).expanduser()
+        if not (place / f"{name}.zip").is_file():
+            have = sorted(p.name for p in place.glob("*.zip")) if place.is_dir() else []
+            raise FetchError(
+                f"the mirror folder {base} holds no {name}.zip; it holds "
+                f"{', '.join(have) or 'no archives'}. Correct {MIRROR_VARIABLE}, or unset it to "
+                f"fetch from {OFFICIAL}"
+            )
+        return (place.resolve() / f"{name}.zip").as_uri()
+    if not base.startswith(("http://", "https://", "file://")):
+        raise FetchError(
+            f"{MIRROR_VARIABLE}: {base!r} is neither a folder nor a file://, http:// or https:// "
+            "address"
+        )
+    return f"{base.rstrip('/')}/{name}.zip"
+
+
+def _transfer(address: str, part: Path, name: str, progress: bool) -> None:
+    """Download to `part`, going on where an earlier transfer stopped."""
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(address)
+    if have and not address.startswith("file:"):
+        request.add_header("Range", f"bytes={have}-")
+    try:
+        response = urllib.request.urlopen(request, timeout=_TIMEOUT)
+    except urllib.error.HTTPError as error:
+        if error.code != 416:  # 416: nothing is left to send, or the part is longer than the file
+            raise
+        if error.headers.get("Content-Range") == f"bytes */{have}":
+            return
+        part.unlink()
+        return _transfer(address, part, name, progress)
+    with response:
+        resumed = response.status == 206
+        sent = response.headers.get("Content-Range", "")
+        if resumed and not sent.startswith(f"bytes {have}-"):
+            raise OSError(f"asked for the bytes from {have} on, the server sent {sent!r}")
+        have = have if resumed else 0
+        length = response.headers.get("Content-Length")
+        total = None if length is None else have + int(length)
+        with part.open("ab" if resumed else "wb") as out, _bar(name, total, have, progress) as bar:
+            while chunk := response.read(_CHUNK):
+                out.write(chunk)
+                have += len(chunk)
+                bar(len(chunk))
+    if total is not None and have != total:
+        raise OSError(f"the connection ended after {have} of {total} bytes")
+
+
+@contextmanager
+def _bar(name: str, total: int | None, have: int, progress: bool) -> Iterator:
+    """A progress bar on stderr: a function to call with the number of new bytes."""
+    from tqdm import tqdm
+
+    with tqdm(
+        desc=name,
+        total=total,
+        initial=have,
+        unit="B",
+        unit_scale=True,
+        file=sys.stderr,
+        disable=not progress,
+    ) as bar:
+        yield bar.update
+
+
+def _unpack(packed: Path, name: str, target: Path) -> None:
+    """Unpack NAME/... of the archive to `target`, all or nothing."""
+    temporary = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".tmp", dir=target.parent))
+    try:
+        with zipfile.ZipFile(packed) as archive:
+            for member in archive.infolist():
+                _check_member(member, packed)
+            archive.extractall(temporary)
+        content = temporary / name if (temporary / name).is_dir() else temporary
+        if not (content / ARCHIVES[name].holds).is_file():
+            raise FetchError(f"{packed} holds no {ARCHIVES[name].holds}; it is not {name}")
+        if target.exists():  # something of the user's: add what is missing, replace nothing
+            for entry in sorted(content.iterdir(), key=lambda e: e.name == ARCHIVES[name].holds):
+                if not (target / entry.name).exists():
+                    entry.rename(target / entry.name)
+        else:
+            content.rename(target)
+            target.chmod(0o755)  # the temporary folder was private
+    except zipfile.BadZipFile as error:
+        raise FetchError(f"{packed} is damaged: {error}; remove it and fetch again") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _check_member(member: zipfile.ZipInfo, packed: Path) -> None:
+    """Refuse names that lead out of the folder, and links."""
+    path = PurePosixPath(member.filename.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts or ":" in path.parts[0]:
+        raise FetchError(
+            f"{packed}: the entry {member.filename!r} leads out of the folder; refused"
+        )
+    if stat.S_ISLNK(member.external_attr >> 16):
+        raise FetchError(f"{packed}: the entry {member.filename!r} is a link; refused")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        return f"HTTP {error.code} {error.reason}"
+    if isinstance(error, urllib.error.URLError):
+        return str(error.reason)
+    return str(error) or type(error).__name__
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
