@@ -86,6 +86,8 @@ class MetricSet:
         Both are given tensors in host memory.
         """
         state = self._finished()
+        odd = {n: v.dtype for n, v in state.items() if v.dtype not in (torch.float64, torch.int64)}
+        assert not odd, f"states are float64 or int64, these are not: {odd}"
         for dtype in (torch.float64, torch.int64):
             names = [n for n in state if n not in CONCATENATED and state[n].dtype == dtype]
             if names:

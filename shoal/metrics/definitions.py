@@ -148,7 +148,7 @@ class MRR(PerUser):
     """1 / rank of the first hit, 0 if it is beyond k."""
 
     def value(self, ranking: Ranking) -> Tensor:
-        first = ranking.hits.argmax(dim=1, keepdim=True) + 1.0
+        first = ranking.hits.argmax(dim=1, keepdim=True).double() + 1
         return (ranking.hits_at > 0) / first
 
 

@@ -28,4 +28,4 @@ class Pop(Model):
         self.register_buffer("counts", counts.float())  # [num_items]
 
     def score(self, batch: Batch, items: Tensor) -> Tensor:
-        return self.counts[items].expand(batch.size, items.shape[-1])
+        return self.counts[items].expand(batch.size, items.shape[-1]).contiguous()
