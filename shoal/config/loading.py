@@ -103,6 +103,7 @@ def load(
     errors += problems(config, origins, reader.failed)
     if errors:
         raise ConfigError(errors)
+    assert options_type is not None, "a model that is not found is an error above"
     return Resolved(config, origins, reader.notes + _notes(config))
 
 

@@ -49,7 +49,8 @@ class Layer:
             for key in path:
                 value = value.get(key) if isinstance(value, dict) else None
             if value is not None and not isinstance(value, dict):
-                return value, self.origin(path)
+                text = self.texts.get(path[0], value)  # --model=5 is a name too
+                return value if isinstance(value, str) else text, self.origin(path)
         return None
 
 

@@ -389,6 +389,9 @@ def test_errors_of_models() -> None:
         "command line --model=BRP: there is no model BRP; models are: BPR, Deep, Needy",
         "command line --train.epoch=1: unknown key train.epoch; did you mean train.epochs?",
     ]
+    for word in ("--model=5", "--model.name=5"):
+        assert errors(word)[0].startswith(f"command line {word}: there is no model 5")
+    assert "model.name: given 5 (whole number)" in errors(model={"name": 5})[0]
     assert errors(model={"name": "Deep", "layers": 0, "loss": "ce"}) == [
         "python: model.layers: given 0 (whole number); allowed: a whole number ≥ 1",
         "python: model.loss: given ce (text); allowed: one of CE, BPR; did you mean CE?",

@@ -244,6 +244,8 @@ def test_defaults_of_recbole_are_accepted_and_are_ours() -> None:
         ("checkpoint_dir", "saved", "run.root", "saved"),
         ("gpu_id", 0, "run.gpu_ids", "0"),
         ("gpu_id", (0, 1), "run.gpu_ids", "0,1"),
+        ("gpu_id", "", "run.gpu_ids", ""),
+        ("gpu_id", None, "run.gpu_ids", ""),
         ("use_gpu", True, "run.device", "auto"),
         ("use_gpu", False, "run.device", "cpu"),
         ("seed", 7, "run.seed", 7),

@@ -44,6 +44,9 @@ def as_port(value: Any) -> Any:
 
 
 def as_gpu_ids(value: Any) -> Any:
+    """Nothing means no GPU there; here null means all."""
+    if value is None:
+        return ""
     if isinstance(value, list):
         return ",".join(map(str, value))
     return str(value) if type(value) is int else value
