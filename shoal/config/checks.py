@@ -139,7 +139,8 @@ def valid_metric(config: Config) -> Iterator[Problem]:
 
 
 def _meant(given: str, computed: list[str]) -> str:
-    found = nearest(given, computed)
+    alike = [name for name in computed if name.partition("@")[0] == given.partition("@")[0]]
+    found = alike[0] if alike else nearest(given, computed)
     return f" (did you mean {found}?)" if found else ""
 
 

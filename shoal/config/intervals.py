@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -25,15 +24,6 @@ class Interval:
         above = values >= self.low if self.low_closed else values > self.low
         below = values <= self.high if self.high_closed else values < self.high
         return above & below
-
-    @property
-    def everything(self) -> bool:
-        """Whether every number lies inside, so that a filter need not run."""
-        return self.low == -math.inf and self.high == math.inf
-
-    def __str__(self) -> str:
-        left, right = "[" if self.low_closed else "(", "]" if self.high_closed else ")"
-        return f"{left}{self.low:g},{self.high:g}{right}"
 
 
 def parse_intervals(text: str) -> list[Interval]:

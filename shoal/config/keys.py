@@ -7,14 +7,15 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from shoal.config.errors import did_you_mean, nearest
+from shoal.config.errors import ConfigError, did_you_mean, nearest
 from shoal.config.schema import Config, Section
-from shoal.config.yaml_io import inline
+from shoal.config.yaml_io import inline, read
 
 MISSING = object()
 
@@ -33,11 +34,15 @@ class Leaf:
         if get_origin(bare) is tuple and isinstance(value, list):
             value = tuple(value)  # YAML has no tuples
         try:
-            return TypeAdapter(self.type, config=ConfigDict(strict=True)).validate_python(value)
+            return self._adapter.validate_python(value)
         except ValidationError:
             raise ValueError(
                 f"given {given(value)}; allowed: {allowed(self.type)}{_remedy(value, bare)}"
             ) from None
+
+    @cached_property
+    def _adapter(self) -> TypeAdapter[Any]:
+        return TypeAdapter(self.type, config=ConfigDict(strict=True))
 
     @property
     def is_text(self) -> bool:
@@ -70,7 +75,7 @@ def _section_of(annotation: Any) -> type[Section] | None:
 def _leaf(field: FieldInfo) -> Leaf:
     kind: Any = field.annotation
     if field.metadata:
-        kind = Annotated[(kind, *field.metadata)]  # type: ignore[assignment]
+        kind = Annotated[(kind, *field.metadata)]
     return Leaf(kind, field.get_default(call_default_factory=True), field.description)
 
 
@@ -105,25 +110,25 @@ def unknown(key: str, options: Mapping[str, Leaf], others: Mapping[str, str]) ->
     `others` are flat keys of another tool that are understood too, with what they stand for.
     """
     section, _, last = key.rpartition(".")
+    if section in LEAVES:
+        return f"unknown key {key}; {section} holds one value: {allowed(LEAVES[section].type)}"
     known = [*LEAVES, *SECTIONS, *options]
     beside = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == section}
     ends: dict[str, str] = {}
     for name in sorted(known, key=lambda name: name.count(".")):  # the shallowest of a name
         ends.setdefault(name.rpartition(".")[2], name)
-    # The nearest first: same section, then the same name elsewhere, then anything alike.
-    if section and (found := nearest(last, beside)):
+    if found := nearest(last, beside):
         return f"unknown key {key}; did you mean {beside[found]}?"
-    if section and last in ends:
-        return f"unknown key {key}; did you mean {ends[last]}?"
-    if found := nearest(key, known):
-        return f"unknown key {key}; did you mean {found}?"
     if not section and (found := nearest(key, others)):
         meant = f" (RecBole's spelling of {others[found]})" if others[found] else ""
         return f"unknown key {key}; did you mean {found}{meant}?"
+    if last in ends:
+        return f"unknown key {key}; did you mean {ends[last]}?"
+    # Where the section is right, a likeness of whole keys would only be that of the section.
+    if section and section not in SECTIONS and (found := nearest(key, known)):
+        return f"unknown key {key}; did you mean {found}?"
     if found := nearest(last, ends):
         return f"unknown key {key}; did you mean {ends[found]}?"
-    if section in LEAVES:
-        return f"unknown key {key}; {section} holds one value: {allowed(LEAVES[section].type)}"
     if section == "model":
         names = ", ".join(sorted(name[6:] for name in options)) or "none"
         return f"unknown key {key}; the model's options are: {names}"
@@ -232,4 +237,7 @@ def _remedy(value: Any, kind: Any) -> str:
 
 def _is_plain(text: str) -> bool:
     """Whether the text would be a number, true or false without its quotes."""
-    return inline(text)[:1] in "'\"" and text.strip("-+.0123456789eE_") in ("", "true", "false")
+    try:
+        return isinstance(read(text, "")[0], bool | int | float)
+    except ConfigError:
+        return False

@@ -57,7 +57,7 @@ class Value:
 
 
 def load(
-    files: Sequence[str | Path],
+    files: Sequence[str | Path] | str | Path,
     overrides: Sequence[str] = (),
     values: Mapping[str, Any] | None = None,
     *,
@@ -66,8 +66,9 @@ def load(
     """Reads, translates, merges and checks a config; ConfigError tells all that is wrong."""
     errors: list[str] = []
     layers: list[Layer] = []
+    paths = [files] if isinstance(files, str | Path) else files
     for read, source in [
-        *[(from_file, path) for path in files],
+        *[(from_file, path) for path in paths],
         (from_python, values or {}),
         (from_overrides, overrides),
     ]:
@@ -102,6 +103,7 @@ def load(
     errors += problems(config, origins, reader.failed)
     if errors:
         raise ConfigError(errors)
+    assert options_type is not None, "a model that is not found is an error above"
     return Resolved(config, origins, reader.notes + _notes(config))
 
 

@@ -162,7 +162,7 @@ class RunSection(Section):
     root: str = "runs"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gpu_ids: str | None = Field(
-        None, description='GPUs to use, e.g. "0,1,2,3"; null: all; no effect without a GPU'
+        None, description='GPUs to use, e.g. "0,1,2,3"; null: all, "": none'
     )
     threads: int = Field(0, ge=0, description="threads per process; 0: cores / processes")
     progress: bool = True

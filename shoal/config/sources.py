@@ -49,7 +49,8 @@ class Layer:
             for key in path:
                 value = value.get(key) if isinstance(value, dict) else None
             if value is not None and not isinstance(value, dict):
-                return value, self.origin(path)
+                text = self.texts.get(path[0], value)  # --model=5 is a name too
+                return value if isinstance(value, str) else text, self.origin(path)
         return None
 
 
@@ -115,8 +116,12 @@ def from_overrides(overrides: Sequence[str]) -> Layer:
 
 
 def _parse(text: str) -> Any:
-    """The value as YAML; text that is no YAML (a lone comma, say) is taken as it is."""
+    """The value as YAML; text without quotes stays as it is, `#` and `,` and all."""
     try:
-        return read(text, "command line")[0]
+        value = read(text, "command line")[0]
     except ConfigError:
         return text
+    word = text.strip()
+    if isinstance(value, str) and word[:1] not in ("'", '"'):
+        return text
+    return text if value is None and word.startswith("#") else value

@@ -86,9 +86,7 @@ TABLE: list[Row] = [
     same("dataset", "data.name"),
     same("data_path", "data.path", "the data set is data_path/NAME/NAME.inter"),
     same("checkpoint_dir", "run.root", "each run makes its own folder there"),
-    read_as(
-        "gpu_id", "run.gpu_ids", values.as_gpu_ids, "text, number or list; no effect without a GPU"
-    ),
+    read_as("gpu_id", "run.gpu_ids", values.as_gpu_ids, "text, number or list; empty: no GPU"),
     Row("use_gpu", ("run.device",), "true: auto, false: cpu", values.read_use_gpu),
     same("seed", "run.seed"),
     Row("state", ("run.log_level",), "in any case; critical is read as error", values.read_state),

@@ -36,7 +36,7 @@ def as_interval(value: Any) -> Any:
     """null is no limit; [5,10] without quotes is a list in YAML, and read as an interval there."""
     if value is None:
         return "[0,inf)"
-    return inline(value) if isinstance(value, list) else value
+    return inline(value).replace(" ", "") if isinstance(value, list) else value
 
 
 def as_port(value: Any) -> Any:
@@ -44,6 +44,9 @@ def as_port(value: Any) -> Any:
 
 
 def as_gpu_ids(value: Any) -> Any:
+    """Nothing means no GPU there; here null means all."""
+    if value is None:
+        return ""
     if isinstance(value, list):
         return ",".join(map(str, value))
     return str(value) if type(value) is int else value

@@ -1,0 +1,440 @@
+"""RecBole's keys: the page that must run as it is, and every row of the table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.config import Config, ConfigError, load
+from shoal.config.dialects.recbole import ROWS, TABLE, table_text
+from shoal.config.keys import LEAVES, SECTIONS
+
+# The two files of RecBole's page on distributed training, as they stand there.
+FROM_API = """\
+gpu_id: '0,1,2,3'
+# dataset config
+USER_ID_FIELD: user_id
+ITEM_ID_FIELD: item_id
+load_col:
+    inter: [user_id, item_id]
+# model config
+embedding_size: 64
+# Training and evaluation config
+epochs: 500
+train_batch_size: 4096
+eval_batch_size: 4096
+train_neg_sample_args:
+    distribution: uniform
+    sample_num: 1
+    alpha: 1.0
+    dynamic: False
+    candidate_num: 0
+eval_args:
+    group_by: user
+    order: RO
+    split: {'RS': [0.8,0.1,0.1]}
+    mode: full
+metrics: ['Recall', 'MRR', 'NDCG', 'Hit', 'Precision']
+topk: 10 
+valid_metric: MRR@10
+metric_decimal_place: 4
+"""
+FROM_SOURCE = FROM_API.removeprefix("gpu_id: '0,1,2,3'\n")
+
+
+@dataclass
+class BPROptions:
+    embedding_size: int = 64
+
+
+@dataclass
+class GraphOptions:
+    require_pow: bool = False
+
+
+def models(name: str) -> tuple[str, type]:
+    return {"BPR": ("BPR", BPROptions), "Graph": ("Graph", GraphOptions)}[name]
+
+
+def read(*overrides: str, **values: Any) -> Config:
+    return load([], overrides, values, models=models).config
+
+
+def refusal(*overrides: str, **values: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load([], overrides, values, models=models)
+    return str(caught.value)
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "test.yaml"
+    path.write_text(text)
+    return path
+
+
+def check_page(config: Config) -> None:
+    assert config.model.name == "BPR" and config.model.options == {"embedding_size": 64}
+    assert config.data.name == "ml-100k"
+    assert (config.data.fields.user, config.data.fields.item) == ("user_id", "item_id")
+    assert config.data.load == {"inter": ["user_id", "item_id"]}
+    assert (config.train.epochs, config.train.batch_size, config.eval.batch_size) == (
+        500,
+        4096,
+        4096,
+    )
+    negatives = config.train.negatives
+    assert negatives is not None
+    assert negatives.model_dump() == {
+        "distribution": "uniform",
+        "num": 1,
+        "alpha": 1.0,
+        "dynamic": False,
+        "candidates": 0,
+    }
+    assert (config.data.split.by, config.data.split.ratio) == ("ratio", [0.8, 0.1, 0.1])
+    assert (config.data.split.order, config.data.split.group_by) == ("random", "user")
+    assert (config.eval.mode, config.eval.topk) == ("full", [10])
+    assert config.eval.metrics == ["Recall", "MRR", "NDCG", "Hit", "Precision"]
+    assert (config.eval.valid_metric, config.eval.decimals) == ("MRR@10", 4)
+
+
+def test_page_one_node(tmp_path: Path) -> None:
+    path = write(tmp_path, FROM_SOURCE)
+    config = load([path], ["--model=BPR", "--dataset=ml-100k", "--nproc=4"], models=models).config
+    check_page(config)
+    assert (config.launch.nproc, config.launch.world_size) == (4, -1)
+
+
+@pytest.mark.parametrize("offset", [0, 4])
+def test_page_two_nodes(tmp_path: Path, offset: int) -> None:
+    # Quotes stay when the words do not pass through a shell.
+    words = ["--model=BPR", "--dataset=ml-100k", "--ip='183.174.228.81'", "--port='5678'"]
+    words += ["--nproc=4", "--world_size=8", f"--group_offset={offset}"]
+    path = write(tmp_path, FROM_SOURCE)
+    for given in (words, [word.replace("'", "") for word in words]):
+        config = load([path], given, models=models).config
+        check_page(config)
+        assert config.launch.ip == "183.174.228.81" and config.launch.port == 5678
+        assert (config.launch.nproc, config.launch.world_size) == (4, 8)
+        assert config.launch.group_offset == offset
+
+
+def test_page_python_form(tmp_path: Path) -> None:
+    values = {"model": "BPR", "dataset": "ml-100k", "world_size": 8, "ip": "123.456.789.21"}
+    values |= {"port": "5678", "nproc": 4, "offset": 4}
+    config = load([write(tmp_path, FROM_API)], values=values, models=models).config
+    check_page(config)
+    assert config.run.gpu_ids == "0,1,2,3"
+    assert (config.launch.port, config.launch.group_offset) == (5678, 4)
+
+
+# RecBole's own defaults, every key of its overall and sample property files and of its launcher.
+DEFAULTS: dict[str, Any] = {
+    "gpu_id": "0",
+    "worker": 0,
+    "use_gpu": True,
+    "seed": 2020,
+    "state": "INFO",
+    "reproducibility": True,
+    "data_path": "dataset/",
+    "checkpoint_dir": "saved",
+    "show_progress": True,
+    "save_dataset": False,
+    "dataset_save_path": None,
+    "save_dataloaders": False,
+    "dataloaders_save_path": None,
+    "log_wandb": False,
+    "wandb_project": "recbole",
+    "shuffle": True,
+    "epochs": 300,
+    "train_batch_size": 2048,
+    "learner": "adam",
+    "learning_rate": 0.001,
+    "train_neg_sample_args": {"distribution": "uniform", "sample_num": 1, "alpha": 1.0},
+    "eval_step": 1,
+    "stopping_step": 10,
+    "clip_grad_norm": None,
+    "weight_decay": 0.0,
+    "loss_decimal_place": 4,
+    "require_pow": False,
+    "enable_amp": False,
+    "enable_scaler": False,
+    "transform": None,
+    "eval_args": {
+        "split": {"RS": [0.8, 0.1, 0.1]},
+        "group_by": "user",
+        "order": "RO",
+        "mode": "full",
+    },
+    "repeatable": False,
+    "metrics": ["Recall", "MRR", "NDCG", "Hit", "Precision"],
+    "topk": [10],
+    "valid_metric": "MRR@10",
+    "valid_metric_bigger": True,
+    "eval_batch_size": 4096,
+    "metric_decimal_place": 4,
+    "field_separator": "\t",
+    "seq_separator": " ",
+    "USER_ID_FIELD": "user_id",
+    "ITEM_ID_FIELD": "item_id",
+    "RATING_FIELD": "rating",
+    "TIME_FIELD": "timestamp",
+    "seq_len": None,
+    "LABEL_FIELD": "label",
+    "threshold": None,
+    "NEG_PREFIX": "neg_",
+    "numerical_features": [],
+    "load_col": {"inter": ["user_id", "item_id"]},
+    "unload_col": None,
+    "unused_col": None,
+    "additional_feat_suffix": None,
+    "rm_dup_inter": None,
+    "val_interval": None,
+    "filter_inter_by_user_or_item": True,
+    "user_inter_num_interval": "[0,inf)",
+    "item_inter_num_interval": None,
+    "alias_of_user_id": None,
+    "alias_of_item_id": None,
+    "alias_of_entity_id": None,
+    "alias_of_relation_id": None,
+    "preload_weight": None,
+    "normalize_field": None,
+    "normalize_all": None,
+    "discretization": None,
+    "ITEM_LIST_LENGTH_FIELD": "item_length",
+    "LIST_SUFFIX": "_list",
+    "MAX_ITEM_LIST_LENGTH": 50,
+    "POSITION_FIELD": "position_id",
+    "HEAD_ENTITY_ID_FIELD": "head_id",
+    "TAIL_ENTITY_ID_FIELD": "tail_id",
+    "RELATION_ID_FIELD": "relation_id",
+    "ENTITY_ID_FIELD": "entity_id",
+    "kg_reverse_r": False,
+    "entity_kg_num_interval": "[0,inf)",
+    "relation_kg_num_interval": "[0,inf)",
+    "benchmark_filename": None,
+    "nproc": 1,
+    "world_size": -1,
+    "ip": "localhost",
+    "port": "5678",
+    "group_offset": 0,
+}
+
+
+def test_defaults_of_recbole_are_accepted_and_are_ours() -> None:
+    ours = load([], models=models).config
+    theirs = read(**DEFAULTS)
+    # What differs is a matter of place, not of training.
+    theirs.run.root, theirs.run.gpu_ids, theirs.data.path = "runs", None, "dataset"
+    theirs.launch.port, theirs.data.load = 0, None
+    assert theirs == ours
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "target", "expected"),
+    [
+        ("nproc", 3, "launch.nproc", 3),
+        ("world_size", 0, "launch.world_size", -1),
+        ("ip", "10.0.0.1", "launch.ip", "10.0.0.1"),
+        ("port", 29500, "launch.port", 29500),
+        ("data_path", "/data/", "data.path", "/data/"),
+        ("checkpoint_dir", "saved", "run.root", "saved"),
+        ("gpu_id", 0, "run.gpu_ids", "0"),
+        ("gpu_id", (0, 1), "run.gpu_ids", "0,1"),
+        ("gpu_id", "", "run.gpu_ids", ""),
+        ("gpu_id", None, "run.gpu_ids", ""),
+        ("use_gpu", True, "run.device", "auto"),
+        ("use_gpu", False, "run.device", "cpu"),
+        ("seed", 7, "run.seed", 7),
+        ("state", "WARNING", "run.log_level", "warning"),
+        ("state", "critical", "run.log_level", "error"),
+        ("show_progress", False, "run.progress", False),
+        ("shuffle", False, "train.shuffle", False),
+        ("learner", "SGD", "train.optimizer.name", "sgd"),
+        ("learning_rate", 1e-2, "train.optimizer.lr", 1e-2),
+        ("weight_decay", 1e-5, "train.optimizer.weight_decay", 1e-5),
+        ("eval_step", -1, "train.eval_every", 0),
+        ("stopping_step", 3, "train.patience", 3),
+        ("clip_grad_norm", {"max_norm": 5, "norm_type": 2}, "train.clip_grad_norm", 5.0),
+        ("loss_decimal_place", 6, "run.loss_decimals", 6),
+        ("train_neg_sample_args", None, "train.negatives", None),
+        ("train_neg_sample_args", "None", "train.negatives", None),
+        ("train_neg_sample_args", {"distribution": None}, "train.negatives", None),
+        ("train_neg_sample_args", {}, "train.negatives.num", 1),
+        ("train_neg_sample_args", {"sample_num": 4}, "train.negatives.num", 4),
+        ("repeatable", True, "eval.repeatable", True),
+        ("tail_ratio", 0.2, "eval.tail_ratio", 0.2),
+        ("metrics", "MRR", "eval.metrics", ["MRR"]),
+        ("metrics", ["mrr", "gauc"], "eval.metrics", ["MRR", "GAUC"]),
+        ("topk", [5, 10], "eval.topk", [5, 10]),
+        ("valid_metric", "ndcg@10", "eval.valid_metric", "NDCG@10"),
+        ("field_separator", ",", "data.separator", ","),
+        ("MAX_ITEM_LIST_LENGTH", 20, "data.max_len", 20),
+        ("load_col", None, "data.load", None),
+        ("unload_col", {"inter": ["rating"]}, "data.unload", {"inter": ["rating"]}),
+        ("additional_feat_suffix", "ent", "data.extra_suffixes", ["ent"]),
+        ("rm_dup_inter", "last", "data.filter.duplicates", "last"),
+        ("val_interval", {"rating": "[3,inf)"}, "data.filter.values", {"rating": "[3,inf)"}),
+        ("filter_inter_by_user_or_item", False, "data.filter.by_user_or_item", False),
+        ("user_inter_num_interval", "[5,inf)", "data.filter.user_inter_num", "[5,inf)"),
+        ("item_inter_num_interval", [5, 10], "data.filter.item_inter_num", "[5,10]"),
+        ("threshold", {"rating": 4}, "data.threshold", {"rating": 4.0}),
+        ("normalize_field", ["rating"], "data.normalize", ["rating"]),
+        ("normalize_all", True, "data.normalize", "all"),
+        ("benchmark_filename", ["a", "b", "c"], "data.presplit", ["a", "b", "c"]),
+    ],
+)
+def test_translation(key: str, value: Any, target: str, expected: Any) -> None:
+    found: Any = read(**{key: value})
+    for name in target.split("."):
+        found = getattr(found, name)
+    assert found == expected and type(found) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"split": {"LS": "valid_only"}, "order": "TO"}, ("leave_one_out", "time", "user", "full")),
+        ({"split": {"RS": [8, 1, 1]}, "group_by": None}, ("ratio", "random", "none", "full")),
+        ({"group_by": "none", "mode": "uni100"}, ("ratio", "random", "none", "uni100")),
+        # Leave-one-out is by user whatever group_by says, as it is there.
+        (
+            {"split": {"LS": "test_only"}, "group_by": "none", "mode": {"test": "pop9"}},
+            ("leave_one_out", "random", "user", {"valid": "pop9", "test": "pop9"}),
+        ),
+    ],
+)
+def test_eval_args(given: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    config = read(eval_args=given)
+    split = config.data.split
+    assert (split.by, split.order, split.group_by, config.eval.mode) == expected
+
+
+def test_eval_args_parts_left_out_are_recboles_defaults(tmp_path: Path) -> None:
+    below = write(tmp_path, "data: {split: {by: leave_one_out, order: time}}\n")
+    resolved = load([below], values={"eval_args": {"mode": "uni100"}}, models=models)
+    assert resolved.config.data.split.by == "ratio"
+    assert resolved.config.data.split.order == "random"
+    assert any("does not name split, order" in note for note in resolved.notes)
+    # In one source the spelled-out key wins over what eval_args only implies.
+    config = read(**{"eval_args": {"mode": "uni100"}, "data.split.by": "leave_one_out"})
+    assert (config.data.split.by, config.eval.mode) == ("leave_one_out", "uni100")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("log_wandb", True, "TensorBoard"),
+        ("save_dataset", True, "data.cache"),
+        ("save_dataloaders", True, "data.cache"),
+        ("enable_amp", True, "float32"),
+        ("enable_scaler", True, "float32"),
+        ("transform", "mask_itemseq", "not transformed"),
+        ("require_pow", True, "option of the model"),
+        ("neg_sampling", {"uniform": 1}, "use train_neg_sample_args"),
+        ("training_neg_sample_num", 1, "use train_neg_sample_args"),
+        ("config_files", "a.yaml", "command line"),
+        ("device", "cuda", "run.device"),
+        ("local_rank", 0, "launcher"),
+        ("NEG_PREFIX", "negative_", "fixed"),
+        ("HEAD_ENTITY_ID_FIELD", "head", "knowledge graph"),
+        ("kg_reverse_r", True, "knowledge graph"),
+        ("unused_col", {"inter": ["rating"]}, "fields it names"),
+        ("alias_of_item_id", ["x"], "own ids"),
+        ("preload_weight", {"x": "y"}, "rows start"),
+        ("seq_len", {"x": 3}, "data.max_len"),
+        ("numerical_features", ["x"], "float fields"),
+        ("discretization", {"x": {}}, "float fields"),
+        ("encoding", "latin-1", "UTF-8"),
+        ("clip_grad_norm", {"max_norm": 5, "norm_type": 1}, "L2 norm"),
+        ("clip_grad_norm", {"norm_type": 2}, "max_norm is missing"),
+        ("clip_grad_norm", 5, "write {max_norm: 5}"),
+        ("load_col", {"inter": "*"}, "name the columns of .inter"),
+        ("val_interval", {"city": ["Rome"]}, "only float fields"),
+        ("normalize_all", "yes!", "true or false"),
+        ("use_gpu", 1, "true or false"),
+        ("log_wandb", 0, "TensorBoard"),  # a number is not a truth value
+        ("eval_args", {"split": {"TS": [1]}}, "splits are RS (by ratio) and LS"),
+        ("eval_args", {"split": "RS"}, "{RS: [0.8, 0.1, 0.1]}"),
+        ("eval_args", {"order": "time"}, "one of RO, TO"),
+        ("eval_args", {"groupby": "user"}, "did you mean group_by?"),
+        ("eval_args", "RO_RS", "it is a mapping of split, group_by, order, mode"),
+        ("eval_args", {"mode": {"train": "full"}}, "valid or test"),
+        ("eval_args", {"group_by": "item"}, "one of user, none"),
+        ("train_neg_sample_args", {"uniform": 1}, "has no key uniform"),
+        ("train_neg_sample_args", {"distribution": "zipf"}, "one of uniform, popularity"),
+        ("train_neg_sample_args", {"dynamic": True, "candidate_num": 1}, "at least 2 candidates"),
+        ("learner", "adm", "did you mean adam?"),
+        ("port", "http", "a whole number ≥ 0 and ≤ 65535"),
+        ("topk", 0, "at least 1"),
+    ],
+)
+def test_refusal_names_key_and_reason(key: str, value: Any, reason: str) -> None:
+    text = refusal(**{key: value})
+    assert f"RecBole key {key}" in text and reason in text
+    assert "python" in text  # the place
+
+
+@pytest.mark.parametrize("key", ["worker", "reproducibility"])
+def test_keys_without_effect_are_noted(key: str) -> None:
+    value = {"worker": 4, "reproducibility": False}[key]
+    notes = load([], values={key: value}, models=models).notes
+    assert any(key in note and "no effect" in note for note in notes)
+
+
+def test_option_of_the_model_wins_over_a_refusal() -> None:
+    assert read(model="Graph", require_pow=True).model.options == {"require_pow": True}
+
+
+def test_flat_option_of_another_model_is_an_error() -> None:
+    text = refusal(model="Graph", embedding_size=64)
+    assert "embedding_size" in text and "nor an option of Graph (its options: require_pow)" in text
+
+
+def test_two_spellings_of_one_target() -> None:
+    assert "launch.group_offset is set twice" in refusal(offset=0, group_offset=0)
+    assert "data.normalize is set twice" in refusal(normalize_field=["rating"], normalize_all=True)
+    assert read(normalize_field=["rating"], normalize_all=False).data.normalize == ["rating"]
+
+
+def test_later_source_takes_back(tmp_path: Path) -> None:
+    path = write(tmp_path, "normalize_all: True\ntrain_neg_sample_args: None\n")
+    config = load([path], ["--normalize_all=False"], models=models).config
+    assert config.data.normalize == [] and config.train.negatives is None
+    words = ["--train_neg_sample_args={'distribution':'popularity'}"]
+    negatives = load([path], words, models=models).config.train.negatives
+    assert negatives is not None and negatives.distribution == "popularity" and negatives.num == 1
+
+
+def test_python_literals_on_the_command_line() -> None:
+    config = read(
+        "--eval_args={'split':{'LS':'valid_and_test'},'order':'TO','mode':'full'}",
+        "--train_neg_sample_args=None",
+        "--metrics=['Recall','NDCG']",
+        "--valid_metric=NDCG@10",
+        "--learning_rate=1e-3",
+        "--user_inter_num_interval=[5,10]",
+        "--field_separator=\\t",
+    )
+    assert config.data.split.by == "leave_one_out" and config.train.negatives is None
+    assert config.eval.metrics == ["Recall", "NDCG"] and config.train.optimizer.lr == 0.001
+    assert config.data.filter.user_inter_num == "[5,10]" and config.data.separator == "\t"
+
+
+def test_every_target_is_a_key_of_the_schema() -> None:
+    for row in TABLE:
+        for target in row.targets:
+            assert target in LEAVES or target in SECTIONS, row.key
+    assert len(ROWS) == len(TABLE)
+
+
+def test_every_known_key_is_in_the_table() -> None:
+    assert set(DEFAULTS) <= set(ROWS)
+
+
+def test_docs_hold_the_table() -> None:
+    page = Path(__file__).parents[2] / "docs" / "config.md"
+    assert table_text() in page.read_text()
