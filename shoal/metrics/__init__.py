@@ -6,6 +6,7 @@ over batches and processes gives the same values. Parts of the same name are sha
 recommended items, say, are kept once for all the metrics that read them.
 
 definitions.py  the metrics, each a few lines
+pairs.py        the exact count of pairs behind AUC and GAUC
 collection.py   MetricSet: collects blocks, merges states over ranks, computes
 """
 
@@ -17,8 +18,8 @@ from shoal.metrics.definitions import (
     Valued,
     canonical,
     higher_is_better,
-    pair_counts,
 )
+from shoal.metrics.pairs import pair_counts
 
 __all__ = [
     "METRICS",

@@ -47,8 +47,9 @@ class MetricSet:
             raise ValueError(f"popularity has shape {shape}; it must be [{num_items}]")
         popularity = popularity.detach().cpu().double().clone()
         popularity[0] = 0
-        tail = _tail(popularity, tail_ratio)
-        self.setting = Setting(torch.tensor(list(dict.fromkeys(topk))), popularity, tail)
+        if not tail_ratio > 0:
+            raise ValueError(f"tail_ratio is {tail_ratio}; it must be above 0")
+        self.setting = Setting(torch.tensor(list(dict.fromkeys(topk))), popularity, tail_ratio)
         chosen = dict.fromkeys(map(canonical, names))
         self.metrics = {name: METRICS[name](self.setting) for name in chosen}
         needs = {metric.needs for metric in self.metrics.values()}
@@ -58,11 +59,8 @@ class MetricSet:
         self._ranked: list[Ranked] = []
         self._valued: list[Valued] = []
         self._waiting = 0
+        self._state: State = {}
         self._parts: dict[str, list[Tensor]] = {}  # of CONCATENATED
-        # The state of nobody: a rank without users has states of the right shapes to merge.
-        none, lists = torch.zeros(0, dtype=torch.int64), torch.zeros(0, 1, dtype=torch.int64)
-        self._state = self._measure(Ranked(lists, lists.bool(), none, none.double(), none))
-        self._state |= self._measure(Valued(none, none.double(), none.double()))
 
     def update(self, block: Ranked | Valued) -> None:
         """Add a block, on any device."""
@@ -89,7 +87,7 @@ class MetricSet:
         odd = {n: v.dtype for n, v in state.items() if v.dtype not in (torch.float64, torch.int64)}
         assert not odd, f"states are float64 or int64, these are not: {odd}"
         for dtype in (torch.float64, torch.int64):
-            names = [n for n in state if n not in CONCATENATED and state[n].dtype == dtype]
+            names = sorted(n for n in state if n not in CONCATENATED and state[n].dtype == dtype)
             if names:
                 flat = sum_reduce(torch.cat([state[name].reshape(-1) for name in names])).cpu()
                 for name, part in zip(names, flat.split([state[name].numel() for name in names])):
@@ -116,18 +114,19 @@ class MetricSet:
 
     def _flush(self) -> None:
         """Measure the blocks that wait, in host memory: small, and the same on every device."""
-        blocks: list[Ranked | Valued] = []
         if self._ranked:
-            blocks.append(_join(_same_width(self._ranked)))
+            self._add(_join(_same_width(self._ranked)))
         if self._valued:
             rows = _join(self._valued)
-            blocks.append(Valued(rows.users, rows.scores.double(), rows.labels.double()))
+            self._add(Valued(rows.users, rows.scores.double(), rows.labels.double()))
         self._ranked, self._valued, self._waiting = [], [], 0
-        for name, value in ((n, v) for block in blocks for n, v in self._measure(block).items()):
+
+    def _add(self, block: Ranked | Valued) -> None:
+        for name, value in self._measure(block).items():
             if name in CONCATENATED:
                 self._parts.setdefault(name, []).append(value)
             else:
-                self._state[name] = self._state[name] + value
+                self._state[name] = self._state[name] + value if name in self._state else value
 
     def _measure(self, block: Ranked | Valued) -> State:
         if isinstance(block, Ranked):
@@ -142,9 +141,16 @@ class MetricSet:
         return state
 
     def _finished(self) -> State:
+        """The whole state, with that of nobody where no block came: every rank has all parts."""
         self._flush()
+        none, lists = torch.zeros(0, dtype=torch.int64), torch.zeros(0, 1, dtype=torch.int64)
+        if "users" not in self._state:
+            self._add(Ranked(lists, lists.bool(), none, none.double(), none))
+        if "rows" not in self._state:
+            self._add(Valued(none, none.double(), none.double()))
         for name, parts in self._parts.items():
-            self._state[name] = torch.cat([self._state[name], *parts])
+            before = [self._state[name]] if name in self._state else []
+            self._state[name] = torch.cat([*before, *parts])
         self._parts = {}
         return self._state
 
@@ -165,17 +171,3 @@ def _same_width(blocks: list[Ranked]) -> list[Ranked]:
         replace(block, items=pad(block.items, fill), hits=pad(block.hits, fill))
         for block, fill in zip(blocks, fills)
     ]
-
-
-def _tail(popularity: Tensor, ratio: float) -> Tensor:
-    """Which items are the tail, bool [num_items]; of equal counts the lower id comes first."""
-    if not ratio > 0:
-        raise ValueError(f"tail_ratio is {ratio}; it must be above 0")
-    tail = torch.zeros(len(popularity), dtype=torch.bool)
-    if ratio > 1:
-        tail[1:] = popularity[1:] <= ratio
-    else:
-        # The small addition: 0.29 × 100 is 28.999… in floating point.
-        count = max(int((len(popularity) - 1) * ratio + 1e-9), 1)
-        tail[1 + popularity[1:].argsort(stable=True)[:count]] = True
-    return tail

@@ -12,6 +12,9 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+from shoal.metrics.pairs import pair_counts
 
 State = dict[str, Tensor]
 CONCATENATED = ("row_users", "row_scores", "row_labels")  # parts of a state; all others are summed
@@ -48,22 +51,45 @@ class Valued:
 
 @dataclass(frozen=True)
 class Setting:
-    """What metrics know of the run: topk int64 [T], popularity float64 and tail bool [items]."""
+    """What metrics know of the run: topk int64 [T], popularity float64 [num_items]."""
 
     topk: Tensor
     popularity: Tensor
-    tail: Tensor
+    tail_ratio: float
+
+    @cached_property
+    def discount(self) -> Tensor:
+        """Worth of a hit at each rank for NDCG, [max topk]."""
+        return 1 / torch.arange(2, int(self.topk.max()) + 2, dtype=torch.float64).log2()
+
+    @cached_property
+    def ideal(self) -> Tensor:
+        """The most that 0, 1, 2, … hits can be worth, [max topk + 1]."""
+        return pad(self.discount.cumsum(0), (1, 0))
+
+    @cached_property
+    def tail(self) -> Tensor:
+        """Which items are the tail, bool [num_items]; of equal counts the lower id comes first."""
+        tail = torch.zeros(len(self.popularity), dtype=torch.bool)
+        if self.tail_ratio > 1:
+            tail[1:] = self.popularity[1:] <= self.tail_ratio
+        else:
+            # The small addition: 0.29 × 100 is 28.999… in floating point.
+            count = max(int((len(tail) - 1) * self.tail_ratio + 1e-9), 1)
+            tail[1 + self.popularity[1:].argsort(stable=True)[:count]] = True
+        return tail
 
 
 class Ranking:
     """Many users' recommendations, with the work that several metrics share done once."""
 
     def __init__(self, block: Ranked, setting: Setting) -> None:
-        self.block, self.items, self.topk = block, block.items, setting.topk
-        self.num_items = len(setting.popularity)
-        self.hits = block.hits.double()  # [b, K]
+        self.block, self.topk, self.num_items = block, setting.topk, len(setting.popularity)
+        longest = len(setting.discount)
+        self.items = block.items[:, :longest]  # [b, K]
+        self.hits = block.hits[:, :longest].double()  # [b, K]
         self.num_positives = block.num_positives[:, None]  # [b, 1]
-        self.ranks = torch.arange(1, block.items.shape[1] + 1, dtype=torch.float64)  # [K]
+        self.ranks = torch.arange(1, self.items.shape[1] + 1, dtype=torch.float64)  # [K]
         self.within = (self.ranks[:, None] <= self.topk).double()  # [K, T]
 
     @cached_property
@@ -148,19 +174,22 @@ class MRR(PerUser):
     """1 / rank of the first hit, 0 if it is beyond k."""
 
     def value(self, ranking: Ranking) -> Tensor:
+<<<<<<< HEAD
         first = ranking.hits.argmax(dim=1, keepdim=True).double() + 1
         return (ranking.hits_at > 0) / first
+=======
+        first = (ranking.hits / ranking.ranks).amax(dim=1, keepdim=True)
+        return first * (ranking.hits_at > 0)
+>>>>>>> h-metrics
 
 
 class NDCG(PerUser):
     """Discounted hits / those of the best possible list."""
 
     def value(self, ranking: Ranking) -> Tensor:
-        discount = 1 / torch.arange(2, int(ranking.topk.max()) + 2, dtype=torch.float64).log2()
-        ideal = discount.cumsum(0)
-        gains = torch.log2(ranking.ranks + 1).reciprocal_()[:, None] * ranking.within
-        best = torch.minimum(ranking.num_positives, ranking.topk)
-        return ranking.hits @ gains / ideal[best - 1]
+        discount = self.setting.discount[: len(ranking.ranks), None] * ranking.within
+        best = self.setting.ideal[torch.minimum(ranking.num_positives, ranking.topk)]
+        return ranking.hits @ discount / best
 
 
 class MAP(PerUser):
@@ -344,36 +373,6 @@ def canonical(name: str) -> str:
 def higher_is_better(name: str) -> bool:
     """Whether more is better, for a name such as `MRR@10` or `rmse`."""
     return METRICS[canonical(name.partition("@")[0])].higher_is_better
-
-
-def pair_counts(users: Tensor, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the rows of each user, in ascending order of their ids, [u] each:
-
-    numerator float64, (positive, negative) pairs where the positive scores higher, ties counting
-    half (nan where a score is nan); positives int64; negatives int64. Exact.
-    """
-    order = scores.argsort()
-    order = order[users[order].argsort(stable=True)]
-    users, scores, positive = users[order], scores[order], labels[order] == 1
-    user_starts = torch.ones(len(users), dtype=torch.bool)
-    user_starts[1:] = users[1:] != users[:-1]
-    tie_starts = user_starts.clone()
-    tie_starts[1:] |= scores[1:] != scores[:-1]
-    user = user_starts.cumsum(0) - 1  # [n], number of the row's user
-    tie = tie_starts.cumsum(0) - 1  # [n], number of the row's run of equal scores
-    num_users = int(user_starts.sum())
-    positives = torch.bincount(user[positive], minlength=num_users)
-    negatives = torch.bincount(user, minlength=num_users) - positives
-    tie_positives = torch.bincount(tie[positive], minlength=int(tie_starts.sum()))
-    tie_negatives = torch.bincount(tie, minlength=len(tie_positives)) - tie_positives
-    owner = user[tie_starts]
-    lower = tie_negatives.cumsum(0) - tie_negatives - (negatives.cumsum(0) - negatives)[owner]
-    # In integers, doubled, so that the sum is exact in any order.
-    twice = torch.zeros_like(positives)
-    twice.index_add_(0, owner, tie_positives * (2 * lower + tie_negatives))
-    numerator = twice.double() / 2
-    numerator[user[scores.isnan()]] = torch.nan
-    return numerator, positives, negatives
 
 
 def _check_binary(labels: Tensor, name: str) -> None:
