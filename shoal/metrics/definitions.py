@@ -174,13 +174,8 @@ class MRR(PerUser):
     """1 / rank of the first hit, 0 if it is beyond k."""
 
     def value(self, ranking: Ranking) -> Tensor:
-<<<<<<< HEAD
-        first = ranking.hits.argmax(dim=1, keepdim=True).double() + 1
-        return (ranking.hits_at > 0) / first
-=======
         first = (ranking.hits / ranking.ranks).amax(dim=1, keepdim=True)
         return first * (ranking.hits_at > 0)
->>>>>>> h-metrics
 
 
 class NDCG(PerUser):

@@ -50,6 +50,7 @@ class SASRec(Retrieval):
             "data.split.by": "leave_one_out",
             "data.split.order": "time",
             "train.negatives": None,
+            "eval.repeatable": True,  # people watch and buy again, and a sequence may say so
         }
 
     def __init__(self, options: Options, facts: Facts):
