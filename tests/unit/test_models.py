@@ -1,0 +1,610 @@
+"""The models, against independent plain-torch versions of themselves and known right answers."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import fields, replace
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.data.batch import Batch
+from shoal.embedding.module import Embeddings
+from shoal.embedding.table import Table
+from shoal.models import MODELS, find, lookup
+from shoal.models.base import Facts, Model
+from shoal.models.sasrec import SASRec
+from shoal.nn.losses import bpr_loss, full_softmax_loss
+from shoal.nn.transformer import CausalTransformer
+
+TRAINABLE = ["BPR", "NeuMF", "LightGCN", "SASRec", "SASRec-BPR"]
+
+
+class MemoryStore:
+    """The least that a model needs of a store: a matrix of rows and Adagrad."""
+
+    def __init__(self, table: Table):
+        assert table.rows is not None
+        self.table = table
+        seed = sum(map(ord, table.name))
+        self.weight = torch.randn(table.rows, table.dim, generator=torch.manual_seed(seed)) * 0.3
+        self.squares = torch.zeros(table.rows, table.dim)
+        if table.padding is not None:
+            self.weight[table.padding] = 0
+
+    def pull(self, ids: Tensor) -> Tensor:
+        return self.weight[ids]
+
+    def push(self, ids: Tensor, grads: Tensor, lr: float) -> None:
+        total = torch.zeros_like(self.weight).index_add_(0, ids, grads)
+        if self.table.padding is not None:
+            total[self.table.padding] = 0
+        self.squares += total.square()
+        self.weight -= lr * total / (self.squares.sqrt() + 1e-10)
+
+
+# 6 users and 8 items, with padding 7 and 9; users 1-3 take items 1-4, users 4-6 take items 5-8
+USERS = torch.tensor([1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5, 6, 6, 6])
+ITEMS = torch.tensor([1, 2, 3, 2, 3, 4, 3, 4, 1, 5, 6, 7, 6, 7, 8, 7, 8, 5])
+FACTS = Facts(7, 9, "user_id", "item_id", 6, USERS, ITEMS)
+SMALL = {
+    "Pop": {},
+    "BPR": {"embedding_size": 8},
+    "NeuMF": {
+        "mf_embedding_size": 4,
+        "mlp_embedding_size": 6,
+        "mlp_hidden_size": [10, 5],
+        "dropout_prob": 0.0,
+    },
+    "LightGCN": {"embedding_size": 8, "reg_weight": 0.05},
+    "SASRec": {"hidden_size": 16, "inner_size": 32},
+}
+
+
+def build(name: str, facts: Facts = FACTS, **options) -> Model:
+    """A small model with stores attached and no dropout."""
+    name, _, loss_type = name.partition("-")
+    kind = find(name)
+    options = {**SMALL[name], **options}
+    if name == "SASRec":
+        options = {"hidden_dropout_prob": 0.0, "attn_dropout_prob": 0.0} | options
+        options["loss_type"] = loss_type or "CE"
+    torch.manual_seed(11)
+    model = kind(kind.Options(**options), facts)
+    for module in model.modules():
+        if isinstance(module, Embeddings):
+            module.attach(MemoryStore)
+    return model
+
+
+def stores(model: Model) -> dict[str, MemoryStore]:
+    found: dict[str, MemoryStore] = {}
+    for module in model.modules():
+        if isinstance(module, Embeddings):
+            found.update(module.stores)
+    return found
+
+
+def row_gradients(model: Model) -> dict[str, Tensor]:
+    """Table -> gradient of the whole table, gathered from what backward left."""
+    found = {}
+    for module in model.modules():
+        if isinstance(module, Embeddings):
+            for name, (ids, grads) in module.take_gradients().items():
+                found[name] = torch.zeros_like(module.stores[name].weight).index_add(0, ids, grads)
+    return found
+
+
+def training_batch(model: Model, k: int = 2) -> Batch:
+    random = torch.Generator().manual_seed(5)
+    if model.kind == "general":
+        negatives = torch.randint(1, 9, (18, k), generator=random)
+        return Batch(18, {"user_id": USERS, "item_id": ITEMS, "neg_item": negatives})
+    # 11 windows of 0 to 6 items, so that some rows are all padding
+    lengths = torch.tensor([6, 5, 4, 3, 2, 1, 6, 0, 3, 5, 2]).unsqueeze(1)
+    history = torch.randint(1, 9, (11, 6), generator=random)
+    target = torch.randint(1, 9, (11, 6), generator=random)
+    negatives = torch.randint(1, 9, (11, 6, k), generator=random)
+    pads = torch.arange(6) >= lengths
+    users = torch.arange(11) % 6 + 1
+    ids = {"user_id": users, "history": history.masked_fill(pads, 0)}
+    ids |= {"target": target.masked_fill(pads, 0), "neg_item": negatives}
+    return Batch(11, ids)
+
+
+def part(batch: Batch, start: int, stop: int) -> Batch:
+    return Batch(stop - start, {name: x[start:stop] for name, x in batch.ids.items()})
+
+
+# --- the registry
+
+
+def test_models_are_found_in_any_case_and_options_are_plain():
+    assert find("bpr").__name__ == "BPR"
+    assert find("LIGHTGCN").__name__ == "LightGCN"
+    assert lookup("sasrec")[0] == "SASRec"
+    for name in MODELS:
+        canonical, options = lookup(name)
+        assert canonical == name
+        options()  # every option has a default
+
+
+def test_a_misspelt_model_gets_the_nearest_names():
+    with pytest.raises(ValueError, match="'SASRek'; nearest: SASRec; there are Pop, BPR"):
+        find("SASRek")
+
+
+def test_a_model_is_imported_only_when_asked_for(monkeypatch):
+    find("BPR")
+    monkeypatch.delitem(sys.modules, "shoal.models.bpr")
+    find("Pop")
+    assert "shoal.models.bpr" not in sys.modules
+
+
+def test_defaults_are_those_of_the_configs_people_have():
+    def defaults(name):
+        options = lookup(name)[1]
+        return {one.name: getattr(options(), one.name) for one in fields(options)}
+
+    assert defaults("Pop") == {}
+    assert defaults("BPR") == {"embedding_size": 64}
+    assert defaults("NeuMF") == {
+        "mf_embedding_size": 64,
+        "mlp_embedding_size": 64,
+        "mlp_hidden_size": [128, 64],
+        "dropout_prob": 0.1,
+        "mf_train": True,
+        "mlp_train": True,
+    }
+    assert defaults("LightGCN") == {
+        "embedding_size": 64,
+        "n_layers": 2,
+        "reg_weight": 1e-5,
+        "require_pow": False,
+    }
+    assert defaults("SASRec") == {
+        "n_layers": 2,
+        "n_heads": 2,
+        "hidden_size": 64,
+        "inner_size": 256,
+        "hidden_dropout_prob": 0.5,
+        "attn_dropout_prob": 0.5,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+        "initializer_range": 0.02,
+        "loss_type": "CE",
+    }
+    assert SASRec.Options.DEFAULTS["data.split.by"] == "leave_one_out"
+    assert SASRec.Options.DEFAULTS["train.negatives"] is None
+
+
+# --- losses
+
+
+def test_bpr_loss_of_two_pairs_by_hand():
+    query = torch.tensor([[1.0, 2.0]])
+    positive = torch.tensor([[3.0, 0.0]])  # score 3
+    negative = torch.tensor([[[1.0, 0.0], [0.0, 2.5]]])  # scores 1 and 5: margins 2 and -2
+    by_hand = math.log(1 + math.exp(-2)) + math.log(1 + math.exp(2))
+    assert bpr_loss(query, positive, negative).item() == pytest.approx(by_hand, rel=1e-6)
+
+
+@pytest.mark.parametrize("block", [1, 4, 7, 100, None])
+def test_full_softmax_loss_is_cross_entropy_without_item_0(block):
+    torch.manual_seed(0)
+    hidden = torch.randn(10, 6, dtype=torch.float64, requires_grad=True)
+    items = torch.randn(13, 6, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(1, 13, (10,))
+    loss = full_softmax_loss(hidden, items, targets, block)
+    ours = torch.autograd.grad(3 * loss, [hidden, items])
+
+    logits = hidden @ items.T
+    logits = logits.masked_fill(torch.arange(13) == 0, -torch.inf)
+    expected = F.cross_entropy(logits, targets, reduction="sum")
+    theirs = torch.autograd.grad(3 * expected, [hidden, items])
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(ours, theirs)
+    assert not ours[1][0].any()  # padding never learns
+
+
+def test_full_softmax_loss_survives_huge_logits_and_no_positions():
+    hidden = torch.tensor([[200.0], [-200.0]], requires_grad=True)
+    items = torch.tensor([[0.0], [1.0], [-1.0]])
+    loss = full_softmax_loss(hidden, items, torch.tensor([1, 1]))
+    assert loss.item() == pytest.approx(400.0)  # right for sure, and wrong by 400
+    nothing = full_softmax_loss(hidden[:0], items, torch.tensor([], dtype=torch.int64))
+    nothing.backward()
+    assert nothing.item() == 0
+    assert not hidden.grad.any()
+
+
+# --- every model
+
+
+@pytest.mark.parametrize("name", TRAINABLE)
+@pytest.mark.parametrize("cuts", [[7], [3, 4], [1, 10], [0, 5, 11]])
+def test_uneven_slices_sum_to_the_whole(name, cuts):
+    model = build(name)
+    batch = training_batch(model)
+    whole = model(batch)
+    whole.loss.backward()
+    rows = row_gradients(model)
+    dense = {key: p.grad.clone() for key, p in model.named_parameters()}
+    model.zero_grad()
+
+    edges = [0, *cuts, batch.size]
+    loss, count = 0.0, 0
+    for start, stop in pairwise(edges):
+        output = model(part(batch, start, stop))
+        output.loss.backward()  # also of an empty slice: a rank may have no samples left
+        loss, count = loss + output.loss.item(), count + int(output.count)
+    assert count == whole.count
+    assert loss == pytest.approx(whole.loss.item(), rel=1e-5)
+    for table, grad in row_gradients(model).items():
+        torch.testing.assert_close(grad, rows[table], rtol=1e-4, atol=1e-5)
+    for key, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, dense[key], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Pop", *TRAINABLE])
+def test_scores_of_a_shared_list_equal_those_of_a_list_per_row(name):
+    model = build(name).eval()
+    batch = training_batch(model)
+    batch = Batch(batch.size, {k: v for k, v in batch.ids.items() if k in ("user_id", "history")})
+    items = torch.tensor([3, 1, 8, 3, 0])
+    shared = model.score(batch, items)
+    each = model.score(batch, items.expand(batch.size, 5))
+    assert shared.shape == (batch.size, 5)
+    torch.testing.assert_close(shared, each)
+    torch.testing.assert_close(shared[:, 0], shared[:, 3])
+    alone = model.score(part(batch, 4, 5), items)
+    torch.testing.assert_close(alone, shared[4:5])
+
+
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_dense_parameters_are_a_function_of_the_seed(name):
+    first, second = build(name).state_dict(), build(name).state_dict()
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_each_model_declares_tables_of_the_right_size():
+    def shapes(name):
+        return {t.table.name: (t.table.rows, t.table.dim) for t in stores(build(name)).values()}
+
+    assert shapes("BPR") == {"user": (7, 8), "item": (9, 8)}
+    assert shapes("LightGCN") == {"user": (7, 8), "item": (9, 8)}
+    assert shapes("SASRec") == {"item": (9, 16)}
+    assert shapes("NeuMF") == {
+        "mf_user": (7, 4),
+        "mf_item": (9, 4),
+        "mlp_user": (7, 6),
+        "mlp_item": (9, 6),
+    }
+
+
+@pytest.mark.parametrize("name", ["BPR", "NeuMF", "LightGCN", "SASRec-BPR"])
+def test_missing_negatives_are_named_with_the_remedy(name):
+    model = build(name)
+    batch = training_batch(model)
+    ids = {key: value for key, value in batch.ids.items() if key != "neg_item"}
+    with pytest.raises(ValueError, match=r"train\.negatives\.num"):
+        model(Batch(batch.size, ids))
+
+
+def train(model: Model, batch: Batch, steps: int) -> None:
+    dense = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(dense, lr=0.01) if dense else None
+    model.train()
+    for _ in range(steps):
+        output = model(batch)
+        (output.loss / output.count).backward()
+        for module in model.modules():
+            if isinstance(module, Embeddings):
+                for name, (ids, grads) in module.take_gradients().items():
+                    module.stores[name].push(ids, grads, 0.3)
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("name", ["BPR", "NeuMF", "LightGCN"])
+def test_general_models_learn_who_takes_what(name):
+    """Each group of users takes four items, three per user: the other group's are negatives."""
+    model = build(name)
+    negatives = torch.where(ITEMS.unsqueeze(1) <= 4, torch.arange(5, 9), torch.arange(1, 5))
+    batch = Batch(18, {"user_id": USERS, "item_id": ITEMS, "neg_item": negatives})
+    train(model, batch, 60)
+    with torch.no_grad():
+        scores = model.eval().score(Batch(6, {"user_id": torch.arange(1, 7)}), torch.arange(1, 9))
+    taken = torch.zeros(7, 9, dtype=torch.bool)
+    taken[USERS, ITEMS] = True
+    taken = taken[1:, 1:]
+    other = torch.zeros(6, 8, dtype=torch.bool)
+    other[:3, 4:] = other[3:, :4] = True
+    worst_taken = scores.masked_fill(~taken, torch.inf).amin(1)
+    best_other = scores.masked_fill(~other, -torch.inf).amax(1)
+    assert (worst_taken > best_other + 1).all()
+
+
+@pytest.mark.parametrize("name", ["SASRec", "SASRec-BPR"])
+def test_sasrec_learns_an_order_that_needs_two_items_back(name):
+    """After (1, 3) comes 4 and after (2, 3) comes 5: the last item alone does not tell."""
+    model = build(name)
+    history = torch.tensor([[1, 3, 0], [2, 3, 0], [6, 7, 8]])
+    target = torch.tensor([[3, 4, 0], [3, 5, 0], [7, 8, 1]])
+    negatives = torch.arange(1, 9).expand(3, 3, 8)
+    batch = Batch(3, {"history": history, "target": target, "neg_item": negatives})
+    train(model, batch, 80)
+    with torch.no_grad():
+        scores = model.eval().score(Batch(3, {"history": history}), torch.arange(1, 9))
+    assert (scores.argmax(1) + 1).tolist() == [4, 5, 1]
+
+
+# --- Pop
+
+
+def test_pop_counts_the_training_interactions():
+    model = build("Pop", replace(FACTS, train_items=torch.tensor([2, 2, 5, 2, 5, 1])))
+    scores = model.score(Batch(2, {"user_id": torch.tensor([1, 4])}), torch.tensor([5, 2, 1, 8]))
+    assert scores.tolist() == [[2, 3, 1, 0], [2, 3, 1, 0]]
+    assert not model.trainable
+
+
+# --- BPR and NeuMF against nn.Embedding
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_bpr_equals_a_plain_implementation(k):
+    model = build("BPR")
+    batch = training_batch(model, k)
+    user = nn.Embedding.from_pretrained(stores(model)["user"].weight.clone(), freeze=False)
+    item = nn.Embedding.from_pretrained(stores(model)["item"].weight.clone(), freeze=False)
+    expected = torch.zeros(())
+    for column in range(k):
+        negative = item(batch.ids["neg_item"][:, column])
+        margin = (user(USERS) * item(ITEMS)).sum(1) - (user(USERS) * negative).sum(1)
+        expected = expected - torch.sigmoid(margin).log().sum()
+    expected.backward()
+
+    output = model(batch)
+    output.loss.backward()
+    assert output.count == 18 * k
+    torch.testing.assert_close(output.loss, expected)
+    gradients = row_gradients(model)
+    torch.testing.assert_close(gradients["user"], user.weight.grad)
+    torch.testing.assert_close(gradients["item"], item.weight.grad)
+
+    scores = model.eval().score(batch, torch.arange(9))
+    torch.testing.assert_close(scores, (user(USERS) @ item.weight.T).detach())
+
+
+def plain_neumf(model: Model) -> tuple[dict[str, nn.Embedding], object]:
+    """NeuMF written out, pair by pair, over copies of the model's rows and layers."""
+    tables = {
+        name: nn.Embedding.from_pretrained(store.weight.clone(), freeze=False)
+        for name, store in stores(model).items()
+    }
+    dense = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def logit(user: Tensor, item: Tensor) -> Tensor:
+        joined = []
+        if "mf_user" in tables:
+            joined.append(tables["mf_user"](user) * tables["mf_item"](item))
+        if "mlp_user" in tables:
+            x = torch.cat([tables["mlp_user"](user), tables["mlp_item"](item)])
+            x = torch.relu(dense["mlp.1.weight"] @ x + dense["mlp.1.bias"])
+            joined.append(torch.relu(dense["mlp.4.weight"] @ x + dense["mlp.4.bias"]))
+        return (dense["predict.weight"] @ torch.cat(joined) + dense["predict.bias"])[0]
+
+    return tables, logit
+
+
+@pytest.mark.parametrize("halves", [{}, {"mf_train": False}, {"mlp_train": False}])
+def test_neumf_equals_a_plain_implementation(halves):
+    model = build("NeuMF", **halves)
+    batch = training_batch(model, 2)
+    tables, logit = plain_neumf(model)
+    expected = torch.zeros(())
+    for row in range(18):
+        expected = expected - torch.sigmoid(logit(USERS[row], ITEMS[row])).log()
+        for negative in batch.ids["neg_item"][row]:
+            expected = expected - (1 - torch.sigmoid(logit(USERS[row], negative))).log()
+    expected.backward()
+
+    output = model(batch)
+    output.loss.backward()
+    assert output.count == 18 * 3
+    torch.testing.assert_close(output.loss, expected)
+    gradients = row_gradients(model)
+    assert gradients.keys() == tables.keys()
+    for name, table in tables.items():
+        torch.testing.assert_close(gradients[name], table.weight.grad)
+
+
+def test_neumf_learns_from_labels_where_there_are_no_negatives():
+    model = build("NeuMF")
+    labels = (torch.arange(18) % 3 == 0).float()
+    _, logit = plain_neumf(model)
+    logits = torch.stack([logit(u, i) for u, i in zip(USERS, ITEMS)])
+    expected = -(labels * logits.sigmoid().log() + (1 - labels) * (-logits).sigmoid().log()).sum()
+    output = model(Batch(18, {"user_id": USERS, "item_id": ITEMS}, labels=labels))
+    assert output.count == 18
+    torch.testing.assert_close(output.loss, expected)
+
+
+def test_neumf_scores_in_blocks_that_do_not_divide(monkeypatch):
+    model = build("NeuMF").eval()
+    _, logit = plain_neumf(model)
+    users, items = torch.tensor([1, 4, 6]), torch.arange(1, 9)
+    expected = torch.stack([torch.stack([logit(u, i) for i in items]) for u in users])
+    monkeypatch.setattr("shoal.models.neumf.SCORE_BLOCK", 3 * 12 * 3)  # three items at a time
+    widest = []
+    model.mlp.register_forward_pre_hook(lambda _, args: widest.append(args[0].numel()))
+    scores = model.score(Batch(3, {"user_id": users}), items)
+    torch.testing.assert_close(scores, expected)
+    assert widest == [108, 108, 72]
+
+
+def test_neumf_without_halves_is_refused():
+    with pytest.raises(ValueError, match="mf_train"):
+        build("NeuMF", mf_train=False, mlp_train=False)
+
+
+# --- LightGCN against dense matrices
+
+
+@pytest.mark.parametrize("require_pow", [True, False])
+@pytest.mark.parametrize("layers", [0, 1, 3])
+def test_lightgcn_equals_dense_matrices_on_a_graph_of_five_users(layers, require_pow):
+    # user 5 took nothing, item 4 was taken by nobody, (2, 1) happened twice
+    users, items = torch.tensor([1, 1, 2, 2, 3, 4, 2]), torch.tensor([1, 2, 1, 3, 3, 2, 1])
+    facts = Facts(6, 5, "user_id", "item_id", 6, users, items)
+    model = build("LightGCN", facts, n_layers=layers, require_pow=require_pow)
+    user = stores(model)["user"].weight.clone().requires_grad_()
+    item = stores(model)["item"].weight.clone().requires_grad_()
+
+    taken = torch.zeros(6, 5)
+    for u, i in [(1, 1), (1, 2), (2, 1), (2, 3), (3, 3), (4, 2)]:
+        taken[u, i] = 1
+    adjacency = torch.zeros(11, 11)
+    adjacency[:6, 6:], adjacency[6:, :6] = taken, taken.T
+    scale = adjacency.sum(1).clamp(min=1).rsqrt()
+    adjacency = scale[:, None] * adjacency * scale
+    ego = torch.cat([user, item])
+    powers = [torch.linalg.matrix_power(adjacency, n) @ ego for n in range(layers + 1)]
+    final = sum(powers) / (layers + 1)
+
+    samples = torch.tensor([[1, 1, 3], [2, 3, 4], [4, 2, 1], [2, 1, 2]])  # user, item, negative
+    expected = torch.zeros(())
+    for u, p, n in samples.tolist():
+        margin = final[u] @ final[6 + p] - final[u] @ final[6 + n]
+        expected = expected - torch.sigmoid(margin).log()
+        for row in (user[u], item[p], item[n]):
+            size = row.square().sum()
+            expected = expected + 0.05 * (size / 2 if require_pow else size.sqrt())
+    expected.backward()
+
+    ids = {"user_id": samples[:, 0], "item_id": samples[:, 1], "neg_item": samples[:, 2:]}
+    output = model(Batch(4, ids))
+    output.loss.backward()
+    assert output.count == 4
+    torch.testing.assert_close(output.loss, expected)
+    gradients = row_gradients(model)
+    torch.testing.assert_close(gradients["user"], user.grad)
+    torch.testing.assert_close(gradients["item"], item.grad)
+
+    scores = model.eval().score(Batch(5, {"user_id": torch.arange(1, 6)}), torch.arange(5))
+    torch.testing.assert_close(scores, (final[1:6] @ final[6:].T).detach())
+
+
+def test_lightgcn_propagates_once_per_evaluation_and_forgets_when_training_goes_on():
+    model = build("LightGCN").eval()
+    users, items = Batch(6, {"user_id": torch.arange(1, 7)}), torch.arange(1, 9)
+    before = model.score(users, items)
+    assert model.propagate()[1] is model.propagate()[1]
+    model.train()
+    stores(model)["item"].weight.neg_()
+    stores(model)["user"].weight.neg_()
+    stores(model)["user"].weight[1] = 0
+    model.eval()
+    after = model.score(users, items)
+    assert not torch.allclose(after, before)
+    assert "starts" not in model.state_dict()
+
+
+# --- SASRec
+
+
+def states(model: Model, history: list[list[int]]) -> Tensor:
+    return model.encode(model.embed.rows("history", torch.tensor(history)))
+
+
+def test_sasrec_never_looks_ahead():
+    model = build("SASRec").eval()
+    one, two = states(model, [[1, 2, 3, 4, 5]]), states(model, [[1, 2, 3, 8, 5]])
+    torch.testing.assert_close(one[:, :3], two[:, :3])
+    assert (one[:, 3:] - two[:, 3:]).abs().amax(-1).min() > 1e-4  # but it does look back
+
+
+def test_sasrec_query_is_the_state_at_the_last_item_whatever_the_padding():
+    model = build("SASRec").eval()
+    full = states(model, [[4, 2, 7]])[0, -1]
+    for pads in range(4):
+        batch = Batch(1, {"history": torch.tensor([[4, 2, 7] + [0] * pads])})
+        torch.testing.assert_close(model.encode_query(batch)[0], full)
+    empty = model.encode_query(Batch(1, {"history": torch.zeros(1, 4, dtype=torch.int64)}))
+    assert empty.isfinite().all()
+
+
+def test_sasrec_cross_entropy_trains_every_real_position_over_the_catalogue():
+    model = build("SASRec")
+    batch = training_batch(model)
+    weight = stores(model)["item"].weight
+    expected, count = 0.0, 0
+    for history, target in zip(batch.ids["history"], batch.ids["target"]):
+        length = int((target > 0).sum())
+        for position in range(length):  # each prefix by itself: what one pass must equal
+            with torch.no_grad():
+                state = states(model, [history[: position + 1].tolist()])[0, -1]
+            logits = (weight[1:] @ state).double()
+            expected += float(logits.exp().sum().log() - logits[target[position] - 1])
+            count += 1
+    output = model(batch)
+    assert output.count == count == 37
+    assert output.loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_sasrec_pairwise_loss_trains_every_real_position():
+    model = build("SASRec-BPR")
+    batch = training_batch(model, k=3)
+    weight = stores(model)["item"].weight
+    with torch.no_grad():
+        hidden = model.encode(model.embed.rows("history", batch.ids["history"]))
+    expected = 0.0
+    for row, position in (batch.ids["target"] > 0).nonzero().tolist():
+        state = hidden[row, position].double()
+        positive = state @ weight[batch.ids["target"][row, position]].double()
+        for negative in batch.ids["neg_item"][row, position]:
+            margin = float(positive - state @ weight[negative].double())
+            expected += math.log1p(math.exp(-margin))
+    output = model(batch)
+    assert output.count == 37 * 3
+    assert output.loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_sasrec_block_is_the_pre_norm_block_of_the_paper():
+    torch.manual_seed(3)
+    ours = CausalTransformer(1, 2, 8, 12, activation="relu", norm_eps=1e-5, init_std=0.4).double()
+    x = torch.randn(3, 5, 8, dtype=torch.float64)
+    theirs = nn.TransformerEncoderLayer(
+        8, 2, 12, dropout=0.0, activation="relu", batch_first=True, norm_first=True
+    ).double()
+    attend, feed = ours.blocks
+    theirs.self_attn.in_proj_weight.data = attend.layer.query_key_value.weight.data
+    theirs.self_attn.in_proj_bias.data = attend.layer.query_key_value.bias.data
+    theirs.self_attn.out_proj.load_state_dict(attend.layer.out.state_dict())
+    theirs.linear1.load_state_dict(feed.layer[0].state_dict())
+    theirs.linear2.load_state_dict(feed.layer[2].state_dict())
+    mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
+    expected = F.layer_norm(theirs(x, src_mask=mask), [8])
+    torch.testing.assert_close(ours(x), expected)
+
+
+def test_sasrec_dropout_is_on_in_training_only():
+    model = build("SASRec", hidden_dropout_prob=0.5, attn_dropout_prob=0.5)
+    assert not torch.equal(states(model, [[1, 2, 3]]), states(model, [[1, 2, 3]]))
+    model.eval()
+    assert torch.equal(states(model, [[1, 2, 3]]), states(model, [[1, 2, 3]]))
+
+
+def test_sasrec_refuses_what_cannot_be():
+    with pytest.raises(ValueError, match=r"16 does not divide into 3 heads.*hidden_size"):
+        build("SASRec", n_heads=3)
+    model = build("SASRec").eval()
+    with pytest.raises(ValueError, match=r"7 items .* 6 positions .* data\.max_len"):
+        states(model, [[1, 2, 3, 4, 5, 6, 7]])
