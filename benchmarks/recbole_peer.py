@@ -1,0 +1,159 @@
+"""Runs BPR in RecBole 1.2.1 and prints one JSON line; started by `bpr_ml100k.py`.
+
+It runs in RecBole's own environment and imports nothing of Shoal. RecBole is called through its
+own `run_recbole`, untouched but for two timers and what it needs to start at all on today's numpy
+and torch (see `make_it_start`). Its logs, checkpoints and curves go to the working directory.
+"""
+
+import time
+
+STARTED = time.perf_counter()  # before the imports: they are part of what a user waits for
+
+import argparse  # noqa: E402
+import functools  # noqa: E402
+import importlib.util  # noqa: E402
+import json  # noqa: E402
+import statistics  # noqa: E402
+import sys  # noqa: E402
+import types  # noqa: E402
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+
+def make_it_start() -> None:
+    """Put back the names of numpy and torch that RecBole 1.2.1 was written against."""
+    for name, value in {
+        "float_": np.float64,
+        "complex_": np.complex128,
+        "unicode_": np.str_,
+        "float": float,  # read at import, before RecBole sets its own aliases
+    }.items():
+        if name not in vars(np):
+            setattr(np, name, value)
+    # Its checkpoints pickle the whole config, which torch refuses by default since 2.6.
+    torch.load = functools.partial(torch.load, weights_only=False)
+    # Needed for hyper-parameter search only. Leaving it out spares RecBole the time of the import.
+    if importlib.util.find_spec("ray") is None:
+        ray = types.ModuleType("ray")
+        ray.tune = types.ModuleType("ray.tune")  # type: ignore[attr-defined]
+        sys.modules.update({"ray": ray, "ray.tune": ray.tune})
+
+
+def run_many_processes_on_cpu() -> None:
+    """RecBole ties several processes to NCCL and one GPU each; use Gloo and the CPU instead."""
+    from recbole.config import Config
+
+    init_process_group = torch.distributed.init_process_group
+    init_device = Config._init_device
+
+    def init_with_gloo(backend: str, **options: object) -> None:
+        init_process_group(backend="gloo", **options)
+
+    def init_on_cpu(config: Config) -> None:
+        init_device(config)
+        config.final_config_dict["device"] = torch.device("cpu")
+
+    torch.distributed.init_process_group = init_with_gloo
+    torch.cuda.set_device = lambda device: None
+    Config._init_device = init_on_cpu
+
+
+def run(rank: int, options: argparse.Namespace) -> None:
+    """Train and test in this process; rank 0 prints the figures."""
+    import recbole
+    from recbole.quick_start import run_recbole
+    from recbole.trainer import Trainer
+
+    imported = time.perf_counter()
+    started: list[float] = []
+    train_seconds: list[float] = []
+    eval_seconds: list[float] = []
+    scores: list[float] = []
+    train_epoch, valid_epoch = Trainer._train_epoch, Trainer._valid_epoch
+
+    def timed_train_epoch(*args, **kwargs):
+        started.append(time.perf_counter())
+        loss = train_epoch(*args, **kwargs)
+        train_seconds.append(time.perf_counter() - started[-1])
+        return loss
+
+    def timed_valid_epoch(*args, **kwargs):
+        start = time.perf_counter()
+        score, result = valid_epoch(*args, **kwargs)
+        eval_seconds.append(time.perf_counter() - start)
+        scores.append(float(score))
+        return score, result
+
+    Trainer._train_epoch, Trainer._valid_epoch = timed_train_epoch, timed_valid_epoch
+
+    settings = {
+        "data_path": options.data,
+        "epochs": options.epochs,
+        "stopping_step": options.stopping_step,
+        "seed": options.seed,
+        "show_progress": False,
+        "use_gpu": False,
+    }
+    if options.eval_batch_size:
+        settings["eval_batch_size"] = options.eval_batch_size
+    if options.nproc > 1:
+        run_many_processes_on_cpu()
+        settings |= {
+            "gpu_id": ",".join(str(gpu) for gpu in range(options.nproc)),
+            "world_size": options.nproc,
+            "nproc": options.nproc,
+            "ip": "localhost",
+            "port": options.port,
+            "offset": 0,
+            "local_rank": rank,
+        }
+
+    result = run_recbole(
+        model="BPR", dataset="ml-100k", config_file_list=[options.config], config_dict=settings
+    )
+    if rank > 0:
+        return
+
+    best = max(scores)
+    report = {
+        "version": recbole.__version__,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "epochs": len(train_seconds),
+        "best_epoch": len(scores) - 1 - scores[::-1].index(best),
+        "best_valid": {name: float(value) for name, value in result["best_valid_result"].items()},
+        "test": {name: float(value) for name, value in result["test_result"].items()},
+        "seconds": {
+            "imports": imported - STARTED,
+            "startup": started[0] - STARTED,
+            "train_epoch_median": statistics.median(train_seconds[1:] or train_seconds),
+            "eval_median": statistics.median(eval_seconds[1:] or eval_seconds),
+            "total": time.perf_counter() - STARTED,
+        },
+    }
+    print(json.dumps(report), flush=True)
+
+
+def main() -> None:
+    """Read the command line and run in one process, or in several that this one starts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", required=True, help="folder that holds ml-100k/")
+    parser.add_argument("--config", required=True, help="RecBole's settings, a YAML file")
+    parser.add_argument("--epochs", type=int, default=500)
+    parser.add_argument("--stopping-step", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=2020)
+    parser.add_argument("--eval-batch-size", type=int, help="default: what the config says")
+    parser.add_argument("--nproc", type=int, default=1)
+    parser.add_argument("--port", default="5678", help="where several processes meet")
+    options = parser.parse_args()
+    if options.nproc == 1:
+        run(0, options)
+    else:
+        torch.multiprocessing.spawn(run, args=(options,), nprocs=options.nproc)
+
+
+make_it_start()  # also in the processes that spawn starts, which import this file anew
+
+if __name__ == "__main__":
+    main()
