@@ -11,7 +11,9 @@ import json
 import logging
 import shutil
 import tempfile
+import time
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,10 @@ def keep(folder: Path, dataset: Dataset) -> Dataset:
 
 def save_columns(folder: Path, dataset: Dataset) -> None:
     """Write a data set; of several writers at once the first to finish wins."""
+    for left in folder.parent.glob("*.tmp"):  # of writers that were killed
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > 24 * 3600:
+                shutil.rmtree(left)
     temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".tmp", dir=folder.parent))
     try:
         _write(temporary, dataset)

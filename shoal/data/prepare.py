@@ -37,7 +37,7 @@ def load_dataset(config: DataSection, seed: int) -> Dataset:
         return build(read(config), config, seed)
     folder = cache.cache_folder(files, config, seed)
     found = cache.load(folder)
-    return found or cache.keep(folder, build(read(config), config, seed))
+    return cache.keep(folder, build(read(config), config, seed)) if found is None else found
 
 
 def pick_source(config: DataSection) -> str:
@@ -111,6 +111,10 @@ def build(raw: Raw, config: DataSection, seed: int) -> Dataset:
 
 def _check_types(raw: Raw, config: DataSection) -> None:
     """A field has one type in all files, and the time and label fields hold numbers."""
+    if config.fields.user == config.fields.item:
+        raise ValueError(
+            f"data.fields.user and data.fields.item are both {config.fields.user!r}; name two"
+        )
     seen: dict[str, tuple[FieldType, str]] = {}
     for table in [raw.inter, *raw.side.values()]:
         for name, kind in table.types.items():

@@ -101,6 +101,33 @@ def choose_columns(config: DataSection, suffix: str, available: list[str], where
     return [name for name in available if name not in (unload or [])]
 
 
+def interaction_columns(config: DataSection, where: str) -> tuple[dict[str, FieldType], list[str]]:
+    """For sources of plain interactions: name -> type of their four columns, and those to load."""
+    fields = config.fields
+    named = [*(config.load or {}), *(config.unload or {}), *config.extra_suffixes]
+    extra = [suffix for suffix in named if suffix != "inter"]
+    if extra or config.presplit is not None:
+        raise ValueError(
+            f"{where} holds interactions in one file only: take {', '.join(extra) or 'the parts'} "
+            "out of data.load, data.unload, data.extra_suffixes or data.presplit, or use atomic "
+            "files"
+        )
+    kinds: dict[str, FieldType] = {
+        fields.user: "token",
+        fields.item: "token",
+        fields.rating: "float",
+        fields.time: "float",
+    }
+    load = choose_columns(config, "inter", list(kinds), where)
+    for needed in (fields.user, fields.item):
+        if needed not in load:
+            raise ValueError(
+                f"data.load leaves out {needed!r} of {where}, which is needed; add it to "
+                "data.load.inter or take it out of data.unload.inter"
+            )
+    return kinds, load
+
+
 def nearest(given: str, allowed: list[str]) -> str:
     """' (did you mean ...?)', or nothing when no allowed name is close."""
     close = get_close_matches(given, allowed, n=1)

@@ -101,17 +101,22 @@ def _random_order(seed: int, rows: int) -> np.ndarray:
     """A permutation of the rows that depends on the seed alone."""
     # Raw Philox words are the same with every version of numpy; the row in the low bits makes
     # each key distinct, so the order does not depend on the sorting algorithm either.
-    bits = np.uint64(max(1, int(rows - 1).bit_length()))
     keys = np.random.Philox(key=seed & 0xFFFFFFFFFFFFFFFF).random_raw(rows)
-    keys = (keys << bits) | np.arange(rows, dtype=np.uint64)
+    low = np.uint64((1 << _bits(rows)) - 1)
+    keys = (keys & ~low) | np.arange(rows, dtype=np.uint64)
     keys.sort()
-    return (keys & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
+    return (keys & low).astype(np.int64)
 
 
 def _group(order: np.ndarray, users: np.ndarray) -> np.ndarray:
     """The same rows, ordered by user, and within a user as in `order`."""
-    bits = max(1, int(len(order) - 1).bit_length())
+    bits = _bits(len(order))
     # (user, place) in one word: sorting words is several times faster than sorting by two keys.
     keys = (users[order] << bits) | np.arange(len(order))
     keys.sort()
     return order[keys & ((1 << bits) - 1)]
+
+
+def _bits(rows: int) -> int:
+    """Bits that a row number needs."""
+    return max(1, (rows - 1).bit_length())

@@ -24,7 +24,7 @@ def files(config: DataSection) -> dict[str, list[Path]]:
     folder = Path(config.path) / config.name
     wanted = ["inter", *(config.load or {}), *(config.unload or {}), *config.extra_suffixes]
     found = {}
-    for suffix in dict.fromkeys(s.removeprefix(".") for s in wanted):
+    for suffix in dict.fromkeys(wanted):
         if suffix != "inter" and (config.load or {}).get(suffix) == []:
             continue
         stems = [config.name]
@@ -106,7 +106,7 @@ def _header(line: bytes, separator: str, where: str) -> dict[str, FieldType]:
         )
     header: dict[str, FieldType] = {}
     for cell in text.split(separator):
-        name, colon, kind = cell.rpartition(":")
+        name, colon, kind = cell.partition(":")
         if not colon or not name or kind not in _TYPES:
             problem = f"has no type: {cell!r}" if not colon else f"has the type {kind!r}: {cell!r}"
             raise ValueError(

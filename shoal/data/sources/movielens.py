@@ -6,8 +6,7 @@ import zipfile
 from pathlib import Path
 
 from shoal.config.schema import DataSection
-from shoal.data.dataset import FieldType
-from shoal.data.raw import Raw, RawTable, choose_columns
+from shoal.data.raw import Raw, RawTable, interaction_columns
 from shoal.data.sources.delimited import Layout, clean, join, parse, read_bytes
 
 SEPARATORS = {"u.data": "\t", "ratings.dat": "::", "ratings.csv": ","}
@@ -49,19 +48,7 @@ def read(config: DataSection) -> Raw:
         where = f"{path}:{name}"
     else:
         data = read_bytes(path)
-    extra = [s for s in [*(config.load or {}), *config.extra_suffixes] if s != "inter"]
-    if extra:
-        raise ValueError(
-            f"data.load names {', '.join(extra)}, but {where} holds interactions only; "
-            "use atomic files for side features"
-        )
-    fields = config.fields
-    kinds: dict[str, FieldType] = {
-        fields.user: "token",
-        fields.item: "token",
-        fields.rating: "float",
-        fields.time: "float",
-    }
+    kinds, load = interaction_columns(config, where)
     first_line = 1
     if name == "ratings.csv":
         head, _, data = data.partition(b"\n")
@@ -71,10 +58,6 @@ def read(config: DataSection) -> Raw:
                 f"{where}, line 1: {head[:80]!r} where {','.join(_CSV_HEADER)} was expected; "
                 "is this a MovieLens file? Other data can be given as atomic files"
             )
-    load = choose_columns(config, "inter", list(kinds), where)
-    for needed in (fields.user, fields.item):
-        if needed not in load:
-            raise ValueError(f"data.load leaves out {needed!r}, which is needed; add it")
     layout = Layout(kinds, load, SEPARATORS[name], " ", first_line, frozenset(load))
     parsed = parse(data, layout, where)
     columns = {field: join([parsed[field]], kinds[field]) for field in load}

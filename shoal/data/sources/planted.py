@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.config.schema import DataSection, PlantedSection
-from shoal.data.dataset import FieldType
-from shoal.data.raw import Raw, RawColumn, RawTable, choose_columns
+from shoal.data.raw import Raw, RawColumn, RawTable, interaction_columns
 
 STAGES = 8  # steps in which a user's taste turns
 MIN_PER_USER = 5
@@ -75,7 +74,8 @@ def planted_truth(section: PlantedSection) -> Truth:
 def read(config: DataSection) -> Raw:
     """Interactions in order of time, with user, item, rating and time named as in data.fields."""
     section, fields = config.planted, config.fields
-    _check(section, config)
+    kinds, load = interaction_columns(config, "planted data")
+    _check(section)
     truth = planted_truth(section)
     sizes = _sizes(section)
     users, items, stages = _draw(section, truth, sizes)
@@ -86,33 +86,17 @@ def read(config: DataSection) -> Raw:
     users, items, stages = users[order], items[order], stages[order]
     ratings = _ratings(section, truth, users, items, stages)
 
-    kinds: dict[str, FieldType] = {
-        fields.user: "token",
-        fields.item: "token",
-        fields.rating: "float",
-        fields.time: "float",
-    }
     columns = {
         fields.user: RawColumn(users, _names(section.users)),
         fields.item: RawColumn(items, _names(section.items)),
         fields.rating: RawColumn(ratings.astype(np.float64)),
         fields.time: RawColumn(times.astype(np.float64)),
     }
-    load = choose_columns(config, "inter", list(kinds), "planted data")
-    for needed in (fields.user, fields.item):
-        if needed not in load:
-            raise ValueError(f"data.load leaves out {needed!r}, which is needed; add it")
     table = RawTable("planted data", {n: kinds[n] for n in load}, {n: columns[n] for n in load})
     return Raw(table)
 
 
-def _check(section: PlantedSection, config: DataSection) -> None:
-    extra = [s for s in [*(config.load or {}), *config.extra_suffixes] if s != "inter"]
-    if extra or config.presplit is not None:
-        raise ValueError(
-            f"planted data is interactions only: remove {', '.join(extra) or 'presplit'} from "
-            "data.load, data.extra_suffixes or data.presplit, or name another data set"
-        )
+def _check(section: PlantedSection) -> None:
     low, high = section.users * MIN_PER_USER, section.users * (section.items // 2)
     if not low <= section.interactions <= high:
         raise ValueError(

@@ -1,0 +1,263 @@
+"""From raw tables to a Dataset: which source, filters, labels, side features, scaling."""
+
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.config.schema import DataSection
+from shoal.data.filters import apply_filters
+from shoal.data.intervals import parse_intervals, within
+from shoal.data.prepare import load_dataset, pick_source
+from shoal.data.raw import Raw, RawColumn, RawTable
+
+HEADER = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
+
+
+@pytest.fixture
+def toy(tmp_path):
+    """A function that writes toy files and loads them."""
+
+    def load(inter, *, seed=1, user=None, item=None, **options):
+        folder = tmp_path / "toy"
+        folder.mkdir(exist_ok=True)
+        rows = inter if isinstance(inter, str) else "\n".join("\t".join(map(str, r)) for r in inter)
+        (folder / "toy.inter").write_text(HEADER + rows)
+        for suffix, text in (("user", user), ("item", item)):
+            if text is not None:
+                (folder / f"toy.{suffix}").write_text(text)
+                options.setdefault("load", {})[suffix] = ["*"]
+        config = DataSection(name="toy", path=str(tmp_path), cache=False, **options)
+        return load_dataset(config, seed)
+
+    return load
+
+
+def pairs(data):
+    """The kept interactions, in original tokens."""
+    users = data.vocab["user_id"][data.inter["user_id"]]
+    items = data.vocab["item_id"][data.inter["item_id"]]
+    return list(zip(users.tolist(), items.tolist()))
+
+
+# -- intervals ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [
+        ("[3,inf)", [3, 4, 5, 7, 9]),
+        ("(3,5]", [4, 5]),
+        ("[3,5)", [3, 4]),
+        ("(0,1);[ 4 , 5 ];(7,9]", [4, 5, 9]),
+        ("(-inf,inf)", [0, 1, 3, 4, 5, 7, 9]),
+    ],
+)
+def test_intervals(text, inside):
+    values = np.array([0, 1, 3, 4, 5, 7, 9])
+    assert values[within(values, parse_intervals(text, "x"))].tolist() == inside
+
+
+@pytest.mark.parametrize("text", ["", "3", "[3,4", "[3]", "[a,4]", "[1,2],[3,4]", "[nan,3]", "1,2"])
+def test_what_is_no_interval(text):
+    with pytest.raises(ValueError, match=r"data\.filter\.x: .* is no interval; write \[low,high\]"):
+        parse_intervals(text, "data.filter.x")
+
+
+def test_backward_interval():
+    with pytest.raises(ValueError, match=r"did you mean \(1,5\]\?"):
+        parse_intervals("(5, 1]", "data.filter.x")
+
+
+# -- filters -----------------------------------------------------------------------------------
+
+ROWS = [
+    ("a", "x", 1, 30),
+    ("a", "y", 5, 20),
+    ("b", "x", 4, 10),
+    ("a", "x", 3, 10),
+    ("b", "z", 2, 50),
+    ("a", "x", 4, 40),
+]
+
+
+def test_filter_by_value(toy):
+    data = toy(ROWS, filter={"values": {"rating": "[2,3];[5,5]", "timestamp": "[20,inf)"}})
+    assert pairs(data) == [("a", "y"), ("b", "z")]
+    assert data.vocab["user_id"].tolist() == ["[PAD]", "a", "b"]
+    assert data.vocab["item_id"].tolist() == ["[PAD]", "y", "z"]
+
+
+@pytest.mark.parametrize(("which", "times"), [("first", [20, 10, 10, 50]), ("last", [20, 10, 50, 40])])
+def test_duplicates_keep_the_first_or_last_by_time_in_file_order(toy, which, times):
+    data = toy(ROWS, filter={"duplicates": which})
+    assert data.inter["timestamp"].tolist() == times
+
+
+def test_duplicates_without_time_go_by_file_order(toy):
+    load = {"inter": ["user_id", "item_id", "rating"]}
+    first = toy(ROWS, filter={"duplicates": "first"}, load=load)
+    last = toy(ROWS, filter={"duplicates": "last"}, load=load)
+    assert first.inter["rating"].tolist() == [1, 5, 4, 2]
+    assert last.inter["rating"].tolist() == [5, 4, 2, 4]
+
+
+def core(rows, user_k, item_k):
+    """k-core by the definition, one loop at a time."""
+    while True:
+        users = [u for u, _ in rows]
+        items = [i for _, i in rows]
+        kept = [(u, i) for u, i in rows if users.count(u) >= user_k and items.count(i) >= item_k]
+        if len(kept) == len(rows):
+            return kept
+        rows = kept
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=50),
+    st.integers(1, 4),
+    st.integers(1, 4),
+)
+def test_core_filter_repeats_until_stable(rows, user_k, item_k):
+    words = np.array(list("abcdefg"), dtype=object)
+    columns = {
+        name: RawColumn(np.array([row[place] for row in rows]), words)
+        for place, name in enumerate(("user_id", "item_id"))
+    }
+    raw = Raw(RawTable("toy", {"user_id": "token", "item_id": "token"}, columns))
+    counts = {"user_inter_num": f"[{user_k},inf)", "item_inter_num": f"[{item_k},inf)"}
+    config = DataSection(filter=counts)
+    expected = core(rows, user_k, item_k)
+    if not expected:
+        with pytest.raises(ValueError, match=r"user_inter_num.* leaves no interactions"):
+            apply_filters(raw, config)
+        return
+    left = apply_filters(raw, config).inter.columns
+    assert list(zip(left["user_id"].values.tolist(), left["item_id"].values.tolist())) == expected
+
+
+def test_upper_bound_of_interactions(toy):
+    data = toy(ROWS, filter={"user_inter_num": "[1,3]"})
+    assert pairs(data) == [("b", "x"), ("b", "z")]
+
+
+USERS = "user_id:token\tage:float\tjob:token\nb\t20\tcook\nq\t40\tpilot\nb\t99\tnobody\n"
+
+
+def test_interactions_of_absent_users_go_unless_told_otherwise(toy):
+    assert pairs(toy(ROWS, user=USERS)) == [("b", "x"), ("b", "z")]
+    assert len(pairs(toy(ROWS, user=USERS, filter={"by_user_or_item": False}))) == 6
+
+
+def test_side_features_stand_at_their_ids(toy, caplog):
+    with caplog.at_level(logging.WARNING):
+        data = toy(ROWS, user=USERS, filter={"by_user_or_item": False})
+    assert "1 rows repeat a user_id" in caplog.text
+    # a and b come from the interactions, q only from the file of users
+    assert data.vocab["user_id"].tolist() == ["[PAD]", "a", "b", "q"]
+    assert data.users["age"].tolist() == [0.0, 30.0, 20.0, 40.0]  # a: mean of the others
+    assert data.vocab["job"].tolist() == ["[PAD]", "cook", "pilot"]
+    assert data.users["job"].tolist() == [0, 0, 1, 2]
+    assert list(data.types) == ["user_id", "item_id", "rating", "timestamp", "age", "job"]
+    assert (data.users["age"].dtype, data.users["job"].dtype) == (np.float32, np.int64)
+
+
+def test_users_without_interactions_go_when_a_number_is_asked_for(toy):
+    options = {"by_user_or_item": False, "user_inter_num": "[1,inf)"}
+    data = toy(ROWS, user=USERS, filter=options)
+    assert data.vocab["user_id"].tolist() == ["[PAD]", "a", "b"]
+
+
+def test_filtered_side_rows_take_their_interactions_along(toy):
+    items = "item_id:token\tyear:float\nx\t1990\ny\t2001\nz\t\n"
+    data = toy(ROWS, item=items, filter={"values": {"year": "[2000,inf)"}})
+    assert pairs(data) == [("a", "y")]
+    assert data.items["year"].tolist() == [0.0, 2001.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"values": {"rating": "[9,inf)"}}, r"data\.filter\.values\.rating leaves no interactions"),
+        ({"user_inter_num": "[9,inf)"}, r"data\.filter\.user_inter_num leaves no interactions"),
+        ({"item_inter_num": "(0,0]"}, r"data\.filter\.item_inter_num leaves no interactions"),
+        ({"values": {"ratings": "[1,2]"}}, r"no loaded field \(did you mean 'rating'\?\)"),
+        ({"values": {"user_id": "[1,2]"}}, r"'user_id' is a token field.*rating, timestamp"),
+        ({"values": {"rating": "1-2"}}, r"data\.filter\.values\.rating: '1-2' is no interval"),
+    ],
+)
+def test_filters_that_cannot_be(toy, options, named):
+    with pytest.raises(ValueError, match=named):
+        toy(ROWS, filter=options)
+
+
+def test_users_file_that_knows_nobody(toy):
+    with pytest.raises(ValueError, match=r"data\.filter\.by_user_or_item leaves no interactions"):
+        toy(ROWS, user="user_id:token\tage:float\nnobody\t1\n")
+
+
+# -- label and scale ---------------------------------------------------------------------------
+
+
+def test_threshold_makes_the_label_and_takes_the_field(toy):
+    data = toy(ROWS, threshold={"rating": 4})
+    assert data.inter["label"].tolist() == [0, 1, 1, 0, 0, 1]
+    assert data.inter["label"].dtype == np.float32
+    assert data.label_field == "label"
+    assert "rating" not in data.inter and "rating" not in data.types
+    own = toy(ROWS, threshold={"rating": 4}, fields={"label": "rating"})
+    assert own.inter["rating"].tolist() == [0, 1, 1, 0, 0, 1]
+    with pytest.raises(ValueError, match=r"data\.threshold: .*name one loaded float field"):
+        toy(ROWS, threshold={"item_id": 4})
+
+
+def test_normalize(toy, caplog):
+    users = "user_id:token\tage:float\tconst:float\na\t20\t7\nb\t60\t7\n"
+    data = toy(ROWS, user=users, normalize="all")
+    assert data.inter["rating"].tolist() == [0, 1, 0.75, 0.5, 0.25, 0.75]
+    assert data.inter["timestamp"].tolist() == [0.5, 0.25, 0, 0, 1, 0.75]
+    assert data.users["age"].tolist() == [0, 0, 1]
+    assert data.users["const"].tolist() == [0, 1, 1]
+    assert "all values of const" in caplog.text
+    some = toy(ROWS, normalize=["rating"])
+    assert some.inter["timestamp"].tolist() == [30, 20, 10, 10, 50, 40]
+    with pytest.raises(ValueError, match=r"'raiting' is no loaded float field .did you mean 'rat"):
+        toy(ROWS, normalize=["raiting"])
+
+
+def test_field_with_two_types(toy):
+    with pytest.raises(ValueError, match=r"'rating' has the type float in .* and token in"):
+        toy(ROWS, user="user_id:token\trating:token\na\tx\n")
+
+
+# -- sources -----------------------------------------------------------------------------------
+
+
+def test_auto_picks_the_source(tmp_path):
+    def picked(name, **options):
+        return pick_source(DataSection(name=name, path=str(tmp_path), **options))
+
+    assert picked("planted") == "planted"
+    for name, file in [("one", "one.inter"), ("two", "ratings.dat"), ("planted", "planted.inter")]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).touch()
+    assert picked("one") == "atomic"
+    assert picked("two") == "movielens"
+    assert picked("planted") == "atomic"
+    assert picked("two", format="atomic") == "atomic"
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "parts.tr.inter").touch()
+    assert picked("parts", presplit=["tr", "va", "te"]) == "atomic"
+    with pytest.raises(ValueError, match=r"no data set 'tow' .*did you mean 'two'.*shoal data fetch"):
+        picked("tow")
+
+
+def test_the_split_uses_the_seed_and_the_time(toy):
+    rows = [("a", f"i{n}", 1, 100 - n) for n in range(20)]
+    by_time = toy(rows, split={"order": "time"})
+    assert by_time.splits["test"].tolist() == [0, 1]
+    assert toy(rows, seed=1).splits["test"].tolist() != toy(rows, seed=3).splits["test"].tolist()
+    assert sorted(np.concatenate(list(toy(rows).splits.values()))) == list(range(20))

@@ -1,0 +1,148 @@
+"""Splits: counts by the stated rule, order, grouping, and no dependence on anything but the seed."""
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.config.schema import SplitSection
+from shoal.data.split import split_rows
+
+
+def split(users, times=None, seed=0, **options):
+    users = np.array(users, dtype=np.int64)
+    times = None if times is None else np.array(times, dtype=np.float64)
+    return split_rows(SplitSection(**options), seed, users, times)
+
+
+def plain_counts(total, ratio):
+    """The counting rule, said again in plain words of one group."""
+    shares = [r / sum(ratio) * total for r in ratio]
+    counts = [0, int(shares[1]), int(shares[2])]
+    counts[0] = total - counts[1] - counts[2]
+    for part in (2, 1):
+        if counts[0] > 1 and 0 < shares[part] < 1:
+            counts[part] += 1
+            counts[0] -= 1
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("total", "ratio", "counts"),
+    [
+        (10, [0.8, 0.1, 0.1], [8, 1, 1]),
+        (19, [0.8, 0.1, 0.1], [17, 1, 1]),
+        (20, [8, 1, 1], [16, 2, 2]),
+        (5, [0.8, 0.1, 0.1], [3, 1, 1]),
+        (3, [0.8, 0.1, 0.1], [1, 1, 1]),
+        (2, [0.8, 0.1, 0.1], [1, 0, 1]),
+        (1, [0.8, 0.1, 0.1], [1, 0, 0]),
+        (4, [0.5, 0.5, 0.0], [2, 2, 0]),
+        (4, [1, 0, 0], [4, 0, 0]),
+        (4, [0, 0, 1], [0, 0, 4]),
+        (7, [0.5, 0.25, 0.25], [5, 1, 1]),
+    ],
+)
+@pytest.mark.parametrize("group_by", ["user", "none"])
+def test_ratio_counts(total, ratio, counts, group_by):
+    parts = split([3] * total, ratio=ratio, group_by=group_by)
+    assert [len(parts[p]) for p in ("train", "valid", "test")] == counts
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=60),
+    st.tuples(*[st.sampled_from([0, 0.1, 0.2, 1, 3])] * 3).filter(any),
+    st.sampled_from(["random", "time"]),
+    st.integers(-5, 2**63),
+)
+def test_every_row_is_in_one_phase_and_every_user_is_cut_by_the_rule(users, ratio, order, seed):
+    times = [7 * u % 5 for u in users]
+    parts = split(users, times, seed, ratio=list(map(float, ratio)), order=order)
+    assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(len(users)))
+    for user in set(users):
+        found = [sum(users[r] == user for r in parts[p]) for p in ("train", "valid", "test")]
+        assert found == plain_counts(users.count(user), ratio)
+
+
+def test_time_order_by_user_and_over_all():
+    users = [1, 2, 1, 2, 1, 2, 1, 2]
+    times = [5, 1, 4, 2, 3, 3, 2, 4]
+    by_user = split(users, times, order="time", ratio=[2.0, 1.0, 1.0])
+    assert {p: r.tolist() for p, r in by_user.items()} == {
+        "train": [1, 3, 4, 6],
+        "valid": [2, 5],
+        "test": [0, 7],
+    }
+    overall = split(users, times, order="time", ratio=[2.0, 1.0, 1.0], group_by="none")
+    # by time, ties by row: 1 | 3 6 | 4 5 | 2 7 | 0
+    assert {p: r.tolist() for p, r in overall.items()} == {
+        "train": [1, 3, 4, 6],
+        "valid": [2, 5],
+        "test": [0, 7],
+    }
+
+
+def test_equal_times_stay_in_file_order():
+    parts = split([1] * 6, [9] * 6, order="time", ratio=[4.0, 1.0, 1.0])
+    assert [parts[p].tolist() for p in ("train", "valid", "test")] == [[0, 1, 2, 3], [4], [5]]
+
+
+@pytest.mark.parametrize(
+    ("leave", "expected"),
+    [
+        ("valid_and_test", {"train": [0, 1, 2, 5], "valid": [3], "test": [4, 6]}),
+        ("valid_only", {"train": [0, 1, 2, 3, 5], "valid": [4, 6], "test": []}),
+        ("test_only", {"train": [0, 1, 2, 3, 5], "valid": [], "test": [4, 6]}),
+    ],
+)
+def test_leave_one_out(leave, expected):
+    # user 4 has one interaction (it trains), user 2 has two, user 9 has four
+    users = [4, 9, 9, 9, 9, 2, 2]
+    parts = split(users, range(7), by="leave_one_out", leave=leave, order="time")
+    assert {p: r.tolist() for p, r in parts.items()} == expected
+
+
+def test_random_order_depends_on_the_seed_alone():
+    users = np.repeat(np.arange(1, 51), 20)
+    one, again, other = (split(users, seed=s)["test"] for s in (1, 1, 2))
+    assert one.tolist() == again.tolist() != other.tolist()
+
+
+def test_random_order_is_that_of_the_philox_words():
+    words = [int(word) for word in np.random.Philox(key=2020).random_raw(10)]
+    order = sorted(range(10), key=lambda row: words[row])
+    parts = split([1] * 10, seed=2020, ratio=[0.5, 0.2, 0.3])
+    found = [parts[p].tolist() for p in ("train", "valid", "test")]
+    assert found == [sorted(order[:5]), sorted(order[5:7]), sorted(order[7:])]
+    # Written down, so that a change of the generator or of the rule cannot pass unnoticed.
+    assert found == [[1, 2, 5, 7, 8], [0, 3], [4, 6, 9]]
+
+
+def test_random_order_is_uniform():
+    hits = np.zeros(20)
+    for seed in range(2000):
+        hits[split([1] * 20, seed=seed, by="leave_one_out", leave="test_only")["test"]] += 1
+    assert np.abs(hits / 2000 - 1 / 20).max() < 0.02  # four deviations
+
+
+@pytest.mark.parametrize("ratio", [[0.8, -0.1, 0.3], [0.0, 0.0, 0.0], [1.0, float("inf"), 0.0]])
+def test_impossible_ratio(ratio):
+    with pytest.raises(ValueError, match=r"data\.split\.ratio"):
+        split([1, 1], ratio=ratio)
+
+
+def test_impossible_combinations():
+    with pytest.raises(ValueError, match=r"data\.split\.order: time needs a time column"):
+        split([1, 1], order="time")
+    with pytest.raises(ValueError, match=r"set data\.split\.group_by: user"):
+        split([1, 1], by="leave_one_out", group_by="none")
+
+
+def test_a_million_rows_take_little_time():
+    users = np.random.Philox(key=1).random_raw(1_000_000).astype(np.int64) % 7_000
+    start = time.process_time()
+    split(users)
+    assert time.process_time() - start < 2
