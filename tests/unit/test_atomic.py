@@ -48,7 +48,7 @@ def test_ids_are_numbered_as_they_appear_and_zero_is_padding(tmp_path):
     ids=["crlf", "byte-order mark", "blank lines at the end", "no last newline", "no space"],
 )
 def test_harmless_variations_read_the_same(tmp_path, change):
-    text = INTER + "é ü\tx y\t3\t10\nb\t日本 \"q\t 4\t11\n"
+    text = INTER + 'é ü\tx y\t3\t10\nb\t日本 "q\t 4\t11\n'
     write(tmp_path, {"inter": change(text)})
     data = load(tmp_path)
     assert data.vocab["user_id"].tolist() == ["[PAD]", "é ü", "b"]
@@ -92,7 +92,10 @@ def test_sequence_separator(tmp_path):
 
 
 def test_load_and_unload_choose_columns(tmp_path):
-    files = {"inter": INTER + "a\tx\t3\t10\n", "user": "user_id:token\tage:float\tcity:token\na\t7\tB\n"}
+    files = {
+        "inter": INTER + "a\tx\t3\t10\n",
+        "user": "user_id:token\tage:float\tcity:token\na\t7\tB\n",
+    }
     write(tmp_path, files)
     assert list(load(tmp_path).types) == ["user_id", "item_id", "rating", "timestamp"]
     some = load(tmp_path, load={"inter": ["item_id", "user_id"]})
@@ -169,13 +172,19 @@ BAD = {
         "line 2: 3 cells where the header names 4",
     ),
     "blank line": (INTER + "a\tx\t3\t1\n\na\ty\t3\t1\n", "line 3: no cells where the header"),
-    "bad number": (INTER + "a\tx\t3\t1\na\tx\tfour\t1\n", "line 3: 'four' in 'rating' is no number"),
+    "bad number": (
+        INTER + "a\tx\t3\t1\na\tx\tfour\t1\n",
+        "line 3: 'four' in 'rating' is no number",
+    ),
     "nan": (INTER + "a\tx\tnan\t1\n", "line 2: 'nan' in 'rating' is not finite"),
     "infinity": (INTER + "a\tx\t3\t-inf\n", "line 2: '-inf' in 'timestamp' is not finite"),
     "no number": (INTER + "a\tx\t\t1\n", "line 2: 'rating' is empty"),
     "empty user": (INTER + "a\tx\t3\t1\n\ty\t3\t1\n", "line 3: 'user_id' is empty"),
     "empty item": (INTER + "a\t\t3\t1\n", "line 2: 'item_id' is empty"),
-    "no user column": ("uid:token\titem_id:token\na\tx\n", "line 1: no column 'user_id'.*data.fields"),
+    "no user column": (
+        "uid:token\titem_id:token\na\tx\n",
+        "line 1: no column 'user_id'.*data.fields",
+    ),
     "ids are numbers": ("user_id:float\titem_id:token\n1\tx\n", "'user_id' has type float; write"),
     "wrong separator": (INTER.replace("\t", ","), "line 1: column .*data.separator"),
     "padding token": (INTER + "[PAD]\tx\t3\t1\n", r"the token '\[PAD\]'"),

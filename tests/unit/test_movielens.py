@@ -10,9 +10,15 @@ import pytest
 from shoal.config.schema import DataSection
 from shoal.data.prepare import load_dataset
 
-ROWS = [("196", "242", 3.0, 881250949.0), ("186", "302", 3.5, 891717742.0), ("196", "302", 1.0, 8.0)]
+ROWS = [
+    ("196", "242", 3.0, 881250949.0),
+    ("186", "302", 3.5, 891717742.0),
+    ("196", "302", 1.0, 8.0),
+]
 TEXT = {
-    "u.data": "".join("\t".join(f"{v:g}" if i == 2 else f"{v}" for i, v in enumerate(r)) + "\n" for r in ROWS),
+    "u.data": "".join(
+        "\t".join(f"{v:g}" if i == 2 else f"{v}" for i, v in enumerate(r)) + "\n" for r in ROWS
+    ),
     "ratings.dat": "196::242::3::881250949\n186::302::3.5::891717742\n196::302::1::8\n",
     "ratings.csv": "userId,movieId,rating,timestamp\n"
     "196,242,3.0,881250949\n186,302,3.5,891717742\n196,302,1.0,8\n",

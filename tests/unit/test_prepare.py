@@ -90,7 +90,9 @@ def test_filter_by_value(toy):
     assert data.vocab["item_id"].tolist() == ["[PAD]", "y", "z"]
 
 
-@pytest.mark.parametrize(("which", "times"), [("first", [20, 10, 10, 50]), ("last", [20, 10, 50, 40])])
+@pytest.mark.parametrize(
+    ("which", "times"), [("first", [20, 10, 10, 50]), ("last", [20, 10, 50, 40])]
+)
 def test_duplicates_keep_the_first_or_last_by_time_in_file_order(toy, which, times):
     data = toy(ROWS, filter={"duplicates": which})
     assert data.inter["timestamp"].tolist() == times
@@ -251,7 +253,9 @@ def test_auto_picks_the_source(tmp_path):
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "parts.tr.inter").touch()
     assert picked("parts", presplit=["tr", "va", "te"]) == "atomic"
-    with pytest.raises(ValueError, match=r"no data set 'tow' .*did you mean 'two'.*shoal data fetch"):
+    with pytest.raises(
+        ValueError, match=r"no data set 'tow' .*did you mean 'two'.*shoal data fetch"
+    ):
         picked("tow")
 
 

@@ -1,4 +1,4 @@
-"""Splits: counts by the stated rule, order, grouping, and no dependence on anything but the seed."""
+"""Splits: counts by the stated rule, order, grouping; nothing but the seed decides a random one."""
 
 import time
 

@@ -11,6 +11,7 @@ of Philox, tables rounded to integers, exact products. So the data is the same o
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,24 +30,24 @@ _BLOCK = 1 << 16  # scores held at a time: about what a cache holds
 class Truth:
     """What was planted. Row u belongs to the user token str(u + 1), likewise for items.
 
-    first, last   taste of the users at t = 0 and t = 1, [users, factors]
+    first, other  the users' taste turns from the one towards the other, [users, factors]
     items         [items, factors]
     bias          log popularity, [items]
     """
 
     first: np.ndarray
-    last: np.ndarray
+    other: np.ndarray
     items: np.ndarray
     bias: np.ndarray
     drift: float
 
     def taste(self, t: float) -> np.ndarray:
         """Taste of the users at time t of 0 to 1, [users, factors], integers."""
-        # A turn from `first` towards `last` at right angles; drift 1 ends at a quarter turn.
+        # `first` and `other` are unrelated, as if at right angles; drift 1 ends at a quarter turn.
         angle = self.drift * t * np.pi / 2
         return np.rint(
             np.rint(np.cos(angle) * 4096) * self.first / 4096
-            + np.rint(np.sin(angle) * 4096) * self.last / 4096
+            + np.rint(np.sin(angle) * 4096) * self.other / 4096
         )
 
     def scores(
@@ -64,7 +65,7 @@ def planted_truth(section: PlantedSection) -> Truth:
     rank = np.argsort(_random(section, "rank", items), kind="stable") + 1
     return Truth(
         first=np.rint(_normal(section, "first", users, factors) * (spread * UNIT)),
-        last=np.rint(_normal(section, "last", users, factors) * (spread * UNIT)),
+        other=np.rint(_normal(section, "other", users, factors) * (spread * UNIT)),
         items=np.rint(_normal(section, "items", items, factors) * UNIT),
         bias=np.rint(-section.popularity * np.log(rank) * (UNIT * UNIT)),
         drift=section.drift,
@@ -208,8 +209,8 @@ def _gumbel_table() -> np.ndarray:
 
 def _random(section: PlantedSection, stream: str, count: int) -> np.ndarray:
     """uint64 [count], a pure function of (seed, stream)."""
-    name = int.from_bytes(stream.encode()[:16].ljust(16, b"\0"), "little")
-    key = [section.seed & 0xFFFFFFFFFFFFFFFF, (name ^ (name >> 64)) & 0xFFFFFFFFFFFFFFFF]
+    name = int.from_bytes(hashlib.blake2b(stream.encode(), digest_size=8).digest(), "little")
+    key = np.array([section.seed & 0xFFFFFFFFFFFFFFFF, name], dtype=np.uint64)
     return np.random.Philox(key=key).random_raw(count)
 
 
