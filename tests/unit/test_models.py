@@ -19,7 +19,7 @@ from shoal.models import MODELS, find, lookup
 from shoal.models.base import Facts, Model
 from shoal.models.sasrec import SASRec
 from shoal.nn.losses import bpr_loss, full_softmax_loss
-from shoal.nn.transformer import CausalTransformer
+from shoal.nn.transformer import CausalAttention, CausalTransformer
 
 TRAINABLE = ["BPR", "NeuMF", "LightGCN", "SASRec", "SASRec-BPR"]
 
@@ -479,9 +479,11 @@ def test_lightgcn_equals_dense_matrices_on_a_graph_of_five_users(layers, require
     powers = [torch.linalg.matrix_power(adjacency, n) @ ego for n in range(layers + 1)]
     final = sum(powers) / (layers + 1)
 
-    samples = torch.tensor([[1, 1, 3], [2, 3, 4], [4, 2, 1], [2, 1, 2]])  # user, item, negative
+    # user, item and two negatives: each sample makes two pairs
+    samples = torch.tensor([[1, 1, 3, 4], [2, 3, 4, 2], [4, 2, 1, 3], [2, 1, 2, 2]])
+    pairs = [(u, p, n) for u, p, *negatives in samples.tolist() for n in negatives]
     expected = torch.zeros(())
-    for u, p, n in samples.tolist():
+    for u, p, n in pairs:
         margin = final[u] @ final[6 + p] - final[u] @ final[6 + n]
         expected = expected - torch.sigmoid(margin).log()
         for row in (user[u], item[p], item[n]):
@@ -492,7 +494,7 @@ def test_lightgcn_equals_dense_matrices_on_a_graph_of_five_users(layers, require
     ids = {"user_id": samples[:, 0], "item_id": samples[:, 1], "neg_item": samples[:, 2:]}
     output = model(Batch(4, ids))
     output.loss.backward()
-    assert output.count == 4
+    assert output.count == 8
     torch.testing.assert_close(output.loss, expected)
     gradients = row_gradients(model)
     torch.testing.assert_close(gradients["user"], user.grad)
@@ -593,6 +595,23 @@ def test_sasrec_block_is_the_pre_norm_block_of_the_paper():
     mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
     expected = F.layer_norm(theirs(x, src_mask=mask), [8])
     torch.testing.assert_close(ours(x), expected)
+
+
+def test_attention_with_dropout_equals_attention_where_nothing_is_dropped(monkeypatch):
+    """Dropout takes a path of its own on the CPU; here it drops nothing and must change nothing."""
+    torch.manual_seed(4)
+    attention = CausalAttention(heads=2, width=8, dropout=0.5).double()
+    x = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(3, 5, 8, dtype=torch.float64)
+    wanted = [x, *attention.parameters()]
+    attention.eval()
+    plain = torch.autograd.grad((attention(x) * weight).sum(), wanted)
+    attention.train()
+    kept = []
+    monkeypatch.setattr(F, "dropout", lambda weights, rate: kept.append(rate) or weights)
+    ours = torch.autograd.grad((attention(x) * weight).sum(), wanted)
+    assert kept == [0.5]
+    torch.testing.assert_close(ours, plain)
 
 
 def test_sasrec_dropout_is_on_in_training_only():
