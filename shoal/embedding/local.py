@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import cache
 from typing import Literal
 
+from shoal.embedding import native
 from shoal.embedding.optim import RowOptimizer
 from shoal.embedding.reference import Reference
 from shoal.embedding.store import Store
@@ -23,4 +26,24 @@ def make_local(
     """A store that holds the table's rows here; `threads=None` means torch's number of threads."""
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r} is not known; known are {', '.join(BACKENDS)}")
+    if backend == "native" or (backend == "auto" and native_is_built()):
+        return native.Native(table, optimizer, seed, threads=threads)
+    if backend == "auto":
+        _warn_once()
     return Reference(table, optimizer, seed)
+
+
+def native_is_built() -> bool:
+    """Whether the C++ core was built with this installation."""
+    return native._core is not None
+
+
+@cache
+def _warn_once() -> None:
+    warnings.warn(
+        "shoal was built without its native core, so embedding rows are read and updated by torch: "
+        "several times slower, and growing tables slower still. Install a C++ compiler and "
+        "reinstall shoal to have it.",
+        RuntimeWarning,
+        stacklevel=3,
+    )

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from shoal.embedding.init import initial_rows
-from shoal.embedding.local import make_local
+from shoal.embedding.local import make_local, native_is_built
 from shoal.embedding.optim import STATE, RowOptimizer
 from shoal.embedding.store import Rows, Store
 from shoal.embedding.table import Init, Table
 
-ENGINES = ["reference"]
+needs_core = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")
+ENGINES = ["reference", pytest.param("native", marks=needs_core)]
 SEED = 7
 GROWING_IDS = [-(2**63), -5, 0, 3, 2**40, 2**63 - 1]
 

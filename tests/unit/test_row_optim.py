@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.embedding.local import make_local
+from shoal.embedding.local import make_local, native_is_built
 from shoal.embedding.optim import RowOptimizer
 from shoal.embedding.table import Table
 
-ENGINES = ["reference"]
+needs_core = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")
+ENGINES = ["reference", pytest.param("native", marks=needs_core)]
 ROWS, DIM, STEPS = 40, 6, 8
 
 

@@ -1,0 +1,118 @@
+// Finds the distinct ids of a push and lists each one's occurrences in order of arrival.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "index.h"
+#include "memory.h"
+
+namespace shoal {
+
+// A thread's working memory, kept from call to call.
+struct Scratch {
+  std::vector<uint32_t> slots;       // by row: distinct number + 1; all zero between calls
+  std::vector<uint32_t> hash_slots;  // by hash: likewise
+  std::vector<uint32_t> position;    // of the occurrences that belong to this part
+  std::vector<uint32_t> distinct_of;
+  std::vector<int64_t> ids;  // distinct, in order of first arrival
+  std::vector<uint64_t> hashes;
+  std::vector<uint32_t> counts, starts, order;
+  std::vector<char*> records;
+  std::vector<float> floats;
+};
+
+inline Scratch& scratch() {
+  thread_local Scratch mine;
+  return mine;
+}
+
+template <typename T>
+inline void at_least(std::vector<T>& v, size_t n) {
+  if (v.size() < n) v.resize(std::max(n, v.size() * 2));
+}
+
+// Fills starts and order from position, distinct_of and counts: a stable counting sort.
+inline void list_occurrences(Scratch& s, size_t occurrences, size_t distinct) {
+  at_least(s.starts, distinct + 2);
+  at_least(s.order, occurrences);
+  if (distinct == occurrences) {
+    for (size_t u = 0; u <= distinct; ++u) s.starts[u] = static_cast<uint32_t>(u);
+    std::copy_n(s.position.begin(), occurrences, s.order.begin());
+    return;
+  }
+  // starts is written one place to the right, so that filling moves it to where it belongs
+  s.starts[0] = s.starts[1] = 0;
+  for (size_t u = 0; u + 1 < distinct; ++u) s.starts[u + 2] = s.starts[u + 1] + s.counts[u];
+  for (size_t k = 0; k < occurrences; ++k)
+    s.order[s.starts[s.distinct_of[k] + 1]++] = s.position[k];
+}
+
+inline void reserve_occurrences(Scratch& s, size_t n) {
+  at_least(s.position, n);
+  at_least(s.distinct_of, n);
+  at_least(s.ids, n);
+  at_least(s.counts, n);
+}
+
+// Rows of a fixed table, one slot per row: no probing. `mine(row)` says whose part a row is.
+template <typename Mine>
+size_t distinct_rows(Scratch& s, const int64_t* ids, size_t n, int64_t rows, Mine mine) {
+  constexpr size_t ahead = 24;
+  reserve_occurrences(s, n);
+  at_least(s.slots, static_cast<size_t>(rows));
+  uint32_t* slots = s.slots.data();
+  size_t distinct = 0, occurrences = 0;
+  for (size_t i = 0; i < n; ++i) {
+    if (i + ahead < n) prefetch_write(slots + ids[i + ahead]);
+    const int64_t row = ids[i];
+    if (!mine(row)) continue;
+    uint32_t u = slots[row];
+    if (u == 0) {
+      s.ids[distinct] = row;
+      s.counts[distinct] = 0;
+      u = slots[row] = static_cast<uint32_t>(++distinct);
+    }
+    ++s.counts[u - 1];
+    s.position[occurrences] = static_cast<uint32_t>(i);
+    s.distinct_of[occurrences++] = u - 1;
+  }
+  for (size_t u = 0; u < distinct; ++u) slots[s.ids[u]] = 0;
+  list_occurrences(s, occurrences, distinct);
+  return distinct;
+}
+
+// Any ids, by hash; also leaves the hashes of the distinct ids.
+template <typename Mine>
+size_t distinct_ids(Scratch& s, const int64_t* ids, size_t n, Mine mine) {
+  reserve_occurrences(s, n);
+  at_least(s.hashes, n);
+  size_t capacity = 64;
+  while (capacity < 2 * n) capacity *= 2;
+  at_least(s.hash_slots, capacity);
+  std::fill_n(s.hash_slots.begin(), capacity, 0u);
+  uint32_t* slots = s.hash_slots.data();
+  size_t distinct = 0, occurrences = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const int64_t id = ids[i];
+    const uint64_t hash = hash_id(id);
+    if (!mine(id, hash)) continue;
+    size_t slot = (hash >> 20) & (capacity - 1);
+    uint32_t u;
+    while ((u = slots[slot]) != 0 && s.ids[u - 1] != id) slot = (slot + 1) & (capacity - 1);
+    if (u == 0) {
+      s.ids[distinct] = id;
+      s.hashes[distinct] = hash;
+      s.counts[distinct] = 0;
+      u = slots[slot] = static_cast<uint32_t>(++distinct);
+    }
+    ++s.counts[u - 1];
+    s.position[occurrences] = static_cast<uint32_t>(i);
+    s.distinct_of[occurrences++] = u - 1;
+  }
+  list_occurrences(s, occurrences, distinct);
+  return distinct;
+}
+
+}  // namespace shoal

@@ -1,0 +1,260 @@
+// Compiled once per instruction set with SHOAL_ISA naming it. No fused multiply-add anywhere
+// (-ffp-contract=off) and no reordered sums, so every build gives the same bits.
+#include "kernels.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "memory.h"
+
+#ifndef SHOAL_ISA
+#define SHOAL_ISA baseline
+#endif
+#define SHOAL_TEXT_(x) #x
+#define SHOAL_TEXT(x) SHOAL_TEXT_(x)
+
+namespace shoal {
+namespace SHOAL_ISA {
+namespace {
+
+constexpr int kLanes = 16;
+constexpr size_t kAhead = 6;        // rows whose records are fetched before they are needed
+constexpr size_t kMostLines = 12;   // per record; the hardware fetches the rest of a long one
+constexpr size_t kGradsAhead = 12;  // gradients likewise
+
+float sum_of_squares(const float* x, int dim) {
+  float lanes[kLanes] = {};
+  int c = 0;
+  for (; c + kLanes <= dim; c += kLanes)
+    for (int k = 0; k < kLanes; ++k) lanes[k] += x[c + k] * x[c + k];
+  for (; c < dim; ++c) lanes[c % kLanes] += x[c] * x[c];
+  float total = 0;
+  for (float lane : lanes) total += lane;
+  return total;
+}
+
+// One row's optimizer step; the same expressions, in the same order, as update_rows in optim.py.
+template <Optimizer K>
+inline void step_row(float* __restrict w, float* __restrict s, const float* __restrict g, int dim,
+                     const Apply& a) {
+  const float size = a.size, eps = a.eps;
+  const Hyper& h = a.hyper;
+  if constexpr (K == Optimizer::sgd) {
+    for (int c = 0; c < dim; ++c) w[c] -= g[c] * size;
+  } else if constexpr (K == Optimizer::momentum) {
+    for (int c = 0; c < dim; ++c) {
+      s[c] = s[c] * h.momentum + g[c];
+      w[c] -= s[c] * size;
+    }
+  } else if constexpr (K == Optimizer::adagrad) {
+    for (int c = 0; c < dim; ++c) {
+      s[c] += g[c] * g[c];
+      w[c] -= size * g[c] / (std::sqrt(s[c]) + eps);
+    }
+  } else if constexpr (K == Optimizer::rowwise_adagrad) {
+    s[0] += sum_of_squares(g, dim) / static_cast<float>(dim);
+    const float factor = size / (std::sqrt(s[0]) + eps);
+    for (int c = 0; c < dim; ++c) w[c] -= g[c] * factor;
+  } else if constexpr (K == Optimizer::adam || K == Optimizer::adamw) {
+    float* __restrict first = s;
+    float* __restrict second = s + dim;
+    const float rest1 = h.rest1, rest2 = h.rest2, keep = a.keep;
+    for (int c = 0; c < dim; ++c) {
+      first[c] += (g[c] - first[c]) * rest1;
+      second[c] += (g[c] * g[c] - second[c]) * rest2;
+      if constexpr (K == Optimizer::adamw) w[c] *= keep;
+      w[c] -= size * first[c] / (std::sqrt(second[c]) + eps);
+    }
+  } else if constexpr (K == Optimizer::rmsprop) {
+    const float rest = h.rest2;
+    for (int c = 0; c < dim; ++c) {
+      s[c] += (g[c] * g[c] - s[c]) * rest;
+      w[c] -= size * g[c] / (std::sqrt(s[c]) + eps);
+    }
+  } else if constexpr (K == Optimizer::ftrl) {
+    float* __restrict total = s;
+    float* __restrict linear = s + dim;
+    for (int c = 0; c < dim; ++c) {
+      const float before = std::sqrt(total[c]);
+      total[c] += g[c] * g[c];
+      const float after = std::sqrt(total[c]);
+      linear[c] += g[c] - (after - before) / a.lr * w[c];
+      const float weight = (h.beta + after) / a.lr + h.l2;
+      const float over = std::fabs(linear[c]) - h.l1;
+      const float shrunk = std::copysign(over > 0 ? over : 0.0f, linear[c]);
+      if (weight > 0) w[c] = -shrunk / weight;
+    }
+  }
+}
+
+template <int D>
+inline const float* sum_gradients(const Apply& a, size_t u, int dim, float* buffer) {
+  const uint32_t begin = a.starts[u], end = a.starts[u + 1];
+  const uint32_t last = a.starts[a.count];
+  const auto gradient = [&](uint32_t i) {
+    return a.grads + static_cast<size_t>(a.source ? a.source[i] : i) * static_cast<size_t>(dim);
+  };
+  if (end - begin == 1 && a.coefficient == nullptr) return gradient(a.order[begin]);
+  for (int c = 0; c < dim; ++c) buffer[c] = 0.0f;
+  for (uint32_t k = begin; k < end; ++k) {
+    if (k + kGradsAhead < last) {
+      const float* coming = gradient(a.order[k + kGradsAhead]);
+      for (int c = 0; c < dim; c += 16) prefetch_read(coming + c);
+    }
+    const uint32_t i = a.order[k];
+    const float* __restrict g = gradient(i);
+    float* __restrict out = buffer;
+    if (a.coefficient == nullptr) {
+      for (int c = 0; c < dim; ++c) out[c] += g[c];
+    } else {
+      const float factor = a.coefficient[i];
+      for (int c = 0; c < dim; ++c) out[c] += factor * g[c];
+    }
+  }
+  return buffer;
+}
+
+// Stochastic rounding: 16 bits of noise per value, a pure function of (key, id, column).
+inline void store_half(uint16_t* out, const float* w, int dim, uint64_t row_key) {
+  uint64_t word = 0;
+  for (int c = 0; c < dim; ++c) {
+    if (c % 4 == 0) word = mix(row_key + static_cast<uint64_t>(c / 4 + 1) * kIncrement);
+    out[c] = narrow(w[c], static_cast<uint32_t>(word & 0xFFFF));
+    word >>= 16;
+  }
+}
+
+template <Optimizer K, int D>
+void apply_rows(const Apply& a) {
+  const int dim = D > 0 ? D : a.layout.dim;
+  float* const buffer = a.scratch;
+  float* const wide = a.scratch + dim;
+  const bool touch_up = a.hyper.clip > 0 || (a.hyper.weight_decay > 0 && K != Optimizer::adamw);
+  const size_t lines = (a.layout.stride + 63) / 64 + (a.layout.stride % 64 != 0 ? 1 : 0);
+  const size_t fetched = lines < kMostLines ? lines : kMostLines;
+  for (size_t u = 0; u < a.count; ++u) {
+    if (u + kAhead < a.count) {
+      const char* coming = a.records[u + kAhead];
+      for (size_t line = 0; line < fetched; ++line) prefetch_write(coming + 64 * line);
+    }
+    char* const record = a.records[u];
+    float* w = reinterpret_cast<float*>(record);
+    float* const s = reinterpret_cast<float*>(record + a.layout.state);
+    if (a.layout.half) {
+      const auto* narrow_values = reinterpret_cast<const uint16_t*>(record);
+      for (int c = 0; c < dim; ++c) wide[c] = widen(narrow_values[c]);
+      w = wide;
+    }
+    const float* g = sum_gradients<D>(a, u, dim, buffer);
+    if (touch_up) {
+      float scale = 1.0f;
+      if (a.hyper.clip > 0) {
+        const float norm = std::sqrt(sum_of_squares(g, dim));
+        if (norm > a.hyper.clip) scale = a.hyper.clip / norm;
+      }
+      const float decay = K != Optimizer::adamw ? a.hyper.weight_decay : 0.0f;
+      for (int c = 0; c < dim; ++c) buffer[c] = g[c] * scale + decay * w[c];
+      g = buffer;
+    }
+    step_row<K>(w, s, g, dim, a);
+    if (a.layout.half) {
+      const uint64_t row_key = mix(static_cast<uint64_t>(a.ids[u]) * kIncrement ^ a.noise_key);
+      store_half(reinterpret_cast<uint16_t*>(record), w, dim, row_key);
+    }
+  }
+}
+
+template <Optimizer K>
+void apply_of(const Apply& a) {
+  switch (a.layout.dim) {
+    case 16: return apply_rows<K, 16>(a);
+    case 32: return apply_rows<K, 32>(a);
+    case 64: return apply_rows<K, 64>(a);
+    case 128: return apply_rows<K, 128>(a);
+    default: return apply_rows<K, 0>(a);
+  }
+}
+
+void apply(const Apply& a) {
+  switch (a.hyper.kind) {
+    case Optimizer::sgd: return apply_of<Optimizer::sgd>(a);
+    case Optimizer::momentum: return apply_of<Optimizer::momentum>(a);
+    case Optimizer::adagrad: return apply_of<Optimizer::adagrad>(a);
+    case Optimizer::rowwise_adagrad: return apply_of<Optimizer::rowwise_adagrad>(a);
+    case Optimizer::adam: return apply_of<Optimizer::adam>(a);
+    case Optimizer::adamw: return apply_of<Optimizer::adamw>(a);
+    case Optimizer::ftrl: return apply_of<Optimizer::ftrl>(a);
+    case Optimizer::rmsprop: return apply_of<Optimizer::rmsprop>(a);
+  }
+}
+
+template <int D>
+void gather_of(const Layout& layout, const char* base, const int64_t* ids, size_t n, float* out) {
+  const size_t bytes = sizeof(float) * static_cast<size_t>(D > 0 ? D : layout.dim);
+  const size_t dim = bytes / sizeof(float);
+  constexpr size_t ahead = 16;
+  for (size_t i = 0; i < n; ++i) {
+    if (i + ahead < n) {
+      const char* coming = base + static_cast<size_t>(ids[i + ahead]) * layout.stride;
+      for (size_t b = 0; b < bytes; b += 64) prefetch_read(coming + b);
+    }
+    std::memcpy(out + i * dim, base + static_cast<size_t>(ids[i]) * layout.stride,
+                D > 0 ? sizeof(float) * D : bytes);
+  }
+}
+
+void read_values(const Layout& layout, const char* record, float* out) {
+  if (!layout.half) {
+    std::memcpy(out, record, sizeof(float) * static_cast<size_t>(layout.dim));
+    return;
+  }
+  const auto* values = reinterpret_cast<const uint16_t*>(record);
+  for (int c = 0; c < layout.dim; ++c) out[c] = widen(values[c]);
+}
+
+void gather(const Layout& layout, const char* base, const int64_t* ids, size_t n, float* out) {
+  if (layout.half) {
+    const size_t dim = static_cast<size_t>(layout.dim);
+    for (size_t i = 0; i < n; ++i) {
+      if (i + 16 < n) prefetch_read(base + static_cast<size_t>(ids[i + 16]) * layout.stride);
+      read_values(layout, base + static_cast<size_t>(ids[i]) * layout.stride, out + i * dim);
+    }
+    return;
+  }
+  switch (layout.dim) {
+    case 16: return gather_of<16>(layout, base, ids, n, out);
+    case 32: return gather_of<32>(layout, base, ids, n, out);
+    case 64: return gather_of<64>(layout, base, ids, n, out);
+    case 128: return gather_of<128>(layout, base, ids, n, out);
+    default: return gather_of<0>(layout, base, ids, n, out);
+  }
+}
+
+void add_values(const Layout& layout, const char* record, float coefficient,
+                float* __restrict out) {
+  if (layout.half) {
+    const auto* values = reinterpret_cast<const uint16_t*>(record);
+    for (int c = 0; c < layout.dim; ++c) out[c] += coefficient * widen(values[c]);
+  } else {
+    const auto* __restrict values = reinterpret_cast<const float*>(record);
+    for (int c = 0; c < layout.dim; ++c) out[c] += coefficient * values[c];
+  }
+}
+
+float dot_values(const Layout& layout, const char* record, const float* with) {
+  float total = 0;
+  for (int c = 0; c < layout.dim; ++c) {
+    const float value = layout.half ? widen(reinterpret_cast<const uint16_t*>(record)[c])
+                                    : reinterpret_cast<const float*>(record)[c];
+    total += value * with[c];
+  }
+  return total;
+}
+
+}  // namespace
+
+extern const Kernels table;
+const Kernels table = {SHOAL_TEXT(SHOAL_ISA), apply, gather, read_values, add_values, dot_values};
+
+}  // namespace SHOAL_ISA
+}  // namespace shoal

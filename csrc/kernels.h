@@ -1,0 +1,73 @@
+// The inner loops: gather rows, sum gradients, apply the row optimizer.
+// kernels.cpp is compiled once per instruction set; `kernels()` picks what this machine has.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "random.h"
+
+namespace shoal {
+
+enum class Optimizer : int {
+  sgd = 0,
+  momentum = 1,
+  adagrad = 2,
+  rowwise_adagrad = 3,
+  adam = 4,
+  adamw = 5,
+  ftrl = 6,
+  rmsprop = 7,
+};
+
+struct Hyper {
+  Optimizer kind = Optimizer::sgd;
+  float rest1 = 0, rest2 = 0;  // 1 - beta1, 1 - beta2 (rmsprop: 1 - alpha), rounded once
+  float momentum = 0, l1 = 0, l2 = 0, beta = 0;
+  float weight_decay = 0, clip = 0;  // clip 0: off
+  float initial_accumulator = 0;
+};
+
+// Where the parts of a row's record lie, in bytes: [values][state][counters].
+struct Layout {
+  int dim = 0;
+  bool half = false;  // values are bfloat16
+  size_t state = 0;   // offset of the state
+  size_t state_floats = 0;
+  size_t counters = 0;  // offset of the counters
+  size_t stride = 0;    // of the whole record
+};
+
+// Gradients of many rows to be summed and applied. Row u's occurrences are
+// order[starts[u]] ... order[starts[u + 1] - 1], in order of arrival.
+struct Apply {
+  Layout layout;
+  Hyper hyper;
+  float size = 0, eps = 0, lr = 0;  // of this step
+  float keep = 1;                   // adamw: 1 - lr * weight_decay
+  size_t count = 0;
+  char* const* records = nullptr;
+  const uint32_t* starts = nullptr;
+  const uint32_t* order = nullptr;
+  const float* grads = nullptr;        // [sources, dim]
+  const uint32_t* source = nullptr;    // occurrence -> row of grads; null: the same number
+  const float* coefficient = nullptr;  // occurrence -> factor; null: 1
+  float* scratch = nullptr;            // [2, dim]
+  const int64_t* ids = nullptr;        // of the rows; for the noise of bfloat16 rounding
+  uint64_t noise_key = 0;
+};
+
+struct Kernels {
+  const char* name;
+  void (*apply)(const Apply&);
+  // out[i] = values of the record base + ids[i] * stride
+  void (*gather)(const Layout&, const char* base, const int64_t* ids, size_t n, float* out);
+  void (*read_values)(const Layout&, const char* record, float* out);
+  // out += coefficient * values of the record
+  void (*add_values)(const Layout&, const char* record, float coefficient, float* out);
+  float (*dot_values)(const Layout&, const char* record, const float* with);
+};
+
+const Kernels& kernels();
+
+}  // namespace shoal

@@ -1,0 +1,80 @@
+// Pages straight from the kernel: zeroed on first touch, huge where asked, given back in parts.
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <utility>
+
+namespace shoal {
+
+constexpr size_t kHuge = size_t{2} << 20;
+
+class Pages {
+ public:
+  Pages() = default;
+
+  // Random rows of a big table miss the TLB on every access with 4 KiB pages; small ones would
+  // waste most of a huge page.
+  explicit Pages(size_t bytes, bool huge = true) {
+    if (bytes == 0) return;
+    const bool align = huge && bytes >= kHuge;
+    size_ = bytes;
+    length_ = size_ + (align ? kHuge : 0);
+    whole_ = mmap(nullptr, length_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (whole_ == MAP_FAILED) {
+      whole_ = nullptr;
+      throw std::bad_alloc();
+    }
+    auto address = reinterpret_cast<uintptr_t>(whole_);
+    if (align) address = (address + kHuge - 1) / kHuge * kHuge;
+    data_ = reinterpret_cast<char*>(address);
+#ifdef MADV_HUGEPAGE
+    if (align) madvise(data_, size_ / kHuge * kHuge, MADV_HUGEPAGE);  // the rest in small pages
+#endif
+  }
+
+  Pages(Pages&& other) noexcept { swap(other); }
+  Pages& operator=(Pages&& other) noexcept {
+    Pages taken(std::move(other));
+    swap(taken);
+    return *this;
+  }
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
+  ~Pages() {
+    if (whole_ != nullptr) munmap(whole_, length_);
+  }
+
+  char* data() const { return data_; }
+  size_t size() const { return size_; }
+
+  // Gives [from, to) back to the kernel, as far as it covers whole pages; it must not be read again.
+  void release(size_t from, size_t to) {
+    static const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    from = (from + page - 1) / page * page;
+    to = to / page * page;
+    if (from < to) madvise(data_ + from, to - from, MADV_DONTNEED);
+  }
+
+ private:
+  void swap(Pages& other) noexcept {
+    std::swap(whole_, other.whole_);
+    std::swap(length_, other.length_);
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+  }
+
+  void* whole_ = nullptr;
+  size_t length_ = 0;
+  char* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+inline void prefetch_read(const void* p) { __builtin_prefetch(p, 0, 3); }
+inline void prefetch_write(const void* p) { __builtin_prefetch(p, 1, 3); }
+
+}  // namespace shoal

@@ -1,0 +1,162 @@
+// What Python sees. Arrays come as addresses of torch tensors: shoal/embedding/native.py has
+// checked their type, shape and layout, and holds them alive during the call.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <mutex>
+#include <shared_mutex>
+
+#include "table.h"
+
+namespace nb = nanobind;
+using namespace shoal;
+
+namespace {
+
+using Address = uintptr_t;
+using Addresses = std::vector<Address>;
+
+template <typename T>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+// Fewer parts for little work: waking a thread costs some microseconds.
+int parts_for(size_t values, int threads) {
+  constexpr size_t enough = 1 << 15;
+  const size_t most = values / enough + 1;
+  return static_cast<int>(std::min<size_t>(most, static_cast<size_t>(std::max(threads, 1))));
+}
+
+Table* make_table(int dim, int64_t rows, bool has_padding, int64_t padding, bool half,
+                  int init_kind, uint64_t init_key, float init_factor, int optimizer,
+                  const std::vector<float>& hyper, int threads) {
+  Spec spec;
+  spec.dim = dim;
+  spec.rows = rows;
+  spec.has_padding = has_padding;
+  spec.padding = padding;
+  spec.half = half;
+  spec.recipe = {static_cast<InitKind>(init_kind), init_key, init_factor};
+  Hyper& h = spec.hyper;
+  h.kind = static_cast<Optimizer>(optimizer);
+  float* const fields[] = {&h.rest1, &h.rest2,        &h.momentum, &h.l1,
+                           &h.l2,    &h.beta,         &h.weight_decay, &h.clip,
+                           &h.initial_accumulator};
+  if (hyper.size() != std::size(fields)) throw std::invalid_argument("hyper-parameters: 9 floats");
+  for (size_t k = 0; k < hyper.size(); ++k) *fields[k] = hyper[k];
+  return new Table(spec, threads);
+}
+
+// Guards of several tables, each once and in one order, so that two callers never wait in a ring.
+template <bool write>
+class Guards {
+ public:
+  explicit Guards(std::vector<Table*> tables) : tables_(std::move(tables)) {
+    std::sort(tables_.begin(), tables_.end());
+    tables_.erase(std::unique(tables_.begin(), tables_.end()), tables_.end());
+    for (Table* table : tables_) write ? table->guard().lock() : table->guard().lock_shared();
+  }
+  ~Guards() {
+    for (Table* table : tables_) write ? table->guard().unlock() : table->guard().unlock_shared();
+  }
+  Guards(const Guards&) = delete;
+  Guards& operator=(const Guards&) = delete;
+
+ private:
+  std::vector<Table*> tables_;
+};
+
+// -1 when all ids are inside, otherwise (which table) << 40 | (which id).
+int64_t find_outside(const std::vector<Table*>& tables, const Addresses& ids,
+                     const std::vector<size_t>& n) {
+  for (size_t t = 0; t < tables.size(); ++t) {
+    const int64_t position = tables[t]->first_outside(at<int64_t>(ids[t]), n[t]);
+    if (position >= 0) return static_cast<int64_t>(t) << 40 | position;
+  }
+  return -1;
+}
+
+int64_t pull(const std::vector<Table*>& tables, const Addresses& ids, const std::vector<size_t>& n,
+             const Addresses& out, int threads) {
+  const int64_t wrong = find_outside(tables, ids, n);
+  if (wrong >= 0) return wrong;
+  size_t values = 0;
+  for (size_t t = 0; t < tables.size(); ++t) values += n[t] * static_cast<size_t>(tables[t]->dim());
+  const size_t parts = static_cast<size_t>(parts_for(values, threads));
+  const Guards<false> guards(tables);
+  Pool::run(static_cast<int>(parts), [&](int part) {
+    const size_t p = static_cast<size_t>(part);
+    for (size_t t = 0; t < tables.size(); ++t) {
+      const size_t begin = n[t] * p / parts, end = n[t] * (p + 1) / parts;
+      const size_t dim = static_cast<size_t>(tables[t]->dim());
+      tables[t]->pull(at<int64_t>(ids[t]) + begin, end - begin, at<float>(out[t]) + begin * dim);
+    }
+  });
+  return -1;
+}
+
+// steps: (size, eps, lr, keep) of each table, one after the other.
+int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std::vector<size_t>& n,
+             const Addresses& grads, const std::vector<float>& steps,
+             const std::vector<uint64_t>& counts, int threads) {
+  const int64_t wrong = find_outside(tables, ids, n);
+  if (wrong >= 0) return wrong;
+  size_t values = 0;
+  std::vector<Push> pushes(tables.size());
+  for (size_t t = 0; t < tables.size(); ++t) {
+    Push& p = pushes[t];
+    p.ids = at<int64_t>(ids[t]);
+    p.n = n[t];
+    p.grads = at<float>(grads[t]);
+    p.size = steps[4 * t];
+    p.eps = steps[4 * t + 1];
+    p.lr = steps[4 * t + 2];
+    p.keep = steps[4 * t + 3];
+    p.step = counts[t];
+    values += n[t] * static_cast<size_t>(tables[t]->dim());
+  }
+  const int parts = parts_for(values, threads);
+  const Guards<true> guards(tables);
+  Pool::run(parts, [&](int part) {
+    for (size_t t = 0; t < tables.size(); ++t) tables[t]->push(pushes[t], part, parts);
+  });
+  return -1;
+}
+
+void sorted_ids(Table& table, Address out) {
+  std::shared_lock<SharedLock> lock(table.guard());
+  table.sorted_ids(at<int64_t>(out));
+}
+
+void read_rows(Table& table, Address ids, size_t n, Address values, const Addresses& states) {
+  std::vector<float*> pieces;
+  for (Address state : states) pieces.push_back(at<float>(state));
+  std::shared_lock<SharedLock> lock(table.guard());
+  table.read(at<int64_t>(ids), n, at<float>(values), pieces.data());
+}
+
+void write_rows(Table& table, Address ids, size_t n, Address values, const Addresses& states) {
+  std::vector<const float*> pieces;
+  for (Address state : states) pieces.push_back(at<const float>(state));
+  std::unique_lock<SharedLock> lock(table.guard());
+  table.write(at<int64_t>(ids), n, at<float>(values), pieces.data());
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  using release = nb::call_guard<nb::gil_scoped_release>;
+  m.doc() = "Embedding rows on the CPU: the native core of shoal.embedding.native";
+  nb::class_<Table>(m, "Table")
+      .def("__len__", &Table::size)
+      .def_prop_ro("bytes", &Table::bytes)
+      .def("sorted_ids", &sorted_ids, release())
+      .def("read", &read_rows, release())
+      .def("write", &write_rows, release());
+  m.def("make_table", &make_table, nb::rv_policy::take_ownership, release());
+  m.def("pull", &pull, release());
+  m.def("push", &push, release());
+  m.def("instruction_set", [] { return kernels().name; });
+}

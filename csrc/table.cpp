@@ -1,0 +1,270 @@
+#include "table.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+namespace shoal {
+namespace {
+
+constexpr size_t kSlabBytes = size_t{4} << 20;
+constexpr size_t kBlock = 64;  // ids looked up together, so that their misses overlap
+
+struct Piece {
+  bool per_value;
+  bool accumulator;
+};
+
+std::vector<Piece> pieces_of(Optimizer kind) {
+  switch (kind) {
+    case Optimizer::sgd: return {};
+    case Optimizer::momentum: return {{true, false}};
+    case Optimizer::adagrad: return {{true, true}};
+    case Optimizer::rowwise_adagrad: return {{false, true}};
+    case Optimizer::adam: return {{true, false}, {true, false}};
+    case Optimizer::adamw: return {{true, false}, {true, false}};
+    case Optimizer::ftrl: return {{true, true}, {true, false}};
+    case Optimizer::rmsprop: return {{true, false}};
+  }
+  throw std::invalid_argument("unknown row optimizer");
+}
+
+}  // namespace
+
+Table::Table(const Spec& spec, int threads) : spec_(spec) {
+  const size_t dim = static_cast<size_t>(spec.dim);
+  layout_.dim = spec.dim;
+  layout_.half = spec.half;
+  layout_.state = ((spec.half ? sizeof(uint16_t) : sizeof(float)) * dim + 3) / 4 * 4;
+  for (const Piece& piece : pieces_of(spec.hyper.kind)) {
+    state_sizes_.push_back(piece.per_value ? dim : 1);
+    state_begin_.push_back(piece.accumulator ? spec.hyper.initial_accumulator : 0.0f);
+    layout_.state_floats += state_sizes_.back();
+  }
+  layout_.counters = layout_.state + sizeof(float) * layout_.state_floats;
+  layout_.stride = layout_.counters;
+
+  if (grows()) {
+    shards_.resize(kShards);
+    while ((size_t{2} << slab_shift_) * layout_.stride <= kSlabBytes) ++slab_shift_;
+    return;
+  }
+  pages_ = Pages(static_cast<size_t>(spec.rows) * layout_.stride);
+  Pool::run(threads, [&](int part) {
+    const int64_t begin = spec_.rows * part / threads, end = spec_.rows * (part + 1) / threads;
+    for (int64_t row = begin; row < end; ++row) begin_record(fixed_record(row), row);
+  });
+}
+
+size_t Table::size() const {
+  if (!grows()) return static_cast<size_t>(spec_.rows);
+  size_t total = 0;
+  for (const Shard& shard : shards_) total += shard.index.size();
+  return total;
+}
+
+size_t Table::bytes() const {
+  if (!grows()) return pages_.size();
+  size_t total = 0;
+  for (const Shard& shard : shards_)
+    total += shard.index.bytes() + static_cast<size_t>(shard.used) * layout_.stride;
+  return total;
+}
+
+int64_t Table::first_outside(const int64_t* ids, size_t n) const {
+  if (grows()) return -1;
+  const auto rows = static_cast<uint64_t>(spec_.rows);
+  uint64_t largest = 0;  // as unsigned, so that a negative id is a large one
+  for (size_t i = 0; i < n; ++i) largest = std::max(largest, static_cast<uint64_t>(ids[i]));
+  if (largest < rows) return -1;
+  for (size_t i = 0; i < n; ++i)
+    if (static_cast<uint64_t>(ids[i]) >= rows) return static_cast<int64_t>(i);
+  return -1;
+}
+
+void Table::initial_values(int64_t id, float* out) const {
+  if (is_padding(id)) {
+    std::fill_n(out, spec_.dim, 0.0f);
+    return;
+  }
+  initial_row(spec_.recipe, id, spec_.dim, out);
+  if (spec_.half)
+    for (int c = 0; c < spec_.dim; ++c) out[c] = widen(nearest(out[c]));
+}
+
+void Table::begin_record(char* record, int64_t id) const {
+  if (spec_.half) {
+    std::vector<float>& wide = scratch().floats;
+    at_least(wide, 2 * static_cast<size_t>(spec_.dim));
+    initial_values(id, wide.data());
+    auto* out = reinterpret_cast<uint16_t*>(record);
+    for (int c = 0; c < spec_.dim; ++c) out[c] = nearest(wide[static_cast<size_t>(c)]);
+  } else {
+    initial_values(id, reinterpret_cast<float*>(record));
+  }
+  auto* state = reinterpret_cast<float*>(record + layout_.state);
+  for (size_t piece = 0; piece < state_sizes_.size(); ++piece) {
+    std::fill_n(state, state_sizes_[piece], state_begin_[piece]);
+    state += state_sizes_[piece];
+  }
+}
+
+const char* Table::find_hashed(int64_t id, uint64_t hash) const {
+  const Shard& shard = shards_[shard_of(hash)];
+  const uint32_t row = shard.index.find(id, hash);
+  return row == kNoRow ? nullptr : slab_record(shard, row);
+}
+
+const char* Table::find(int64_t id) const {
+  return grows() ? find_hashed(id, hash_id(id)) : fixed_record(id);
+}
+
+// Records of up to kBlock ids (null: not held), each fetched into the cache on the way.
+void Table::prepare(const int64_t* ids, size_t n, const char** records) const {
+  if (!grows()) {
+    for (size_t i = 0; i < n; ++i) {
+      records[i] = fixed_record(ids[i]);
+      prefetch_read(records[i]);
+    }
+    return;
+  }
+  uint64_t hashes[kBlock];
+  for (size_t i = 0; i < n; ++i) {
+    hashes[i] = hash_id(ids[i]);
+    shards_[shard_of(hashes[i])].index.prefetch(hashes[i]);
+  }
+  const size_t value_bytes = layout_.state;
+  for (size_t i = 0; i < n; ++i) {
+    records[i] = find_hashed(ids[i], hashes[i]);
+    if (records[i] != nullptr)
+      for (size_t b = 0; b < value_bytes && b < 512; b += 64) prefetch_read(records[i] + b);
+  }
+}
+
+void Table::pull(const int64_t* ids, size_t n, float* out) const {
+  if (!grows()) {
+    kernels().gather(layout_, pages_.data(), ids, n, out);
+    return;
+  }
+  const size_t dim = static_cast<size_t>(spec_.dim);
+  const char* records[kBlock];
+  for (size_t begin = 0; begin < n; begin += kBlock) {
+    const size_t count = std::min(kBlock, n - begin);
+    prepare(ids + begin, count, records);
+    for (size_t i = 0; i < count; ++i) {
+      float* to = out + (begin + i) * dim;
+      if (records[i] != nullptr)
+        kernels().read_values(layout_, records[i], to);
+      else
+        initial_values(ids[begin + i], to);
+    }
+  }
+}
+
+char* Table::find_or_insert(int64_t id, uint64_t hash) {
+  Shard& shard = shards_[shard_of(hash)];
+  const uint32_t found = shard.index.find(id, hash);
+  if (found != kNoRow) return slab_record(shard, found);
+  if (shard.used == kNoRow - 1) throw std::length_error("a growing table is full: 2^37 rows");
+  const uint32_t row = shard.used;
+  if ((row >> slab_shift_) == shard.slabs.size())  // the first slab of a small table stays small
+    shard.slabs.emplace_back(layout_.stride << slab_shift_, !shard.slabs.empty());
+  shard.index.insert(id, hash, row);
+  ++shard.used;
+  char* record = slab_record(shard, row);
+  begin_record(record, id);
+  return record;
+}
+
+void Table::push(const Push& push, int part, int parts) {
+  Scratch& s = scratch();
+  const auto whole = static_cast<uint64_t>(parts);
+  const auto own = static_cast<uint64_t>(part);
+  size_t distinct;
+  at_least(s.records, push.n);
+  if (grows()) {
+    distinct = distinct_ids(s, push.ids, push.n, [&](int64_t id, uint64_t hash) {
+      return !is_padding(id) && shard_of(hash) % whole == own;
+    });
+    for (size_t begin = 0; begin < distinct; begin += kBlock) {
+      const size_t end = std::min(begin + kBlock, distinct);
+      for (size_t u = begin; u < end; ++u)
+        shards_[shard_of(s.hashes[u])].index.prefetch(s.hashes[u]);
+      for (size_t u = begin; u < end; ++u) s.records[u] = find_or_insert(s.ids[u], s.hashes[u]);
+    }
+  } else {
+    const auto mine = [&](int64_t row) {
+      return !is_padding(row) &&
+             (whole == 1 || (static_cast<uint64_t>(row) * kIncrement >> 56) % whole == own);
+    };
+    // One slot per row costs the table's size in memory, but only touched slots in time.
+    if (spec_.rows <= (int64_t{1} << 22) || static_cast<size_t>(spec_.rows) <= 16 * push.n)
+      distinct = distinct_rows(s, push.ids, push.n, spec_.rows, mine);
+    else
+      distinct = distinct_ids(s, push.ids, push.n, [&](int64_t row, uint64_t) { return mine(row); });
+    for (size_t u = 0; u < distinct; ++u) s.records[u] = fixed_record(s.ids[u]);
+  }
+  at_least(s.floats, 2 * static_cast<size_t>(spec_.dim));
+  Apply a;
+  a.layout = layout_;
+  a.hyper = spec_.hyper;
+  a.size = push.size;
+  a.eps = push.eps;
+  a.lr = push.lr;
+  a.keep = push.keep;
+  a.count = distinct;
+  a.records = s.records.data();
+  a.starts = s.starts.data();
+  a.order = s.order.data();
+  a.grads = push.grads;
+  a.source = push.source;
+  a.coefficient = push.coefficient;
+  a.scratch = s.floats.data();
+  a.ids = s.ids.data();
+  a.noise_key = mix(spec_.recipe.key + push.step * kIncrement);
+  kernels().apply(a);
+}
+
+void Table::sorted_ids(int64_t* out) const {
+  int64_t* at = out;
+  for (const Shard& shard : shards_)
+    shard.index.each([&](int64_t id, uint32_t) { *at++ = id; });
+  std::sort(out, at);
+}
+
+void Table::read(const int64_t* ids, size_t n, float* values, float* const* states) const {
+  const char* records[kBlock];
+  for (size_t i = 0; i < n; ++i) {
+    if (i % kBlock == 0) prepare(ids + i, std::min(kBlock, n - i), records);
+    const char* record = records[i % kBlock];
+    if (record == nullptr) throw std::invalid_argument("a row to be exported is not held");
+    kernels().read_values(layout_, record, values + i * static_cast<size_t>(spec_.dim));
+    const auto* state = reinterpret_cast<const float*>(record + layout_.state);
+    for (size_t piece = 0; piece < state_sizes_.size(); ++piece) {
+      std::copy_n(state, state_sizes_[piece], states[piece] + i * state_sizes_[piece]);
+      state += state_sizes_[piece];
+    }
+  }
+}
+
+void Table::write(const int64_t* ids, size_t n, const float* values, const float* const* states) {
+  const size_t dim = static_cast<size_t>(spec_.dim);
+  for (size_t i = 0; i < n; ++i) {
+    if (is_padding(ids[i])) continue;
+    char* record = grows() ? find_or_insert(ids[i], hash_id(ids[i])) : fixed_record(ids[i]);
+    const float* from = values + i * dim;
+    if (spec_.half) {
+      auto* to = reinterpret_cast<uint16_t*>(record);
+      for (size_t c = 0; c < dim; ++c) to[c] = nearest(from[c]);
+    } else {
+      std::copy_n(from, dim, reinterpret_cast<float*>(record));
+    }
+    auto* state = reinterpret_cast<float*>(record + layout_.state);
+    for (size_t piece = 0; piece < state_sizes_.size(); ++piece) {
+      std::copy_n(states[piece] + i * state_sizes_[piece], state_sizes_[piece], state);
+      state += state_sizes_[piece];
+    }
+  }
+}
+
+}  // namespace shoal

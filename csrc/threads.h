@@ -1,0 +1,132 @@
+// One pool of threads for the process, and a lock for one writer and many readers.
+#pragma once
+
+#include <unistd.h>
+
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace shoal {
+
+class Pool {
+ public:
+  // Calls work(0) ... work(parts - 1), each once, on the pool and the calling thread.
+  // While another call holds the pool the parts run here, one after the other: what work does
+  // must not depend on which thread does it, and then results do not either.
+  static void run(int parts, const std::function<void(int)>& work) {
+    if (parts > 1) {
+      Pool& pool = instance();
+      std::unique_lock<std::mutex> turn(pool.turn_, std::try_to_lock);
+      if (turn.owns_lock()) {
+        pool.share(parts, work);
+        return;
+      }
+    }
+    for (int part = 0; part < parts; ++part) work(part);
+  }
+
+ private:
+  // A forked child has none of its parent's threads: it begins a pool of its own, and the parent's
+  // is left alone, because its locks may have been held at the fork.
+  static Pool& instance() {
+    static std::mutex guard;
+    static Pool* pool = nullptr;
+    static pid_t owner = 0;
+    std::lock_guard<std::mutex> lock(guard);
+    if (pool == nullptr || owner != getpid()) {
+      pool = new Pool();  // lives as long as the process: threads may still wait in it at exit
+      owner = getpid();
+    }
+    return *pool;
+  }
+
+  void share(int parts, const std::function<void(int)>& work) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (static_cast<int>(size_) < parts - 1) {
+      std::thread([this] { serve(); }).detach();
+      ++size_;
+    }
+    work_ = &work;
+    next_ = 0;
+    parts_ = parts;
+    open_ = parts;
+    failure_ = nullptr;
+    wake_.notify_all();
+    take_parts(lock);
+    done_.wait(lock, [this] { return open_ == 0; });
+    work_ = nullptr;
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+  void serve() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+      wake_.wait(lock, [this] { return work_ != nullptr && next_ < parts_; });
+      take_parts(lock);
+    }
+  }
+
+  void take_parts(std::unique_lock<std::mutex>& lock) {
+    while (work_ != nullptr && next_ < parts_) {
+      const int part = next_++;
+      const auto* work = work_;
+      lock.unlock();
+      std::exception_ptr failure;
+      try {
+        (*work)(part);
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      lock.lock();
+      if (failure) failure_ = failure;
+      if (--open_ == 0) done_.notify_all();
+    }
+  }
+
+  std::mutex turn_;
+  std::mutex mutex_;
+  std::condition_variable wake_, done_;
+  const std::function<void(int)>* work_ = nullptr;
+  int next_ = 0, parts_ = 0, open_ = 0;
+  size_t size_ = 0;
+  std::exception_ptr failure_;
+};
+
+// Many readers or one writer. A waiting writer goes before new readers: the system's own lock
+// lets a stream of readers keep it waiting for ever.
+class SharedLock {
+ public:
+  void lock_shared() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return !writing_ && waiting_ == 0; });
+    ++readers_;
+  }
+  void unlock_shared() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (--readers_ == 0) changed_.notify_all();
+  }
+  void lock() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    ++waiting_;
+    changed_.wait(lock, [this] { return !writing_ && readers_ == 0; });
+    --waiting_;
+    writing_ = true;
+  }
+  void unlock() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    writing_ = false;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int readers_ = 0, waiting_ = 0;
+  bool writing_ = false;
+};
+
+}  // namespace shoal
