@@ -57,6 +57,21 @@ class Batch:
     dense: dict[str, Tensor] = field(default_factory=dict)
     labels: Tensor | None = None
 
+    def tensor(self, field: str) -> Tensor:
+        """Ids of a field that is no list of lists."""
+        ids = self.ids[field]
+        assert isinstance(ids, Tensor), f"{field} is jagged"
+        return ids
+
+    def rows(self, start: int, stop: int) -> Batch:
+        """Samples start..stop-1, as views; every field must be a plain tensor."""
+        return Batch(
+            stop - start,
+            {name: self.tensor(name)[start:stop] for name in self.ids},
+            {name: x[start:stop] for name, x in self.dense.items()},
+            None if self.labels is None else self.labels[start:stop],
+        )
+
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
         return replace(

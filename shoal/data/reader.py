@@ -25,6 +25,7 @@ class Reader:
     """Batches of one epoch, sliced over ranks. Subclasses say what a sample is."""
 
     num_samples: int
+    chunk_samples = 1 << 16  # about so many samples are made at once
 
     def __init__(self, batch_size: int, seed: int, shuffle: bool = True):
         self.batch_size = batch_size
@@ -42,10 +43,18 @@ class Reader:
             order = permutation(self.num_samples, self.seed, epoch)
         else:
             order = np.arange(self.num_samples)
+        slices = []
         for first in range(start * self.batch_size, self.num_samples, self.batch_size):
             count = min(self.batch_size, self.num_samples - first)
-            low, high = count * rank // size, count * (rank + 1) // size
-            yield self.make(order[first + low : first + high], epoch)
+            slices.append(order[first + count * rank // size : first + count * (rank + 1) // size])
+        # Several batches are made at once: many small numpy calls would cost more than the work.
+        together = max(1, self.chunk_samples * size // self.batch_size)
+        for number in range(0, len(slices), together):
+            some = slices[number : number + together]
+            made = self.make(np.concatenate(some), epoch)
+            stops = np.cumsum([len(one) for one in some])
+            for one, stop in zip(some, stops):
+                yield made.rows(int(stop) - len(one), int(stop))
 
     def make(self, samples: np.ndarray, epoch: int) -> Batch:
         """The batch of the given sample numbers."""
@@ -109,6 +118,7 @@ class Windows(Reader):
         self.user_field = dataset.user_field
         self.histories = histories
         self.window_users, self.window_stops = histories.windows()
+        self.chunk_samples //= histories.max_len
         self.num_samples = len(self.window_users)
         if self.num_samples == 0:
             raise ValueError(
