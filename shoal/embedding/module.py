@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from shoal.data.batch import Batch
 from shoal.embedding.store import Store
 from shoal.embedding.table import Table
+from shoal.nn.losses import full_softmax_loss
 
 
 class Embeddings(nn.Module):
@@ -69,6 +70,16 @@ class Embeddings(nn.Module):
         if table.rows is None:
             raise ValueError(f"table {table.name!r} grows: it has no whole to read")
         return self.rows(field, torch.arange(table.rows))
+
+    def full_softmax(
+        self, field: str, hidden: Tensor, targets: Tensor, bias_field: str | None = None
+    ) -> Tensor:
+        """Summed cross entropy of hidden [n, dim] against every row of a fixed table but row 0.
+
+        targets [n] are ids; the rows of `bias_field` (dim 1) are added to the logits.
+        """
+        bias = None if bias_field is None else self.whole(bias_field).squeeze(1)
+        return full_softmax_loss(hidden, self.whole(field), targets, bias=bias)
 
     def prefetch(self, batch: Batch) -> None:
         """Tell the stores which rows the next batch will pull."""
