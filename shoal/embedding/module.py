@@ -72,14 +72,20 @@ class Embeddings(nn.Module):
         return self.rows(field, torch.arange(table.rows))
 
     def full_softmax(
-        self, field: str, hidden: Tensor, targets: Tensor, bias_field: str | None = None
+        self,
+        field: str,
+        hidden: Tensor,
+        targets: Tensor,
+        bias_field: str | None = None,
+        stop: int | None = None,
     ) -> Tensor:
-        """Summed cross entropy of hidden [n, dim] against every row of a fixed table but row 0.
+        """Summed cross entropy over all rows of a fixed table: hidden [n, d], targets [n] -> scalar.
 
-        targets [n] are ids; the rows of `bias_field` (dim 1) are added to the logits.
+        Row 0 is padding, never a candidate nor a target. `bias_field` names a table of dim 1 whose
+        rows are added to the logits; candidates end before row `stop` (default: all rows).
         """
         bias = None if bias_field is None else self.whole(bias_field).squeeze(1)
-        return full_softmax_loss(hidden, self.whole(field), targets, bias=bias)
+        return full_softmax_loss(hidden, self.whole(field), targets, bias=bias, stop=stop)
 
     def prefetch(self, batch: Batch) -> None:
         """Tell the stores which rows the next batch will pull."""

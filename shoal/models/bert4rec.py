@@ -83,7 +83,6 @@ class BERT4Rec(Retrieval):
         }
         width, init = options.hidden_size, Init("normal", options.initializer_range)
         items = Table("item", width, facts.num_items + 1, init, padding=0)
-        # Tied, the mask token is one more candidate that is never right.
         outputs = items if options.tied else Table("output", width, facts.num_items, init, padding=0)
         bias = Table("output_bias", 1, outputs.rows, Init("constant", 0.0), padding=0)
         self.embed = Embeddings(history=items, output=outputs, output_bias=bias)
@@ -128,7 +127,9 @@ class BERT4Rec(Retrieval):
         wanted = target > 0
         states, targets = self.encode(history, wanted), target[wanted]
         if self.options.loss_type == "CE":
-            loss = self.embed.full_softmax("output", states, targets, "output_bias")
+            loss = self.embed.full_softmax(
+                "output", states, targets, "output_bias", stop=self.mask_token
+            )
             return Output(loss, states.shape[0])
 
         if "neg_item" not in batch.ids:

@@ -31,16 +31,18 @@ def full_softmax_loss(
     targets: Tensor,
     block: int | None = None,
     bias: Tensor | None = None,
+    stop: int | None = None,
 ) -> Tensor:
     """Sum of cross entropies over the whole catalogue: [n, d], [items, d], [n] -> scalar.
 
-    Item 0 is padding: never a candidate, never a target. `bias` [items] is added to the logits.
+    Item 0 is padding: never a candidate, never a target; nor are items from `stop` on. `bias`
+    [items] is added to the logits.
     Logits exist for `block` of the n positions at a time (None: as many as make 16 MiB), so memory
     never holds n x items.
     """
     if block is None:
         block = max(1, LOGITS_BLOCK // items.shape[0])
-    return _FullSoftmax.apply(hidden, items, targets, bias, block)
+    return _FullSoftmax.apply(hidden, items, targets, bias, block, stop or items.shape[0])
 
 
 class _FullSoftmax(torch.autograd.Function):
@@ -48,7 +50,13 @@ class _FullSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, items: Tensor, targets: Tensor, bias: Tensor | None, block: int
+        ctx: Any,
+        hidden: Tensor,
+        items: Tensor,
+        targets: Tensor,
+        bias: Tensor | None,
+        block: int,
+        stop: int,
     ) -> Tensor:
         learns = any(ctx.needs_input_grad)
         hidden_grad = torch.empty_like(hidden)
@@ -61,7 +69,9 @@ class _FullSoftmax(torch.autograd.Function):
                 logits = hidden[part] @ items.T  # [block, items]
             else:
                 logits = torch.addmm(bias, hidden[part], items.T)
+            # Masked here, not cut off: the gradient of a slice would be one more pass over all rows.
             logits[:, 0] = -torch.inf
+            logits[:, stop:] = -torch.inf
             highest = logits.amax(1)
             loss += highest.sum() - logits.gather(1, wanted).sum()
             excess = torch.softmax(logits, 1)  # probabilities, row by row in the cache ...
@@ -86,7 +96,7 @@ class _FullSoftmax(torch.autograd.Function):
         hidden_grad, items_grad, bias_grad = ctx.saved_tensors
         if bias_grad is not None:
             bias_grad = bias_grad * grads[0]
-        return hidden_grad * grads[0], items_grad * grads[0], None, bias_grad, None
+        return hidden_grad * grads[0], items_grad * grads[0], None, bias_grad, None, None
 
 
 def sampled_softmax_loss(
