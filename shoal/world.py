@@ -31,6 +31,11 @@ def is_worker() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def launched_size() -> int | None:
+    """How many processes the launcher that started us has started; None without one."""
+    return int(os.environ["WORLD_SIZE"]) if is_worker() else None
+
+
 def set_rank(
     rank: int, size: int, local_rank: int, local_size: int, address: str, port: int
 ) -> None:
