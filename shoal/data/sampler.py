@@ -247,12 +247,13 @@ def alias_table(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     keep, alias = np.minimum(scaled, 1.0), np.arange(weights.size)
     if light.size and heavy.size:
         missing = np.cumsum(1 - scaled[light])
+        begins = np.concatenate([[0.0], missing[:-1]])
         surplus = np.cumsum(scaled[heavy] - 1)
-        giver = np.searchsorted(surplus, missing - (1 - scaled[light]), side="right")
+        giver = np.searchsorted(surplus, begins, side="right")
         alias[light] = heavy[np.minimum(giver, heavy.size - 1)]
-        # The first light slot that takes more than the heavy slots so far can give.
-        taker = np.searchsorted(missing, surplus[:-1], side="right")
-        drained = np.flatnonzero(taker < light.size)
-        keep[heavy[drained]] = 1 + surplus[drained] - missing[taker[drained]]
-        alias[heavy[drained]] = heavy[drained + 1]
+        # The last light slot that begins before a heavy one is used up may take more than is left.
+        taker = np.searchsorted(begins, surplus[:-1], side="left") - 1
+        overdrawn = np.where(taker < 0, 0.0, missing[taker] - surplus[:-1])
+        keep[heavy[:-1]] = 1 - np.maximum(overdrawn, 0.0)
+        alias[heavy[:-1]] = heavy[1:]
     return keep, alias
