@@ -88,7 +88,7 @@ class PhaseData:
             self._draw_negatives(dataset, phase, seen_users, seen_items, seed)
 
     def _draw_negatives(self, dataset, phase, seen_users, seen_items, seed) -> None:  # type: ignore[no-untyped-def]
-        """N different negatives for each positive; candidates are their union, as lists per user."""
+        """N different negatives for each positive; their union, as lists per user."""
         users, items = dataset.user_ids(phase), dataset.item_ids(phase)
         all_users, all_items = np.concatenate([seen_users, users]), np.concatenate([seen_items, items])
         sampler = NegativeSampler(

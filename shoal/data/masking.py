@@ -52,9 +52,10 @@ class MaskedWindows(Reader):
     """A sample is one copy of one window; ids are history [b, l] with masks and target [b, l].
 
     The mask token is num_items, one past the last item. ids masked is Jagged: which places of the
-    flattened history are asked for, so that nobody has to count them on a GPU. With negatives every sample has its own,
-    neg_item [b, k], and dense neg_logq [b, k] and target_logq [b, l]: the logarithm of how often
-    an item is drawn, up to a constant.
+    flattened history are asked for, so that nobody has to count them on a GPU.
+
+    With negatives every sample has its own, neg_item [b, k], and dense neg_logq [b, k] and
+    target_logq [b, l]: the logarithm of how often an item is drawn, up to a constant.
     """
 
     def __init__(
@@ -146,7 +147,9 @@ def windows(
     offsets [users + 1]. From the end of a sequence every `stride` items, and one at its beginning.
     """
     lengths = np.diff(offsets)
-    inner = -(-np.maximum(lengths - max_len, 0) // stride)  # windows that start after the first item
+    inner = -(
+        -np.maximum(lengths - max_len, 0) // stride
+    )  # windows that start after the first item
     counts = np.where(lengths > 0, inner + 1, 0)
     users = np.repeat(np.arange(len(counts)), counts)
     nth = np.arange(len(users)) - np.repeat(np.cumsum(counts) - counts, counts)
