@@ -181,7 +181,8 @@ def describe_rendezvous(error: Exception, section: LaunchSection, hosts: int) ->
         came = int(joined[1])
         return (
             f"{came} of {hosts} hosts ({came * section.nproc} of {hosts * section.nproc} "
-            f"processes) came to {section.ip}:{section.port} within {section.join_timeout:g} s; {remedy}"
+            f"processes) came to {section.ip}:{section.port} within {section.join_timeout:g} s; "
+            f"{remedy}"
         )
     if "imed out" in text or "timeout" in text.lower() or "connect" in text.lower():
         return (
