@@ -235,13 +235,13 @@ def fail(error: Exception) -> NoReturn:
     from shoal.world import WorldError
 
     fault = not isinstance(error, (ValueError, OSError, WorldError, LaunchError))
-    if is_launched():
+    recorded = record_failure(error, fault)
+    if recorded and is_launched():
         pass  # the launcher tells it, once for all ranks
     elif fault:
         traceback.print_exception(error)
     else:
         typer.secho(f"error: {error}", fg="red", err=True)
-    record_failure(error, fault)
     leave(1 if fault else 2)
 
 

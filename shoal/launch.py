@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -124,17 +124,7 @@ def host_of(section: LaunchSection) -> tuple[int, int]:
             f"world_size={world_size} and group_offset={section.group_offset} must be multiples of "
             f"nproc={section.nproc}: every host runs the same number of processes"
         )
-    if section.group_offset >= world_size:
-        raise ValueError(
-            f"group_offset={section.group_offset} leaves no rank for this host: world_size is "
-            f"{world_size}, so it must be below that"
-        )
-    hosts = world_size // section.nproc
-    if hosts > 1 and section.port == 0:
-        raise ValueError(
-            f"{hosts} hosts need a fixed port to meet at: give --ip and --port of the first host"
-        )
-    return hosts, section.group_offset // section.nproc
+    return world_size // section.nproc, section.group_offset // section.nproc
 
 
 def describe_failure(failures: dict[int, ProcessFailure], hosts: int = 1) -> str:
@@ -214,21 +204,26 @@ def follow_launcher() -> None:
     threading.Thread(target=watch, name="follow launcher", daemon=True).start()
 
 
-def record_failure(error: BaseException, fault: bool = False) -> None:
-    """In a rank: leave the cause where the agent finds it, as JSON."""
+def record_failure(error: BaseException, fault: bool = False) -> bool:
+    """In a rank: leave the cause where the agent finds it, as JSON; whether that worked."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     lost = isinstance(error, PeerLost)
+    data: dict[str, Any] = {
+        "message": f"{type(error).__name__}: {error}" if fault else str(error),
+        "timestamp": str(int(time.time())),
+        "kind": "peer lost" if lost else "fault" if fault else "error",
+        "traceback": traceback.format_exception(error) if fault else [],
+    }
+    recorded = False
     if path:
-        data: dict[str, Any] = {
-            "message": str(error) or type(error).__name__,
-            "timestamp": str(int(time.time())),
-            "kind": "peer lost" if lost else "fault" if fault else "error",
-            "traceback": traceback.format_exception(error),
-        }
-        if fault:
-            data["message"] = f"{type(error).__name__}: {error}"
-        # A full disk must not hide the failure that it may have caused.
-        with suppress(OSError), open(path, "w") as file:
-            json.dump(data, file)
+        # The failure may be that of a full disk: a part of a record is worse than none.
+        try:
+            with open(path + ".new", "w") as file:
+                json.dump(data, file)
+            os.replace(path + ".new", path)
+            recorded = True
+        except OSError:
+            pass
     if lost:
         time.sleep(GRACE_SECONDS)
+    return recorded

@@ -88,11 +88,8 @@ def run_rank(
     size = section.nproc if section.world_size == -1 else section.world_size
     if size > 1 and section.port == 0:
         raise ValueError("config_dict needs the ip and port at which the ranks meet")
-    if not 0 <= rank < section.nproc or section.group_offset + section.nproc > size:
-        raise ValueError(
-            f"rank {rank} of nproc={section.nproc} at offset {section.group_offset} does not fit "
-            f"into world_size={size}; nprocs of spawn must be nproc"
-        )
+    if rank >= section.nproc:
+        raise ValueError(f"rank {rank} of nproc={section.nproc}: give spawn nprocs=nproc")
     set_rank(section.group_offset + rank, size, rank, section.nproc, section.ip, section.port)
     try:
         result = train_here(resolved)
@@ -113,8 +110,6 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     if is_worker() or (section.nproc == 1 and section.world_size in (-1, 1)):
         return train_here(resolved, resume)
     host_of(section)  # refuse what cannot be launched before anything is made
-    for note in resolved.notes:  # the ranks read a config in which they are already carried out
-        print(note, flush=True)
     if section.group_offset == 0:
         folder = run_folder(config)
         folder.create(resume)
@@ -122,6 +117,9 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="shoal-config-") as scratch:
         file = Path(scratch) / "config.yaml"
         file.write_text(config_room.dump(config))
+        for note in resolved.notes:
+            if note not in resolve([file]).notes:  # carried out already: the ranks cannot know it
+                print(note, flush=True)
         launch(["train", str(file), *(["--resume"] if resume else [])], section)
     if section.group_offset:
         return {}
