@@ -91,11 +91,16 @@ def fingerprint(config: Config, dataset: Dataset) -> dict[str, Any]:
     for phase in ("train", "valid", "test"):
         rows = np.ascontiguousarray(dataset.splits[phase])
         digest.update(np.int64(len(rows)).tobytes() + rows.tobytes())
+    contents = hashlib.sha256()
+    for field in (dataset.user_field, dataset.item_field):
+        contents.update(np.ascontiguousarray(dataset.inter[field]).tobytes())
+        contents.update("\n".join(map(str, dataset.vocab[field])).encode())
     return {
         "model": config.model.name,
         "options": config.model.options,
         "num_users": dataset.num_users,
         "num_items": dataset.num_items,
+        "interactions": contents.hexdigest(),
         "splits": digest.hexdigest(),
         "optimizer": config.train.optimizer.name,
         "batch_size": config.train.batch_size,

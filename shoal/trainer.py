@@ -77,7 +77,10 @@ class Trainer:
         if resume:
             self._resume()
         if self.world.is_main and self.config.run.tensorboard:
-            self.curves = SummaryWriter(str(self.folder.path / "tensorboard"))
+            self.curves = SummaryWriter(
+                str(self.folder.path / "tensorboard"),
+                purge_step=self.cursor.epoch if resume else None,
+            )
         startup = time.perf_counter() - started
         epochs = self.config.train.epochs if self.model.trainable else 1
         self.model.train()
@@ -236,12 +239,19 @@ class Trainer:
         snapshot = self.checkpoints.load_newest()
         if snapshot is None:
             log.info("%s has no checkpoint yet: starting from the beginning", self.folder.path)
+            if self.world.is_main:
+                self.folder.forget_after(0)
             return
         state = dict(snapshot.state)
         check_fingerprint(state.pop("fingerprint"), self.fingerprint, self.folder)
         state.pop("steps")
         give(self.strategy, snapshot)
         self.cursor = Cursor(**state)
+        best = self.cursor.best_step
+        if best is not None and best != self.cursor.step and not self.checkpoints.is_whole(best):
+            log.warning("the best so far is lost; the best of the epochs to come will be tested")
+            self.cursor.best_step = self.cursor.best_epoch = self.cursor.best_score = None
+            self.cursor.best_valid, self.cursor.stale = {}, 0
         if self.world.is_main:
             self.folder.forget_after(self.cursor.epoch)
         log.info(
@@ -269,8 +279,9 @@ class Trainer:
 
 
 def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
-    """Make dropout a pure function of (seed, step, rank), so that resuming needs no random state."""
-    number = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB) % 2**63
+    """Make dropout a pure function of (seed, step, rank): resuming needs no random state."""
+    number = seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB
+    number %= 2**63
     torch.default_generator.manual_seed(number)
     if device.type == "cuda":
         torch.cuda.manual_seed(number)

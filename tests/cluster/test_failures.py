@@ -1,0 +1,200 @@
+"""A rank that dies, a signal, a full disk, hosts that do not meet: one clear error, nobody left."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from commands import Command, errors, finish, is_alive, newest_step, shoal
+from conftest import LONG, MODELS, write_config
+from ranks import free_port
+
+SECONDS_TO_END = 15.0  # a few on a quiet machine
+
+
+@pytest.fixture(scope="module")
+def endless(place: Path) -> Path:
+    """A run that only a failure ends."""
+    return write_config(place / "endless.yaml", MODELS["BPR"], LONG, {"train.epochs": 100000})
+
+
+def start_two(config: Path, folder: Path, *more: str) -> tuple[Command, dict[int, int]]:
+    """Two ranks in the midst of training, and their process ids."""
+    command = shoal("train", config, "--nproc=2", "--output", folder, *more, cwd=folder.parent)
+    command.until("the first checkpoints", lambda: newest_step(folder) > 10)
+    ranks = command.ranks()
+    assert sorted(ranks) == [0, 1]
+    return command, ranks
+
+
+def assert_ended(command: Command, ranks: dict[int, int], status: int = 2) -> str:
+    """The command has ended in time, with its ranks; its one error."""
+    begun = time.monotonic()
+    assert command.wait(60) == status, command.output
+    assert time.monotonic() - begun < SECONDS_TO_END
+    assert not any(is_alive(pid) for pid in ranks.values())
+    assert "Traceback" not in command.output
+    (message,) = errors(command.output)
+    return message
+
+
+@pytest.mark.parametrize("rank, number", [(1, signal.SIGKILL), (0, signal.SIGTERM)])
+def test_a_rank_that_is_killed_ends_the_run(
+    endless: Path, tmp_path: Path, rank: int, number: signal.Signals
+) -> None:
+    command, ranks = start_two(endless, tmp_path / "run")
+    os.kill(ranks[rank], number)
+    message = assert_ended(command, ranks)
+    for part in (f"rank {rank} ", socket.gethostname(), number.name, f"pid {ranks[rank]}", "--resume"):
+        assert part in message
+    assert newest_step(tmp_path / "run") > 0
+
+
+def test_a_rank_without_room_for_files(endless: Path, tmp_path: Path) -> None:
+    command, ranks = start_two(endless, tmp_path / "run")
+    before = newest_step(tmp_path / "run")
+    resource.prlimit(ranks[0], resource.RLIMIT_FSIZE, (2048, 2048))  # bytes that a file may have
+    message = assert_ended(command, ranks)
+    assert "rank 0 " in message and socket.gethostname() in message
+    assert "File too large" in message
+    # What was saved is whole, nothing half-written is taken for a checkpoint, and it goes on.
+    saved = newest_step(tmp_path / "run")
+    assert saved >= before
+    output = finish("train", "--resume", tmp_path / "run", "--nproc=1", "--epochs=1", cwd=tmp_path)
+    assert f"(step {saved})" in output and "damaged" not in output
+
+
+def test_checkpoints_that_cannot_be_written(endless: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = shoal("train", endless, "--output", folder, cwd=tmp_path)
+    command.until("the first checkpoints", lambda: newest_step(folder) > 10)
+    os.rename(folder / "checkpoints", folder / "kept")
+    # The writer may make the folder again at once; a file in its place it cannot.
+    while True:
+        try:
+            (folder / "checkpoints").symlink_to("/proc/version")
+            break
+        except FileExistsError:
+            os.rename(folder / "checkpoints", folder / f"moved-{time.monotonic_ns()}")
+    message = assert_ended(command, {})
+    assert "could not write a checkpoint" in message and "--resume" in message
+    (folder / "checkpoints").unlink()
+    os.rename(folder / "kept", folder / "checkpoints")
+    finish("train", "--resume", folder, "--epochs=1", cwd=tmp_path)
+
+
+def test_ctrl_c_of_several_processes(endless: Path, tmp_path: Path) -> None:
+    command, ranks = start_two(endless, tmp_path / "run")
+    command.interrupt()
+    assert command.wait(60) == 130, command.output
+    assert not any(is_alive(pid) for pid in ranks.values())
+    assert command.output.count("stopped by SIGINT; what was saved can be continued") == 1
+    assert "Traceback" not in command.output and not errors(command.output)
+    assert newest_step(tmp_path / "run") > 0
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_of_one_process(
+    endless: Path, tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    folder = tmp_path / "run"
+    command = shoal("train", endless, "--output", folder, cwd=tmp_path)
+    command.until("the first checkpoints", lambda: newest_step(folder) > 10)
+    os.killpg(command.process.pid, number)
+    assert command.wait(60) == status, command.output
+    assert command.output.count(f"stopped by {number.name}; what was saved can be continued") == 1
+    assert "Traceback" not in command.output
+    # The checkpoint that was being written was finished, not left half done.
+    assert not list((folder / "checkpoints").glob(".*"))
+
+
+def test_ranks_follow_a_killed_launcher(endless: Path, tmp_path: Path) -> None:
+    command, ranks = start_two(endless, tmp_path / "run")
+    os.kill(command.process.pid, signal.SIGKILL)
+    command.process.wait(10)
+    deadline = time.monotonic() + SECONDS_TO_END
+    while any(is_alive(pid) for pid in ranks.values()):
+        assert time.monotonic() < deadline, "ranks go on without their launcher"
+        time.sleep(0.05)
+
+
+def test_two_runs_do_not_share_a_folder(endless: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = shoal("train", endless, "--output", folder, cwd=tmp_path)
+    command.until("the first checkpoints", lambda: newest_step(folder) > 10)
+    output = finish("train", "--resume", folder, cwd=tmp_path, status=2)
+    (message,) = errors(output)
+    assert f"in use by process {command.process.pid} on host" in message
+    command.kill()
+    # A killed run holds nothing.
+    finish("train", "--resume", folder, "--epochs=1", cwd=tmp_path)
+
+
+# ---- hosts that do not meet ---------------------------------------------------------------------
+
+
+def test_port_in_use(short: Path, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        words = ("--nproc=2", "--ip=127.0.0.1", f"--port={port}", "--output", tmp_path / "run")
+        output = finish("train", short, *words, cwd=tmp_path, status=2)
+    assert errors(output) == [
+        f"error: port {port} on 127.0.0.1 is in use by another program; choose another --port"
+    ]
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+def test_fewer_processes_than_expected(short: Path, tmp_path: Path, offset: int) -> None:
+    words = ("--nproc=2", "--world_size=4", f"--group_offset={offset}", "--launch.join_timeout=2")
+    words += ("--ip=127.0.0.1", f"--port={free_port()}", "--output", str(tmp_path / "run"))
+    output = finish("train", short, *words, cwd=tmp_path, status=2)
+    (message,) = errors(output)
+    if offset == 0:
+        assert "1 of 2 hosts (2 of 4 processes) came" in message
+    else:
+        assert "nobody answered" in message
+    assert "within 2 s" in message and "launch.join_timeout" in message
+    assert len(output.splitlines()) == 1, output
+
+
+def test_fewer_spawned_ranks_than_expected(short: Path, tmp_path: Path) -> None:
+    """Where no launcher of ours counts hosts, the ranks name who is missing."""
+    env = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = shoal("train", short, "--launch.join_timeout=2", cwd=tmp_path, **env)
+    assert command.wait() == 2
+    (message,) = errors(command.output)
+    assert "1 of 3 processes joined within 2 s; missing ranks: 1, 2" in message
+
+
+def test_unknown_host(short: Path, tmp_path: Path) -> None:
+    words = ("--nproc=1", "--world_size=2", "--group_offset=1", "--ip=no.such.host.invalid")
+    output = finish("train", short, *words, "--port=5678", cwd=tmp_path, status=2)
+    (message,) = errors(output)
+    assert "host 'no.such.host.invalid' is unknown" in message and "--ip" in message
+    assert len(output.splitlines()) == 1, output
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (("--nproc=2", "--world_size=3", "--port=5678"), "multiples of nproc=2"),
+        (("--nproc=2", "--world_size=4"), "launch.port: must be named"),
+        (("--nproc=1", "--world_size=2", "--group_offset=2", "--port=5678"), "at least 3"),
+    ],
+)
+def test_impossible_launch(short: Path, tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    from shoal.run import resolve, train
+
+    folder = tmp_path / "run"
+    with pytest.raises(ValueError, match=said):
+        train(resolve([short], [*words, f"--run.output={folder}"]))
+    assert not folder.exists()
