@@ -86,7 +86,7 @@ int64_t pull(const std::vector<Table*>& tables, const Addresses& ids, const std:
   for (size_t t = 0; t < tables.size(); ++t) values += n[t] * static_cast<size_t>(tables[t]->dim());
   const size_t parts = static_cast<size_t>(parts_for(values, threads));
   const Guards<false> guards(tables);
-  Pool::run(static_cast<int>(parts), [&](int part) {
+  Pool::run(static_cast<int>(parts), static_cast<int>(parts), [&](int part) {
     const size_t p = static_cast<size_t>(part);
     for (size_t t = 0; t < tables.size(); ++t) {
       const size_t begin = n[t] * p / parts, end = n[t] * (p + 1) / parts;
@@ -117,10 +117,22 @@ int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std:
     p.step = counts[t];
     values += n[t] * static_cast<size_t>(tables[t]->dim());
   }
-  const int parts = parts_for(values, threads);
+  const int workers = parts_for(values, threads);
+  // A part of a table must look at all its ids, so only tables too large for one share are split.
+  struct Task {
+    size_t table;
+    int part, parts;
+  };
+  std::vector<Task> tasks;
+  for (size_t t = 0; t < tables.size(); ++t) {
+    const size_t own = n[t] * static_cast<size_t>(tables[t]->dim());
+    const int parts = 2 * own * static_cast<size_t>(workers) > values ? workers : 1;
+    for (int part = 0; part < parts; ++part) tasks.push_back({t, part, parts});
+  }
   const Guards<true> guards(tables);
-  Pool::run(parts, [&](int part) {
-    for (size_t t = 0; t < tables.size(); ++t) tables[t]->push(pushes[t], part, parts);
+  Pool::run(workers, static_cast<int>(tasks.size()), [&](int task) {
+    const Task& job = tasks[static_cast<size_t>(task)];
+    tables[job.table]->push(pushes[job.table], job.part, job.parts);
   });
   return -1;
 }

@@ -8,6 +8,7 @@ namespace shoal {
 namespace {
 
 constexpr size_t kSlabBytes = size_t{4} << 20;
+constexpr size_t kCachedSums = size_t{1} << 19;
 constexpr size_t kBlock = 64;  // ids looked up together, so that their misses overlap
 
 struct Piece {
@@ -50,7 +51,7 @@ Table::Table(const Spec& spec, int threads) : spec_(spec) {
     return;
   }
   pages_ = Pages(static_cast<size_t>(spec.rows) * layout_.stride);
-  Pool::run(threads, [&](int part) {
+  Pool::run(threads, threads, [&](int part) {
     const int64_t begin = spec_.rows * part / threads, end = spec_.rows * (part + 1) / threads;
     for (int64_t row = begin; row < end; ++row) begin_record(fixed_record(row), row);
   });
@@ -180,14 +181,13 @@ void Table::push(const Push& push, int part, int parts) {
   Scratch& s = scratch();
   const auto whole = static_cast<uint64_t>(parts);
   const auto own = static_cast<uint64_t>(part);
-  size_t distinct;
   at_least(s.records, push.n);
   if (grows()) {
-    distinct = distinct_ids(s, push.ids, push.n, [&](int64_t id, uint64_t hash) {
+    distinct_ids(s, push.ids, push.n, [&](int64_t id, uint64_t hash) {
       return !is_padding(id) && shard_of(hash) % whole == own;
     });
-    for (size_t begin = 0; begin < distinct; begin += kBlock) {
-      const size_t end = std::min(begin + kBlock, distinct);
+    for (size_t begin = 0; begin < s.distinct; begin += kBlock) {
+      const size_t end = std::min(begin + kBlock, s.distinct);
       for (size_t u = begin; u < end; ++u)
         shards_[shard_of(s.hashes[u])].index.prefetch(s.hashes[u]);
       for (size_t u = begin; u < end; ++u) s.records[u] = find_or_insert(s.ids[u], s.hashes[u]);
@@ -199,10 +199,10 @@ void Table::push(const Push& push, int part, int parts) {
     };
     // One slot per row costs the table's size in memory, but only touched slots in time.
     if (spec_.rows <= (int64_t{1} << 22) || static_cast<size_t>(spec_.rows) <= 16 * push.n)
-      distinct = distinct_rows(s, push.ids, push.n, spec_.rows, mine);
+      distinct_rows(s, push.ids, push.n, spec_.rows, mine);
     else
-      distinct = distinct_ids(s, push.ids, push.n, [&](int64_t row, uint64_t) { return mine(row); });
-    for (size_t u = 0; u < distinct; ++u) s.records[u] = fixed_record(s.ids[u]);
+      distinct_ids(s, push.ids, push.n, [&](int64_t row, uint64_t) { return mine(row); });
+    for (size_t u = 0; u < s.distinct; ++u) s.records[u] = fixed_record(s.ids[u]);
   }
   at_least(s.floats, 2 * static_cast<size_t>(spec_.dim));
   Apply a;
@@ -212,13 +212,24 @@ void Table::push(const Push& push, int part, int parts) {
   a.eps = push.eps;
   a.lr = push.lr;
   a.keep = push.keep;
-  a.count = distinct;
+  a.count = s.distinct;
   a.records = s.records.data();
+  // Sums that stay in the cache: read the gradients once, in order. Otherwise go row by row.
+  const size_t dim = static_cast<size_t>(spec_.dim);
+  if (s.distinct < s.occurrences && s.distinct * dim * sizeof(float) <= kCachedSums) {
+    at_least(s.sums, s.distinct * dim);
+    list_sums(s);
+    kernels().scatter({spec_.dim, s.occurrences, s.position.data(), s.distinct_of.data(),
+                       push.grads, push.source, push.coefficient, s.sums.data()});
+    a.grads = s.sums.data();
+  } else {
+    list_occurrences(s);
+    a.grads = push.grads;
+    a.source = push.source;
+    a.coefficient = push.coefficient;
+  }
   a.starts = s.starts.data();
   a.order = s.order.data();
-  a.grads = push.grads;
-  a.source = push.source;
-  a.coefficient = push.coefficient;
   a.scratch = s.floats.data();
   a.ids = s.ids.data();
   a.noise_key = mix(spec_.recipe.key + push.step * kIncrement);

@@ -129,7 +129,8 @@ def push_many(
     numbers: list[float] = []
     for store, rate in zip(stores, rates, strict=True):
         size, eps = store.optimizer.step_numbers(rate, store._step + 1)
-        numbers += (size, eps, rate, 1.0 - rate * (store.optimizer.weight_decay or 0.0))
+        decoupled = store.optimizer.weight_decay if store.optimizer.name == "adamw" else 0.0
+        numbers += (size, eps, rate, 1.0 - rate * (decoupled or 0.0))
     wrong = _core.push(
         [store._core for store in stores],
         _addresses(flat),
