@@ -298,20 +298,10 @@ void add_values(const Layout& layout, const char* record, float coefficient,
   }
 }
 
-float dot_values(const Layout& layout, const char* record, const float* with) {
-  float total = 0;
-  for (int c = 0; c < layout.dim; ++c) {
-    const float value = layout.half ? widen(reinterpret_cast<const uint16_t*>(record)[c])
-                                    : reinterpret_cast<const float*>(record)[c];
-    total += value * with[c];
-  }
-  return total;
-}
-
 }  // namespace
 
 extern const Kernels table;
-const Kernels table = {SHOAL_TEXT(SHOAL_ISA), scatter, apply, gather, read_values, add_values, dot_values};
+const Kernels table = {SHOAL_TEXT(SHOAL_ISA), scatter, apply, gather, read_values, add_values};
 
 }  // namespace SHOAL_ISA
 }  // namespace shoal

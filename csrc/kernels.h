@@ -79,7 +79,6 @@ struct Kernels {
   void (*read_values)(const Layout&, const char* record, float* out);
   // out += coefficient * values of the record
   void (*add_values)(const Layout&, const char* record, float coefficient, float* out);
-  float (*dot_values)(const Layout&, const char* record, const float* with);
 };
 
 const Kernels& kernels();

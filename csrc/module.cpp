@@ -97,10 +97,11 @@ int64_t pull(const std::vector<Table*>& tables, const Addresses& ids, const std:
   return -1;
 }
 
+// sources and coefficients: see Apply; address 0: none.
 // steps: (size, eps, lr, keep) of each table, one after the other.
 int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std::vector<size_t>& n,
-             const Addresses& grads, const std::vector<float>& steps,
-             const std::vector<uint64_t>& counts, int threads) {
+             const Addresses& grads, const Addresses& sources, const Addresses& coefficients,
+             const std::vector<float>& steps, const std::vector<uint64_t>& counts, int threads) {
   const int64_t wrong = find_outside(tables, ids, n);
   if (wrong >= 0) return wrong;
   size_t values = 0;
@@ -110,6 +111,8 @@ int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std:
     p.ids = at<int64_t>(ids[t]);
     p.n = n[t];
     p.grads = at<float>(grads[t]);
+    p.source = at<uint32_t>(sources[t]);
+    p.coefficient = at<float>(coefficients[t]);
     p.size = steps[4 * t];
     p.eps = steps[4 * t + 1];
     p.lr = steps[4 * t + 2];
@@ -134,6 +137,29 @@ int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std:
     const Task& job = tasks[static_cast<size_t>(task)];
     tables[job.table]->push(pushes[job.table], job.part, job.parts);
   });
+  return -1;
+}
+
+int64_t pull_pooled(Table& table, Address ids, size_t n, Address offsets, size_t bags,
+                    Address coefficients, Address out, int threads) {
+  const int64_t wrong = table.first_outside(at<int64_t>(ids), n);
+  if (wrong >= 0) return wrong;
+  const auto parts = static_cast<size_t>(
+      parts_for((n + bags) * static_cast<size_t>(table.dim()), threads));
+  std::shared_lock<SharedLock> lock(table.guard());
+  Pool::run(static_cast<int>(parts), static_cast<int>(parts), [&](int part) {
+    const size_t p = static_cast<size_t>(part);
+    table.pull_pooled(at<int64_t>(ids), at<int64_t>(offsets), bags * p / parts,
+                      bags * (p + 1) / parts, at<float>(coefficients), at<float>(out));
+  });
+  return -1;
+}
+
+int64_t dot(Table& table, Address ids, size_t n, Address sources, Address grads, Address out) {
+  const int64_t wrong = table.first_outside(at<int64_t>(ids), n);
+  if (wrong >= 0) return wrong;
+  std::shared_lock<SharedLock> lock(table.guard());
+  table.dot(at<int64_t>(ids), n, at<uint32_t>(sources), at<float>(grads), at<float>(out));
   return -1;
 }
 
@@ -164,6 +190,8 @@ NB_MODULE(_core, m) {
   nb::class_<Table>(m, "Table")
       .def("__len__", &Table::size)
       .def_prop_ro("bytes", &Table::bytes)
+      .def("pull_pooled", &pull_pooled, release())
+      .def("dot", &dot, release())
       .def("sorted_ids", &sorted_ids, release())
       .def("read", &read_rows, release())
       .def("write", &write_rows, release());

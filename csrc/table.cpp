@@ -116,12 +116,8 @@ const char* Table::find_hashed(int64_t id, uint64_t hash) const {
   return row == kNoRow ? nullptr : slab_record(shard, row);
 }
 
-const char* Table::find(int64_t id) const {
-  return grows() ? find_hashed(id, hash_id(id)) : fixed_record(id);
-}
-
 // Records of up to kBlock ids (null: not held), each fetched into the cache on the way.
-void Table::prepare(const int64_t* ids, size_t n, const char** records) const {
+void Table::find(const int64_t* ids, size_t n, const char** records) const {
   if (!grows()) {
     for (size_t i = 0; i < n; ++i) {
       records[i] = fixed_record(ids[i]);
@@ -151,7 +147,7 @@ void Table::pull(const int64_t* ids, size_t n, float* out) const {
   const char* records[kBlock];
   for (size_t begin = 0; begin < n; begin += kBlock) {
     const size_t count = std::min(kBlock, n - begin);
-    prepare(ids + begin, count, records);
+    find(ids + begin, count, records);
     for (size_t i = 0; i < count; ++i) {
       float* to = out + (begin + i) * dim;
       if (records[i] != nullptr)
@@ -246,7 +242,7 @@ void Table::sorted_ids(int64_t* out) const {
 void Table::read(const int64_t* ids, size_t n, float* values, float* const* states) const {
   const char* records[kBlock];
   for (size_t i = 0; i < n; ++i) {
-    if (i % kBlock == 0) prepare(ids + i, std::min(kBlock, n - i), records);
+    if (i % kBlock == 0) find(ids + i, std::min(kBlock, n - i), records);
     const char* record = records[i % kBlock];
     if (record == nullptr) throw std::invalid_argument("a row to be exported is not held");
     kernels().read_values(layout_, record, values + i * static_cast<size_t>(spec_.dim));
@@ -275,6 +271,46 @@ void Table::write(const int64_t* ids, size_t n, const float* values, const float
       std::copy_n(states[piece] + i * state_sizes_[piece], state_sizes_[piece], state);
       state += state_sizes_[piece];
     }
+  }
+}
+
+void Table::pull_pooled(const int64_t* ids, const int64_t* offsets, size_t first, size_t last,
+                        const float* coefficient, float* out) const {
+  const size_t dim = static_cast<size_t>(spec_.dim);
+  std::vector<float> unseen(dim);
+  const char* records[kBlock];
+  const size_t end = static_cast<size_t>(offsets[last]);
+  size_t i = static_cast<size_t>(offsets[first]), fetched = i, begin = i;
+  for (size_t bag = first; bag < last; ++bag) {
+    float* to = out + bag * dim;
+    std::fill_n(to, dim, 0.0f);
+    for (; i < static_cast<size_t>(offsets[bag + 1]); ++i) {
+      if (i == fetched) {
+        begin = i;
+        fetched = std::min(i + kBlock, end);
+        find(ids + begin, fetched - begin, records);
+      }
+      const float factor = coefficient == nullptr ? 1.0f : coefficient[i];
+      if (const char* record = records[i - begin]) {
+        kernels().add_values(layout_, record, factor, to);
+      } else {
+        initial_values(ids[i], unseen.data());
+        for (size_t c = 0; c < dim; ++c) to[c] += factor * unseen[c];
+      }
+    }
+  }
+}
+
+void Table::dot(const int64_t* ids, size_t n, const uint32_t* source, const float* grads,
+                float* out) const {
+  const size_t dim = static_cast<size_t>(spec_.dim);
+  std::vector<float> row(dim);
+  for (size_t i = 0; i < n; ++i) {
+    pull(ids + i, 1, row.data());
+    const float* with = grads + source[i] * dim;
+    float total = 0;
+    for (size_t c = 0; c < dim; ++c) total += row[c] * with[c];
+    out[i] = total;
   }
 }
 
