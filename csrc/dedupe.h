@@ -18,7 +18,9 @@ struct Scratch {
   std::vector<uint32_t> distinct_of;
   std::vector<int64_t> ids;  // distinct, in order of first arrival
   std::vector<uint64_t> hashes;
+  size_t occurrences = 0, distinct = 0;
   std::vector<uint32_t> counts, starts, order;
+  std::vector<float> sums;
   std::vector<char*> records;
   std::vector<float> floats;
 };
@@ -34,7 +36,8 @@ inline void at_least(std::vector<T>& v, size_t n) {
 }
 
 // Fills starts and order from position, distinct_of and counts: a stable counting sort.
-inline void list_occurrences(Scratch& s, size_t occurrences, size_t distinct) {
+inline void list_occurrences(Scratch& s) {
+  const size_t occurrences = s.occurrences, distinct = s.distinct;
   at_least(s.starts, distinct + 2);
   at_least(s.order, occurrences);
   if (distinct == occurrences) {
@@ -49,6 +52,14 @@ inline void list_occurrences(Scratch& s, size_t occurrences, size_t distinct) {
     s.order[s.starts[s.distinct_of[k] + 1]++] = s.position[k];
 }
 
+// One occurrence for each distinct id: its summed gradient.
+inline void list_sums(Scratch& s) {
+  at_least(s.starts, s.distinct + 1);
+  at_least(s.order, s.distinct);
+  for (size_t u = 0; u < s.distinct; ++u) s.starts[u] = s.order[u] = static_cast<uint32_t>(u);
+  s.starts[s.distinct] = static_cast<uint32_t>(s.distinct);
+}
+
 inline void reserve_occurrences(Scratch& s, size_t n) {
   at_least(s.position, n);
   at_least(s.distinct_of, n);
@@ -58,7 +69,7 @@ inline void reserve_occurrences(Scratch& s, size_t n) {
 
 // Rows of a fixed table, one slot per row: no probing. `mine(row)` says whose part a row is.
 template <typename Mine>
-size_t distinct_rows(Scratch& s, const int64_t* ids, size_t n, int64_t rows, Mine mine) {
+void distinct_rows(Scratch& s, const int64_t* ids, size_t n, int64_t rows, Mine mine) {
   constexpr size_t ahead = 24;
   reserve_occurrences(s, n);
   at_least(s.slots, static_cast<size_t>(rows));
@@ -79,13 +90,13 @@ size_t distinct_rows(Scratch& s, const int64_t* ids, size_t n, int64_t rows, Min
     s.distinct_of[occurrences++] = u - 1;
   }
   for (size_t u = 0; u < distinct; ++u) slots[s.ids[u]] = 0;
-  list_occurrences(s, occurrences, distinct);
-  return distinct;
+  s.occurrences = occurrences;
+  s.distinct = distinct;
 }
 
 // Any ids, by hash; also leaves the hashes of the distinct ids.
 template <typename Mine>
-size_t distinct_ids(Scratch& s, const int64_t* ids, size_t n, Mine mine) {
+void distinct_ids(Scratch& s, const int64_t* ids, size_t n, Mine mine) {
   reserve_occurrences(s, n);
   at_least(s.hashes, n);
   size_t capacity = 64;
@@ -111,8 +122,8 @@ size_t distinct_ids(Scratch& s, const int64_t* ids, size_t n, Mine mine) {
     s.position[occurrences] = static_cast<uint32_t>(i);
     s.distinct_of[occurrences++] = u - 1;
   }
-  list_occurrences(s, occurrences, distinct);
-  return distinct;
+  s.occurrences = occurrences;
+  s.distinct = distinct;
 }
 
 }  // namespace shoal

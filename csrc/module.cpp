@@ -86,7 +86,7 @@ int64_t pull(const std::vector<Table*>& tables, const Addresses& ids, const std:
   for (size_t t = 0; t < tables.size(); ++t) values += n[t] * static_cast<size_t>(tables[t]->dim());
   const size_t parts = static_cast<size_t>(parts_for(values, threads));
   const Guards<false> guards(tables);
-  Pool::run(static_cast<int>(parts), [&](int part) {
+  Pool::run(static_cast<int>(parts), static_cast<int>(parts), [&](int part) {
     const size_t p = static_cast<size_t>(part);
     for (size_t t = 0; t < tables.size(); ++t) {
       const size_t begin = n[t] * p / parts, end = n[t] * (p + 1) / parts;
@@ -97,10 +97,11 @@ int64_t pull(const std::vector<Table*>& tables, const Addresses& ids, const std:
   return -1;
 }
 
+// sources and coefficients: see Apply; address 0: none.
 // steps: (size, eps, lr, keep) of each table, one after the other.
 int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std::vector<size_t>& n,
-             const Addresses& grads, const std::vector<float>& steps,
-             const std::vector<uint64_t>& counts, int threads) {
+             const Addresses& grads, const Addresses& sources, const Addresses& coefficients,
+             const std::vector<float>& steps, const std::vector<uint64_t>& counts, int threads) {
   const int64_t wrong = find_outside(tables, ids, n);
   if (wrong >= 0) return wrong;
   size_t values = 0;
@@ -110,6 +111,8 @@ int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std:
     p.ids = at<int64_t>(ids[t]);
     p.n = n[t];
     p.grads = at<float>(grads[t]);
+    p.source = at<uint32_t>(sources[t]);
+    p.coefficient = at<float>(coefficients[t]);
     p.size = steps[4 * t];
     p.eps = steps[4 * t + 1];
     p.lr = steps[4 * t + 2];
@@ -117,11 +120,46 @@ int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std:
     p.step = counts[t];
     values += n[t] * static_cast<size_t>(tables[t]->dim());
   }
-  const int parts = parts_for(values, threads);
+  const int workers = parts_for(values, threads);
+  // A part of a table must look at all its ids, so only tables too large for one share are split.
+  struct Task {
+    size_t table;
+    int part, parts;
+  };
+  std::vector<Task> tasks;
+  for (size_t t = 0; t < tables.size(); ++t) {
+    const size_t own = n[t] * static_cast<size_t>(tables[t]->dim());
+    const int parts = 2 * own * static_cast<size_t>(workers) > values ? workers : 1;
+    for (int part = 0; part < parts; ++part) tasks.push_back({t, part, parts});
+  }
   const Guards<true> guards(tables);
-  Pool::run(parts, [&](int part) {
-    for (size_t t = 0; t < tables.size(); ++t) tables[t]->push(pushes[t], part, parts);
+  Pool::run(workers, static_cast<int>(tasks.size()), [&](int task) {
+    const Task& job = tasks[static_cast<size_t>(task)];
+    tables[job.table]->push(pushes[job.table], job.part, job.parts);
   });
+  return -1;
+}
+
+int64_t pull_pooled(Table& table, Address ids, size_t n, Address offsets, size_t bags,
+                    Address coefficients, Address out, int threads) {
+  const int64_t wrong = table.first_outside(at<int64_t>(ids), n);
+  if (wrong >= 0) return wrong;
+  const auto parts = static_cast<size_t>(
+      parts_for((n + bags) * static_cast<size_t>(table.dim()), threads));
+  std::shared_lock<SharedLock> lock(table.guard());
+  Pool::run(static_cast<int>(parts), static_cast<int>(parts), [&](int part) {
+    const size_t p = static_cast<size_t>(part);
+    table.pull_pooled(at<int64_t>(ids), at<int64_t>(offsets), bags * p / parts,
+                      bags * (p + 1) / parts, at<float>(coefficients), at<float>(out));
+  });
+  return -1;
+}
+
+int64_t dot(Table& table, Address ids, size_t n, Address sources, Address grads, Address out) {
+  const int64_t wrong = table.first_outside(at<int64_t>(ids), n);
+  if (wrong >= 0) return wrong;
+  std::shared_lock<SharedLock> lock(table.guard());
+  table.dot(at<int64_t>(ids), n, at<uint32_t>(sources), at<float>(grads), at<float>(out));
   return -1;
 }
 
@@ -152,6 +190,8 @@ NB_MODULE(_core, m) {
   nb::class_<Table>(m, "Table")
       .def("__len__", &Table::size)
       .def_prop_ro("bytes", &Table::bytes)
+      .def("pull_pooled", &pull_pooled, release())
+      .def("dot", &dot, release())
       .def("sorted_ids", &sorted_ids, release())
       .def("read", &read_rows, release())
       .def("write", &write_rows, release());

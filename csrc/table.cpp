@@ -8,6 +8,7 @@ namespace shoal {
 namespace {
 
 constexpr size_t kSlabBytes = size_t{4} << 20;
+constexpr size_t kCachedSums = size_t{1} << 19;
 constexpr size_t kBlock = 64;  // ids looked up together, so that their misses overlap
 
 struct Piece {
@@ -50,7 +51,7 @@ Table::Table(const Spec& spec, int threads) : spec_(spec) {
     return;
   }
   pages_ = Pages(static_cast<size_t>(spec.rows) * layout_.stride);
-  Pool::run(threads, [&](int part) {
+  Pool::run(threads, threads, [&](int part) {
     const int64_t begin = spec_.rows * part / threads, end = spec_.rows * (part + 1) / threads;
     for (int64_t row = begin; row < end; ++row) begin_record(fixed_record(row), row);
   });
@@ -115,12 +116,8 @@ const char* Table::find_hashed(int64_t id, uint64_t hash) const {
   return row == kNoRow ? nullptr : slab_record(shard, row);
 }
 
-const char* Table::find(int64_t id) const {
-  return grows() ? find_hashed(id, hash_id(id)) : fixed_record(id);
-}
-
 // Records of up to kBlock ids (null: not held), each fetched into the cache on the way.
-void Table::prepare(const int64_t* ids, size_t n, const char** records) const {
+void Table::find(const int64_t* ids, size_t n, const char** records) const {
   if (!grows()) {
     for (size_t i = 0; i < n; ++i) {
       records[i] = fixed_record(ids[i]);
@@ -150,7 +147,7 @@ void Table::pull(const int64_t* ids, size_t n, float* out) const {
   const char* records[kBlock];
   for (size_t begin = 0; begin < n; begin += kBlock) {
     const size_t count = std::min(kBlock, n - begin);
-    prepare(ids + begin, count, records);
+    find(ids + begin, count, records);
     for (size_t i = 0; i < count; ++i) {
       float* to = out + (begin + i) * dim;
       if (records[i] != nullptr)
@@ -180,14 +177,13 @@ void Table::push(const Push& push, int part, int parts) {
   Scratch& s = scratch();
   const auto whole = static_cast<uint64_t>(parts);
   const auto own = static_cast<uint64_t>(part);
-  size_t distinct;
   at_least(s.records, push.n);
   if (grows()) {
-    distinct = distinct_ids(s, push.ids, push.n, [&](int64_t id, uint64_t hash) {
+    distinct_ids(s, push.ids, push.n, [&](int64_t id, uint64_t hash) {
       return !is_padding(id) && shard_of(hash) % whole == own;
     });
-    for (size_t begin = 0; begin < distinct; begin += kBlock) {
-      const size_t end = std::min(begin + kBlock, distinct);
+    for (size_t begin = 0; begin < s.distinct; begin += kBlock) {
+      const size_t end = std::min(begin + kBlock, s.distinct);
       for (size_t u = begin; u < end; ++u)
         shards_[shard_of(s.hashes[u])].index.prefetch(s.hashes[u]);
       for (size_t u = begin; u < end; ++u) s.records[u] = find_or_insert(s.ids[u], s.hashes[u]);
@@ -199,10 +195,10 @@ void Table::push(const Push& push, int part, int parts) {
     };
     // One slot per row costs the table's size in memory, but only touched slots in time.
     if (spec_.rows <= (int64_t{1} << 22) || static_cast<size_t>(spec_.rows) <= 16 * push.n)
-      distinct = distinct_rows(s, push.ids, push.n, spec_.rows, mine);
+      distinct_rows(s, push.ids, push.n, spec_.rows, mine);
     else
-      distinct = distinct_ids(s, push.ids, push.n, [&](int64_t row, uint64_t) { return mine(row); });
-    for (size_t u = 0; u < distinct; ++u) s.records[u] = fixed_record(s.ids[u]);
+      distinct_ids(s, push.ids, push.n, [&](int64_t row, uint64_t) { return mine(row); });
+    for (size_t u = 0; u < s.distinct; ++u) s.records[u] = fixed_record(s.ids[u]);
   }
   at_least(s.floats, 2 * static_cast<size_t>(spec_.dim));
   Apply a;
@@ -212,13 +208,24 @@ void Table::push(const Push& push, int part, int parts) {
   a.eps = push.eps;
   a.lr = push.lr;
   a.keep = push.keep;
-  a.count = distinct;
+  a.count = s.distinct;
   a.records = s.records.data();
+  // Sums that stay in the cache: read the gradients once, in order. Otherwise go row by row.
+  const size_t dim = static_cast<size_t>(spec_.dim);
+  if (s.distinct < s.occurrences && s.distinct * dim * sizeof(float) <= kCachedSums) {
+    at_least(s.sums, s.distinct * dim);
+    list_sums(s);
+    kernels().scatter({spec_.dim, s.occurrences, s.position.data(), s.distinct_of.data(),
+                       push.grads, push.source, push.coefficient, s.sums.data()});
+    a.grads = s.sums.data();
+  } else {
+    list_occurrences(s);
+    a.grads = push.grads;
+    a.source = push.source;
+    a.coefficient = push.coefficient;
+  }
   a.starts = s.starts.data();
   a.order = s.order.data();
-  a.grads = push.grads;
-  a.source = push.source;
-  a.coefficient = push.coefficient;
   a.scratch = s.floats.data();
   a.ids = s.ids.data();
   a.noise_key = mix(spec_.recipe.key + push.step * kIncrement);
@@ -235,7 +242,7 @@ void Table::sorted_ids(int64_t* out) const {
 void Table::read(const int64_t* ids, size_t n, float* values, float* const* states) const {
   const char* records[kBlock];
   for (size_t i = 0; i < n; ++i) {
-    if (i % kBlock == 0) prepare(ids + i, std::min(kBlock, n - i), records);
+    if (i % kBlock == 0) find(ids + i, std::min(kBlock, n - i), records);
     const char* record = records[i % kBlock];
     if (record == nullptr) throw std::invalid_argument("a row to be exported is not held");
     kernels().read_values(layout_, record, values + i * static_cast<size_t>(spec_.dim));
@@ -264,6 +271,46 @@ void Table::write(const int64_t* ids, size_t n, const float* values, const float
       std::copy_n(states[piece] + i * state_sizes_[piece], state_sizes_[piece], state);
       state += state_sizes_[piece];
     }
+  }
+}
+
+void Table::pull_pooled(const int64_t* ids, const int64_t* offsets, size_t first, size_t last,
+                        const float* coefficient, float* out) const {
+  const size_t dim = static_cast<size_t>(spec_.dim);
+  std::vector<float> unseen(dim);
+  const char* records[kBlock];
+  const size_t end = static_cast<size_t>(offsets[last]);
+  size_t i = static_cast<size_t>(offsets[first]), fetched = i, begin = i;
+  for (size_t bag = first; bag < last; ++bag) {
+    float* to = out + bag * dim;
+    std::fill_n(to, dim, 0.0f);
+    for (; i < static_cast<size_t>(offsets[bag + 1]); ++i) {
+      if (i == fetched) {
+        begin = i;
+        fetched = std::min(i + kBlock, end);
+        find(ids + begin, fetched - begin, records);
+      }
+      const float factor = coefficient == nullptr ? 1.0f : coefficient[i];
+      if (const char* record = records[i - begin]) {
+        kernels().add_values(layout_, record, factor, to);
+      } else {
+        initial_values(ids[i], unseen.data());
+        for (size_t c = 0; c < dim; ++c) to[c] += factor * unseen[c];
+      }
+    }
+  }
+}
+
+void Table::dot(const int64_t* ids, size_t n, const uint32_t* source, const float* grads,
+                float* out) const {
+  const size_t dim = static_cast<size_t>(spec_.dim);
+  std::vector<float> row(dim);
+  for (size_t i = 0; i < n; ++i) {
+    pull(ids + i, 1, row.data());
+    const float* with = grads + source[i] * dim;
+    float total = 0;
+    for (size_t c = 0; c < dim; ++c) total += row[c] * with[c];
+    out[i] = total;
   }
 }
 

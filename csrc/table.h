@@ -59,19 +59,18 @@ class Table {
   void pull(const int64_t* ids, size_t n, float* out) const;
   // Part `part` of `parts` of a push; parts touch different rows and may run at once.
   void push(const Push& push, int part, int parts);
-  // The record of an id, or null; `prepare` first for several at once.
-  const char* find(int64_t id) const;
   void sorted_ids(int64_t* out) const;
   // Values and state of rows that are held; states[k] is the k-th piece, [n] or [n, dim].
   void read(const int64_t* ids, size_t n, float* values, float* const* states) const;
   void write(const int64_t* ids, size_t n, const float* values, const float* const* states);
 
-  // Pooled rows: out[b] = sum or mean of the rows of bag b, weighted; [bags, dim].
-  void pull_pooled(const int64_t* ids, const int64_t* offsets, size_t first_bag, size_t last_bag,
-                   const float* weights, bool mean, float* out) const;
-  // d out / d weight, per id: the dot product of the row and its bag's gradient.
-  void weight_gradients(const int64_t* ids, const int64_t* offsets, size_t bags, bool mean,
-                        const float* grads, float* out) const;
+  // Pooled rows: out[b] = sum of coefficient[i] * row of ids[i] over offsets[b] <= i <
+  // offsets[b + 1], for the bags first to last - 1; null coefficients are 1.
+  void pull_pooled(const int64_t* ids, const int64_t* offsets, size_t first, size_t last,
+                   const float* coefficient, float* out) const;
+  // out[i] = dot product of the row of ids[i] and grads[source[i]]: what the coefficients get.
+  void dot(const int64_t* ids, size_t n, const uint32_t* source, const float* grads,
+           float* out) const;
 
  private:
   static constexpr int kShards = 32;
@@ -88,7 +87,7 @@ class Table {
   void begin_record(char* record, int64_t id) const;
   void initial_values(int64_t id, float* out) const;
   char* find_or_insert(int64_t id, uint64_t hash);
-  void prepare(const int64_t* ids, size_t n, const char** records) const;
+  void find(const int64_t* ids, size_t n, const char** records) const;
   const char* find_hashed(int64_t id, uint64_t hash) const;
 
   Spec spec_;

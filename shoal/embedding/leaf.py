@@ -53,16 +53,20 @@ class Leaf:
                 f"table {self.table.name!r}: ids are {ids.dtype}; they must be torch.int64 "
                 "(ids.long())"
             )
+        if ids.dim() == 1 and ids.is_cpu and ids.is_contiguous():
+            return ids  # the usual case, without four calls into torch
         return ids.detach().cpu().reshape(-1).contiguous()
 
-    def flat_grads(self, ids: Tensor, grads: Tensor) -> Tensor:
+    def flat_grads(self, grads: Tensor, n: int) -> Tensor:
         """Gradients as the engines take them: [n, dim] float32, contiguous."""
-        want = (len(ids), self.table.dim)
-        if grads.dtype != torch.float32 or tuple(grads.shape) != want:
+        want = (n, self.table.dim)
+        if grads.dtype != torch.float32 or grads.shape != want:
             raise ValueError(
                 f"table {self.table.name!r}: gradients are {grads.dtype} {list(grads.shape)}; for "
-                f"{len(ids)} ids they must be torch.float32 {list(want)}"
+                f"{n} of them they must be torch.float32 {list(want)}"
             )
+        if grads.is_cpu and grads.is_contiguous():
+            return grads
         return grads.detach().cpu().contiguous()
 
     def check_rows(self, rows: Rows) -> None:

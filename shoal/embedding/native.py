@@ -10,6 +10,7 @@ from torch import Tensor
 from shoal.embedding.init import recipe
 from shoal.embedding.leaf import Leaf
 from shoal.embedding.optim import STATE, RowOptimizer
+from shoal.embedding.pooling import Bags
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
 
@@ -67,6 +68,38 @@ class Native(Leaf):
         """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
         push_many([self], [ids], [grads], lr)
 
+    def pull_bags(self, ids: Tensor, bags: Bags) -> Tensor:
+        """Pooled rows, without making the single ones: [bags, dim]."""
+        ids = self.flat_ids(ids)
+        out = torch.empty(bags.count, self.table.dim)
+        coefficients = _addresses([bags.coefficients])[0]
+        wrong = self._core.pull_pooled(
+            ids.data_ptr(),
+            ids.numel(),
+            bags.offsets.data_ptr(),
+            bags.count,
+            coefficients,
+            out.data_ptr(),
+            self._parts(),
+        )
+        _refuse([self], [ids], wrong)
+        return out
+
+    def push_bags(self, ids: Tensor, bags: Bags, grads: Tensor, lr: float) -> None:
+        """One optimizer step by the gradients of bags [bags, dim]."""
+        grads = self.flat_grads(grads, bags.count)
+        _push([self], [self.flat_ids(ids)], [grads], [bags.bag_of], [bags.coefficients], lr)
+
+    def dot_bags(self, ids: Tensor, bags: Bags, grads: Tensor) -> Tensor:
+        """Of each id's row and its bag's gradient: [n]."""
+        ids, grads = self.flat_ids(ids), self.flat_grads(grads, bags.count)
+        out = torch.empty(ids.numel())
+        wrong = self._core.dot(
+            ids.data_ptr(), ids.numel(), bags.bag_of.data_ptr(), grads.data_ptr(), out.data_ptr()
+        )
+        _refuse([self], [ids], wrong)
+        return out
+
     def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
         """Every row held, in chunks of ascending id."""
         if self.table.rows is not None:
@@ -119,22 +152,39 @@ def push_many(
     lr: float | Sequence[float],
 ) -> None:
     """One optimizer step of several tables in one call; `lr` for all or one for each."""
+    flat = [store.flat_ids(part) for store, part in zip(stores, ids, strict=True)]
+    flat_grads = [s.flat_grads(g, i.numel()) for s, i, g in zip(stores, flat, grads, strict=True)]
+    none = [None] * len(stores)
+    _push(stores, flat, flat_grads, none, none, lr)
+
+
+def _push(
+    stores: Sequence[Native],
+    flat: list[Tensor],
+    grads: list[Tensor],
+    sources: Sequence[Tensor | None],
+    coefficients: Sequence[Tensor | None],
+    lr: float | Sequence[float],
+) -> None:
+    """The step itself: occurrence i of table t has the gradient
+    coefficients[t][i] * grads[t][sources[t][i]]."""
     if len(set(map(id, stores))) < len(stores):
         names = [store.table.name for store in stores]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"table {twice!r} is named twice: join its ids and gradients first")
-    flat = [store.flat_ids(part) for store, part in zip(stores, ids, strict=True)]
-    flat_grads = [s.flat_grads(i, g) for s, i, g in zip(stores, flat, grads, strict=True)]
     rates = [lr] * len(stores) if isinstance(lr, float | int) else list(lr)
     numbers: list[float] = []
     for store, rate in zip(stores, rates, strict=True):
         size, eps = store.optimizer.step_numbers(rate, store._step + 1)
-        numbers += (size, eps, rate, 1.0 - rate * (store.optimizer.weight_decay or 0.0))
+        decoupled = store.optimizer.weight_decay if store.optimizer.name == "adamw" else 0.0
+        numbers += (size, eps, rate, 1.0 - rate * (decoupled or 0.0))
     wrong = _core.push(
         [store._core for store in stores],
         _addresses(flat),
         [part.numel() for part in flat],
-        _addresses(flat_grads),
+        _addresses(grads),
+        _addresses(sources),
+        _addresses(coefficients),
         numbers,
         [store._step + 1 for store in stores],
         _parts(stores),
@@ -148,8 +198,8 @@ def _parts(stores: Sequence[Native]) -> int:
     return max((store._parts() for store in stores), default=1)
 
 
-def _addresses(tensors: Sequence[Tensor]) -> list[int]:
-    return [tensor.data_ptr() for tensor in tensors]
+def _addresses(tensors: Sequence[Tensor | None]) -> list[int]:
+    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 def _refuse(stores: Sequence[Native], ids: Sequence[Tensor], wrong: int) -> None:

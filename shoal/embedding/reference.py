@@ -10,6 +10,7 @@ from torch import Tensor
 from shoal.embedding.init import initial_rows
 from shoal.embedding.leaf import Leaf
 from shoal.embedding.optim import RowOptimizer, update_rows
+from shoal.embedding.pooling import Bags
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
 
@@ -50,7 +51,7 @@ class Reference(Leaf):
     def push(self, ids: Tensor, grads: Tensor, lr: float) -> None:
         """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
         ids = self.flat_ids(ids)
-        grads = self.flat_grads(ids, grads)
+        grads = self.flat_grads(grads, ids.numel())
         if self.table.rows is not None:
             self._check_inside(ids)
         self._step += 1
@@ -69,6 +70,25 @@ class Reference(Leaf):
         self.values.index_copy_(0, positions, values)
         for key, part in state.items():
             self.state[key].index_copy_(0, positions, part)
+
+    def pull_bags(self, ids: Tensor, bags: Bags) -> Tensor:
+        """Pooled rows: [bags, dim]."""
+        rows = self.pull(ids)
+        if bags.coefficients is not None:
+            rows = rows * bags.coefficients[:, None]
+        return torch.zeros(bags.count, self.table.dim).index_add_(0, bags.bag_of, rows)
+
+    def push_bags(self, ids: Tensor, bags: Bags, grads: Tensor, lr: float) -> None:
+        """One optimizer step by the gradients of bags [bags, dim]."""
+        each = self.flat_grads(grads, bags.count).index_select(0, bags.bag_of)
+        if bags.coefficients is not None:
+            each = each * bags.coefficients[:, None]
+        self.push(ids, each, lr)
+
+    def dot_bags(self, ids: Tensor, bags: Bags, grads: Tensor) -> Tensor:
+        """Of each id's row and its bag's gradient: [n]."""
+        each = self.flat_grads(grads, bags.count).index_select(0, bags.bag_of)
+        return (self.pull(ids) * each).sum(dim=1)
 
     def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
         """Every row held, in chunks of ascending id."""
