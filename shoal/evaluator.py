@@ -90,7 +90,10 @@ class PhaseData:
     def _draw_negatives(self, dataset, phase, seen_users, seen_items, seed) -> None:  # type: ignore[no-untyped-def]
         """N negatives for each positive; candidates are their union, as lists per user."""
         users, items = dataset.user_ids(phase), dataset.item_ids(phase)
-        all_users, all_items = np.concatenate([seen_users, users]), np.concatenate([seen_items, items])
+        all_users, all_items = (
+            np.concatenate([seen_users, users]),
+            np.concatenate([seen_items, items]),
+        )
         sampler = NegativeSampler(
             Seen(all_users, all_items, dataset.num_users, dataset.num_items),
             dataset.num_items,
@@ -248,7 +251,11 @@ class Evaluator:
         for bounds in self._rounds(len(data.users), progress):
             scorers = [self._scorer(model, data.users[a:b], histories) for a, b in bounds]
             best = [_TopK(keep) for _ in bounds]
-            pairs = [_PairCounts(data, a, b, device) for a, b in bounds] if metrics.wants_auc_pairs else []
+            pairs = (
+                [_PairCounts(data, a, b, device) for a, b in bounds]
+                if metrics.wants_auc_pairs
+                else []
+            )
             for again in range(2 if pairs else 1):
                 for number, block in enumerate(blocks):
                     # One block: encode once per evaluation. Many: once per round, to bound memory.
@@ -363,7 +370,10 @@ class _PairCounts:
 
     def __init__(self, data: PhaseData, a: int, b: int, device: torch.device):
         rows, items = data.positives.block(a, b)
-        self.rows, self.items = torch.from_numpy(rows).to(device), torch.from_numpy(items).to(device)
+        self.rows, self.items = (
+            torch.from_numpy(rows).to(device),
+            torch.from_numpy(items).to(device),
+        )
         self.size, self.device = b - a, device
         self.scores = torch.full((len(rows),), -torch.inf, device=device)
         self.below = torch.zeros(len(rows), dtype=torch.float64, device=device)

@@ -147,9 +147,7 @@ class Trainer:
         for batch in shown:
             seed_step(config.run.seed, cursor.step, self.world.rank, self.world.device)
             batch = keep_hardest(self.model, batch.to(self.world.device), config)
-            lr = learning_rate(
-                config.train.optimizer, cursor.step, reader.num_batches, epochs
-            )
+            lr = learning_rate(config.train.optimizer, cursor.step, reader.num_batches, epochs)
             loss = self.strategy.train_step(batch, lr)
             total += loss
             cursor.step += 1

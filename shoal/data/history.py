@@ -10,8 +10,8 @@ from shoal.data.dataset import Dataset, Phase
 class Histories:
     """Items of every user in the order of time (or of the file), up to a phase's end.
 
-        user 1: a b c    user 2: d        items    a b c d
-                                          offsets  0 0 3 4      (user 0 is padding)
+    user 1: a b c    user 2: d        items    a b c d
+                                      offsets  0 0 3 4      (user 0 is padding)
     """
 
     def __init__(self, dataset: Dataset, phases: tuple[Phase, ...], max_len: int):

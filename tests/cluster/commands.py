@@ -24,7 +24,14 @@ class Command:
     def __init__(self, words: tuple[str, ...], cwd: Path, **env: str):
         cwd.mkdir(parents=True, exist_ok=True)
         self.file = cwd / f"output-{time.monotonic_ns()}.txt"
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        names = (
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_RANK",
+            "LOCAL_WORLD_SIZE",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+        )
         clean = {key: value for key, value in os.environ.items() if key not in names}
         with open(self.file, "w") as out:
             self.process = subprocess.Popen(

@@ -50,7 +50,13 @@ def test_a_rank_that_is_killed_ends_the_run(
     command, ranks = start_two(endless, tmp_path / "run")
     os.kill(ranks[rank], number)
     message = assert_ended(command, ranks)
-    for part in (f"rank {rank} ", socket.gethostname(), number.name, f"pid {ranks[rank]}", "--resume"):
+    for part in (
+        f"rank {rank} ",
+        socket.gethostname(),
+        number.name,
+        f"pid {ranks[rank]}",
+        "--resume",
+    ):
         assert part in message
     assert newest_step(tmp_path / "run") > 0
 

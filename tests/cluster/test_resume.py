@@ -86,9 +86,7 @@ def test_one_process_bit_for_bit(tmp_path: Path, model: str) -> None:
 def test_killed_at_the_boundary_of_an_epoch(tmp_path: Path) -> None:
     config, reference = long_run(tmp_path, "NeuMF")
     folder = tmp_path / "killed"
-    command = shoal(
-        "train", config, "--checkpoint.every_steps=0", "--output", folder, cwd=tmp_path
-    )
+    command = shoal("train", config, "--checkpoint.every_steps=0", "--output", folder, cwd=tmp_path)
     command.until("an epoch", lambda: newest_step(folder) > 0)
     command.kill()
     assert newest_step(folder) in [line["step"] for line in metrics(reference)]
