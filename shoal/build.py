@@ -13,6 +13,7 @@ import torch
 from shoal.config.schema import Config
 from shoal.data.dataset import Dataset
 from shoal.data.history import Histories
+from shoal.data.masking import MaskedWindows, Masking
 from shoal.data.prepare import load_dataset
 from shoal.data.reader import Interactions, Reader, Windows
 from shoal.data.statistics import describe
@@ -58,16 +59,17 @@ def build(config: Config, world: World) -> Parts:
     strategy.setup(model, config.train.optimizer, config.run.seed, config.train.clip_grad_norm)
     sequential = model.kind == "sequential"
     section = config.train
+    how = (negatives, section.batch_size, config.run.seed, section.shuffle)
     reader: Reader
     if sequential:
         histories = Histories(dataset, ("train",), config.data.max_len)
-        reader = Windows(
-            dataset, histories, negatives, section.batch_size, config.run.seed, section.shuffle
-        )
+        masking = getattr(model, "masking", None)  # how a bidirectional model wants its windows
+        if masking is None:
+            reader = Windows(dataset, histories, *how)
+        else:
+            reader = MaskedWindows(dataset, histories, Masking(**masking), *how)
     else:
-        reader = Interactions(
-            dataset, negatives, section.batch_size, config.run.seed, section.shuffle
-        )
+        reader = Interactions(dataset, *how)
     evaluator = Evaluator(
         dataset, config.eval, world, config.run.seed, config.data.max_len, sequential
     )

@@ -88,7 +88,7 @@ class PhaseData:
             self._draw_negatives(dataset, phase, seen_users, seen_items, seed)
 
     def _draw_negatives(self, dataset, phase, seen_users, seen_items, seed) -> None:  # type: ignore[no-untyped-def]
-        """N negatives for each positive; candidates are their union, as lists per user."""
+        """N different negatives for each positive; candidates are their union, as lists per user."""
         users, items = dataset.user_ids(phase), dataset.item_ids(phase)
         all_users, all_items = (
             np.concatenate([seen_users, users]),
@@ -103,12 +103,15 @@ class PhaseData:
             seed=seed,
         )
         # Training epochs count from 0, so -1 and -2 are draws of their own.
-        drawn = sampler.draw(
+        drawn = sampler.draw_distinct(
             users, dataset.splits[phase], -1 if phase == "valid" else -2, self.num_negatives
-        )
-        everyone = np.concatenate([users, np.repeat(users, self.num_negatives)])
+        ).reshape(-1)
+        owners = np.repeat(users, self.num_negatives)[drawn > 0]
         self.candidates = Lists.of(
-            everyone, np.concatenate([items, drawn.reshape(-1)]), self.users, dataset.num_users
+            np.concatenate([users, owners]),
+            np.concatenate([items, drawn[drawn > 0]]),
+            self.users,
+            dataset.num_users,
         )
 
     def _take_labels(self, dataset: Dataset, phase: Phase) -> None:

@@ -43,6 +43,11 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def launched_size() -> int | None:
+    """How many processes the launcher that started us has started; None without one."""
+    return int(os.environ["WORLD_SIZE"]) if is_worker() else None
+
+
 def set_rank(
     rank: int, size: int, local_rank: int, local_size: int, address: str, port: int
 ) -> None:

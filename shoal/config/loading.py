@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from shoal.config.checks import canonical, problems
-from shoal.config.dialects import recbole
+from shoal.config.dialects import recbole, torchrec
 from shoal.config.errors import ConfigError
 from shoal.config.keys import LEAVES, MISSING, OPTIONAL, SECTIONS, Leaf, given, options_of, unknown
 from shoal.config.output import dump, json_schema
@@ -54,6 +54,7 @@ class Value:
     value: Any
     origin: Origin
     implied: bool = False
+    per_process: bool = False
 
 
 def load(
@@ -85,9 +86,14 @@ def load(
     state: dict[str, Value] = {
         key: Value(leaf.default, DEFAULT) for key, leaf in {**LEAVES, **(options or {})}.items()
     }
-    own_defaults = getattr(options_type, "DEFAULTS", {})
-    for layer in [from_python(own_defaults, f"default of {name}"), *layers]:
+    weakest = [from_python(getattr(options_type, "DEFAULTS", {}), f"default of {name}")]
+    if any(torchrec.is_spoken(layer.values, name, options or {}) for layer in layers):
+        values = torchrec.defaults([layer.values for layer in layers])
+        weakest.append(from_python(values, "default of TorchRec's example"))
+        reader.notes.append(torchrec.NOTE)
+    for layer in [*weakest, *layers]:
         _merge(state, reader.read(layer))
+    reader.notes += _multiply(state)
     state["model.name"] = Value(name, state["model.name"].origin)
     for key in options or {}:
         if state[key].value is MISSING:
@@ -114,6 +120,8 @@ def _choose_model(
     written: tuple[Any, Origin] = (LEAVES["model.name"].default, DEFAULT)
     for layer in layers:
         written = layer.model_name() or written
+        if layer.values.get("dialect") == "torchrec" and written[1] is DEFAULT:
+            written = (torchrec.MODEL, layer.origin(("dialect",)))
     name, origin = written
     if not isinstance(name, str):
         return str(name), None  # its type is reported with all others
@@ -142,6 +150,9 @@ class _Reader:
     def read(self, layer: Layer) -> dict[str, Value]:
         """All values of one source. Saying the same thing twice in it is an error."""
         self.layer, self.found = layer, {}  # type: ignore[var-annotated]
+        spoken = torchrec.is_spoken(layer.values, self.model, self.options)
+        self.dialect = "TorchRec" if spoken else "RecBole"
+        self.rows = {**recbole.ROWS, **(torchrec.ROWS if spoken else {})}
         for key, value in layer.values.items():
             try:
                 self._top(key, value)
@@ -154,8 +165,8 @@ class _Reader:
         return self.found
 
     def _top(self, key: str, value: Any) -> None:
-        """Decides whose key it is: Shoal's, RecBole's, or a flat option of the model."""
-        row = recbole.ROWS.get(key)
+        """Decides whose key it is: Shoal's, another tool's, or a flat option of the model."""
+        row = self.rows.get(key)
         if key in SECTIONS or "." in key:
             self._native(key, value, (key,))
         elif row and row.targets:
@@ -195,18 +206,19 @@ class _Reader:
             self._error(path, unknown(key, self.options, recbole.SPELLINGS))
 
     def _translate(self, row: recbole.Row, value: Any) -> None:
-        """A key of RecBole."""
+        """A key of another tool."""
         place = self.layer.origin((row.key,))
-        origin = Origin(place.source, place.line, row.key)
+        dialect = self.dialect if row.key in torchrec.ROWS else "RecBole"
+        origin = Origin(place.source, place.line, row.key, dialect)
         if value is BARE:
             if not (row.targets and LEAVES.get(row.targets[0], Leaf(str)).type is bool):
                 raise ValueError(f"has no value; write --{row.key}=VALUE")
             value = True
         try:
-            translation = recbole.translate(row.key, value)
+            translation = recbole.translate(row, value)
         except ValueError as error:
             self.failed |= set(row.targets)
-            raise ValueError(f"RecBole key {row.key}: {error}") from None
+            raise ValueError(f"{dialect} key {row.key}: {error}") from None
         self.notes += [f"{place}: {note}" for note in translation.notes]
         for key, said in translation.values.items():
             if key in OPTIONAL:
@@ -215,6 +227,8 @@ class _Reader:
                 self._set(key, said, origin, row.key)
         for key, said in translation.implied.items():
             self._set(key, said, origin, row.key, implied=True)
+        for key in translation.per_process & self.found.keys():
+            self.found[key] = replace(self.found[key], per_process=True)
 
     def _set(self, key: str, value: Any, origin: Origin, top: str, implied: bool = False) -> None:
         """Checks a leaf's value against its type and keeps it."""
@@ -268,6 +282,26 @@ def _merge(state: dict[str, Value], found: dict[str, Value]) -> None:
                     state[child] = Value(leaf.default, DEFAULT)
         if key not in OPTIONAL:
             state[key] = new
+
+
+def _multiply(state: dict[str, Value]) -> list[str]:
+    """Makes sizes per process global, in place; a line for the log about each."""
+    keys = [key for key, entry in state.items() if entry.per_process]
+    if not keys:
+        return []
+    from shoal.world import launched_size  # brings torch, which most configs can do without
+
+    launch = [state["launch.nproc"].value, state["launch.world_size"].value]
+    processes = launched_size() or max(launch)
+    notes = []
+    for key in keys:
+        each, origin = state[key].value, state[key].origin
+        state[key] = Value(each * processes, origin)
+        notes.append(
+            f"{origin}: a size per process: {each} × {processes} process"
+            f"{'' if processes == 1 else 'es'} = {key}: {each * processes}"
+        )
+    return notes
 
 
 def _nested(plain: dict[str, Any]) -> dict[str, Any]:

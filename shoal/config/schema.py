@@ -45,6 +45,15 @@ class PlantedSection(Section):
     seed: int = 7
 
 
+class RandomSection(Section):
+    """The other generated data set: users and items drawn uniformly, to measure speed with."""
+
+    users: int = Field(10, ge=1)
+    items: int = Field(30, ge=1)
+    interactions: int = Field(300, ge=1)
+    seed: int = 7
+
+
 class SplitSection(Section):
     by: Literal["ratio", "leave_one_out"] = "ratio"
     ratio: list[float] = Field([0.8, 0.1, 0.1], min_length=3, max_length=3)
@@ -68,10 +77,13 @@ class FilterSection(Section):
 
 
 class DataSection(Section):
-    name: str = Field("planted", description="data set: `planted`, or a folder under data.path")
+    name: str = Field(
+        "planted", description="data set: `planted`, `random`, or a folder under data.path"
+    )
     path: str = Field("dataset", description="folder that holds data sets: PATH/NAME/NAME.inter")
-    format: Literal["auto", "atomic", "movielens", "planted"] = "auto"
+    format: Literal["auto", "atomic", "movielens", "planted", "random"] = "auto"
     planted: PlantedSection = PlantedSection()
+    random: RandomSection = RandomSection()
     fields: FieldsSection = FieldsSection()
     separator: str = "\t"
     seq_separator: str = " "
@@ -144,7 +156,7 @@ class CheckpointSection(Section):
 
 
 class StrategySection(Section):
-    name: Literal["auto", "single", "ddp"] = "auto"
+    name: Literal["auto", "single", "ddp", "sharded"] = "auto"
 
 
 class LaunchSection(Section):

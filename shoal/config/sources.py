@@ -21,11 +21,12 @@ class Origin:
 
     source: str
     line: int | None = None
-    dialect_key: str | None = None  # the RecBole key that was translated
+    dialect_key: str | None = None  # the key of another tool that was translated
+    dialect: str = "RecBole"
 
     def __str__(self) -> str:
         text = self.source if self.line is None else f"{self.source}:{self.line}"
-        return f"{text} (RecBole key {self.dialect_key})" if self.dialect_key else text
+        return f"{text} ({self.dialect} key {self.dialect_key})" if self.dialect_key else text
 
 
 @dataclass

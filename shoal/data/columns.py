@@ -34,7 +34,7 @@ class DamagedColumns(ValueError):
 
 def cache_folder(files: list[Path], config: DataSection, seed: int) -> Path:
     """Where the data set prepared from these files is kept: beside them, under a hash of it all."""
-    options = config.model_dump(exclude={"path", "planted", "max_len", "cache", "format"})
+    options = config.model_dump(exclude={"path", "planted", "random", "max_len", "cache", "format"})
     if config.presplit is None and config.split.order == "random":
         options["seed"] = seed
     states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]

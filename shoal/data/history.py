@@ -44,17 +44,18 @@ class Histories:
         """History and target of windows: [n, max_len] each, left-aligned, 0 pads."""
         starts = np.maximum(stops - 1 - self.max_len, self.offsets[users])
         return (
-            self._padded(starts, stops - 1 - starts),
-            self._padded(starts + 1, stops - 1 - starts),
+            self.padded(starts, stops - 1 - starts),
+            self.padded(starts + 1, stops - 1 - starts),
         )
 
     def latest(self, users: np.ndarray) -> np.ndarray:
         """The last max_len items of each user: [n, max_len], left-aligned, 0 pads."""
         stops = self.offsets[users + 1]
         starts = np.maximum(stops - self.max_len, self.offsets[users])
-        return self._padded(starts, stops - starts)
+        return self.padded(starts, stops - starts)
 
-    def _padded(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    def padded(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Runs of `lengths` items from flat positions `starts`: [n, max_len], left-aligned, 0 pads."""
         column = np.arange(self.max_len)
         inside = column < lengths[:, None]
         position = np.where(inside, starts[:, None] + column, 0)

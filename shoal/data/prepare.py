@@ -12,21 +12,22 @@ from shoal.data import columns as cache
 from shoal.data.dataset import Column, Columns, Dataset, FieldType, Ragged
 from shoal.data.filters import apply_filters
 from shoal.data.raw import Raw, RawColumn, RawTable, gather, nearest
-from shoal.data.sources import atomic, movielens, planted
+from shoal.data.sources import atomic, movielens, planted, random
 from shoal.data.split import rows_by_phase, split_rows
 from shoal.data.vocabulary import number
 
 logger = logging.getLogger(__name__)
 
 ENTITIES = ("head_id", "tail_id", "entity_id")  # of .kg and .link: one vocabulary
+GENERATED = {"planted": planted.read, "random": random.read}
 NETWORK = ("source", "target", "source_id", "target_id")  # of .net: users
 
 
 def load_dataset(config: DataSection, seed: int) -> Dataset:
     """The prepared data set that the config describes; `seed` decides a random split."""
     source = pick_source(config)
-    if source == "planted":  # generated faster than a cache is read
-        return build(planted.read(config), config, seed)
+    if source in GENERATED:  # faster than a cache is read
+        return build(GENERATED[source](config), config, seed)
     if source == "atomic":
         files = [path for paths in atomic.files(config).values() for path in paths]
         read = atomic.read
@@ -41,13 +42,13 @@ def load_dataset(config: DataSection, seed: int) -> Dataset:
 
 
 def pick_source(config: DataSection) -> str:
-    """'planted', 'atomic' or 'movielens': data.format, or what the folder holds."""
+    """'planted', 'random', 'atomic' or 'movielens': data.format, or what the folder holds."""
     if config.format != "auto":
         return config.format
     root = Path(config.path)
     folder = root / config.name
-    if config.name == "planted" and not folder.exists():
-        return "planted"
+    if config.name in GENERATED and not folder.exists():
+        return config.name
     parts = [f"{config.name}.{part}.inter" for part in config.presplit or []]
     if any((folder / name).exists() for name in [f"{config.name}.inter", *parts]):
         return "atomic"

@@ -129,6 +129,43 @@ class NegativeSampler:
             self._redraw(flat, rejected, users[rejected % users.size], bits.reshape(-1)[rejected])
         return np.ascontiguousarray(drawn.T)
 
+    def draw_distinct(
+        self, users: np.ndarray, index: np.ndarray, epoch: int, num: int
+    ) -> np.ndarray:
+        """As draw, but a sample's negatives are all different: draws one after the other, each
+        without those before. 0 fills the row of a user who has fewer than num unseen items.
+        """
+        users, index = np.asarray(users, dtype=np.int64), np.asarray(index, dtype=np.int64)
+        chosen = np.zeros((len(users), num), dtype=np.int64)
+        left, width = np.arange(len(users)), num + num // 4 + 4
+        # Repeats are drawn over: a longer row of draws begins with the shorter one.
+        while left.size and width <= 16 * num + 64:
+            drawn = self.draw(users[left], index[left], epoch, width)
+            place = np.cumsum(_first_occurrences(drawn), axis=1)  # 1, 2, ... at new items
+            new = np.diff(place, axis=1, prepend=0).astype(bool) & (place <= num)
+            row, column = np.nonzero(new)
+            chosen[left[row], place[row, column] - 1] = drawn[row, column]
+            left, width = left[place[:, -1] < num], 4 * width
+        for one in left:
+            rest = self._order(int(users[one]), hash64(self.seed, epoch, int(index[one])))
+            rest = rest[~np.isin(rest, chosen[one])]
+            free = np.flatnonzero(chosen[one] == 0)[: len(rest)]
+            chosen[one, free] = rest[: len(free)]
+        return chosen
+
+    def _order(self, user: int, bits: np.ndarray) -> np.ndarray:
+        """All unseen items of a user in the order in which draws without repeats find them."""
+        unseen = np.ones(self.num_items, dtype=bool)
+        unseen[self.seen.items_of(np.array([user]))[1]] = False
+        unseen[0] = False
+        items = np.flatnonzero(unseen)
+        # The smallest of exponential waiting times comes first; what has no weight comes last.
+        wait = -np.log1p(-uniform(hash64(bits + items.astype(np.uint64))))
+        if self._weights is not None:
+            with np.errstate(divide="ignore"):
+                wait = wait / self._weights[items - 1]
+        return items[np.argsort(wait, kind="stable")]
+
     def _choose(self, bits: np.ndarray) -> np.ndarray:
         """Items for uint64 bits, whether seen or not."""
         if self._weights is None:
@@ -187,6 +224,17 @@ class NegativeSampler:
         return items[uniform_below(bits, items.size)]
 
 
+def _first_occurrences(values: np.ndarray) -> np.ndarray:
+    """Where a row [n, width] has a value for the first time, bool."""
+    order = np.argsort(values, axis=1, kind="stable")
+    ordered = np.take_along_axis(values, order, 1)
+    is_first = np.ones(values.shape, dtype=bool)
+    is_first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    found = np.empty_like(is_first)
+    np.put_along_axis(found, order, is_first, 1)
+    return found
+
+
 def alias_table(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Slots for drawing in constant time: (keep float64 [n], alias int64 [n]).
 
@@ -199,12 +247,13 @@ def alias_table(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     keep, alias = np.minimum(scaled, 1.0), np.arange(weights.size)
     if light.size and heavy.size:
         missing = np.cumsum(1 - scaled[light])
+        begins = np.concatenate([[0.0], missing[:-1]])
         surplus = np.cumsum(scaled[heavy] - 1)
-        giver = np.searchsorted(surplus, missing - (1 - scaled[light]), side="right")
+        giver = np.searchsorted(surplus, begins, side="right")
         alias[light] = heavy[np.minimum(giver, heavy.size - 1)]
-        # The first light slot that takes more than the heavy slots so far can give.
-        taker = np.searchsorted(missing, surplus[:-1], side="right")
-        drained = np.flatnonzero(taker < light.size)
-        keep[heavy[drained]] = 1 + surplus[drained] - missing[taker[drained]]
-        alias[heavy[drained]] = heavy[drained + 1]
+        # The last light slot that begins before a heavy one is used up may take more than is left.
+        taker = np.searchsorted(begins, surplus[:-1], side="left") - 1
+        overdrawn = np.where(taker < 0, 0.0, missing[taker] - surplus[:-1])
+        keep[heavy[:-1]] = 1 - np.maximum(overdrawn, 0.0)
+        alias[heavy[:-1]] = heavy[1:]
     return keep, alias

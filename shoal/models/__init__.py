@@ -15,6 +15,7 @@ MODELS: dict[str, str] = {
     "NeuMF": "shoal.models.neumf",
     "LightGCN": "shoal.models.lightgcn",
     "SASRec": "shoal.models.sasrec",
+    "BERT4Rec": "shoal.models.bert4rec",
 }
 
 

@@ -1,7 +1,8 @@
-"""A causal transformer in plain torch: every position sees itself and what came before."""
+"""A transformer in plain torch: causal (a position sees itself and what came before) or not."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -17,9 +18,10 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "sigmoid": nn.Sigmoid,
 }
 assert tuple(_ACTIVATIONS) == get_args(Activation)
+HIDDEN = -1e9  # not -inf: a row of pads alone has no position to see, and must not become NaN
 
 
-class CausalTransformer(nn.Module):
+class Transformer(nn.Module):
     """Pre-norm blocks and a last norm: [b, l, width] -> [b, l, width]."""
 
     def __init__(
@@ -33,6 +35,8 @@ class CausalTransformer(nn.Module):
         activation: Activation = "gelu",
         norm_eps: float = 1e-12,
         init_std: float = 0.02,
+        *,
+        causal: bool,
     ):
         super().__init__()
         if width % heads:
@@ -42,7 +46,7 @@ class CausalTransformer(nn.Module):
             )
         self.blocks = nn.ModuleList()
         for _ in range(layers):
-            attention = CausalAttention(heads, width, attention_dropout)
+            attention = Attention(heads, width, attention_dropout, causal=causal)
             feed_forward = nn.Sequential(
                 nn.Linear(width, inner_width),
                 _ACTIVATIONS[activation](),
@@ -58,14 +62,23 @@ class CausalTransformer(nn.Module):
                 nn.init.normal_(module.weight, std=init_std)
                 nn.init.zeros_(module.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
+    def forward(self, x: Tensor, pads: Tensor | None = None, wanted: Tensor | None = None) -> Tensor:
+        """States of all positions, or of the `wanted` ones (bool [b, l]) alone: [n, width].
+
+        pads, bool [b, l]: positions that no other may see; needed where pads come before items, or
+        where a position sees later ones.
+        """
+        for attention, feed_forward in zip(self.blocks[::2], self.blocks[1::2]):
+            x = attention(x, pads)
+            # From the last attention on positions go their own ways: those not asked for stop.
+            if wanted is not None and feed_forward is self.blocks[-1]:
+                x = x[wanted]
+            x = feed_forward(x)
         return self.norm(x)
 
 
 class Residual(nn.Module):
-    """x + dropout(layer(norm(x)))."""
+    """x + dropout(layer(norm(x), ...))."""
 
     def __init__(self, layer: nn.Module, width: int, dropout: float, norm_eps: float):
         super().__init__()
@@ -73,45 +86,59 @@ class Residual(nn.Module):
         self.layer = layer
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.dropout(self.layer(self.norm(x)))
+    def forward(self, x: Tensor, *more: Tensor | None) -> Tensor:
+        return x + self.dropout(self.layer(self.norm(x), *more))
 
 
-class CausalAttention(nn.Module):
-    """Multi-head self-attention of a position to itself and those before: [b, l, width] -> same."""
+class Attention(nn.Module):
+    """Multi-head self-attention, of a causal one to itself and those before: [b, l, width] -> same."""
 
-    def __init__(self, heads: int, width: int, dropout: float):
+    def __init__(self, heads: int, width: int, dropout: float, *, causal: bool):
         super().__init__()
         self.heads = heads
         self.dropout = dropout
+        self.causal = causal
         self.query_key_value = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, pads: Tensor | None = None) -> Tensor:
         size, length, width = x.shape
         # [b, l, 3 * width] -> three of [b, heads, l, width / heads]
         split = self.query_key_value(x).view(size, length, 3, self.heads, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
+        hidden = self._hidden(pads, length, x)
         if dropout and x.device.type == "cpu":
-            mixed = _attend_with_dropout(query, key, value, dropout)
+            mixed = _attend_with_dropout(query, key, value, dropout, hidden)
         else:
-            mixed = F.scaled_dot_product_attention(
-                query, key, value, dropout_p=dropout, is_causal=True
-            )
+            causal = self.causal and pads is None  # known to the fused one without a mask
+            mask = None if causal or hidden is None else hidden
+            mixed = F.scaled_dot_product_attention(query, key, value, mask, dropout, causal)
         return self.out(mixed.transpose(1, 2).reshape(size, length, width))
 
+    def _hidden(self, pads: Tensor | None, length: int, like: Tensor) -> Tensor | None:
+        """What is added to the scores of pairs that may not see each other; None: all may."""
+        hidden = None
+        if self.causal:
+            later = torch.ones(length, length, dtype=torch.bool, device=like.device).triu(1)
+            hidden = torch.zeros_like(later, dtype=like.dtype).masked_fill_(later, HIDDEN)
+        if pads is not None:
+            padded = pads.to(like.dtype)[:, None, None, :] * HIDDEN  # [b, 1, 1, l]
+            hidden = padded if hidden is None else hidden + padded
+        return hidden
 
-def _attend_with_dropout(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
-    """Causal attention, written out: torch's fused one has no dropout on CPUs and falls back.
+
+def _attend_with_dropout(
+    query: Tensor, key: Tensor, value: Tensor, dropout: float, hidden: Tensor | None
+) -> Tensor:
+    """Attention, written out: torch's fused one has no dropout on CPUs and falls back.
 
     About five times faster than that fallback on ARM, where a product with a transposed view is slow.
     """
-    length, width = query.shape[-2:]
-    scores = _Product.apply(query * width**-0.5, key.transpose(-1, -2))
-    later = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
-    weights = scores.masked_fill(later, -torch.inf).softmax(-1)
-    return _Product.apply(F.dropout(weights, dropout), value)
+    scores = _Product.apply(query * query.shape[-1] ** -0.5, key.transpose(-1, -2))
+    if hidden is not None:
+        scores = scores + hidden
+    return _Product.apply(F.dropout(scores.softmax(-1), dropout), value)
 
 
 class _Product(torch.autograd.Function):
@@ -127,3 +154,7 @@ class _Product(torch.autograd.Function):
         a, b = ctx.saved_tensors
         grad = grads[0].contiguous()
         return grad @ b.transpose(-1, -2).contiguous(), a.transpose(-1, -2) @ grad
+
+
+CausalTransformer = partial(Transformer, causal=True)
+CausalAttention = partial(Attention, causal=True)

@@ -216,10 +216,10 @@ ROWS: dict[str, Row] = {row.key: row for row in TABLE}
 SPELLINGS: dict[str, str] = {row.key: ", ".join(row.targets) for row in TABLE}
 
 
-def translate(key: str, value: Any) -> Translation:
+def translate(row: Row, value: Any) -> Translation:
     """Says one key in Shoal's words; ValueError where it cannot be honoured."""
     # There `None` on a command line is Python's; YAML alone would read it as text.
-    return ROWS[key].read(None if value == "None" else value)
+    return row.read(None if value == "None" else value)
 
 
 def table_text() -> str:

@@ -17,7 +17,7 @@ def locate(config: DataSection) -> Path | None:
     """The ratings file or the archive that holds it; None where there is neither."""
     root = Path(config.path)
     folder = root / config.name
-    for place in (folder, folder / config.name):
+    for place in (folder, folder / config.name, root):
         for name in SEPARATORS:
             if (place / name).is_file():
                 return place / name

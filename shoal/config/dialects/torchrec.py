@@ -1,0 +1,150 @@
+"""The flags of TorchRec's Bert4Rec example, translated. One table, as for RecBole.
+
+A source (the command line, a file, a Python mapping) speaks this dialect when the model is BERT4Rec
+and it has a key that only the example has, or says `dialect: torchrec`. In such a source a key that
+both tools have is the example's: train_batch_size is then the batch of one process. Flags that are
+not given anywhere take the example's defaults, below everything that is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from shoal.config.dialects import recbole
+from shoal.config.dialects.recbole import Row, free, only, read_as, same
+from shoal.config.dialects.recbole_values import Translation
+from shoal.config.yaml_io import inline
+
+MODEL = "BERT4Rec"
+NOTE = (
+    "flags of TorchRec's Bert4Rec example are given: others take its defaults, as `shoal config show` "
+    "tells"
+)
+MODES = {"dmp": "sharded", "ddp": "ddp"}
+
+
+def _at_least(value: Any) -> Any:
+    """A smallest count as an interval."""
+    return f"[{value},inf)" if type(value) is int else value
+
+
+def _min_rating(value: Any) -> Translation:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"given {inline(value)}; allowed: a number")
+    kept = {} if value <= 0 else {"rating": f"[{value},inf)"}
+    return Translation({"data.filter.values": kept})
+
+
+def _mode(value: Any) -> Any:
+    if value not in MODES:
+        raise ValueError(f"given {inline(value)}; allowed: dmp (sharded tables) or ddp")
+    return MODES[value]
+
+
+def _train_batch_size(value: Any) -> Translation:
+    return Translation({"train.batch_size": value}, per_process={"train.batch_size"})
+
+
+def _dataset_path(value: Any) -> Translation:
+    return Translation() if value is None else Translation({"data.path": value})
+
+
+def _export_root(value: Any) -> Translation:
+    return Translation() if value in (None, "") else Translation({"run.root": value})
+
+
+TABLE: list[Row] = [
+    only("dialect", ["torchrec"], "these are the flags of one tool"),
+    same("dataset_name", "data.name", "ml-1m, ml-20m or random; any data set of Shoal works"),
+    Row("dataset_path", ("data.path",), "the folder of ratings.dat or ratings.csv", _dataset_path),
+    Row("export_root", ("run.root",), "each run makes its own folder there", _export_root),
+    same("random_user_count", "data.random.users"),
+    same("random_item_count", "data.random.items"),
+    same("random_size", "data.random.interactions"),
+    Row("min_rating", ("data.filter.values",), "of the field `rating`; 0: all", _min_rating),
+    read_as(
+        "min_user_count",
+        "data.filter.user_inter_num",
+        _at_least,
+        "repeated with min_item_count until both hold; there items once, then users once",
+    ),
+    read_as("min_item_count", "data.filter.item_inter_num", _at_least, "likewise"),
+    same("max_len", "data.max_len"),
+    same("mask_prob", "model.mask_ratio"),
+    same("dupe_factor", "model.dupe_factor", "masks are new in every epoch; there they are kept"),
+    same("emb_dim", "model.hidden_size"),
+    same("nhead", "model.n_heads"),
+    same("num_layers", "model.n_layers"),
+    same("num_epochs", "train.epochs"),
+    same("lr", "train.optimizer.lr"),
+    same("weight_decay", "train.optimizer.weight_decay"),
+    same("decay_step", "train.optimizer.decay_epochs"),
+    same("gamma", "train.optimizer.gamma", "1: a constant rate"),
+    Row(
+        "train_batch_size",
+        ("train.batch_size",),
+        "per process: multiplied by the number of processes, once, and the log says so",
+        _train_batch_size,
+    ),
+    same("val_batch_size", "eval.batch_size", "per process, there as here; results do not change"),
+    free("test_batch_size", "val_batch_size holds for both; results do not change"),
+    read_as("mode", "strategy.name", _mode, "dmp: sharded, ddp: ddp"),
+]
+ROWS: dict[str, Row] = {row.key: row for row in TABLE}
+SPELLINGS: dict[str, str] = {row.key: ", ".join(row.targets) for row in TABLE}
+
+DEFAULTS: dict[str, Any] = {
+    "dataset_name": "ml-1m",
+    "min_rating": 0,
+    "min_user_count": 5,
+    "min_item_count": 0,
+    "random_user_count": 10,
+    "random_item_count": 30,
+    "random_size": 300,
+    "max_len": 100,
+    "mask_prob": 0.15,
+    "dupe_factor": 3,
+    "emb_dim": 256,
+    "nhead": 2,
+    "num_layers": 2,
+    "num_epochs": 100,
+    "lr": 1e-3,
+    "weight_decay": 0.0,
+    "decay_step": 25,
+    "gamma": 1.0,
+    "train_batch_size": 128,
+    "mode": "dmp",
+    # What the example does without a flag.
+    "train.optimizer.schedule": "step",
+    "train.patience": 1_000_000,
+    "eval.metrics": ["Recall", "NDCG"],
+    "eval.topk": [1, 5, 10],
+    "eval.valid_metric": "NDCG@10",
+}
+
+
+def is_spoken(values: Mapping[str, Any], model: str, options: Collection[str]) -> bool:
+    """Whether a source with these keys is written for the example."""
+    if model != MODEL:
+        return False
+    return any(
+        key in ROWS and key not in recbole.ROWS and f"model.{key}" not in options for key in values
+    )
+
+
+def defaults(sources: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """The example's defaults; random data is evaluated against 10 uniform negatives."""
+    names = [values["dataset_name"] for values in sources if "dataset_name" in values]
+    name = names[-1] if names else DEFAULTS["dataset_name"]
+    return {**DEFAULTS, "eval.mode": "uni10" if name == "random" else "pop100"}
+
+
+def table_text() -> str:
+    """The table of flags as Markdown, for docs/bert4rec.md."""
+    lines = ["| flag | default | here | how it is read |", "| --- | --- | --- | --- |"]
+    for row in TABLE:
+        targets = ", ".join(f"`{target}`" for target in row.targets) or "–"
+        default = f"`{inline(DEFAULTS[row.key])}`" if row.key in DEFAULTS else "–"
+        lines.append(f"| `{row.key}` | {default} | {targets} | {row.rule} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,143 @@
+"""Masked windows: what a bidirectional model learns from.
+
+    items      a b c d e f g       (max_len 5, stride 2)
+    windows    c d e f g           laid from the end, every `stride` items,
+               a b c d e           the first one at the beginning of the sequence
+    masked     c M e x g           M: mask token, x: a random item
+    target     . d . f .           the items that were there; 0 elsewhere
+
+What happens at a position is a pure function of (seed, epoch, sample, position): the same for any
+batch, any rank and any restart. Every epoch draws new masks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.config.schema import NegativesSection
+from shoal.data.batch import Batch
+from shoal.data.dataset import Dataset
+from shoal.data.history import Histories
+from shoal.data.random import hash64, uniform, uniform_below
+from shoal.data.reader import Reader, draws_per_sample, make_sampler
+
+_MASKS, _ITEMS, _LAST = 1, 2, 3  # streams of random numbers
+
+
+@dataclass(frozen=True)
+class Masking:
+    """How windows are laid and masked; a model that wants masked windows has one.
+
+    mask_ratio    probability that an item is hidden and asked for
+    random_ratio  share of the hidden ones that show a random item instead of the mask token
+    last_ratio    share of the samples in which the last item alone is hidden, as when asked
+    copies        samples of each window in an epoch, each with masks of its own
+    stride        items between windows; None: a tenth of the window, at least 1
+    """
+
+    mask_ratio: float = 0.2
+    random_ratio: float = 0.2
+    last_ratio: float = 0.0
+    copies: int = 1
+    stride: int | None = None
+
+
+class MaskedWindows(Reader):
+    """A sample is one copy of one window; ids are history [b, l] with masks and target [b, l].
+
+    The mask token is num_items, one past the last item. With negatives every sample has its own,
+    neg_item [b, k], and dense neg_logq [b, k] and target_logq [b, l]: the logarithm of how often
+    an item is drawn, up to a constant.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        histories: Histories,
+        masking: Masking,
+        negatives: NegativesSection | None,
+        batch_size: int,
+        seed: int,
+        shuffle: bool = True,
+    ):
+        super().__init__(batch_size, seed, shuffle)
+        self.user_field, self.num_items = dataset.user_field, dataset.num_items
+        self.histories, self.masking = histories, masking
+        stride = masking.stride or max(1, histories.max_len // 10)
+        self.window_users, self.window_starts, self.window_stops = windows(
+            histories.offsets, histories.max_len, stride
+        )
+        self.chunk_samples //= histories.max_len
+        self.num_samples = len(self.window_users) * masking.copies
+        if self.num_samples == 0:
+            raise ValueError(
+                f"data set {dataset.name!r} has no training interactions, so there is nothing to "
+                "mask; relax the filters or the split"
+            )
+        self.negatives = make_sampler(dataset, negatives, seed)
+        self.num_negatives = draws_per_sample(negatives)
+        self.logq = np.zeros(0, dtype=np.float32)
+        if negatives is not None:
+            popularity = np.bincount(dataset.item_ids("train"), minlength=dataset.num_items)
+            popular = negatives.distribution == "popularity"
+            weight = np.maximum(popularity, 1.0) ** (negatives.alpha if popular else 0.0)
+            self.logq = np.log(weight).astype(np.float32)
+
+    def make(self, samples: np.ndarray, epoch: int) -> Batch:
+        window = samples // self.masking.copies
+        users, starts = self.window_users[window], self.window_starts[window]
+        items = self.histories.padded(starts, self.window_stops[window] - starts)
+        history, target = self.mask(items, samples, epoch)
+        ids: dict[str, Tensor] = {
+            self.user_field: torch.from_numpy(users),
+            "history": torch.from_numpy(history),
+            "target": torch.from_numpy(target),
+        }
+        dense = {}
+        if self.negatives is not None:
+            drawn = self.negatives.draw(users, samples, epoch, self.num_negatives)
+            ids["neg_item"] = torch.from_numpy(drawn)
+            dense["neg_logq"] = torch.from_numpy(self.logq[drawn])
+            dense["target_logq"] = torch.from_numpy(self.logq[target])
+        return Batch(len(samples), ids, dense)  # type: ignore[arg-type]
+
+    def mask(
+        self, items: np.ndarray, samples: np.ndarray, epoch: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """History with masks and targets of windows [n, max_len] of items, 0 pads."""
+        how, width = self.masking, self.histories.max_len
+        entries = samples[:, None] * width + np.arange(width)
+        draw = uniform(hash64(self.seed, _MASKS, epoch, entries))
+        real = items > 0
+        hidden = real & (draw < how.mask_ratio)
+        is_last = np.arange(width) == real.sum(1, keepdims=True) - 1
+        if how.last_ratio:
+            only_last = uniform(hash64(self.seed, _LAST, epoch, samples)) < how.last_ratio
+            hidden = np.where(only_last[:, None], is_last, hidden)
+        # A number below mask_ratio is as good as a fresh one when it is stretched to [0, 1).
+        show = draw < how.mask_ratio * (1.0 - how.random_ratio)
+        random_items = 1 + uniform_below(
+            hash64(self.seed, _ITEMS, epoch, entries), self.num_items - 1
+        )
+        shown = np.where(show | (draw >= how.mask_ratio), self.num_items, random_items)
+        return np.where(hidden, shown, items), np.where(hidden, items, 0)
+
+
+def windows(
+    offsets: np.ndarray, max_len: int, stride: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Windows of up to max_len items of every user: users [n], starts [n], stops [n].
+
+    offsets [users + 1]. From the end of a sequence every `stride` items, and one at its beginning.
+    """
+    lengths = np.diff(offsets)
+    inner = -(-np.maximum(lengths - max_len, 0) // stride)  # windows that start after the first item
+    counts = np.where(lengths > 0, inner + 1, 0)
+    users = np.repeat(np.arange(len(counts)), counts)
+    nth = np.arange(len(users)) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = np.maximum(lengths[users] - max_len - nth * stride, 0) + offsets[users]
+    return users, starts, np.minimum(starts + max_len, offsets[users + 1])

@@ -1,0 +1,176 @@
+"""BERT4Rec: Sequential Recommendation with Bidirectional Encoder Representations from
+Transformer, Sun et al., CIKM 2019.
+
+A transformer that sees a whole sequence is asked for the items that were hidden in it. To
+recommend, a mask token is set behind the history: what item is there?
+
+    training   history  c M e x g      (M: mask token, x: a random item in place of f)
+               target   . d . f .
+    asking     history  d e f g M      score(item) = <state at M, output row of item> + bias
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.data.batch import Batch
+from shoal.embedding.module import Embeddings
+from shoal.embedding.table import Init, Table
+from shoal.models.base import Facts, Output, Retrieval
+from shoal.nn.losses import sampled_softmax_loss
+from shoal.nn.transformer import Activation, Transformer
+
+
+class BERT4Rec(Retrieval):
+    """Bidirectional self-attention over a sequence with masks.
+
+    The item table has one row more than there are items, for the mask token. Output rows and their
+    bias are tables of their own, so that they shard; `tied` reads the item table instead.
+    """
+
+    kind: ClassVar[Literal["general", "sequential"]] = "sequential"
+
+    @dataclass
+    class Options(Retrieval.Options):
+        n_layers: int = 2
+        n_heads: int = 2
+        hidden_size: int = 64
+        inner_size: int | None = None  # of the feed-forward layers; null: 4 × hidden_size
+        hidden_dropout_prob: float = 0.1
+        attn_dropout_prob: float = 0.1
+        hidden_act: Activation = "relu"
+        layer_norm_eps: float = 1e-12
+        initializer_range: float = 0.02
+        tied: bool = False  # the items' own vectors as output layer
+        loss_type: Literal["CE", "sampled"] = "CE"  # sampled also needs train.negatives
+        mask_ratio: float = 0.2  # of the items are hidden and asked for
+        random_ratio: float = 0.2  # of the hidden ones show a random item, the others the mask
+        ft_ratio: float = 0.0  # of the samples hide their last item alone, as when asked
+        dupe_factor: int = 1  # samples of each window in an epoch, each with its own masks
+        window_stride: int | None = None  # null: a tenth of data.max_len
+
+        DEFAULTS: ClassVar[dict[str, Any]] = {
+            "data.split.by": "leave_one_out",
+            "data.split.order": "time",
+            "train.negatives": None,
+            "eval.repeatable": True,
+        }
+
+        def __post_init__(self) -> None:
+            for name in ("mask_ratio", "random_ratio", "ft_ratio"):
+                if not 0.0 <= getattr(self, name) <= 1.0:
+                    raise ValueError(f"{name} is {getattr(self, name)}; it must be from 0 to 1")
+            if self.mask_ratio == 0.0 and self.ft_ratio == 0.0:
+                raise ValueError("mask_ratio is 0: nothing would be asked for; give it more")
+            for name in ("dupe_factor", "window_stride", "inner_size"):
+                if getattr(self, name) is not None and getattr(self, name) < 1:
+                    raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+
+    def __init__(self, options: Options, facts: Facts):
+        super().__init__(options, facts)
+        self.mask_token = facts.num_items
+        self.masking = {  # see shoal.data.masking
+            "mask_ratio": options.mask_ratio,
+            "random_ratio": options.random_ratio,
+            "last_ratio": options.ft_ratio,
+            "copies": options.dupe_factor,
+            "stride": options.window_stride,
+        }
+        width, init = options.hidden_size, Init("normal", options.initializer_range)
+        items = Table("item", width, facts.num_items + 1, init, padding=0)
+        outputs = items if options.tied else Table("output", width, facts.num_items, init, padding=0)
+        bias = Table("output_bias", 1, outputs.rows, Init("constant", 0.0), padding=0)
+        self.embed = Embeddings(history=items, output=outputs, output_bias=bias)
+        self.positions = nn.Parameter(torch.empty(facts.max_len, width))
+        nn.init.normal_(self.positions, std=options.initializer_range)
+        self.norm = nn.LayerNorm(width, eps=options.layer_norm_eps)
+        self.dropout = nn.Dropout(options.hidden_dropout_prob)
+        self.transformer = Transformer(
+            layers=options.n_layers,
+            heads=options.n_heads,
+            width=width,
+            inner_width=options.inner_size or 4 * width,
+            dropout=options.hidden_dropout_prob,
+            attention_dropout=options.attn_dropout_prob,
+            activation=options.hidden_act,
+            norm_eps=options.layer_norm_eps,
+            init_std=options.initializer_range,
+            causal=False,
+        )
+
+    def encode(self, history: Tensor, wanted: Tensor) -> Tensor:
+        """States of the wanted positions (bool [b, l]) of sequences [b, l] with masks: [n, d].
+
+        Positions are counted from the end of a sequence: its last item is at position max_len - 1
+        however long it is, as if pads came first.
+        """
+        length = history.shape[1]
+        if length > self.facts.max_len:
+            raise ValueError(
+                f"a history of {length} items is longer than the {self.facts.max_len} positions "
+                "the model was built with; cut it, or raise data.max_len and train again"
+            )
+        pads = history == 0
+        first = self.facts.max_len - length + pads.sum(1, keepdim=True)
+        places = first + torch.arange(length, device=history.device)
+        positions = F.embedding(places.clamp_(max=self.facts.max_len - 1), self.positions)
+        x = self.dropout(self.norm(self.embed.rows("history", history) + positions))
+        return self.transformer(x, pads, wanted)
+
+    def forward(self, batch: Batch) -> Output:
+        history, target = batch.tensor("history"), batch.tensor("target")
+        wanted = target > 0
+        states, targets = self.encode(history, wanted), target[wanted]
+        if self.options.loss_type == "CE":
+            loss = self.embed.full_softmax(
+                "output", states, targets, "output_bias", stop=self.mask_token
+            )
+            return Output(loss, states.shape[0])
+
+        if "neg_item" not in batch.ids:
+            raise ValueError(
+                "BERT4Rec with loss_type sampled learns from negatives and has none; set "
+                "train.negatives.num to some hundreds, or model.loss_type to CE"
+            )
+        negatives = batch.tensor("neg_item")  # [b, k], shared by the positions of a sequence
+        owner = wanted.nonzero()[:, 0]
+        loss = sampled_softmax_loss(
+            states,
+            self._output(targets, batch.dense["target_logq"][wanted]),
+            self._output(negatives, batch.dense["neg_logq"]),
+            owner,
+            targets,
+            negatives,
+        )
+        return Output(loss, states.shape[0])
+
+    def _output(self, ids: Tensor, logq: Tensor) -> tuple[Tensor, Tensor]:
+        """Output rows of ids, and what is added to their logits."""
+        bias = self.embed.rows("output_bias", ids).squeeze(-1)
+        return self.embed.rows("output", ids), bias - logq
+
+    def encode_query(self, batch: Batch) -> Tensor:
+        asked, wanted = ask(batch.tensor("history"), self.mask_token, self.facts.max_len)
+        states = self.encode(asked, wanted)
+        return F.pad(states, (0, 1), value=1.0)  # meets the bias that encode_item appends
+
+    def encode_item(self, ids: Tensor) -> Tensor:
+        return torch.cat([self.embed.rows("output", ids), self.embed.rows("output_bias", ids)], -1)
+
+
+def ask(history: Tensor, mask_token: int, max_len: int) -> tuple[Tensor, Tensor]:
+    """A mask token behind each history [b, l], whose oldest item makes room where it must.
+
+    Returns sequences [b, min(l + 1, max_len)] and where their mask tokens are, bool.
+    """
+    lengths = (history > 0).sum(1, keepdim=True)
+    longer = F.pad(history, (0, 1)).scatter(1, lengths, mask_token)
+    width = min(longer.shape[1], max_len)
+    first = (lengths + 1 - width).clamp(min=0)
+    column = torch.arange(width, device=history.device)
+    return longer.gather(1, first + column), column == lengths - first
