@@ -17,7 +17,7 @@ from shoal.data.masking import MaskedWindows, Masking
 from shoal.data.prepare import load_dataset
 from shoal.data.reader import Interactions, Reader, Windows
 from shoal.data.statistics import describe
-from shoal.evaluator import Evaluator
+from shoal.evaluation import Evaluator
 from shoal.models import find
 from shoal.models.base import Facts, Model
 from shoal.strategy import Strategy, make_strategy

@@ -22,7 +22,7 @@ from shoal.checkpoint import CheckpointError, Checkpoints, give
 from shoal.config.schema import Config
 from shoal.data.batch import Batch
 from shoal.data.reader import Reader
-from shoal.evaluator import Evaluator
+from shoal.evaluation import Evaluator
 from shoal.metrics import higher_is_better
 from shoal.models.base import Model
 from shoal.progress import bar

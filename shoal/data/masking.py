@@ -135,7 +135,9 @@ def windows(
     offsets [users + 1]. From the end of a sequence every `stride` items, and one at its beginning.
     """
     lengths = np.diff(offsets)
-    inner = -(-np.maximum(lengths - max_len, 0) // stride)  # windows that start after the first item
+    inner = -(
+        -np.maximum(lengths - max_len, 0) // stride
+    )  # windows that start after the first item
     counts = np.where(lengths > 0, inner + 1, 0)
     users = np.repeat(np.arange(len(counts)), counts)
     nth = np.arange(len(users)) - np.repeat(np.cumsum(counts) - counts, counts)

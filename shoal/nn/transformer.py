@@ -62,7 +62,9 @@ class Transformer(nn.Module):
                 nn.init.normal_(module.weight, std=init_std)
                 nn.init.zeros_(module.bias)
 
-    def forward(self, x: Tensor, pads: Tensor | None = None, wanted: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, pads: Tensor | None = None, wanted: Tensor | None = None
+    ) -> Tensor:
         """States of all positions, or of the `wanted` ones (bool [b, l]) alone: [n, width].
 
         pads, bool [b, l]: positions that no other may see; needed where pads come before items, or

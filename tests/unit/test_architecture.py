@@ -16,7 +16,7 @@ FLOORS = [
     {"run"},
     {"launch", "build"},
     {"trainer"},
-    {"evaluator", "run_folder", "progress", "schedule"},
+    {"evaluation", "run_folder", "progress", "schedule"},
     {"checkpoint"},
     {"strategy"},
     {"models", "metrics"},

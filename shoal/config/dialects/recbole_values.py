@@ -18,7 +18,9 @@ class Translation:
     # What the key implies without saying it; a spelled-out value of the same source wins.
     implied: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    per_process: set[str] = field(default_factory=set)  # keys to multiply by the number of processes
+    per_process: set[str] = field(
+        default_factory=set
+    )  # keys to multiply by the number of processes
 
 
 # How single values are read ----------------------------------------------------------------------
