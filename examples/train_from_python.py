@@ -1,8 +1,8 @@
 """Train from Python with one call, on one process or several.
 
-    python examples/train_from_python.py
-    python examples/train_from_python.py --nproc=2 --epochs=5
-    python examples/train_from_python.py --dataset=ml-100k --config_files test.yaml
+python examples/train_from_python.py
+python examples/train_from_python.py --nproc=2 --epochs=5
+python examples/train_from_python.py --dataset=ml-100k --config_files test.yaml
 """
 
 from __future__ import annotations

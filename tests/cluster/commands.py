@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,14 @@ class Command:
     def __init__(self, words: tuple[str, ...], cwd: Path, **env: str):
         cwd.mkdir(parents=True, exist_ok=True)
         self.file = cwd / f"output-{time.monotonic_ns()}.txt"
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        names = (
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_RANK",
+            "LOCAL_WORLD_SIZE",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+        )
         clean = {key: value for key, value in os.environ.items() if key not in names}
         with open(self.file, "w") as out:
             self.process = subprocess.Popen(
@@ -47,10 +55,8 @@ class Command:
 
     def kill(self) -> None:
         """SIGKILL to the whole group, as a power cut would."""
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait(10)
 
     def interrupt(self) -> None:
