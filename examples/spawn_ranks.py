@@ -4,10 +4,11 @@ On one host with two processes:
 
     python examples/spawn_ranks.py --nproc=2
 
-On two hosts with four processes each, the first of which has the address 192.0.2.1:
+On two hosts with four processes each, where 192.0.2.1 is the address of the first: on it
 
-    python examples/spawn_ranks.py --ip=192.0.2.1 --port=5678 --world_size=8 --nproc=4 --group_offset=0
-    python examples/spawn_ranks.py --ip=192.0.2.1 --port=5678 --world_size=8 --nproc=4 --group_offset=4
+    python examples/spawn_ranks.py --ip=192.0.2.1 --port=5678 --world_size=8 --nproc=4
+
+and on the second the same with --group_offset=4.
 """
 
 from __future__ import annotations

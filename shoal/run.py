@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -166,12 +168,18 @@ def run_folder(config: Config) -> RunFolder:
 
 def comparable(config: Config) -> dict[str, Any]:
     """The values that must be the same on all ranks, by dotted key."""
-    values: dict[str, Any] = {}
-    for section, content in config.model_dump(mode="json").items():
-        if section not in ("launch", "run"):
-            values |= {f"{section}.{key}": value for key, value in content.items()}
+    values = flat(config.model_dump(mode="json", exclude={"launch", "run"}))
     values.pop("data.path")  # hosts may keep the data in different places
     return values | {"run.seed": config.run.seed}
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}"""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        inner = isinstance(value, dict) and value
+        result |= flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return result
 
 
 def agree(world: World, what: str, mine: dict[str, Any]) -> None:
@@ -303,3 +311,13 @@ def recommend(folder: str | Path, user: str, topk: int = 10) -> list[tuple[str, 
     """The best items for one user of a trained run."""
     torch.set_num_threads(os.cpu_count() or 1)
     return Trained(folder).recommend(user, topk)
+
+
+class _Callable(ModuleType):
+    """`shoal.run` is this module once it is imported, and must still run a model."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return run(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Callable

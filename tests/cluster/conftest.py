@@ -37,16 +37,15 @@ MODELS: dict[str, dict[str, Any]] = {
         "model.inner_size": 32,
         "model.hidden_dropout_prob": 0.3,
         "model.attn_dropout_prob": 0.3,
-        "train.batch_size": 13,
     },
 }
 SHORT = {"train.epochs": 4, "train.batch_size": 256}
 # Long enough to be met in its midst: some 50 steps an epoch, a checkpoint every few of them.
 LONG = {
-    "train.epochs": 24,
+    "train.epochs": 12,
     "train.batch_size": 64,
     "train.patience": 100,
-    "checkpoint.every_steps": 7,
+    "checkpoint.every_steps": 11,
 }
 
 

@@ -43,7 +43,14 @@ def assert_ended(command: Command, ranks: dict[int, int], status: int = 2) -> st
     return message
 
 
-@pytest.mark.parametrize("rank, number", [(1, signal.SIGKILL), (0, signal.SIGTERM)])
+@pytest.mark.parametrize(
+    "rank, number",
+    [
+        pytest.param(1, signal.SIGKILL),
+        pytest.param(0, signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param(0, signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
 def test_a_rank_that_is_killed_ends_the_run(
     endless: Path, tmp_path: Path, rank: int, number: signal.Signals
 ) -> None:
@@ -75,6 +82,7 @@ def test_a_rank_without_room_for_files(endless: Path, tmp_path: Path) -> None:
     assert f"(step {saved})" in output and "damaged" not in output
 
 
+@pytest.mark.slow
 def test_checkpoints_that_cannot_be_written(endless: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = shoal("train", endless, "--output", folder, cwd=tmp_path)
@@ -104,7 +112,13 @@ def test_ctrl_c_of_several_processes(endless: Path, tmp_path: Path) -> None:
     assert newest_step(tmp_path / "run") > 0
 
 
-@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    "number, status",
+    [
+        pytest.param(signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
+    ],
+)
 def test_ctrl_c_of_one_process(
     endless: Path, tmp_path: Path, number: signal.Signals, status: int
 ) -> None:
@@ -129,6 +143,7 @@ def test_ranks_follow_a_killed_launcher(endless: Path, tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_two_runs_do_not_share_a_folder(endless: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = shoal("train", endless, "--output", folder, cwd=tmp_path)
@@ -204,3 +219,16 @@ def test_impossible_launch(short: Path, tmp_path: Path, words: tuple[str, ...], 
     with pytest.raises(ValueError, match=said):
         train(resolve([short], [*words, f"--run.output={folder}"]))
     assert not folder.exists()
+
+
+def test_the_launcher_leaves_no_trace_in_this_process(tmp_path: Path) -> None:
+    """Signal handlers and variables are as before when ranks were launched from Python."""
+    import shoal
+    from shoal.launch import LaunchError
+
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    environment = dict(os.environ)
+    with pytest.raises(LaunchError, match=r"rank [01] on host .* no data set 'nowhere'"):
+        shoal.run(dataset="nowhere", nproc=2, config_dict={"run.output": str(tmp_path / "run")})
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert dict(os.environ) == environment

@@ -52,9 +52,10 @@ def assert_same(folder: Path, reference: Path, tolerance: float | None) -> None:
     assert mine["best_epoch"] == theirs["best_epoch"] and mine["epochs"] == theirs["epochs"]
 
 
-def long_run(place: Path, model: str, **values: int) -> tuple[Path, Path]:
+def long_run(place: Path, model: str) -> tuple[Path, Path]:
     """A config that saves often, and the folder of its run without any kill or extra save."""
-    config = write_config(place / f"{model}.yaml", MODELS[model], LONG, values)
+    few = {"train.batch_size": 13} if model == "SASRec" else {}  # it has one sample per history
+    config = write_config(place / f"{model}.yaml", MODELS[model], LONG, few)
     reference = place / f"{model}-reference"
     finish("train", config, "--checkpoint.every_steps=0", "--output", reference, cwd=place)
     return config, reference
@@ -75,7 +76,7 @@ def test_one_process_bit_for_bit(tmp_path: Path, model: str) -> None:
     kill_at(first, config, folder)
     # And again, as soon as it has gone on: epochs that were done twice stand in no file twice.
     command = shoal("train", "--resume", "--output", folder, cwd=tmp_path)
-    command.until("going on", lambda: newest_step(folder) > first + 60)
+    command.until("going on", lambda: newest_step(folder) > first + 30)
     command.kill()
     finish("train", "--resume", folder, cwd=tmp_path)
     assert_same(folder, reference, None)
@@ -121,18 +122,6 @@ def test_killed_on_two_processes(
     assert "resuming" in output
     assert_same(folder, reference, tolerance)
     assert result(folder)["world_size"] == processes
-
-
-def test_killed_before_the_first_checkpoint(tmp_path: Path) -> None:
-    """There is a line of metrics but no checkpoint: it starts anew, and no epoch stands twice."""
-    config = write_config(tmp_path / "c.yaml", MODELS["BPR"], LONG, {"train.epochs": 2})
-    folder = tmp_path / "run"
-    finish("train", config, "--output", folder, cwd=tmp_path)
-    expected = metrics(folder)
-    shutil.rmtree(folder / "checkpoints")
-    output = finish("train", "--resume", folder, cwd=tmp_path)
-    assert "no checkpoint yet" in output
-    assert metrics(folder) == expected
 
 
 @pytest.mark.slow
