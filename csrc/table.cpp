@@ -169,8 +169,8 @@ uint32_t Table::insert(Shard& shard, int64_t id, uint64_t hash) {
   } else {
     if (shard.used == kNoRow - 1) throw std::length_error("a growing table is full: 2^37 rows");
     row = shard.used;
-    if ((row >> slab_shift_) == shard.slabs.size())  // the first slab of a small table stays small
-      shard.slabs.emplace_back(layout_.stride << slab_shift_, !shard.slabs.empty());
+    if ((row >> slab_shift_) == shard.slabs.size())  // a small table needs no huge pages
+      shard.slabs.emplace_back(layout_.stride << slab_shift_, shard.slabs.empty() ? kHuge : 0);
     ++shard.used;
   }
   shard.index.insert(id, hash, row);
@@ -196,7 +196,7 @@ void Table::push(const Push& push, int part, int parts) {
   at_least(s.records, push.n);
   if (grows()) {
     distinct_ids(s, push.ids, push.n, [&](int64_t id, uint64_t hash) {
-      return !is_padding(id) && shard_of(hash) % whole == own;
+      return !is_padding(id) && shard_of(hash) * whole / kShards == own;
     });
     if (push.clicks != nullptr) {
       s.clicks.assign(s.distinct, 0.0f);
@@ -223,7 +223,7 @@ void Table::push(const Push& push, int part, int parts) {
   } else {
     const auto mine = [&](int64_t row) {
       return !is_padding(row) &&
-             (whole == 1 || (static_cast<uint64_t>(row) * kIncrement >> 56) % whole == own);
+             (whole == 1 || (static_cast<uint64_t>(row) * kIncrement >> 32) * whole >> 32 == own);
     };
     // One slot per row costs the table's size in memory, but only touched slots in time.
     if (spec_.rows <= (int64_t{1} << 22) || static_cast<size_t>(spec_.rows) <= 16 * push.n)
