@@ -1,6 +1,6 @@
 """Embedding rows on the CPU: shoal's native core beside its peers, forward + backward + update.
 
-    python benchmarks/rows_cpu.py [--threads 1 2] [--cases tables zipf bpr pooled grow] [--grow 50e6]
+    python benchmarks/rows_cpu.py [--threads 1 2] [--cases tables zipf bpr pooled grow] [--grow N]
 
 Prints one table. Every line of a case is measured in the same run, step by step in turn, and the
 median counts; other programs on the machine make all of them slower, so read the ratios.

@@ -20,7 +20,7 @@ struct Scratch {
   std::vector<uint64_t> hashes;
   size_t occurrences = 0, distinct = 0;
   std::vector<uint32_t> counts, starts, order;
-  std::vector<float> sums;
+  std::vector<float> sums, clicks;
   std::vector<char*> records;
   std::vector<float> floats;
 };

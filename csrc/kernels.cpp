@@ -201,6 +201,7 @@ void apply_rows(const Apply& a) {
       for (size_t line = 0; line < fetched; ++line) prefetch_write(coming + 64 * line);
     }
     char* const record = a.records[u];
+    if (record == nullptr) continue;  // an id that is not admitted yet
     float* w = reinterpret_cast<float*>(record);
     float* const s = reinterpret_cast<float*>(record + a.layout.state);
     if (a.layout.half) {

@@ -31,7 +31,8 @@ int parts_for(size_t values, int threads) {
 
 Table* make_table(int dim, int64_t rows, bool has_padding, int64_t padding, bool half,
                   int init_kind, uint64_t init_key, float init_factor, int optimizer,
-                  const std::vector<float>& hyper, int threads) {
+                  const std::vector<float>& hyper, bool counted,
+                  const std::vector<float>& admission, size_t bloom_counters, int threads) {
   Spec spec;
   spec.dim = dim;
   spec.rows = rows;
@@ -46,6 +47,12 @@ Table* make_table(int dim, int64_t rows, bool has_padding, int64_t padding, bool
                            &h.initial_accumulator};
   if (hyper.size() != std::size(fields)) throw std::invalid_argument("hyper-parameters: 9 floats");
   for (size_t k = 0; k < hyper.size(); ++k) *fields[k] = hyper[k];
+  spec.counted = counted;
+  if (admission.size() != 3) throw std::invalid_argument("admission: 3 floats");
+  spec.admit_score = admission[0];
+  spec.show_coefficient = admission[1];
+  spec.click_coefficient = admission[2];
+  spec.bloom_counters = bloom_counters;
   return new Table(spec, threads);
 }
 
@@ -101,7 +108,7 @@ int64_t pull(const std::vector<Table*>& tables, const Addresses& ids, const std:
 // steps: (size, eps, lr, keep) of each table, one after the other.
 int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std::vector<size_t>& n,
              const Addresses& grads, const Addresses& sources, const Addresses& coefficients,
-             const std::vector<float>& steps, const std::vector<uint64_t>& counts, int threads) {
+             const Addresses& clicks, const std::vector<float>& steps, const std::vector<uint64_t>& counts, int threads) {
   const int64_t wrong = find_outside(tables, ids, n);
   if (wrong >= 0) return wrong;
   size_t values = 0;
@@ -113,6 +120,7 @@ int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std:
     p.grads = at<float>(grads[t]);
     p.source = at<uint32_t>(sources[t]);
     p.coefficient = at<float>(coefficients[t]);
+    p.clicks = at<float>(clicks[t]);
     p.size = steps[4 * t];
     p.eps = steps[4 * t + 1];
     p.lr = steps[4 * t + 2];
@@ -163,23 +171,44 @@ int64_t dot(Table& table, Address ids, size_t n, Address sources, Address grads,
   return -1;
 }
 
-void sorted_ids(Table& table, Address out) {
-  std::shared_lock<SharedLock> lock(table.guard());
-  table.sorted_ids(at<int64_t>(out));
+// counters: the addresses of show, click and last_step, or nothing for tables without them.
+CounterArrays counter_arrays(const Addresses& counters) {
+  if (counters.empty()) return {};
+  return {at<float>(counters.at(0)), at<float>(counters.at(1)), at<int64_t>(counters.at(2))};
 }
 
-void read_rows(Table& table, Address ids, size_t n, Address values, const Addresses& states) {
+void read_rows(Table& table, Address ids, size_t n, Address values, const Addresses& states,
+               const Addresses& counters) {
   std::vector<float*> pieces;
   for (Address state : states) pieces.push_back(at<float>(state));
   std::shared_lock<SharedLock> lock(table.guard());
-  table.read(at<int64_t>(ids), n, at<float>(values), pieces.data());
+  table.read(at<int64_t>(ids), n, at<float>(values), pieces.data(), counter_arrays(counters));
 }
 
-void write_rows(Table& table, Address ids, size_t n, Address values, const Addresses& states) {
+void write_rows(Table& table, Address ids, size_t n, Address values, const Addresses& states,
+                const Addresses& counters) {
   std::vector<const float*> pieces;
   for (Address state : states) pieces.push_back(at<const float>(state));
   std::unique_lock<SharedLock> lock(table.guard());
-  table.write(at<int64_t>(ids), n, at<float>(values), pieces.data());
+  table.write(at<int64_t>(ids), n, at<float>(values), pieces.data(), counter_arrays(counters));
+}
+
+// Lists of ids go to Python as bytes: torch reads them without a copy per id.
+template <typename List>
+nb::bytes id_bytes(Table& table, List list) {
+  std::vector<int64_t> ids;
+  {
+    nb::gil_scoped_release release;
+    std::shared_lock<SharedLock> lock(table.guard());
+    ids = list();
+  }
+  return nb::bytes(reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(int64_t));
+}
+
+size_t shrink(Table& table, float min_score, float min_norm, int64_t max_age, int64_t capacity,
+              bool least_recent, uint64_t step) {
+  std::unique_lock<SharedLock> lock(table.guard());
+  return table.shrink({min_score, min_norm, max_age, capacity, least_recent, step});
 }
 
 }  // namespace
@@ -192,9 +221,50 @@ NB_MODULE(_core, m) {
       .def_prop_ro("bytes", &Table::bytes)
       .def("pull_pooled", &pull_pooled, release())
       .def("dot", &dot, release())
-      .def("sorted_ids", &sorted_ids, release())
+      .def("sorted_ids",
+           [](Table& t) { return id_bytes(t, [&] { return t.sorted_ids(); }); })
+      .def("changed_ids",
+           [](Table& t, uint64_t since) {
+             return id_bytes(t, [&] { return t.changed_ids(since); });
+           })
+      .def("dropped_ids",
+           [](Table& t, uint64_t since) {
+             return id_bytes(t, [&] { return t.dropped_ids(since); });
+           })
+      .def("pending_ids",
+           [](Table& t) { return id_bytes(t, [&] { return t.pending_ids(); }); })
       .def("read", &read_rows, release())
-      .def("write", &write_rows, release());
+      .def("write", &write_rows, release())
+      .def(
+          "read_pending",
+          [](Table& t, Address ids, size_t n, const Addresses& out) {
+            std::shared_lock<SharedLock> lock(t.guard());
+            t.read_pending(at<int64_t>(ids), n, counter_arrays(out));
+          },
+          release())
+      .def(
+          "write_pending",
+          [](Table& t, Address ids, size_t n, const Addresses& in) {
+            std::unique_lock<SharedLock> lock(t.guard());
+            t.write_pending(at<int64_t>(ids), n, counter_arrays(in));
+          },
+          release())
+      .def(
+          "decay",
+          [](Table& t, float factor) {
+            std::unique_lock<SharedLock> lock(t.guard());
+            t.decay(factor);
+          },
+          release())
+      .def("shrink", &shrink, release())
+      .def(
+          "mark",
+          [](Table& t) {
+            std::unique_lock<SharedLock> lock(t.guard());
+            return t.mark();
+          },
+          release())
+      .def_prop_ro("oldest_mark", &Table::oldest_mark);
   m.def("make_table", &make_table, nb::rv_policy::take_ownership, release());
   m.def("pull", &pull, release());
   m.def("push", &push, release());

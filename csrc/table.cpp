@@ -43,10 +43,11 @@ Table::Table(const Spec& spec, int threads) : spec_(spec) {
     layout_.state_floats += state_sizes_.back();
   }
   layout_.counters = layout_.state + sizeof(float) * layout_.state_floats;
-  layout_.stride = layout_.counters;
+  layout_.stride = layout_.counters + (spec.counted ? sizeof(Counters) : 0);
 
   if (grows()) {
     shards_.resize(kShards);
+    for (Shard& shard : shards_) shard.bloom.resize((spec.bloom_counters + kShards - 1) / kShards);
     while ((size_t{2} << slab_shift_) * layout_.stride <= kSlabBytes) ++slab_shift_;
     return;
   }
@@ -68,7 +69,9 @@ size_t Table::bytes() const {
   if (!grows()) return pages_.size();
   size_t total = 0;
   for (const Shard& shard : shards_)
-    total += shard.index.bytes() + static_cast<size_t>(shard.used) * layout_.stride;
+    total += shard.index.bytes() + static_cast<size_t>(shard.used) * layout_.stride +
+             shard.pending.bytes() + shard.pending_counters.capacity() * sizeof(Counters) +
+             shard.bloom.size() + shard.changed.capacity();
   return total;
 }
 
@@ -158,19 +161,32 @@ void Table::pull(const int64_t* ids, size_t n, float* out) const {
   }
 }
 
-char* Table::find_or_insert(int64_t id, uint64_t hash) {
-  Shard& shard = shards_[shard_of(hash)];
-  const uint32_t found = shard.index.find(id, hash);
-  if (found != kNoRow) return slab_record(shard, found);
-  if (shard.used == kNoRow - 1) throw std::length_error("a growing table is full: 2^37 rows");
-  const uint32_t row = shard.used;
-  if ((row >> slab_shift_) == shard.slabs.size())  // the first slab of a small table stays small
-    shard.slabs.emplace_back(layout_.stride << slab_shift_, !shard.slabs.empty());
+uint32_t Table::insert(Shard& shard, int64_t id, uint64_t hash) {
+  uint32_t row;
+  if (!shard.free.empty()) {
+    row = shard.free.back();
+    shard.free.pop_back();
+  } else {
+    if (shard.used == kNoRow - 1) throw std::length_error("a growing table is full: 2^37 rows");
+    row = shard.used;
+    if ((row >> slab_shift_) == shard.slabs.size())  // a small table needs no huge pages
+      shard.slabs.emplace_back(layout_.stride << slab_shift_, shard.slabs.empty() ? kHuge : 0);
+    ++shard.used;
+  }
   shard.index.insert(id, hash, row);
-  ++shard.used;
-  char* record = slab_record(shard, row);
-  begin_record(record, id);
-  return record;
+  begin_record(slab_record(shard, row), id);
+  return row;
+}
+
+uint32_t Table::find_or_insert(Shard& shard, int64_t id, uint64_t hash) {
+  const uint32_t found = shard.index.find(id, hash);
+  return found != kNoRow ? found : insert(shard, id, hash);
+}
+
+void Table::note_change(std::vector<uint8_t>& changed, size_t row) const {
+  if (generation_ == 0) return;
+  if (row >= changed.size()) changed.resize(std::max(row + 1, changed.size() + changed.size() / 4));
+  changed[row] = generation_;
 }
 
 void Table::push(const Push& push, int part, int parts) {
@@ -180,25 +196,44 @@ void Table::push(const Push& push, int part, int parts) {
   at_least(s.records, push.n);
   if (grows()) {
     distinct_ids(s, push.ids, push.n, [&](int64_t id, uint64_t hash) {
-      return !is_padding(id) && shard_of(hash) % whole == own;
+      return !is_padding(id) && shard_of(hash) * whole / kShards == own;
     });
+    if (push.clicks != nullptr) {
+      s.clicks.assign(s.distinct, 0.0f);
+      for (size_t k = 0; k < s.occurrences; ++k)
+        s.clicks[s.distinct_of[k]] += push.clicks[s.position[k]];
+    }
     for (size_t begin = 0; begin < s.distinct; begin += kBlock) {
       const size_t end = std::min(begin + kBlock, s.distinct);
       for (size_t u = begin; u < end; ++u)
         shards_[shard_of(s.hashes[u])].index.prefetch(s.hashes[u]);
-      for (size_t u = begin; u < end; ++u) s.records[u] = find_or_insert(s.ids[u], s.hashes[u]);
+      for (size_t u = begin; u < end; ++u) {
+        Shard& shard = shards_[shard_of(s.hashes[u])];
+        if (spec_.counted) {
+          const float clicks = push.clicks == nullptr ? 0.0f : s.clicks[u];
+          s.records[u] = admitted_record(shard, push, s.ids[u], s.hashes[u],
+                                         static_cast<float>(s.counts[u]), clicks);
+        } else {
+          const uint32_t row = find_or_insert(shard, s.ids[u], s.hashes[u]);
+          note_change(shard.changed, row);
+          s.records[u] = slab_record(shard, row);
+        }
+      }
     }
   } else {
     const auto mine = [&](int64_t row) {
       return !is_padding(row) &&
-             (whole == 1 || (static_cast<uint64_t>(row) * kIncrement >> 56) % whole == own);
+             (whole == 1 || (static_cast<uint64_t>(row) * kIncrement >> 32) * whole >> 32 == own);
     };
     // One slot per row costs the table's size in memory, but only touched slots in time.
     if (spec_.rows <= (int64_t{1} << 22) || static_cast<size_t>(spec_.rows) <= 16 * push.n)
       distinct_rows(s, push.ids, push.n, spec_.rows, mine);
     else
       distinct_ids(s, push.ids, push.n, [&](int64_t row, uint64_t) { return mine(row); });
-    for (size_t u = 0; u < s.distinct; ++u) s.records[u] = fixed_record(s.ids[u]);
+    for (size_t u = 0; u < s.distinct; ++u) {
+      note_change(changed_, static_cast<size_t>(s.ids[u]));
+      s.records[u] = fixed_record(s.ids[u]);
+    }
   }
   at_least(s.floats, 2 * static_cast<size_t>(spec_.dim));
   Apply a;
@@ -232,14 +267,8 @@ void Table::push(const Push& push, int part, int parts) {
   kernels().apply(a);
 }
 
-void Table::sorted_ids(int64_t* out) const {
-  int64_t* at = out;
-  for (const Shard& shard : shards_)
-    shard.index.each([&](int64_t id, uint32_t) { *at++ = id; });
-  std::sort(out, at);
-}
-
-void Table::read(const int64_t* ids, size_t n, float* values, float* const* states) const {
+void Table::read(const int64_t* ids, size_t n, float* values, float* const* states,
+                 const CounterArrays& counters) const {
   const char* records[kBlock];
   for (size_t i = 0; i < n; ++i) {
     if (i % kBlock == 0) find(ids + i, std::min(kBlock, n - i), records);
@@ -251,14 +280,33 @@ void Table::read(const int64_t* ids, size_t n, float* values, float* const* stat
       std::copy_n(state, state_sizes_[piece], states[piece] + i * state_sizes_[piece]);
       state += state_sizes_[piece];
     }
+    if (spec_.counted) {
+      const Counters c = counters_at(record);
+      counters.show[i] = c.show;
+      counters.click[i] = c.click;
+      counters.last_step[i] = c.last_step;
+    }
   }
 }
 
-void Table::write(const int64_t* ids, size_t n, const float* values, const float* const* states) {
+void Table::write(const int64_t* ids, size_t n, const float* values, const float* const* states,
+                  const CounterArrays& counters) {
   const size_t dim = static_cast<size_t>(spec_.dim);
   for (size_t i = 0; i < n; ++i) {
     if (is_padding(ids[i])) continue;
-    char* record = grows() ? find_or_insert(ids[i], hash_id(ids[i])) : fixed_record(ids[i]);
+    char* record;
+    if (grows()) {
+      Shard& shard = shards_[shard_of(hash_id(ids[i]))];
+      const uint32_t row = find_or_insert(shard, ids[i], hash_id(ids[i]));
+      note_change(shard.changed, row);
+      record = slab_record(shard, row);
+    } else {
+      note_change(changed_, static_cast<size_t>(ids[i]));
+      record = fixed_record(ids[i]);
+    }
+    if (spec_.counted)
+      set_counters(record, {counters.show[i], counters.click[i],
+                            static_cast<uint32_t>(counters.last_step[i])});
     const float* from = values + i * dim;
     if (spec_.half) {
       auto* to = reinterpret_cast<uint16_t*>(record);

@@ -6,7 +6,10 @@ import warnings
 from functools import cache
 from typing import Literal
 
+import torch
+
 from shoal.embedding import native
+from shoal.embedding.admission import Admission
 from shoal.embedding.optim import RowOptimizer
 from shoal.embedding.reference import Reference
 from shoal.embedding.store import Store
@@ -22,15 +25,20 @@ def make_local(
     *,
     backend: Literal["auto", "native", "reference"] = "auto",
     threads: int | None = None,
+    admission: Admission | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Store:
-    """A store that holds the table's rows here; `threads=None` means torch's number of threads."""
+    """A store that holds the table's rows here; `threads=None` means torch's number of threads.
+
+    dtype=torch.bfloat16 halves the memory of values (not of state); updates round stochastically.
+    """
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r} is not known; known are {', '.join(BACKENDS)}")
     if backend == "native" or (backend == "auto" and native_is_built()):
-        return native.Native(table, optimizer, seed, threads=threads)
+        return native.Native(table, optimizer, seed, admission, dtype, threads=threads)
     if backend == "auto":
         _warn_once()
-    return Reference(table, optimizer, seed)
+    return Reference(table, optimizer, seed, admission, dtype)
 
 
 def native_is_built() -> bool:

@@ -41,6 +41,7 @@ def every():
     return torch.cat([torch.randperm(ROWS), torch.randint(0, ROWS, (25,))])
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("ours", "theirs"),
