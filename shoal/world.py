@@ -79,8 +79,8 @@ def choose_gpus(ids: str | None) -> None:
     found = torch.cuda.device_count()
     if wanted and not found:
         raise WorldError(
-            f"run.gpu_ids={ids!r} names no GPU of this machine (nvidia-smi lists them); correct it, "
-            'leave it out to use all, or set it to "" to use none'
+            f"run.gpu_ids={ids!r} names no GPU of this machine (nvidia-smi lists them); correct "
+            'it, leave it out to use all, or set it to "" to use none'
         )
     if found < len(wanted) and is_first():
         log.warning("run.gpu_ids names %d GPUs; %d of them can be used", len(wanted), found)
