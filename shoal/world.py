@@ -7,6 +7,7 @@ every collective is the identity, so that no caller ever asks whether it is dist
 from __future__ import annotations
 
 import glob
+import logging
 import os
 import socket
 import struct
@@ -22,6 +23,7 @@ from torch import Tensor
 
 # torch 2.13 renamed it and warns about the old name; older versions have only that.
 all_gather_flat = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+log = logging.getLogger("shoal")
 SIOCGIFADDR = 0x8915  # Linux: the address of a network interface
 
 
@@ -80,11 +82,13 @@ def choose_gpus(ids: str | None) -> None:
         )
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(wanted)
     found = torch.cuda.device_count()
-    if found < len(wanted):
+    if wanted and not found:
         raise WorldError(
-            f"run.gpu_ids={ids!r} names {len(wanted)} GPUs; of these only {found} can be used here "
-            "(nvidia-smi lists the GPUs of this machine)"
+            f"run.gpu_ids={ids!r} names no GPU of this machine (nvidia-smi lists them); correct "
+            'it, leave it out to use all, or set it to "" to use none'
         )
+    if found < len(wanted) and is_first():
+        log.warning("run.gpu_ids names %d GPUs; %d of them can be used", len(wanted), found)
 
 
 def pick_device(choice: str, local_rank: int = 0) -> torch.device:

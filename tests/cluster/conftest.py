@@ -19,6 +19,7 @@ DATA = {
     "data.planted.items": 97,
     "data.planted.interactions": 4000,
     "data.max_len": 12,
+    "run.threads": 1,
     "run.progress": False,
     "run.tensorboard": False,
 }

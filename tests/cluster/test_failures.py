@@ -6,11 +6,12 @@ import os
 import resource
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 
 import pytest
-from commands import Command, errors, finish, is_alive, newest_step, shoal
+from commands import ROOT, Command, errors, finish, is_alive, newest_step, processes, shoal
 from conftest import LONG, MODELS, write_config
 from ranks import free_port
 
@@ -154,6 +155,45 @@ def test_two_runs_do_not_share_a_folder(endless: Path, tmp_path: Path) -> None:
     command.kill()
     # A killed run holds nothing.
     finish("train", "--resume", folder, "--epochs=1", cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_ends_the_other_host_too(endless: Path, tmp_path: Path) -> None:
+    port, folder = free_port(), tmp_path / "run"
+    words = ("--nproc=1", "--world_size=2", "--ip=127.0.0.1", f"--port={port}")
+    first, second = (
+        shoal(
+            *("train", endless, *words, f"--group_offset={offset}", "--output", folder),
+            cwd=tmp_path / str(offset),
+        )
+        for offset in (0, 1)
+    )
+    first.until("the first checkpoints", lambda: newest_step(folder) > 10)
+    ranks = {**first.ranks(), **second.ranks()}
+    os.kill(ranks[1], signal.SIGKILL)
+    assert "rank 1 on host" in assert_ended(second, second.ranks())
+    assert "SIGKILL" in second.output
+    message = assert_ended(first, ranks)
+    assert "rank 0 on host" in message and "lost its peers" in message
+    assert "the rank that failed first is on another host" in message
+
+
+@pytest.mark.slow
+def test_a_spawned_rank_that_is_killed(place: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    values = {"train.epochs": 100000, "run.output": str(folder)}
+    config = write_config(tmp_path / "c.yaml", MODELS["BPR"], LONG, values)
+    words = ("--config_files", str(config), f"--port={free_port()}", "--ip=127.0.0.1")
+    command = Command((sys.executable, str(ROOT / "examples" / "spawn_ranks.py"), *words), tmp_path)
+    command.until("the first checkpoints", lambda: newest_step(folder) > 10)
+    # Spawned ranks set their variables themselves; all that shows is that they use the group.
+    children = [pid for pid, _, parent in processes() if parent == command.process.pid]
+    ranks = [pid for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
+    assert len(ranks) == 2
+    os.kill(ranks[1], signal.SIGKILL)
+    assert command.wait(60) == 1
+    assert "terminated with signal SIGKILL" in command.output
+    assert not any(is_alive(pid) for pid in ranks)
 
 
 # ---- hosts that do not meet ---------------------------------------------------------------------
