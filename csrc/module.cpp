@@ -127,6 +127,7 @@ int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std:
     p.keep = steps[4 * t + 3];
     p.step = counts[t];
     values += n[t] * static_cast<size_t>(tables[t]->dim());
+    if (n[t] >= kNoRow) throw std::length_error("more than 2^32 - 2 ids in one push");
   }
   const int workers = parts_for(values, threads);
   // A part of a table must look at all its ids, so only tables too large for one share are split.
