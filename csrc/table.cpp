@@ -301,6 +301,7 @@ void Table::write(const int64_t* ids, size_t n, const float* values, const float
       const uint32_t row = find_or_insert(shard, ids[i], hash_id(ids[i]));
       note_change(shard.changed, row);
       record = slab_record(shard, row);
+      forget_pending(shard, ids[i], hash_id(ids[i]));
     } else {
       note_change(changed_, static_cast<size_t>(ids[i]));
       record = fixed_record(ids[i]);
