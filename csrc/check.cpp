@@ -70,6 +70,38 @@ void check_index() {
   CHECK(visited == model.size());
 }
 
+// The id that has a given hash: mix and its constants, backwards.
+int64_t id_of_hash(uint64_t hash) {
+  const auto unshift = [](uint64_t x, int bits) {
+    uint64_t y = x;
+    for (int done = bits; done < 64; done += bits) y = x ^ (y >> bits);
+    return y;
+  };
+  const auto inverse = [](uint64_t odd) {
+    uint64_t x = odd;
+    for (int k = 0; k < 6; ++k) x *= 2 - odd * x;
+    return x;
+  };
+  uint64_t x = unshift(hash, 31) * inverse(0x94D049BB133111EBull);
+  x = unshift(x, 27) * inverse(0xBF58476D1CE4E5B9ull);
+  return static_cast<int64_t>(unshift(x, 30) - kIncrement);
+}
+
+// Ids chosen so that all of them belong into the last bucket, with others between.
+void check_chosen_ids() {
+  Index index;
+  std::vector<int64_t> ids;
+  for (uint64_t k = 0; k < 3000; ++k)
+    ids.push_back(id_of_hash(k % 2 ? 0xFFFFFFFF00000000ull | k : mix(k)));
+  for (size_t k = 0; k < ids.size(); ++k) {
+    CHECK(k % 2 == 0 || hash_id(ids[k]) >> 32 == 0xFFFFFFFFull);
+    index.insert(ids[k], hash_id(ids[k]), static_cast<uint32_t>(k));
+  }
+  for (size_t k = 0; k < ids.size(); k += 3) index.erase(ids[k], hash_id(ids[k]));
+  for (size_t k = 0; k < ids.size(); ++k)
+    CHECK(index.find(ids[k], hash_id(ids[k])) == (k % 3 ? static_cast<uint32_t>(k) : kNoRow));
+}
+
 // The same pushes with one part and with several give the same bits.
 void check_threads(int64_t rows, int dim, Optimizer kind, bool half) {
   Spec spec = spec_of(rows, dim, kind);
@@ -194,6 +226,7 @@ void check_life(bool bloom) {
 
 int main() {
   check_index();
+  check_chosen_ids();
   for (int kind = 0; kind <= static_cast<int>(Optimizer::rmsprop); ++kind)
     for (int64_t rows : {int64_t{500}, int64_t{-1}})
       for (int dim : {5, 48})

@@ -52,9 +52,9 @@ class Index {
   void insert(int64_t id, uint64_t hash, uint32_t row) {
     if (size_ + 1 > limit_) grow();
     move_some(kMovesPerInsert);
-    while (!place(array_of(hash), id, hash, row)) {  // its run hit the end of the array: rare
-      grow();
+    if (!place(array_of(hash), id, hash, row)) {
       move_some(old_.slots);
+      while (!place(new_, id, hash, row)) widen();
     }
     ++size_;
   }
@@ -142,7 +142,7 @@ class Index {
     old_ = std::move(new_);
     frontier_ = 0;
     new_ = Array();
-    new_.allocate(capacity, kTail);
+    new_.allocate(capacity, tail_);
     limit_ = kBucket * capacity / 4 * 3;
   }
 
@@ -156,7 +156,7 @@ class Index {
         if (left == 0) break;  // the frontier may rest only on an empty slot
       } else {
         const int64_t id = old_.id(frontier_);
-        if (!place(new_, id, hash_id(id), row - 1)) overflow();
+        while (!place(new_, id, hash_id(id), row - 1)) widen();
       }
       ++frontier_;
       if (left > 0) --left;
@@ -170,26 +170,25 @@ class Index {
     }
   }
 
-  // The new array's tail is full while the old one empties: begin a still larger one at once.
-  void overflow() {
-    Array larger;
-    for (size_t tail = kTail, fits = 0; !fits; tail *= 4) {
-      larger = Array();
-      larger.allocate(new_.capacity * 2, tail);
-      fits = 1;
+  // A run reached the end of the array. It takes many ids whose hashes agree in 32 bits: no
+  // accident, but whoever chooses the ids must get a slow table, not a broken one.
+  void widen() {
+    Array wider;
+    for (bool fits = false; !fits;) {
+      tail_ *= 4;
+      wider = Array();
+      wider.allocate(new_.capacity, tail_);
+      fits = true;
       for (size_t slot = 0; fits && slot < new_.slots; ++slot)
         if (new_.row(slot) != 0)
-          fits = place(larger, new_.id(slot), hash_id(new_.id(slot)), new_.row(slot) - 1);
+          fits = place(wider, new_.id(slot), hash_id(new_.id(slot)), new_.row(slot) - 1);
     }
-    new_ = std::move(larger);
-    limit_ = kBucket * new_.capacity / 4 * 3;
-    const int64_t id = old_.id(frontier_);
-    if (!place(new_, id, hash_id(id), old_.row(frontier_) - 1)) overflow();
+    new_ = std::move(wider);
   }
 
   Array old_, new_;
   size_t frontier_ = 0;
-  size_t size_ = 0, limit_ = 0;
+  size_t size_ = 0, limit_ = 0, tail_ = kTail;
 };
 
 }  // namespace shoal

@@ -22,10 +22,10 @@ T* at(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
-// Fewer parts for little work: waking a thread costs some microseconds.
+// Fewer parts for little work: waking a thread costs what it does in some ten microseconds.
 int parts_for(size_t values, int threads) {
-  constexpr size_t enough = 1 << 15;
-  const size_t most = values / enough + 1;
+  constexpr size_t enough = 1 << 18;
+  const size_t most = std::max<size_t>(values / enough, 1);
   return static_cast<int>(std::min<size_t>(most, static_cast<size_t>(std::max(threads, 1))));
 }
 
@@ -127,6 +127,7 @@ int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std:
     p.keep = steps[4 * t + 3];
     p.step = counts[t];
     values += n[t] * static_cast<size_t>(tables[t]->dim());
+    if (n[t] >= kNoRow) throw std::length_error("more than 2^32 - 2 ids in one push");
   }
   const int workers = parts_for(values, threads);
   // A part of a table must look at all its ids, so only tables too large for one share are split.

@@ -78,10 +78,7 @@ bool Table::admit(Shard& shard, int64_t id, uint64_t hash, Counters& counters) {
   }
   const bool earned = score(counters) >= spec_.admit_score;
   if (earned) {
-    if (found != kNoRow) {
-      shard.pending.erase(id, hash);
-      shard.pending_free.push_back(found);
-    }
+    forget_pending(shard, id, hash);
   } else if (found != kNoRow) {
     shard.pending_counters[found] = counters;
   } else {
@@ -96,6 +93,13 @@ bool Table::admit(Shard& shard, int64_t id, uint64_t hash, Counters& counters) {
     shard.pending.insert(id, hash, place);
   }
   return earned;
+}
+
+void Table::forget_pending(Shard& shard, int64_t id, uint64_t hash) {
+  const uint32_t place = shard.pending.find(id, hash);
+  if (place == kNoRow) return;
+  shard.pending.erase(id, hash);
+  shard.pending_free.push_back(place);
 }
 
 void Table::decay(float factor) {
@@ -256,6 +260,7 @@ void Table::write_pending(const int64_t* ids, size_t n, const CounterArrays& in)
     const uint64_t hash = hash_id(ids[i]);
     Shard& shard = shards_[shard_of(hash)];
     const Counters counters{in.show[i], in.click[i], static_cast<uint32_t>(in.last_step[i])};
+    if (shard.index.find(ids[i], hash) != kNoRow) continue;  // it has a row by now
     const uint32_t place = shard.pending.find(ids[i], hash);
     if (place != kNoRow) {
       shard.pending_counters[place] = counters;

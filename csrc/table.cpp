@@ -195,8 +195,9 @@ void Table::push(const Push& push, int part, int parts) {
   const auto own = static_cast<uint64_t>(part);
   at_least(s.records, push.n);
   if (grows()) {
-    distinct_ids(s, push.ids, push.n, [&](int64_t id, uint64_t hash) {
-      return !is_padding(id) && shard_of(hash) * whole / kShards == own;
+    distinct_ids(s, push.ids, push.n, [&](int64_t id) {
+      return !is_padding(id) &&
+             (whole == 1 || shard_of(hash_id(id)) * whole / kShards == own);
     });
     if (push.clicks != nullptr) {
       s.clicks.assign(s.distinct, 0.0f);
@@ -229,7 +230,7 @@ void Table::push(const Push& push, int part, int parts) {
     if (spec_.rows <= (int64_t{1} << 22) || static_cast<size_t>(spec_.rows) <= 16 * push.n)
       distinct_rows(s, push.ids, push.n, spec_.rows, mine);
     else
-      distinct_ids(s, push.ids, push.n, [&](int64_t row, uint64_t) { return mine(row); });
+      distinct_ids(s, push.ids, push.n, mine);
     for (size_t u = 0; u < s.distinct; ++u) {
       note_change(changed_, static_cast<size_t>(s.ids[u]));
       s.records[u] = fixed_record(s.ids[u]);
@@ -300,6 +301,7 @@ void Table::write(const int64_t* ids, size_t n, const float* values, const float
       const uint32_t row = find_or_insert(shard, ids[i], hash_id(ids[i]));
       note_change(shard.changed, row);
       record = slab_record(shard, row);
+      forget_pending(shard, ids[i], hash_id(ids[i]));
     } else {
       note_change(changed_, static_cast<size_t>(ids[i]));
       record = fixed_record(ids[i]);

@@ -138,6 +138,7 @@ class Table {
   char* admitted_record(Shard& shard, const Push& push, int64_t id, uint64_t hash, float shows,
                         float clicks);
   bool admit(Shard& shard, int64_t id, uint64_t hash, Counters& counters);
+  void forget_pending(Shard& shard, int64_t id, uint64_t hash);
   void drop(Shard& shard, int64_t id, uint32_t row);
   float score(const Counters& c) const {
     return spec_.show_coefficient * (c.show - c.click) + spec_.click_coefficient * c.click;

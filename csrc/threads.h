@@ -7,6 +7,7 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -46,9 +47,13 @@ class Pool {
 
   void share(int threads, int parts, const std::function<void(int)>& work) {
     std::unique_lock<std::mutex> lock(mutex_);
-    while (size_ < threads - 1) {
-      std::thread([this, number = size_] { serve(number); }).detach();
-      ++size_;
+    try {
+      while (size_ < threads - 1) {
+        std::thread([this, number = size_] { serve(number); }).detach();
+        ++size_;
+      }
+    } catch (const std::system_error&) {
+      // no more threads to be had: those there are take all parts
     }
     helpers_ = threads - 1;
     work_ = &work;

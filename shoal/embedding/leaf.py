@@ -45,6 +45,9 @@ class Leaf:
         self.seed = seed
         self._step = 0
 
+    def __bool__(self) -> bool:
+        return True  # a growing table of length 0 is a table all the same
+
     @property
     def step(self) -> int:
         """How many times `push` was called."""

@@ -42,6 +42,8 @@ class Native(Leaf):
                 "the native core is not built: install a C++ compiler and reinstall shoal, or use "
                 'backend="reference"'
             )
+        if threads is not None and threads < 1:
+            raise ValueError(f"table {table.name!r}: threads is {threads}; it must be 1 or more")
         self.threads = threads
         self._pieces = list(optimizer.state_names())
         self._counters = [] if admission is None else list(COUNTERS)

@@ -141,6 +141,8 @@ class Reference(Leaf):
         self.values[positions] = round_bfloat16(rows.values) if half else rows.values
         for key, part in rows.state.items():
             self.state[key][positions] = part
+        for id_ in rows.ids.tolist() if self.pending else ():
+            self.pending.pop(id_, None)
         self._note_changes(rows.ids)
 
     def mark(self) -> int:
@@ -194,7 +196,9 @@ class Reference(Leaf):
         """Take over counters of ids without a row."""
         self.check_pending(pending)
         columns = [getattr(pending, key).tolist() for key in COUNTERS]
-        self.pending.update(zip(pending.ids.tolist(), zip(*columns)))
+        for id_, *counters in zip(pending.ids.tolist(), *columns):
+            if id_ not in self.positions:
+                self.pending[id_] = (counters[0], counters[1], counters[2])
 
     def _initial(self, ids: Tensor) -> Tensor:
         values = initial_rows(self.table, self.seed, ids)

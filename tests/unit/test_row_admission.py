@@ -122,6 +122,14 @@ def test_counters_travel_with_export_and_restore(engine):
         push(store, [2, 3])
     assert held(first) == held(second) == [1, 2]
     assert counters(first) == counters(second)
+    for part in pending:  # id 2 has a row by now: its old counters must not come back
+        second.restore_pending(part)
+    assert [p.ids.tolist() for p in second.export_pending()] == [[3]]
+    third = make(engine, threshold=3)
+    third.restore_pending(pending[0])
+    for chunk in second.export():  # nor must counters stay beside a row
+        third.restore(chunk)
+    assert list(third.export_pending()) == []
     wrong = Pending(torch.tensor([2, 1]), torch.ones(2), torch.ones(2), torch.ones(2).long())
     with pytest.raises(ValueError, match="must ascend"):
         second.restore_pending(wrong)

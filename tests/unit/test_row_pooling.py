@@ -77,7 +77,7 @@ def test_forward_and_backward(engine, mode, lengths, dim, grows, weighted, paddi
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 def test_equals_embedding_bag_with_threads(engine, mode):
     store = make_local(Table("t", 16, 500), RowOptimizer("sgd"), 3, backend=engine, threads=3)
-    lengths = torch.randint(0, 9, (4000,))
+    lengths = torch.randint(0, 9, (12000,))
     offsets = torch.cat([torch.tensor([0]), lengths.cumsum(0)])
     ids = torch.randint(0, 500, (int(offsets[-1]),))
     whole = store.pull(torch.arange(500))
