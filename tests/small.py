@@ -31,6 +31,13 @@ NO_DROPOUT = {
         "model.hidden_dropout_prob": 0.0,
         "model.attn_dropout_prob": 0.0,
     },
+    "BERT4Rec": {
+        "model.hidden_size": 16,
+        "model.inner_size": 32,
+        "model.hidden_dropout_prob": 0.0,
+        "model.attn_dropout_prob": 0.0,
+        "model.window_stride": 6,
+    },
     "Pop": {},
 }
 

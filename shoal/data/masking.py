@@ -12,14 +12,16 @@ batch, any rank and any restart. Every epoch draws new masks.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.config.schema import NegativesSection
-from shoal.data.batch import Batch
+from shoal.data.batch import Batch, Jagged
 from shoal.data.dataset import Dataset
 from shoal.data.history import Histories
 from shoal.data.random import hash64, uniform, uniform_below
@@ -49,7 +51,8 @@ class Masking:
 class MaskedWindows(Reader):
     """A sample is one copy of one window; ids are history [b, l] with masks and target [b, l].
 
-    The mask token is num_items, one past the last item. With negatives every sample has its own,
+    The mask token is num_items, one past the last item. ids masked is Jagged: which places of the
+    flattened history are asked for, so that nobody has to count them on a GPU. With negatives every sample has its own,
     neg_item [b, k], and dense neg_logq [b, k] and target_logq [b, l]: the logarithm of how often
     an item is drawn, up to a constant.
     """
@@ -86,6 +89,14 @@ class MaskedWindows(Reader):
             popular = negatives.distribution == "popularity"
             weight = np.maximum(popularity, 1.0) ** (negatives.alpha if popular else 0.0)
             self.logq = np.log(weight).astype(np.float32)
+
+    def batches(self, epoch: int, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
+        for batch in super().batches(epoch, rank, size, start):
+            asked = batch.tensor("target") > 0
+            offsets = F.pad(asked.sum(1).cumsum(0), (1, 0))
+            places = asked.view(-1).nonzero().view(-1)
+            batch.ids["masked"] = Jagged(places, offsets)
+            yield batch
 
     def make(self, samples: np.ndarray, epoch: int) -> Batch:
         window = samples // self.masking.copies

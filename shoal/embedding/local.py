@@ -10,12 +10,13 @@ import torch
 
 from shoal.embedding import native
 from shoal.embedding.admission import Admission
+from shoal.embedding.device import Device
 from shoal.embedding.optim import RowOptimizer
 from shoal.embedding.reference import Reference
 from shoal.embedding.store import Store
 from shoal.embedding.table import Table
 
-BACKENDS = ("auto", "native", "reference")
+BACKENDS = ("auto", "native", "reference", "device")
 
 
 def make_local(
@@ -23,17 +24,23 @@ def make_local(
     optimizer: RowOptimizer,
     seed: int,
     *,
-    backend: Literal["auto", "native", "reference"] = "auto",
+    backend: Literal["auto", "native", "reference", "device"] = "auto",
     threads: int | None = None,
     admission: Admission | None = None,
     dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
 ) -> Store:
     """A store that holds the table's rows here; `threads=None` means torch's number of threads.
 
     dtype=torch.bfloat16 halves the memory of values (not of state); updates round stochastically.
+    On a GPU the rows of a fixed table live in its memory; those of a growing one stay on the host.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r} is not known; known are {', '.join(BACKENDS)}")
+    on_gpu = torch.device(device).type != "cpu" and table.rows is not None
+    on_gpu = on_gpu and admission is None and dtype == torch.float32
+    if backend == "device" or (backend == "auto" and on_gpu):
+        return Device(table, optimizer, seed, device)
     if backend == "native" or (backend == "auto" and native_is_built()):
         return native.Native(table, optimizer, seed, admission, dtype, threads=threads)
     if backend == "auto":

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from shoal.data.batch import Batch
 from shoal.embedding.store import Store
 from shoal.embedding.table import Table
+from shoal.embedding.whole import every_id
 from shoal.nn.losses import full_softmax_loss
 
 
@@ -69,7 +70,7 @@ class Embeddings(nn.Module):
         table = self.fields[field]
         if table.rows is None:
             raise ValueError(f"table {table.name!r} grows: it has no whole to read")
-        return self.rows(field, torch.arange(table.rows))
+        return self.rows(field, every_id(table.rows, self._here.device))
 
     def full_softmax(
         self,
@@ -84,8 +85,20 @@ class Embeddings(nn.Module):
         Row 0 is padding, never a candidate nor a target. `bias_field` names a table of dim 1 whose
         rows are added to the logits; candidates end before row `stop` (default: all rows).
         """
-        bias = None if bias_field is None else self.whole(bias_field).squeeze(1)
-        return full_softmax_loss(hidden, self.whole(field), targets, bias=bias, stop=stop)
+        bias = None if bias_field is None else self._lent(bias_field).squeeze(1)
+        return full_softmax_loss(hidden, self._lent(field), targets, bias=bias, stop=stop)
+
+    def _lent(self, field: str) -> Tensor:
+        """As whole, but the store's own memory where it lends it: only to be read at once."""
+        table = self.fields[field]
+        lend = getattr(self.stores[table.name], "lend", None)
+        if lend is None or table.rows is None:
+            return self.whole(field)
+        leaf = lend().detach()
+        if torch.is_grad_enabled() and self.training:
+            leaf.requires_grad_()
+            self._pending[table.name].append((every_id(table.rows, leaf.device), leaf))
+        return leaf
 
     def prefetch(self, batch: Batch) -> None:
         """Tell the stores which rows the next batch will pull."""

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
+from shoal.data.batch import Batch, Jagged
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Facts, Output, Retrieval
@@ -106,7 +106,7 @@ class BERT4Rec(Retrieval):
         )
 
     def encode(self, history: Tensor, wanted: Tensor) -> Tensor:
-        """States of the wanted positions (bool [b, l]) of sequences [b, l] with masks: [n, d].
+        """States of wanted places ([n], counted in [b * l]) of sequences [b, l] with masks: [n, d].
 
         Positions are counted from the end of a sequence: its last item is at position max_len - 1
         however long it is, as if pads came first.
@@ -119,15 +119,15 @@ class BERT4Rec(Retrieval):
             )
         pads = history == 0
         first = self.facts.max_len - length + pads.sum(1, keepdim=True)
-        places = first + torch.arange(length, device=history.device)
-        positions = F.embedding(places.clamp_(max=self.facts.max_len - 1), self.positions)
+        position = first + torch.arange(length, device=history.device)
+        positions = F.embedding(position.clamp_(max=self.facts.max_len - 1), self.positions)
         x = self.dropout(self.norm(self.embed.rows("history", history) + positions))
         return self.transformer(x, pads, wanted)
 
     def forward(self, batch: Batch) -> Output:
         history, target = batch.tensor("history"), batch.tensor("target")
-        wanted = target > 0
-        states, targets = self.encode(history, wanted), target[wanted]
+        wanted = places(batch)
+        states, targets = self.encode(history, wanted), target.view(-1)[wanted]
         if self.options.loss_type == "CE":
             loss = self.embed.full_softmax(
                 "output", states, targets, "output_bias", stop=self.mask_token
@@ -140,10 +140,10 @@ class BERT4Rec(Retrieval):
                 "train.negatives.num to some hundreds, or model.loss_type to CE"
             )
         negatives = batch.tensor("neg_item")  # [b, k], shared by the positions of a sequence
-        owner = wanted.nonzero()[:, 0]
+        owner = wanted // history.shape[1]
         loss = sampled_softmax_loss(
             states,
-            self._output(targets, batch.dense["target_logq"][wanted]),
+            self._output(targets, batch.dense["target_logq"].view(-1)[wanted]),
             self._output(negatives, batch.dense["neg_logq"]),
             owner,
             targets,
@@ -165,14 +165,23 @@ class BERT4Rec(Retrieval):
         return torch.cat([self.embed.rows("output", ids), self.embed.rows("output_bias", ids)], -1)
 
 
+def places(batch: Batch) -> Tensor:
+    """Which places of the flattened history [b * l] are asked for: [n]."""
+    masked = batch.ids.get("masked")
+    if isinstance(masked, Jagged):
+        return masked.values
+    return (batch.tensor("target").view(-1) > 0).nonzero().view(-1)
+
+
 def ask(history: Tensor, mask_token: int, max_len: int) -> tuple[Tensor, Tensor]:
     """A mask token behind each history [b, l], whose oldest item makes room where it must.
 
-    Returns sequences [b, min(l + 1, max_len)] and where their mask tokens are, bool.
+    Returns sequences [b, w], w = min(l + 1, max_len), and the places of their masks [b] in [b * w].
     """
     lengths = (history > 0).sum(1, keepdim=True)
     longer = F.pad(history, (0, 1)).scatter(1, lengths, mask_token)
     width = min(longer.shape[1], max_len)
     first = (lengths + 1 - width).clamp(min=0)
     column = torch.arange(width, device=history.device)
-    return longer.gather(1, first + column), column == lengths - first
+    rows = width * torch.arange(len(history), device=history.device)
+    return longer.gather(1, first + column), rows + (lengths - first).view(-1)

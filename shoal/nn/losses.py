@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LOGITS_BLOCK = 1 << 22  # floats of logits held at a time: 16 MiB
+# Floats of logits held at a time: 64 MiB, and 1 GiB on a GPU, whose products want to be large.
+LOGITS_BLOCK = {"cpu": 1 << 24, "cuda": 1 << 28}
 
 
 def bpr_loss(queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
@@ -37,16 +38,20 @@ def full_softmax_loss(
 
     Item 0 is padding: never a candidate, never a target; nor are items from `stop` on. `bias`
     [items] is added to the logits.
-    Logits exist for `block` of the n positions at a time (None: as many as make 16 MiB), so memory
+    Logits exist for `block` of the n positions at a time (None: as many as make 64 MiB), so memory
     never holds n x items.
     """
     if block is None:
-        block = max(1, LOGITS_BLOCK // items.shape[0])
+        block = max(1, LOGITS_BLOCK.get(items.device.type, 1 << 24) // items.shape[0])
     return _FullSoftmax.apply(hidden, items, targets, bias, block, stop or items.shape[0])
 
 
 class _FullSoftmax(torch.autograd.Function):
-    """All gradients are made in forward, while a block's logits are at hand; backward scales."""
+    """All gradients are made in forward, while a block's logits are at hand; backward scales.
+
+    With e = exp(logits) and their sums t, the gradients of the logits are e / t - truth. Products
+    take e as it is and divide the small factor or the small result by t; truth is one item a row.
+    """
 
     @staticmethod
     def forward(
@@ -59,44 +64,47 @@ class _FullSoftmax(torch.autograd.Function):
         stop: int,
     ) -> Tensor:
         learns = any(ctx.needs_input_grad)
-        hidden_grad = torch.empty_like(hidden)
-        items_grad, bias_grad = None, None if bias is None else torch.zeros_like(bias)
+        made = torch.empty_like if len(hidden) else torch.zeros_like
+        hidden_grad, items_grad = made(hidden), made(items)
+        bias_grad = None if bias is None else made(bias)
         loss = hidden.new_zeros(())
         for start in range(0, hidden.shape[0], block):
-            part = slice(start, start + block)
-            wanted = targets[part].unsqueeze(1)
-            if bias is None:
-                logits = hidden[part] @ items.T  # [block, items]
-            else:
-                logits = torch.addmm(bias, hidden[part], items.T)
+            states, wanted = hidden[start : start + block], targets[start : start + block]
+            logits = states @ items.T  # [block, items]
+            if bias is not None:
+                logits += bias
             # Masked here, not cut off: the gradient of a slice would be one more pass over all rows.
             logits[:, 0] = -torch.inf
             logits[:, stop:] = -torch.inf
-            highest = logits.amax(1)
-            loss += highest.sum() - logits.gather(1, wanted).sum()
-            excess = torch.softmax(logits, 1)  # probabilities, row by row in the cache ...
-            # The highest logit's probability is 1 / sum of exp(logit - highest): never 0.
-            loss -= excess.amax(1).log().sum()
-            if learns:
-                excess.scatter_add_(1, wanted, excess.new_full(wanted.shape, -1.0))  # ... - truth
-                torch.mm(excess, items, out=hidden_grad[part])
-                if items_grad is None:
-                    items_grad = excess.T @ hidden[part]
-                else:
-                    items_grad.addmm_(excess.T, hidden[part])
-                if bias_grad is not None:
-                    bias_grad += excess.sum(0)
+            logits -= logits.amax(1, keepdim=True)
+            loss -= logits.gather(1, wanted.unsqueeze(1)).sum()
+            exponentials = logits.exp_()
+            totals = exponentials.sum(1, keepdim=True)
+            loss += totals.log().sum()
+            if not learns:
+                continue
+            part = torch.mm(exponentials, items, out=hidden_grad[start : start + block])
+            part.div_(totals).sub_(items.index_select(0, wanted))
+            keep = 1.0 if start else 0.0  # of the blocks before
+            torch.addmm(items_grad, exponentials.T, states / totals, beta=keep, out=items_grad)
+            items_grad.index_add_(0, wanted, states, alpha=-1.0)
+            if bias_grad is not None:
+                shares = totals.reciprocal().squeeze(1)
+                torch.addmv(bias_grad, exponentials.T, shares, beta=keep, out=bias_grad)
+                bias_grad.index_add_(0, wanted, torch.ones_like(shares), alpha=-1.0)
         if learns:
-            items_grad = torch.zeros_like(items) if items_grad is None else items_grad
-            ctx.save_for_backward(hidden_grad, items_grad, bias_grad)
+            ctx.gradients = [hidden_grad, items_grad, bias_grad]
         return loss
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_grad, items_grad, bias_grad = ctx.saved_tensors
-        if bias_grad is not None:
-            bias_grad = bias_grad * grads[0]
-        return hidden_grad * grads[0], items_grad * grads[0], None, bias_grad, None, None
+        # In place, because one of them is as large as the catalogue: so backward works once.
+        hidden_grad, items_grad, bias_grad = ctx.gradients
+        ctx.gradients = None
+        for gradient in (hidden_grad, items_grad, bias_grad):
+            if gradient is not None:
+                gradient.mul_(grads[0])
+        return hidden_grad, items_grad, None, bias_grad, None, None
 
 
 def sampled_softmax_loss(

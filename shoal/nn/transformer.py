@@ -65,7 +65,7 @@ class Transformer(nn.Module):
     def forward(
         self, x: Tensor, pads: Tensor | None = None, wanted: Tensor | None = None
     ) -> Tensor:
-        """States of all positions, or of the `wanted` ones (bool [b, l]) alone: [n, width].
+        """States of all positions, or of the `wanted` ones ([n], counted in [b * l]): [n, width].
 
         pads, bool [b, l]: positions that no other may see; needed where pads come before items, or
         where a position sees later ones.
@@ -74,7 +74,7 @@ class Transformer(nn.Module):
             x = attention(x, pads)
             # From the last attention on positions go their own ways: those not asked for stop.
             if wanted is not None and feed_forward is self.blocks[-1]:
-                x = x[wanted]
+                x = x.flatten(0, 1).index_select(0, wanted)
             x = feed_forward(x)
         return self.norm(x)
 

@@ -11,6 +11,7 @@ It is applied to a model from outside. Without any config file:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,12 +29,12 @@ from shoal.world import World
 Gradients = dict[str, tuple[Tensor, Tensor]]  # table -> (ids [n], gradients [n, dim])
 
 DENSE_OPTIMIZERS = {
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "sgd": torch.optim.SGD,
+    "adam": partial(torch.optim.Adam, fused=True),  # one call for all parameters
+    "adamw": partial(torch.optim.AdamW, fused=True),
+    "sgd": partial(torch.optim.SGD, fused=True),
     "adagrad": torch.optim.Adagrad,
     "rmsprop": torch.optim.RMSprop,
-    "sparse_adam": torch.optim.Adam,
+    "sparse_adam": partial(torch.optim.Adam, fused=True),
 }
 
 
@@ -64,7 +65,11 @@ class Strategy:
             clash = self.stores.keys() & module.tables.keys()
             if clash:
                 raise ValueError(f"two Embeddings of one model both have a table {min(clash)!r}")
-            module.attach(lambda table: make_local(table, self.row_optimizer, seed))
+            module.attach(
+                lambda table: make_local(
+                    table, self.row_optimizer, seed, device=self.world.device
+                )
+            )
             self.stores.update(module.stores)
         self.dense = [p for p in model.parameters() if p.requires_grad]
         self.dense_optimizer = None

@@ -12,12 +12,14 @@ from shoal.embedding.store import Rows, Store
 from shoal.embedding.table import Init, Table
 
 needs_core = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")
-ENGINES = ["reference", pytest.param("native", marks=needs_core)]
+ENGINES = ["reference", "device", pytest.param("native", marks=needs_core)]
 SEED = 7
 GROWING_IDS = [-(2**63), -5, 0, 3, 2**40, 2**63 - 1]
 
 
 def make(engine: str, rows: int | None = 50, dim: int = 4, name: str = "sgd", **more) -> Store:
+    if engine == "device" and rows is None:
+        pytest.skip("tables on a device are fixed")
     table = Table("items", dim, rows, Init("uniform", 0.5), more.pop("padding", None))
     return make_local(table, RowOptimizer(name, **more), SEED, backend=engine)
 

@@ -39,6 +39,20 @@ CURVES: dict[str, dict[str, Any]] = {
         "model__loss_type": "BPR",
         "train__negatives": {"num": 1},
     },
+    "BERT4Rec": {"model": "BERT4Rec", "train__batch_size": 13, "train__optimizer__lr": 0.01},
+    "BERT4Rec tied": {
+        "model": "BERT4Rec",
+        "train__batch_size": 13,
+        "train__optimizer__lr": 0.01,
+        "model__tied": True,
+    },
+    "BERT4Rec sampled": {
+        "model": "BERT4Rec",
+        "train__batch_size": 13,
+        "train__optimizer__lr": 0.01,
+        "model__loss_type": "sampled",
+        "train__negatives": {"num": 20, "distribution": "popularity"},
+    },
 }
 RANKED = [
     *("Recall", "MRR", "NDCG", "Hit", "MAP", "Precision", "GAUC"),

@@ -333,3 +333,70 @@ def test_wrong_options_are_refused(options, message):
     seen = Seen(np.array([1]), np.array([1]), 2, 9)
     with pytest.raises(ValueError, match=message):
         NegativeSampler(seen, 9, seed=0, **options)
+
+
+def test_alias_table_is_exact_for_counts_that_come_out_even():
+    rng = np.random.default_rng(1)
+    for _ in range(2000):
+        weights = rng.integers(0, 5, rng.integers(1, 9)).astype(float)
+        if weights.sum() == 0:
+            continue
+        keep, alias = alias_table(weights)
+        share = keep / len(weights)
+        np.add.at(share, alias, (1 - keep) / len(weights))
+        np.testing.assert_allclose(share, weights / weights.sum(), atol=1e-12)
+
+
+# different negatives
+
+
+def test_different_negatives_are_draws_without_those_before():
+    popularity = np.array([9, 5, 4, 3, 2, 1, 1.0])
+    sampler = NegativeSampler(
+        Seen(np.array([1]), np.array([2]), 3, 7),
+        7,
+        distribution="popularity",
+        popularity=popularity,
+        seed=1,
+    )
+    count = 20_000
+    drawn = sampler.draw_distinct(np.ones(count, int), np.arange(count), 0, 3)
+    assert (np.diff(np.sort(drawn, 1), axis=1) > 0).all()
+    weights = popularity.copy()
+    weights[[0, 2]] = 0
+    weights /= weights.sum()
+    # The probability of each ordered triple, by hand.
+    expected, observed = [], []
+    codes = drawn @ np.array([49, 7, 1])
+    for a, b, c in np.ndindex(7, 7, 7):
+        if weights[a] and weights[b] and weights[c] and len({a, b, c}) == 3:
+            rest = weights[b] / (1 - weights[a]) * weights[c] / (1 - weights[a] - weights[b])
+            expected.append(count * weights[a] * rest)
+            observed.append((codes == 49 * a + 7 * b + c).sum())
+    assert sum(observed) == count
+    assert chi_square(np.array(observed), np.array(expected)) < 5
+
+
+def test_different_negatives_do_not_depend_on_the_slicing():
+    users, items = interactions()
+    sampler = NegativeSampler(Seen(users, items, NUM_USERS, NUM_ITEMS), NUM_ITEMS, seed=4)
+    who, index = np.arange(NUM_USERS), np.arange(NUM_USERS) * 3
+    whole = sampler.draw_distinct(who, index, 2, 60)
+    assert not sampler.seen.contains(who[:, None], whole).any()
+    parts = [sampler.draw_distinct(who[k::4], index[k::4], 2, 60) for k in range(4)]
+    for k, part in enumerate(parts):
+        assert np.array_equal(whole[k::4], part)
+
+
+def test_who_has_fewer_unseen_items_gets_them_all_and_zeros():
+    items = np.arange(1, 20)
+    sampler = NegativeSampler(
+        Seen(np.ones(15, int), items[:15], 2, 20),
+        20,
+        distribution="popularity",
+        popularity=np.where(np.arange(20) < 18, 3.0, 0.0),
+        seed=1,
+    )
+    (drawn,) = sampler.draw_distinct(np.array([1]), np.array([8]), 0, 6)
+    assert sorted(drawn[:4].tolist()) == [16, 17, 18, 19] and (drawn[4:] == 0).all()
+    assert set(drawn[:2].tolist()) == {16, 17}  # those never counted come last

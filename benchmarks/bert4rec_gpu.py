@@ -1,0 +1,157 @@
+"""BERT4Rec records per second on one GPU: Shoal beside plain PyTorch, in alternating runs.
+
+    python benchmarks/bert4rec_gpu.py
+
+The size of the page of TorchRec's example: 500,000 items, length 16, dim 128, 2 heads, 2 layers, a
+fifth of the items masked, full softmax, Adam; batch 8, 64 and 512. Needs torch, numpy and pydantic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from bert4rec_peer import Model as PlainModel  # noqa: E402
+
+from shoal.config.schema import OptimizerSection  # noqa: E402
+from shoal.data.batch import Batch, Jagged  # noqa: E402
+from shoal.models.base import Facts  # noqa: E402
+from shoal.models.bert4rec import BERT4Rec  # noqa: E402
+from shoal.strategy.single import Single  # noqa: E402
+from shoal.world import World  # noqa: E402
+
+LENGTH, DIM, MASK = 16, 128, 0.2
+
+
+def batches(items: int, size: int, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(history with masks, target) as a reader makes them: ids 1 .. items, mask token items + 1."""
+    random = np.random.default_rng(1)
+    made = []
+    for _ in range(count):
+        ids = random.integers(1, items + 1, (size, LENGTH))
+        hidden = random.random(ids.shape) < MASK
+        history, target = np.where(hidden, items + 1, ids), np.where(hidden, ids, 0)
+        made.append((torch.from_numpy(history), torch.from_numpy(target)))
+    return made
+
+
+def shoal_step(items: int, device: torch.device) -> Callable:
+    """A step of Shoal: model, strategy and rows as in a run."""
+    empty = torch.empty(0, dtype=torch.int64)
+    facts = Facts(2, items + 1, "user_id", "item_id", LENGTH, empty, empty)
+    torch.manual_seed(1)
+    model = BERT4Rec(BERT4Rec.Options(hidden_size=DIM, mask_ratio=MASK), facts)
+    strategy = Single(World(device))
+    strategy.setup(model, OptimizerSection(name="adam", lr=1e-3), seed=1)
+    model.train()
+
+    def step(history: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        asked = target > 0  # on the host, as the reader does it
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), asked.sum(1).cumsum(0)])
+        masked = Jagged(asked.view(-1).nonzero().view(-1), offsets)
+        batch = Batch(len(history), {"history": history, "target": target, "masked": masked})
+        return strategy.train_step(batch.to(device))  # type: ignore[return-value]
+
+    return step
+
+
+def plain_step(items: int, device: torch.device) -> Callable:
+    """A step of plain PyTorch: logits at every position, dense Adam (fused)."""
+    torch.manual_seed(1)
+    model = PlainModel(nn.Embedding(items + 2, DIM), items + 2, LENGTH, DIM, 2, 2).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+    loss_of = nn.CrossEntropyLoss(ignore_index=0)
+
+    def step(history: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        history, target = history.to(device), target.to(device)
+        optimizer.zero_grad()
+        loss = loss_of(model(history).view(-1, items + 2), target.view(-1))
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def measure(step: Callable, data: list, device: torch.device, warm_up: int) -> tuple[float, float]:
+    """Seconds per step over all batches after the first ones, and the last loss."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    for one in data[:warm_up]:
+        loss = step(*one)
+    wait()
+    begun = time.perf_counter()
+    for one in data[warm_up:]:
+        loss = step(*one)
+    wait()
+    return (time.perf_counter() - begun) / (len(data) - warm_up), float(loss)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--items", type=int, default=500_000)
+    parser.add_argument("--batch", type=int, nargs="+", default=[8, 64, 512])
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--profile", type=int, default=0, help="batch to profile instead")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    print(f"command: python {' '.join(sys.argv)}\nmachine: {name}, torch {torch.__version__}\n")
+    sides = {"shoal": shoal_step, "plain PyTorch": plain_step}
+    if options.profile:
+        profile(sides["shoal"](options.items, device), options, device)
+        return
+    print("| batch | side | ms per step | records/s | × plain PyTorch | loss |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for size in options.batch:
+        steps = max(8, options.steps // max(1, size // 64))
+        data = batches(options.items, size, steps + 5)
+        seconds: dict[str, list[float]] = {side: [] for side in sides}
+        losses = {}
+        for _ in range(options.rounds):
+            for side, make in sides.items():
+                step = make(options.items, device)
+                one, losses[side] = measure(step, data, device, warm_up=5)
+                seconds[side].append(one)
+                del step
+                if device.type == "cuda":
+                    torch.cuda.empty_cache()
+        median = {side: statistics.median(values) for side, values in seconds.items()}
+        for side, value in median.items():
+            ratio = median["plain PyTorch"] / value
+            print(
+                f"| {size} | {side} | {value * 1e3:.3f} | {size / value:.0f} | {ratio:.2f} | "
+                f"{losses[side]:.4f} |",
+                flush=True,
+            )
+
+
+def profile(step: Callable, options: argparse.Namespace, device: torch.device) -> None:
+    """Where the time of a step goes."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    data = batches(options.items, options.profile, 20)
+    measure(step, data, device, warm_up=5)
+    kinds = [ProfilerActivity.CPU]
+    kinds += [ProfilerActivity.CUDA] if device.type == "cuda" else []
+    with record(activities=kinds) as found:
+        measure(step, data, device, warm_up=1)
+    order = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    print(found.key_averages().table(sort_by=order, row_limit=30, max_name_column_width=60))
+
+
+if __name__ == "__main__":
+    main()

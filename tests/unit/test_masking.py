@@ -1,0 +1,133 @@
+"""Masked windows: laid as the rule says, masked at the right rates, pure in (seed, epoch, sample)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from small import small_config
+
+from shoal.data.history import Histories
+from shoal.data.masking import MaskedWindows, Masking, windows
+from shoal.data.prepare import load_dataset
+
+DATASET = load_dataset(small_config("Pop").data, seed=1)
+HISTORIES = Histories(DATASET, ("train",), max_len=12)
+MASK = DATASET.num_items
+
+
+def reader(batch_size: int = 10**6, seed: int = 3, **masking) -> MaskedWindows:
+    return MaskedWindows(DATASET, HISTORIES, Masking(**masking), None, batch_size, seed)
+
+
+def by_hand(length: int, max_len: int, stride: int) -> list[tuple[int, int]]:
+    """Windows of one sequence: from the end in steps, then one at the beginning."""
+    found, start = [], length - max_len
+    while start > 0:
+        found.append((start, start + max_len))
+        start -= stride
+    return [*found, (0, min(max_len, length))]
+
+
+@pytest.mark.parametrize("max_len", [1, 5, 12])
+@pytest.mark.parametrize("stride", [1, 2, 5, 7])
+def test_windows_are_laid_from_the_end(max_len: int, stride: int) -> None:
+    lengths = np.array([0, 1, 4, 5, 6, 11, 12, 13, 30])
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    users, starts, stops = windows(offsets, max_len, stride)
+    for user, length in enumerate(lengths):
+        mine = users == user
+        got = list(zip(starts[mine] - offsets[user], stops[mine] - offsets[user]))
+        assert got == (by_hand(int(length), max_len, stride) if length else [])
+
+
+def test_a_stride_is_a_tenth_of_the_window_at_least_one() -> None:
+    assert reader().window_users.shape == reader(stride=1).window_users.shape
+    longer = Histories(DATASET, ("train",), max_len=35)
+    ours = MaskedWindows(DATASET, longer, Masking(), None, 8, 3)
+    assert len(ours.window_users) == len(windows(longer.offsets, 35, 3)[0])
+
+
+def test_what_is_hidden_stands_in_the_target_and_nowhere_else() -> None:
+    ours = reader(copies=2, stride=6)
+    samples = np.arange(ours.num_samples)
+    window = samples // 2
+    starts, stops = ours.window_starts[window], ours.window_stops[window]
+    items = HISTORIES.padded(starts, stops - starts)
+    history, target = ours.mask(items, samples, epoch=4)
+    hidden = target > 0
+    assert (target[hidden] == items[hidden]).all()
+    assert (history[~hidden] == items[~hidden]).all()
+    assert (history[items == 0] == 0).all() and (target[items == 0] == 0).all()
+    # No leak: a hidden place shows the mask, or an item that tells nothing of what was there.
+    shown = history[hidden]
+    random_items = shown[shown != MASK]
+    assert random_items.min() >= 1 and random_items.max() < DATASET.num_items
+    same = (shown == items[hidden])[shown != MASK].mean()
+    assert same < 5.0 / DATASET.num_items + 0.02
+
+
+def test_rates_are_those_asked_for() -> None:
+    ours = reader(mask_ratio=0.3, random_ratio=0.2, copies=4, stride=2)
+    (batch,) = ours.batches(0)
+    history, target = batch.tensor("history").numpy(), batch.tensor("target").numpy()
+    real, hidden = history > 0, target > 0
+    n = real.sum()
+    assert abs(hidden.sum() / n - 0.3) < 4 * (0.3 * 0.7 / n) ** 0.5
+    masks = (history[hidden] == MASK).mean()
+    assert abs(masks - 0.8) < 4 * (0.8 * 0.2 / hidden.sum()) ** 0.5
+    # Every position of a window is as likely as any other.
+    full = real.all(1)
+    per_position = hidden[full].mean(0)
+    assert np.abs(per_position - 0.3).max() < 5 * (0.21 / full.sum()) ** 0.5
+
+
+def test_random_items_are_uniform() -> None:
+    ours = reader(mask_ratio=1.0, random_ratio=1.0, copies=6, stride=2)
+    (batch,) = ours.batches(0)
+    shown = batch.tensor("history").numpy()
+    counts = np.bincount(shown[shown > 0], minlength=DATASET.num_items)[1:]
+    assert len(counts) == DATASET.num_items - 1
+    expected = counts.sum() / len(counts)
+    chi_square = ((counts - expected) ** 2 / expected).sum()
+    assert chi_square < len(counts) + 5 * (2 * len(counts)) ** 0.5
+
+
+def test_masks_are_a_pure_function_of_seed_epoch_and_sample() -> None:
+    def history(rank: int, size: int, batch_size: int, epoch: int, seed: int = 3) -> np.ndarray:
+        ours = reader(batch_size, seed, copies=2)
+        ours.shuffle = False
+        parts = [b.tensor("history").numpy() for b in ours.batches(epoch, rank, size)]
+        return np.concatenate(parts)
+
+    whole = history(0, 1, 10**6, 5)
+    assert np.array_equal(history(0, 1, 7, 5), whole)
+    for first in range(0, 40, 8):  # batch by batch, two ranks take their halves
+        ranks = [history(rank, 2, 8, 5)[first // 2 : first // 2 + 4] for rank in range(2)]
+        assert np.array_equal(np.concatenate(ranks), whole[first : first + 8])
+    assert (history(0, 1, 10**6, 6) != whole).any()
+    assert (history(0, 1, 10**6, 5, seed=4) != whole).any()
+    copies = whole.reshape(-1, 2, 12)
+    assert (copies[:, 0] != copies[:, 1]).any(1).mean() > 0.5
+
+
+def test_some_samples_hide_their_last_item_alone() -> None:
+    ours = reader(mask_ratio=0.4, last_ratio=0.25, random_ratio=0.0, copies=3, stride=4)
+    (batch,) = ours.batches(0)
+    target, history = batch.tensor("target").numpy(), batch.tensor("history").numpy()
+    lengths = (history > 0).sum(1)
+    last = target[np.arange(len(target)), lengths - 1] > 0
+    alone = last & ((target > 0).sum(1) == 1)
+    by_chance = 0.75 * 0.4 * 0.6 ** (lengths - 1)
+    assert abs(alone.mean() - 0.25 - by_chance.mean()) < 5 * (0.25 / len(alone)) ** 0.5
+    only = reader(mask_ratio=0.0, last_ratio=1.0)
+    (batch,) = only.batches(0)
+    assert ((batch.tensor("target") > 0).sum(1) == 1).all()
+    assert (batch.tensor("history")[batch.tensor("target") > 0] == MASK).all()
+
+
+def test_places_to_ask_for_are_counted_in_each_batch() -> None:
+    for batch in reader(batch_size=16).batches(0, rank=1, size=3):
+        asked = batch.tensor("target").reshape(-1) > 0
+        masked = batch.ids["masked"]
+        assert masked.values.tolist() == asked.nonzero().view(-1).tolist()
+        assert masked.lengths.tolist() == (batch.tensor("target") > 0).sum(1).tolist()
