@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from shoal.data.batch import Batch
 from shoal.embedding.store import Store
 from shoal.embedding.table import Table
+from shoal.nn.losses import full_softmax_loss
 
 
 class Embeddings(nn.Module):
@@ -69,6 +70,25 @@ class Embeddings(nn.Module):
         if table.rows is None:
             raise ValueError(f"table {table.name!r} grows: it has no whole to read")
         return self.rows(field, torch.arange(table.rows))
+
+    def full_softmax(
+        self,
+        field: str,
+        hidden: Tensor,
+        targets: Tensor,
+        bias_field: str | None = None,
+        stop: int | None = None,
+    ) -> Tensor:
+        """Summed cross entropy over all rows of a fixed table: hidden [n, d], targets [n] -> scalar.
+
+        Row 0 is padding, never a candidate nor a target. `bias_field` names a table of dim 1 whose
+        rows are added to the logits; candidates end before row `stop` (default: all rows).
+        """
+        rows = self.whole(field)[:stop]
+        if bias_field is not None:
+            rows = torch.cat([rows, self.whole(bias_field)[:stop]], 1)
+            hidden = torch.cat([hidden, hidden.new_ones(len(hidden), 1)], 1)
+        return full_softmax_loss(hidden, rows, targets)
 
     def prefetch(self, batch: Batch) -> None:
         """Tell the stores which rows the next batch will pull."""
