@@ -52,12 +52,11 @@ class Snapshot:
 def take(strategy: Strategy, state: dict[str, Any]) -> Snapshot:
     """Copy everything that training changes. Only rank 0's snapshot is written."""
     snapshot = Snapshot({**state, "steps": {name: s.step for name, s in strategy.stores.items()}})
-    if not strategy.world.is_main:
-        return snapshot
-    dense = {name: tensor.contiguous() for name, tensor in strategy.model.state_dict().items()}
-    snapshot.files["dense.safetensors"] = format_tensors(dense)
-    snapshot.files["optimizer.safetensors"] = format_tensors(_optimizer_tensors(strategy))
-    for name, store in strategy.owned_rows():
+    if strategy.world.is_main:
+        dense = {name: tensor.contiguous() for name, tensor in strategy.model.state_dict().items()}
+        snapshot.files["dense.safetensors"] = format_tensors(dense)
+        snapshot.files["optimizer.safetensors"] = format_tensors(_optimizer_tensors(strategy))
+    for name, store in strategy.owned_rows():  # all ranks: an export may need every one of them
         for number, rows in enumerate(store.export()):
             tensors = {"ids": rows.ids, "values": rows.values}
             tensors |= {f"state.{key}": value for key, value in rows.state.items()}

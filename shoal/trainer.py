@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -144,9 +144,12 @@ class Trainer:
             config.run.progress and self.world.is_main,
             cursor.batch,
         )
-        for batch in shown:
+        drawn_later = config.train.negatives is not None and config.train.negatives.dynamic
+        for batch, following in one_ahead(each.to(self.world.device) for each in shown):
             seed_step(config.run.seed, cursor.step, self.world.rank, self.world.device)
-            batch = keep_hardest(self.model, batch.to(self.world.device), config)
+            batch = keep_hardest(self.model, batch, config)
+            if following is not None and not drawn_later:
+                self.strategy.prefetch(following)
             lr = learning_rate(config.train.optimizer, cursor.step, reader.num_batches, epochs)
             loss = self.strategy.train_step(batch, lr)
             total += loss
@@ -274,6 +277,17 @@ class Trainer:
         self.curves.add_scalar("loss/train", line["loss"], epoch)
         for name, value in line.get("valid", {}).items():
             self.curves.add_scalar(f"valid/{name}", value, epoch)
+
+
+def one_ahead(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
+    """Each batch with the one after it, so that the one after may be prepared."""
+    before = None
+    for batch in batches:
+        if before is not None:
+            yield before, batch
+        before = batch
+    if before is not None:
+        yield before, None
 
 
 def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:

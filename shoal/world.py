@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -167,6 +167,19 @@ def interface_towards(address: str) -> str | None:
     return None
 
 
+class Arriving:
+    """A tensor on its way; `wait` has it."""
+
+    def __init__(self, tensor: Tensor, finish: Callable[[], None] = lambda: None):
+        self._tensor, self._finish = tensor, finish
+
+    def wait(self) -> Tensor:
+        """The tensor, once it is here."""
+        self._finish()
+        self._finish = lambda: None
+        return self._tensor
+
+
 class World:
     """One process alone: rank 0 of 1, collectives are the identity."""
 
@@ -193,6 +206,25 @@ class World:
     def exchange(self, tensors: list[Tensor]) -> list[list[Tensor]]:
         """Give every rank my tensors: a list per rank, in order of rank. Lengths may differ."""
         return [tensors]
+
+    def stack(self, tensor: Tensor) -> Tensor:
+        """Everybody's tensor of one shape: [size, *shape], in order of rank."""
+        return tensor.unsqueeze(0)
+
+    def all_to_all(
+        self, tensor: Tensor, sent: list[int], received: list[int], out: Tensor | None = None
+    ) -> Tensor:
+        """The first sent[0] rows go to rank 0, the next sent[1] to rank 1, ...
+
+        Returns the rows that came (in `out`), in order of rank: received[r] of them from rank r.
+        """
+        return self.start_all_to_all(tensor, sent, received, out).wait()
+
+    def start_all_to_all(
+        self, tensor: Tensor, sent: list[int], received: list[int], out: Tensor | None = None
+    ) -> Arriving:
+        """`all_to_all` that travels while the caller goes on; the tensor must rest meanwhile."""
+        return Arriving(tensor if out is None else out.copy_(tensor))
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         """Rank 0's bytes, everywhere."""
@@ -335,6 +367,28 @@ class Group(World):
                 position += count * nbytes
             result.append(parts)
         return result
+
+    def stack(self, tensor: Tensor) -> Tensor:
+        out = tensor.new_empty(self.size * tensor.numel())
+        with self._collective("stack", tensor.nbytes):
+            dist.all_gather_into_tensor(out, tensor.reshape(-1))
+        return out.view(self.size, *tensor.shape)
+
+    def start_all_to_all(
+        self, tensor: Tensor, sent: list[int], received: list[int], out: Tensor | None = None
+    ) -> Arriving:
+        tensor = tensor.contiguous()
+        if out is None:
+            out = tensor.new_empty(sum(received), *tensor.shape[1:])
+        away = sum(sent) - sent[self.rank]  # what stays here is no traffic
+        with self._collective("all_to_all", away * out[:0].new_empty(1, *out.shape[1:]).nbytes):
+            work = dist.all_to_all_single(out, tensor, received, sent, async_op=True)
+
+        def finish() -> None:
+            with self._collective("all_to_all", 0):
+                work.wait()
+
+        return Arriving(out, finish)
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         size = torch.tensor([len(data) if data is not None else 0], device=self.device)

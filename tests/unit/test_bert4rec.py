@@ -23,7 +23,8 @@ def parts_of(**values: Any) -> Parts:
 
 def tables(parts: Parts) -> dict[str, Tensor]:
     return {
-        name: store.pull(torch.arange(store.table.rows)) for name, store in parts.strategy.stores.items()
+        name: store.pull(torch.arange(store.table.rows))
+        for name, store in parts.strategy.stores.items()
     }
 
 
@@ -102,7 +103,12 @@ def test_sampled_softmax_equals_torch_and_tends_to_the_full_one() -> None:
     drawn = torch.tensor([[1, 2, 7], [3, 8, 8]])
     offset = torch.randn(9)
     loss = sampled_softmax_loss(
-        hidden, (rows[targets], offset[targets]), (rows[drawn], offset[drawn]), owner, targets, drawn
+        hidden,
+        (rows[targets], offset[targets]),
+        (rows[drawn], offset[drawn]),
+        owner,
+        targets,
+        drawn,
     )
     want = 0.0
     for state, target, sample in zip(hidden, targets, owner):
@@ -114,7 +120,12 @@ def test_sampled_softmax_equals_torch_and_tends_to_the_full_one() -> None:
     every = torch.stack([torch.tensor([i for i in range(1, 9) if i != t]) for t in targets])
     flat = torch.zeros(9)
     loss = sampled_softmax_loss(
-        hidden, (rows[targets], flat[targets]), (rows[every], flat[every]), torch.arange(3), targets, every
+        hidden,
+        (rows[targets], flat[targets]),
+        (rows[every], flat[every]),
+        torch.arange(3),
+        targets,
+        every,
     )
     torch.testing.assert_close(loss, full_softmax_loss(hidden, rows, targets))
 

@@ -171,7 +171,9 @@ def test_what_cannot_be_is_refused_by_name() -> None:
 
 
 def test_random_data_is_uniform_and_the_same_for_all() -> None:
-    words = "--dataset_name random --random_user_count 40 --random_item_count 25 --random_size 20000"
+    words = (
+        "--dataset_name random --random_user_count 40 --random_item_count 25 --random_size 20000"
+    )
     data = config_of(words).data
     dataset = load_dataset(data, seed=1)
     again = load_dataset(data, seed=2)
