@@ -116,7 +116,7 @@ class Device(Leaf):
             self._fused.state[self._parameter] = {**self.state, "step": self._steps}
         group = self._fused.param_groups[0]
         group["lr"], group["eps"] = lr, chosen.eps
-        if chosen.name == "adam":  # SparseAdam adds eps before the second moment is corrected
+        if chosen.sparse_eps:
             group["eps"] = chosen.eps / math.sqrt(1.0 - chosen.betas[1] ** self._step)  # type: ignore[operator]
         self._steps.fill_(self._step - 1)
         self._parameter.grad = grads

@@ -58,8 +58,7 @@ class Strategy:
         self.model = model.to(self.world.device)
         self.optimizer_section = optimizer
         self.clip_grad_norm = clip_grad_norm
-        rows = {"sparse_adam": "adam"}.get(optimizer.name, optimizer.name)
-        self.row_optimizer = RowOptimizer(rows, weight_decay=optimizer.weight_decay)
+        self.row_optimizer = RowOptimizer(optimizer.name, weight_decay=optimizer.weight_decay)
         self.seed = seed
         self.embeddings = [m for m in model.modules() if isinstance(m, Embeddings)]
         tables: dict[str, Table] = {}
