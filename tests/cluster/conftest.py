@@ -43,7 +43,7 @@ MODELS: dict[str, dict[str, Any]] = {
 SHORT = {"train.epochs": 4, "train.batch_size": 256}
 # Long enough to be met in its midst: some 50 steps an epoch, a checkpoint every few of them.
 LONG = {
-    "train.epochs": 12,
+    "train.epochs": 8,
     "train.batch_size": 64,
     "train.patience": 100,
     "checkpoint.every_steps": 11,
