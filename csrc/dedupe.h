@@ -18,7 +18,9 @@ struct Scratch {
   std::vector<uint32_t> distinct_of;
   std::vector<int64_t> ids;  // distinct, in order of first arrival
   std::vector<uint64_t> hashes;
+  size_t occurrences = 0, distinct = 0;
   std::vector<uint32_t> counts, starts, order;
+  std::vector<float> sums, clicks;
   std::vector<char*> records;
   std::vector<float> floats;
 };
@@ -34,7 +36,8 @@ inline void at_least(std::vector<T>& v, size_t n) {
 }
 
 // Fills starts and order from position, distinct_of and counts: a stable counting sort.
-inline void list_occurrences(Scratch& s, size_t occurrences, size_t distinct) {
+inline void list_occurrences(Scratch& s) {
+  const size_t occurrences = s.occurrences, distinct = s.distinct;
   at_least(s.starts, distinct + 2);
   at_least(s.order, occurrences);
   if (distinct == occurrences) {
@@ -49,25 +52,46 @@ inline void list_occurrences(Scratch& s, size_t occurrences, size_t distinct) {
     s.order[s.starts[s.distinct_of[k] + 1]++] = s.position[k];
 }
 
+// One occurrence for each distinct id: its summed gradient.
+inline void list_sums(Scratch& s) {
+  at_least(s.starts, s.distinct + 1);
+  at_least(s.order, s.distinct);
+  for (size_t u = 0; u < s.distinct; ++u) s.starts[u] = s.order[u] = static_cast<uint32_t>(u);
+  s.starts[s.distinct] = static_cast<uint32_t>(s.distinct);
+}
+
 inline void reserve_occurrences(Scratch& s, size_t n) {
-  at_least(s.position, n);
   at_least(s.distinct_of, n);
   at_least(s.ids, n);
   at_least(s.counts, n);
 }
 
+// Positions of the occurrences that `mine(id)` claims. Without branches: whose an id is cannot be
+// guessed, and a wrong guess costs more than a store.
+template <typename Mine>
+size_t choose(Scratch& s, const int64_t* ids, size_t n, Mine mine) {
+  at_least(s.position, n + 1);
+  uint32_t* position = s.position.data();
+  size_t chosen = 0;
+  for (size_t i = 0; i < n; ++i) {
+    position[chosen] = static_cast<uint32_t>(i);
+    chosen += mine(ids[i]) ? 1 : 0;
+  }
+  reserve_occurrences(s, chosen);
+  return chosen;
+}
+
 // Rows of a fixed table, one slot per row: no probing. `mine(row)` says whose part a row is.
 template <typename Mine>
-size_t distinct_rows(Scratch& s, const int64_t* ids, size_t n, int64_t rows, Mine mine) {
+void distinct_rows(Scratch& s, const int64_t* ids, size_t n, int64_t rows, Mine mine) {
   constexpr size_t ahead = 24;
-  reserve_occurrences(s, n);
+  s.occurrences = choose(s, ids, n, mine);
   at_least(s.slots, static_cast<size_t>(rows));
   uint32_t* slots = s.slots.data();
-  size_t distinct = 0, occurrences = 0;
-  for (size_t i = 0; i < n; ++i) {
-    if (i + ahead < n) prefetch_write(slots + ids[i + ahead]);
-    const int64_t row = ids[i];
-    if (!mine(row)) continue;
+  size_t distinct = 0;
+  for (size_t k = 0; k < s.occurrences; ++k) {
+    if (k + ahead < s.occurrences) prefetch_write(slots + ids[s.position[k + ahead]]);
+    const int64_t row = ids[s.position[k]];
     uint32_t u = slots[row];
     if (u == 0) {
       s.ids[distinct] = row;
@@ -75,29 +99,26 @@ size_t distinct_rows(Scratch& s, const int64_t* ids, size_t n, int64_t rows, Min
       u = slots[row] = static_cast<uint32_t>(++distinct);
     }
     ++s.counts[u - 1];
-    s.position[occurrences] = static_cast<uint32_t>(i);
-    s.distinct_of[occurrences++] = u - 1;
+    s.distinct_of[k] = u - 1;
   }
   for (size_t u = 0; u < distinct; ++u) slots[s.ids[u]] = 0;
-  list_occurrences(s, occurrences, distinct);
-  return distinct;
+  s.distinct = distinct;
 }
 
 // Any ids, by hash; also leaves the hashes of the distinct ids.
 template <typename Mine>
-size_t distinct_ids(Scratch& s, const int64_t* ids, size_t n, Mine mine) {
-  reserve_occurrences(s, n);
-  at_least(s.hashes, n);
+void distinct_ids(Scratch& s, const int64_t* ids, size_t n, Mine mine) {
+  s.occurrences = choose(s, ids, n, mine);
+  at_least(s.hashes, s.occurrences);
   size_t capacity = 64;
-  while (capacity < 2 * n) capacity *= 2;
+  while (capacity < 2 * s.occurrences) capacity *= 2;
   at_least(s.hash_slots, capacity);
   std::fill_n(s.hash_slots.begin(), capacity, 0u);
   uint32_t* slots = s.hash_slots.data();
-  size_t distinct = 0, occurrences = 0;
-  for (size_t i = 0; i < n; ++i) {
-    const int64_t id = ids[i];
+  size_t distinct = 0;
+  for (size_t k = 0; k < s.occurrences; ++k) {
+    const int64_t id = ids[s.position[k]];
     const uint64_t hash = hash_id(id);
-    if (!mine(id, hash)) continue;
     size_t slot = (hash >> 20) & (capacity - 1);
     uint32_t u;
     while ((u = slots[slot]) != 0 && s.ids[u - 1] != id) slot = (slot + 1) & (capacity - 1);
@@ -108,11 +129,9 @@ size_t distinct_ids(Scratch& s, const int64_t* ids, size_t n, Mine mine) {
       u = slots[slot] = static_cast<uint32_t>(++distinct);
     }
     ++s.counts[u - 1];
-    s.position[occurrences] = static_cast<uint32_t>(i);
-    s.distinct_of[occurrences++] = u - 1;
+    s.distinct_of[k] = u - 1;
   }
-  list_occurrences(s, occurrences, distinct);
-  return distinct;
+  s.distinct = distinct;
 }
 
 }  // namespace shoal

@@ -17,18 +17,18 @@ extern const Kernels table;
 #endif
 
 const Kernels& kernels() {
-  static const Kernels& chosen = []() -> const Kernels& {
+  static const Kernels* const chosen = [] {
 #ifdef SHOAL_HAS_AVX512
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-      return avx512::table;
+      return &avx512::table;
 #endif
 #ifdef SHOAL_HAS_AVX2
-    if (__builtin_cpu_supports("avx2")) return avx2::table;
+    if (__builtin_cpu_supports("avx2")) return &avx2::table;
 #endif
-    return baseline::table;
+    return &baseline::table;
   }();
-  return chosen;
+  return *chosen;
 }
 
 }  // namespace shoal

@@ -1,7 +1,8 @@
 // Index: id -> row number, for tables that grow.
 //
-// Open addressing with linear probing. The slot of a hash is its top bits scaled to the capacity,
-// so slots ascend with the hash whatever the capacity: growing means walking the old array from
+// Open addressing with linear probing over buckets of five that fill a cache line each: most
+// lookups then cost one miss. The bucket of a hash is its top bits scaled to the capacity,
+// so buckets ascend with the hash whatever the capacity: growing means walking the old array from
 // the front and appending to the new one. That walk is spread over later inserts. Everything
 // below `frontier_` has moved; it only ever stands behind an empty slot, so one comparison
 // says which array a hash belongs to. Pages of the old array go back to the kernel as it passes.
@@ -22,20 +23,27 @@ inline uint64_t hash_id(int64_t id) { return mix(static_cast<uint64_t>(id) + kIn
 class Index {
  public:
   size_t size() const { return size_; }
-  size_t bytes() const { return new_.slots * kSlot + (old_.slots - frontier_) * kSlot; }
+  // Memory in use: pages of a growing index come into being as the walk reaches them.
+  size_t bytes() const {
+    const size_t touched = old_.slots == 0 ? new_.slots : new_.slots * frontier_ / old_.slots;
+    return (touched + old_.slots - frontier_) / kBucket * sizeof(Bucket);
+  }
 
   void prefetch(uint64_t hash) const {
     const Array& array = array_of(hash);
-    if (array.slots != 0) prefetch_read(array.pages.data() + array.home(hash) * kSlot);
+    if (array.slots != 0) prefetch_read(&array.bucket(array.home_bucket(hash)));
   }
 
   uint32_t find(int64_t id, uint64_t hash) const {
     const Array& array = array_of(hash);
     if (array.slots == 0) return kNoRow;
-    for (size_t slot = array.home(hash); slot < array.slots; ++slot) {
-      const uint32_t row = array.row(slot);
-      if (row == 0) return kNoRow;
-      if (array.id(slot) == id) return row - 1;
+    const size_t buckets = array.slots / kBucket;
+    for (size_t b = array.home_bucket(hash); b < buckets; ++b) {
+      const Bucket& bucket = array.bucket(b);
+      uint32_t found = 0;  // without branches: where in the bucket an id lies cannot be guessed
+      for (size_t k = 0; k < kBucket; ++k) found |= bucket.id[k] == id ? bucket.row[k] : 0;
+      if (found != 0) return found - 1;
+      if (bucket.row[kBucket - 1] == 0) return kNoRow;  // a bucket fills from the front
     }
     return kNoRow;
   }
@@ -44,9 +52,9 @@ class Index {
   void insert(int64_t id, uint64_t hash, uint32_t row) {
     if (size_ + 1 > limit_) grow();
     move_some(kMovesPerInsert);
-    while (!place(array_of(hash), id, hash, row)) {  // its run hit the end of the array: rare
-      grow();
+    if (!place(array_of(hash), id, hash, row)) {
       move_some(old_.slots);
+      while (!place(new_, id, hash, row)) widen();
     }
     ++size_;
   }
@@ -76,29 +84,37 @@ class Index {
   }
 
  private:
-  static constexpr size_t kSlot = 12;  // 8 bytes of id, 4 of row number + 1 (0: empty)
-  static constexpr size_t kFirst = 64, kTail = 64;
-  static constexpr size_t kMovesPerInsert = 16;  // 6 would do to end before the next growth
+  static constexpr size_t kBucket = 5;
+  static constexpr size_t kFirst = 16, kTail = 16;  // buckets
+  static constexpr size_t kMovesPerInsert = 16;     // 6 would do to end before the next growth
+  static constexpr size_t kReleaseSlots = kBucket << 15;  // 2 MiB
 
+  struct Bucket {
+    int64_t id[kBucket];
+    uint32_t row[kBucket];  // row number + 1; 0: empty
+    uint32_t spare;
+  };
+  static_assert(sizeof(Bucket) == 64, "a bucket is a cache line");
+
+  // Slots are numbered through all buckets; a hash's home is the first slot of its bucket.
   struct Array {
     Pages pages;
-    size_t capacity = 0;  // homes
-    size_t slots = 0;     // homes and a tail, so that runs never wrap around
+    size_t capacity = 0;  // buckets that are homes
+    size_t slots = 0;     // of these and of a tail, so that runs never wrap around
 
-    size_t home(uint64_t hash) const { return ((hash >> 32) * capacity) >> 32; }
-    int64_t id(size_t slot) const {
-      int64_t value;
-      std::memcpy(&value, pages.data() + slot * kSlot, 8);
-      return value;
-    }
-    uint32_t row(size_t slot) const {
-      uint32_t value;
-      std::memcpy(&value, pages.data() + slot * kSlot + 8, 4);
-      return value;
-    }
+    Bucket& bucket(size_t b) const { return reinterpret_cast<Bucket*>(pages.data())[b]; }
+    size_t home_bucket(uint64_t hash) const { return ((hash >> 32) * capacity) >> 32; }
+    size_t home(uint64_t hash) const { return home_bucket(hash) * kBucket; }
+    int64_t id(size_t slot) const { return bucket(slot / kBucket).id[slot % kBucket]; }
+    uint32_t row(size_t slot) const { return bucket(slot / kBucket).row[slot % kBucket]; }
     void set(size_t slot, int64_t id, uint32_t row) {
-      std::memcpy(pages.data() + slot * kSlot, &id, 8);
-      std::memcpy(pages.data() + slot * kSlot + 8, &row, 4);
+      bucket(slot / kBucket).id[slot % kBucket] = id;
+      bucket(slot / kBucket).row[slot % kBucket] = row;
+    }
+    void allocate(size_t buckets, size_t tail) {
+      capacity = buckets;
+      slots = (buckets + tail) * kBucket;
+      pages = Pages((buckets + tail) * sizeof(Bucket));
     }
   };
 
@@ -118,18 +134,16 @@ class Index {
     return false;
   }
 
-  // At most 3/4 full; a quarter larger each time keeps it above 3/5: 16 to 20 bytes per row.
+  // At most 3/4 full; a quarter larger each time keeps it above 3/5: 17 to 22 bytes per row.
   void grow() {
     move_some(old_.slots);
     size_t capacity = new_.capacity == 0 ? kFirst : new_.capacity + new_.capacity / 4;
-    if (new_.capacity != 0 && new_.capacity < (kFirst << 6)) capacity = new_.capacity * 2;
+    if (new_.capacity != 0 && new_.capacity < (kFirst << 2)) capacity = new_.capacity * 2;
     old_ = std::move(new_);
     frontier_ = 0;
     new_ = Array();
-    new_.capacity = capacity;
-    new_.slots = capacity + kTail;
-    new_.pages = Pages(new_.slots * kSlot);
-    limit_ = capacity - capacity / 4;
+    new_.allocate(capacity, tail_);
+    limit_ = kBucket * capacity / 4 * 3;
   }
 
   void move_some(size_t slots) {
@@ -142,7 +156,7 @@ class Index {
         if (left == 0) break;  // the frontier may rest only on an empty slot
       } else {
         const int64_t id = old_.id(frontier_);
-        if (!place(new_, id, hash_id(id), row - 1)) overflow();
+        while (!place(new_, id, hash_id(id), row - 1)) widen();
       }
       ++frontier_;
       if (left > 0) --left;
@@ -151,36 +165,30 @@ class Index {
       old_ = Array();
       frontier_ = 0;
     } else if (frontier_ / kReleaseSlots != begin / kReleaseSlots) {
-      old_.pages.release(begin / kReleaseSlots * kReleaseSlots * kSlot,
-                         frontier_ / kReleaseSlots * kReleaseSlots * kSlot);
+      old_.pages.release(begin / kReleaseSlots * kReleaseSlots / kBucket * sizeof(Bucket),
+                         frontier_ / kReleaseSlots * kReleaseSlots / kBucket * sizeof(Bucket));
     }
   }
 
-  static constexpr size_t kReleaseSlots = size_t{1} << 18;  // 3 MiB
-
-  // The new array's tail is full while the old one empties: begin a still larger one at once.
-  void overflow() {
-    Array larger;
-    larger.capacity = new_.capacity * 2;
-    larger.slots = larger.capacity + kTail;
-    while (true) {
-      larger.pages = Pages(larger.slots * kSlot);
-      bool fits = true;
+  // A run reached the end of the array. It takes many ids whose hashes agree in 32 bits: no
+  // accident, but whoever chooses the ids must get a slow table, not a broken one.
+  void widen() {
+    Array wider;
+    for (bool fits = false; !fits;) {
+      tail_ *= 4;
+      wider = Array();
+      wider.allocate(new_.capacity, tail_);
+      fits = true;
       for (size_t slot = 0; fits && slot < new_.slots; ++slot)
         if (new_.row(slot) != 0)
-          fits = place(larger, new_.id(slot), hash_id(new_.id(slot)), new_.row(slot) - 1);
-      if (fits) break;
-      larger.slots += larger.slots / 2;
+          fits = place(wider, new_.id(slot), hash_id(new_.id(slot)), new_.row(slot) - 1);
     }
-    new_ = std::move(larger);
-    limit_ = new_.capacity - new_.capacity / 4;
-    const int64_t id = old_.id(frontier_);
-    if (!place(new_, id, hash_id(id), old_.row(frontier_) - 1)) overflow();
+    new_ = std::move(wider);
   }
 
   Array old_, new_;
   size_t frontier_ = 0;
-  size_t size_ = 0, limit_ = 0;
+  size_t size_ = 0, limit_ = 0, tail_ = kTail;
 };
 
 }  // namespace shoal

@@ -60,10 +60,11 @@ inline void step_row(float* __restrict w, float* __restrict s, const float* __re
     float* __restrict second = s + dim;
     const float rest1 = h.rest1, rest2 = h.rest2, keep = a.keep;
     for (int c = 0; c < dim; ++c) {
-      first[c] += (g[c] - first[c]) * rest1;
-      second[c] += (g[c] * g[c] - second[c]) * rest2;
-      if constexpr (K == Optimizer::adamw) w[c] *= keep;
-      w[c] -= size * first[c] / (std::sqrt(second[c]) + eps);
+      const float m = first[c] + (g[c] - first[c]) * rest1;
+      const float v = second[c] + (g[c] * g[c] - second[c]) * rest2;
+      first[c] = m;
+      second[c] = v;
+      w[c] = w[c] * keep - size * m / (std::sqrt(v) + eps);
     }
   } else if constexpr (K == Optimizer::rmsprop) {
     const float rest = h.rest2;
@@ -87,32 +88,92 @@ inline void step_row(float* __restrict w, float* __restrict s, const float* __re
   }
 }
 
-template <int D>
-inline const float* sum_gradients(const Apply& a, size_t u, int dim, float* buffer) {
-  const uint32_t begin = a.starts[u], end = a.starts[u + 1];
+typedef float Four __attribute__((vector_size(16), aligned(4)));
+constexpr int kBlock = 32;  // columns summed at once: they stay in registers over all occurrences
+
+inline const float* gradient_of(const Apply& a, uint32_t i, int dim) {
+  return a.grads + static_cast<size_t>(a.source ? a.source[i] : i) * static_cast<size_t>(dim);
+}
+
+template <bool weighted>
+void sum_block(const Apply& a, uint32_t begin, uint32_t end, int dim, int column, float* out) {
   const uint32_t last = a.starts[a.count];
-  const auto gradient = [&](uint32_t i) {
-    return a.grads + static_cast<size_t>(a.source ? a.source[i] : i) * static_cast<size_t>(dim);
-  };
-  if (end - begin == 1 && a.coefficient == nullptr) return gradient(a.order[begin]);
-  for (int c = 0; c < dim; ++c) buffer[c] = 0.0f;
+  Four sum[kBlock / 4] = {};
   for (uint32_t k = begin; k < end; ++k) {
     if (k + kGradsAhead < last) {
-      const float* coming = gradient(a.order[k + kGradsAhead]);
-      for (int c = 0; c < dim; c += 16) prefetch_read(coming + c);
+      const float* coming = gradient_of(a, a.order[k + kGradsAhead], dim) + column;
+      prefetch_read(coming);
+      prefetch_read(coming + 16);
     }
     const uint32_t i = a.order[k];
-    const float* __restrict g = gradient(i);
-    float* __restrict out = buffer;
-    if (a.coefficient == nullptr) {
-      for (int c = 0; c < dim; ++c) out[c] += g[c];
-    } else {
+    const Four* from = reinterpret_cast<const Four*>(gradient_of(a, i, dim) + column);
+    if constexpr (weighted) {
       const float factor = a.coefficient[i];
-      for (int c = 0; c < dim; ++c) out[c] += factor * g[c];
+      for (int v = 0; v < kBlock / 4; ++v) sum[v] += from[v] * factor;
+    } else {
+      for (int v = 0; v < kBlock / 4; ++v) sum[v] += from[v];
     }
+  }
+  std::memcpy(out, sum, sizeof sum);
+}
+
+// The sum of a row's gradients in order of arrival: [dim], in place where there is only one.
+inline const float* sum_gradients(const Apply& a, size_t u, int dim, float* buffer) {
+  const uint32_t begin = a.starts[u], end = a.starts[u + 1];
+  if (end - begin == 1 && a.coefficient == nullptr) return gradient_of(a, a.order[begin], dim);
+  int column = 0;
+  for (; column + kBlock <= dim; column += kBlock) {
+    if (a.coefficient == nullptr)
+      sum_block<false>(a, begin, end, dim, column, buffer + column);
+    else
+      sum_block<true>(a, begin, end, dim, column, buffer + column);
+  }
+  for (int c = column; c < dim; ++c) buffer[c] = 0.0f;
+  for (uint32_t k = begin; column < dim && k < end; ++k) {
+    const float* __restrict g = gradient_of(a, a.order[k], dim);
+    const float factor = a.coefficient == nullptr ? 1.0f : a.coefficient[a.order[k]];
+    float* __restrict out = buffer;
+    for (int c = column; c < dim; ++c) out[c] += factor * g[c];
   }
   return buffer;
 }
+
+// out = factor * g, or out += factor * g; sixteen columns at a time, then what is left.
+template <bool weighted, bool first>
+inline void accumulate(float* out, const float* g, float factor, int dim) {
+  int c = 0;
+  for (; c + 16 <= dim; c += 16) {
+    const Four* from = reinterpret_cast<const Four*>(g + c);
+    Four* to = reinterpret_cast<Four*>(out + c);
+    Four part[4];
+    for (int v = 0; v < 4; ++v) part[v] = weighted ? from[v] * factor : from[v];
+    for (int v = 0; v < 4; ++v) to[v] = first ? part[v] : to[v] + part[v];
+  }
+  for (; c < dim; ++c) {
+    const float part = weighted ? g[c] * factor : g[c];
+    out[c] = first ? part : out[c] + part;
+  }
+}
+
+template <bool weighted>
+void scatter_of(const Scatter& s) {
+  const int dim = s.dim;
+  const size_t width = static_cast<size_t>(dim);
+  uint32_t seen = 0;
+  for (size_t k = 0; k < s.occurrences; ++k) {
+    const uint32_t i = s.position[k], u = s.distinct_of[k];
+    const float* g = s.grads + (s.source ? s.source[i] : i) * width;
+    const float factor = weighted ? s.coefficient[i] : 1.0f;
+    if (u == seen) {
+      ++seen;
+      accumulate<weighted, true>(s.sums + u * width, g, factor, dim);
+    } else {
+      accumulate<weighted, false>(s.sums + u * width, g, factor, dim);
+    }
+  }
+}
+
+void scatter(const Scatter& s) { s.coefficient ? scatter_of<true>(s) : scatter_of<false>(s); }
 
 // Stochastic rounding: 16 bits of noise per value, a pure function of (key, id, column).
 inline void store_half(uint16_t* out, const float* w, int dim, uint64_t row_key) {
@@ -124,9 +185,11 @@ inline void store_half(uint16_t* out, const float* w, int dim, uint64_t row_key)
   }
 }
 
-template <Optimizer K, int D>
+// With `whole` the dimension is a multiple of 16, and loops need no code for what is left over.
+// (A dimension known exactly makes the compiler unroll before it vectorises, which is far worse.)
+template <Optimizer K, bool whole>
 void apply_rows(const Apply& a) {
-  const int dim = D > 0 ? D : a.layout.dim;
+  const int dim = whole ? a.layout.dim & ~15 : a.layout.dim;
   float* const buffer = a.scratch;
   float* const wide = a.scratch + dim;
   const bool touch_up = a.hyper.clip > 0 || (a.hyper.weight_decay > 0 && K != Optimizer::adamw);
@@ -138,6 +201,7 @@ void apply_rows(const Apply& a) {
       for (size_t line = 0; line < fetched; ++line) prefetch_write(coming + 64 * line);
     }
     char* const record = a.records[u];
+    if (record == nullptr) continue;  // an id that is not admitted yet
     float* w = reinterpret_cast<float*>(record);
     float* const s = reinterpret_cast<float*>(record + a.layout.state);
     if (a.layout.half) {
@@ -145,7 +209,7 @@ void apply_rows(const Apply& a) {
       for (int c = 0; c < dim; ++c) wide[c] = widen(narrow_values[c]);
       w = wide;
     }
-    const float* g = sum_gradients<D>(a, u, dim, buffer);
+    const float* g = sum_gradients(a, u, dim, buffer);
     if (touch_up) {
       float scale = 1.0f;
       if (a.hyper.clip > 0) {
@@ -166,13 +230,7 @@ void apply_rows(const Apply& a) {
 
 template <Optimizer K>
 void apply_of(const Apply& a) {
-  switch (a.layout.dim) {
-    case 16: return apply_rows<K, 16>(a);
-    case 32: return apply_rows<K, 32>(a);
-    case 64: return apply_rows<K, 64>(a);
-    case 128: return apply_rows<K, 128>(a);
-    default: return apply_rows<K, 0>(a);
-  }
+  a.layout.dim % 16 == 0 ? apply_rows<K, true>(a) : apply_rows<K, false>(a);
 }
 
 void apply(const Apply& a) {
@@ -241,20 +299,10 @@ void add_values(const Layout& layout, const char* record, float coefficient,
   }
 }
 
-float dot_values(const Layout& layout, const char* record, const float* with) {
-  float total = 0;
-  for (int c = 0; c < layout.dim; ++c) {
-    const float value = layout.half ? widen(reinterpret_cast<const uint16_t*>(record)[c])
-                                    : reinterpret_cast<const float*>(record)[c];
-    total += value * with[c];
-  }
-  return total;
-}
-
 }  // namespace
 
 extern const Kernels table;
-const Kernels table = {SHOAL_TEXT(SHOAL_ISA), apply, gather, read_values, add_values, dot_values};
+const Kernels table = {SHOAL_TEXT(SHOAL_ISA), scatter, apply, gather, read_values, add_values};
 
 }  // namespace SHOAL_ISA
 }  // namespace shoal

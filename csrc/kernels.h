@@ -57,15 +57,28 @@ struct Apply {
   uint64_t noise_key = 0;
 };
 
+// Gradients of occurrences to be added into one row of `sums` for each distinct id. Distinct ids
+// are numbered by first arrival.
+struct Scatter {
+  int dim = 0;
+  size_t occurrences = 0;
+  const uint32_t* position = nullptr;
+  const uint32_t* distinct_of = nullptr;
+  const float* grads = nullptr;
+  const uint32_t* source = nullptr;
+  const float* coefficient = nullptr;
+  float* sums = nullptr;
+};
+
 struct Kernels {
   const char* name;
+  void (*scatter)(const Scatter&);
   void (*apply)(const Apply&);
   // out[i] = values of the record base + ids[i] * stride
   void (*gather)(const Layout&, const char* base, const int64_t* ids, size_t n, float* out);
   void (*read_values)(const Layout&, const char* record, float* out);
   // out += coefficient * values of the record
   void (*add_values)(const Layout&, const char* record, float coefficient, float* out);
-  float (*dot_values)(const Layout&, const char* record, const float* with);
 };
 
 const Kernels& kernels();

@@ -18,10 +18,10 @@ class Pages {
   Pages() = default;
 
   // Random rows of a big table miss the TLB on every access with 4 KiB pages; small ones would
-  // waste most of a huge page.
-  explicit Pages(size_t bytes, bool huge = true) {
+  // waste most of a huge page, so the first `small` bytes can do without.
+  explicit Pages(size_t bytes, size_t small = 0) {
     if (bytes == 0) return;
-    const bool align = huge && bytes >= kHuge;
+    const bool align = bytes >= small + kHuge;
     size_ = bytes;
     length_ = size_ + (align ? kHuge : 0);
     whole_ = mmap(nullptr, length_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -33,7 +33,7 @@ class Pages {
     if (align) address = (address + kHuge - 1) / kHuge * kHuge;
     data_ = reinterpret_cast<char*>(address);
 #ifdef MADV_HUGEPAGE
-    if (align) madvise(data_, size_ / kHuge * kHuge, MADV_HUGEPAGE);  // the rest in small pages
+    if (align) madvise(data_ + small, (size_ - small) / kHuge * kHuge, MADV_HUGEPAGE);
 #endif
   }
 
@@ -74,7 +74,15 @@ class Pages {
   size_t size_ = 0;
 };
 
-inline void prefetch_read(const void* p) { __builtin_prefetch(p, 0, 3); }
-inline void prefetch_write(const void* p) { __builtin_prefetch(p, 1, 3); }
+// The empty asm keeps them: a function that does nothing else looks to GCC as if it did nothing,
+// and calls of it are dropped.
+inline void prefetch_read(const void* p) {
+  __builtin_prefetch(p, 0, 3);
+  asm volatile("");
+}
+inline void prefetch_write(const void* p) {
+  __builtin_prefetch(p, 1, 3);
+  asm volatile("");
+}
 
 }  // namespace shoal

@@ -23,16 +23,17 @@ T* at(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
-// Fewer parts for little work: waking a thread costs some microseconds.
+// Fewer parts for little work: waking a thread costs what it does in some ten microseconds.
 int parts_for(size_t values, int threads) {
-  constexpr size_t enough = 1 << 15;
-  const size_t most = values / enough + 1;
+  constexpr size_t enough = 1 << 18;
+  const size_t most = std::max<size_t>(values / enough, 1);
   return static_cast<int>(std::min<size_t>(most, static_cast<size_t>(std::max(threads, 1))));
 }
 
 Table* make_table(int dim, int64_t rows, bool has_padding, int64_t padding, bool half,
                   int init_kind, uint64_t init_key, float init_factor, int optimizer,
-                  const std::vector<float>& hyper, int threads) {
+                  const std::vector<float>& hyper, bool counted,
+                  const std::vector<float>& admission, size_t bloom_counters, int threads) {
   Spec spec;
   spec.dim = dim;
   spec.rows = rows;
@@ -47,6 +48,12 @@ Table* make_table(int dim, int64_t rows, bool has_padding, int64_t padding, bool
                            &h.initial_accumulator};
   if (hyper.size() != std::size(fields)) throw std::invalid_argument("hyper-parameters: 9 floats");
   for (size_t k = 0; k < hyper.size(); ++k) *fields[k] = hyper[k];
+  spec.counted = counted;
+  if (admission.size() != 3) throw std::invalid_argument("admission: 3 floats");
+  spec.admit_score = admission[0];
+  spec.show_coefficient = admission[1];
+  spec.click_coefficient = admission[2];
+  spec.bloom_counters = bloom_counters;
   return new Table(spec, threads);
 }
 
@@ -87,7 +94,7 @@ int64_t pull(const std::vector<Table*>& tables, const Addresses& ids, const std:
   for (size_t t = 0; t < tables.size(); ++t) values += n[t] * static_cast<size_t>(tables[t]->dim());
   const size_t parts = static_cast<size_t>(parts_for(values, threads));
   const Guards<false> guards(tables);
-  Pool::run(static_cast<int>(parts), [&](int part) {
+  Pool::run(static_cast<int>(parts), static_cast<int>(parts), [&](int part) {
     const size_t p = static_cast<size_t>(part);
     for (size_t t = 0; t < tables.size(); ++t) {
       const size_t begin = n[t] * p / parts, end = n[t] * (p + 1) / parts;
@@ -98,10 +105,11 @@ int64_t pull(const std::vector<Table*>& tables, const Addresses& ids, const std:
   return -1;
 }
 
+// sources and coefficients: see Apply; address 0: none.
 // steps: (size, eps, lr, keep) of each table, one after the other.
 int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std::vector<size_t>& n,
-             const Addresses& grads, const std::vector<float>& steps,
-             const std::vector<uint64_t>& counts, int threads) {
+             const Addresses& grads, const Addresses& sources, const Addresses& coefficients,
+             const Addresses& clicks, const std::vector<float>& steps, const std::vector<uint64_t>& counts, int threads) {
   const int64_t wrong = find_outside(tables, ids, n);
   if (wrong >= 0) return wrong;
   size_t values = 0;
@@ -111,38 +119,98 @@ int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std:
     p.ids = at<int64_t>(ids[t]);
     p.n = n[t];
     p.grads = at<float>(grads[t]);
+    p.source = at<uint32_t>(sources[t]);
+    p.coefficient = at<float>(coefficients[t]);
+    p.clicks = at<float>(clicks[t]);
     p.size = steps[4 * t];
     p.eps = steps[4 * t + 1];
     p.lr = steps[4 * t + 2];
     p.keep = steps[4 * t + 3];
     p.step = counts[t];
     values += n[t] * static_cast<size_t>(tables[t]->dim());
+    if (n[t] >= kNoRow) throw std::length_error("more than 2^32 - 2 ids in one push");
   }
-  const int parts = parts_for(values, threads);
+  const int workers = parts_for(values, threads);
+  // A part of a table must look at all its ids, so only tables too large for one share are split.
+  struct Task {
+    size_t table;
+    int part, parts;
+  };
+  std::vector<Task> tasks;
+  for (size_t t = 0; t < tables.size(); ++t) {
+    const size_t own = n[t] * static_cast<size_t>(tables[t]->dim());
+    const int parts = 2 * own * static_cast<size_t>(workers) > values ? workers : 1;
+    for (int part = 0; part < parts; ++part) tasks.push_back({t, part, parts});
+  }
   const Guards<true> guards(tables);
-  Pool::run(parts, [&](int part) {
-    for (size_t t = 0; t < tables.size(); ++t) tables[t]->push(pushes[t], part, parts);
+  Pool::run(workers, static_cast<int>(tasks.size()), [&](int task) {
+    const Task& job = tasks[static_cast<size_t>(task)];
+    tables[job.table]->push(pushes[job.table], job.part, job.parts);
   });
   return -1;
 }
 
-void sorted_ids(Table& table, Address out) {
+int64_t pull_pooled(Table& table, Address ids, size_t n, Address offsets, size_t bags,
+                    Address coefficients, Address out, int threads) {
+  const int64_t wrong = table.first_outside(at<int64_t>(ids), n);
+  if (wrong >= 0) return wrong;
+  const auto parts = static_cast<size_t>(
+      parts_for((n + bags) * static_cast<size_t>(table.dim()), threads));
   std::shared_lock<SharedLock> lock(table.guard());
-  table.sorted_ids(at<int64_t>(out));
+  Pool::run(static_cast<int>(parts), static_cast<int>(parts), [&](int part) {
+    const size_t p = static_cast<size_t>(part);
+    table.pull_pooled(at<int64_t>(ids), at<int64_t>(offsets), bags * p / parts,
+                      bags * (p + 1) / parts, at<float>(coefficients), at<float>(out));
+  });
+  return -1;
 }
 
-void read_rows(Table& table, Address ids, size_t n, Address values, const Addresses& states) {
+int64_t dot(Table& table, Address ids, size_t n, Address sources, Address grads, Address out) {
+  const int64_t wrong = table.first_outside(at<int64_t>(ids), n);
+  if (wrong >= 0) return wrong;
+  std::shared_lock<SharedLock> lock(table.guard());
+  table.dot(at<int64_t>(ids), n, at<uint32_t>(sources), at<float>(grads), at<float>(out));
+  return -1;
+}
+
+// counters: the addresses of show, click and last_step, or nothing for tables without them.
+CounterArrays counter_arrays(const Addresses& counters) {
+  if (counters.empty()) return {};
+  return {at<float>(counters.at(0)), at<float>(counters.at(1)), at<int64_t>(counters.at(2))};
+}
+
+void read_rows(Table& table, Address ids, size_t n, Address values, const Addresses& states,
+               const Addresses& counters) {
   std::vector<float*> pieces;
   for (Address state : states) pieces.push_back(at<float>(state));
   std::shared_lock<SharedLock> lock(table.guard());
-  table.read(at<int64_t>(ids), n, at<float>(values), pieces.data());
+  table.read(at<int64_t>(ids), n, at<float>(values), pieces.data(), counter_arrays(counters));
 }
 
-void write_rows(Table& table, Address ids, size_t n, Address values, const Addresses& states) {
+void write_rows(Table& table, Address ids, size_t n, Address values, const Addresses& states,
+                const Addresses& counters) {
   std::vector<const float*> pieces;
   for (Address state : states) pieces.push_back(at<const float>(state));
   std::unique_lock<SharedLock> lock(table.guard());
-  table.write(at<int64_t>(ids), n, at<float>(values), pieces.data());
+  table.write(at<int64_t>(ids), n, at<float>(values), pieces.data(), counter_arrays(counters));
+}
+
+// Lists of ids go to Python as bytes: torch reads them without a copy per id.
+template <typename List>
+nb::bytes id_bytes(Table& table, List list) {
+  std::vector<int64_t> ids;
+  {
+    nb::gil_scoped_release release;
+    std::shared_lock<SharedLock> lock(table.guard());
+    ids = list();
+  }
+  return nb::bytes(reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(int64_t));
+}
+
+size_t shrink(Table& table, float min_score, float min_norm, int64_t max_age, int64_t capacity,
+              bool least_recent, uint64_t step) {
+  std::unique_lock<SharedLock> lock(table.guard());
+  return table.shrink({min_score, min_norm, max_age, capacity, least_recent, step});
 }
 
 }  // namespace
@@ -153,9 +221,52 @@ NB_MODULE(_core, m) {
   nb::class_<Table>(m, "Table")
       .def("__len__", &Table::size)
       .def_prop_ro("bytes", &Table::bytes)
-      .def("sorted_ids", &sorted_ids, release())
+      .def("pull_pooled", &pull_pooled, release())
+      .def("dot", &dot, release())
+      .def("sorted_ids",
+           [](Table& t) { return id_bytes(t, [&] { return t.sorted_ids(); }); })
+      .def("changed_ids",
+           [](Table& t, uint64_t since) {
+             return id_bytes(t, [&] { return t.changed_ids(since); });
+           })
+      .def("dropped_ids",
+           [](Table& t, uint64_t since) {
+             return id_bytes(t, [&] { return t.dropped_ids(since); });
+           })
+      .def("pending_ids",
+           [](Table& t) { return id_bytes(t, [&] { return t.pending_ids(); }); })
       .def("read", &read_rows, release())
-      .def("write", &write_rows, release());
+      .def("write", &write_rows, release())
+      .def(
+          "read_pending",
+          [](Table& t, Address ids, size_t n, const Addresses& out) {
+            std::shared_lock<SharedLock> lock(t.guard());
+            t.read_pending(at<int64_t>(ids), n, counter_arrays(out));
+          },
+          release())
+      .def(
+          "write_pending",
+          [](Table& t, Address ids, size_t n, const Addresses& in) {
+            std::unique_lock<SharedLock> lock(t.guard());
+            t.write_pending(at<int64_t>(ids), n, counter_arrays(in));
+          },
+          release())
+      .def(
+          "decay",
+          [](Table& t, float factor) {
+            std::unique_lock<SharedLock> lock(t.guard());
+            t.decay(factor);
+          },
+          release())
+      .def("shrink", &shrink, release())
+      .def(
+          "mark",
+          [](Table& t) {
+            std::unique_lock<SharedLock> lock(t.guard());
+            return t.mark();
+          },
+          release())
+      .def_prop_ro("oldest_mark", &Table::oldest_mark);
   m.def("make_table", &make_table, nb::rv_policy::take_ownership, release());
   m.def("pull", &pull, release());
   m.def("push", &push, release());

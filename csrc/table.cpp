@@ -8,6 +8,7 @@ namespace shoal {
 namespace {
 
 constexpr size_t kSlabBytes = size_t{4} << 20;
+constexpr size_t kCachedSums = size_t{1} << 19;
 constexpr size_t kBlock = 64;  // ids looked up together, so that their misses overlap
 
 struct Piece {
@@ -42,15 +43,16 @@ Table::Table(const Spec& spec, int threads) : spec_(spec) {
     layout_.state_floats += state_sizes_.back();
   }
   layout_.counters = layout_.state + sizeof(float) * layout_.state_floats;
-  layout_.stride = layout_.counters;
+  layout_.stride = layout_.counters + (spec.counted ? sizeof(Counters) : 0);
 
   if (grows()) {
     shards_.resize(kShards);
+    for (Shard& shard : shards_) shard.bloom.resize((spec.bloom_counters + kShards - 1) / kShards);
     while ((size_t{2} << slab_shift_) * layout_.stride <= kSlabBytes) ++slab_shift_;
     return;
   }
   pages_ = Pages(static_cast<size_t>(spec.rows) * layout_.stride);
-  Pool::run(threads, [&](int part) {
+  Pool::run(threads, threads, [&](int part) {
     const int64_t begin = spec_.rows * part / threads, end = spec_.rows * (part + 1) / threads;
     for (int64_t row = begin; row < end; ++row) begin_record(fixed_record(row), row);
   });
@@ -67,7 +69,9 @@ size_t Table::bytes() const {
   if (!grows()) return pages_.size();
   size_t total = 0;
   for (const Shard& shard : shards_)
-    total += shard.index.bytes() + static_cast<size_t>(shard.used) * layout_.stride;
+    total += shard.index.bytes() + static_cast<size_t>(shard.used) * layout_.stride +
+             shard.pending.bytes() + shard.pending_counters.capacity() * sizeof(Counters) +
+             shard.bloom.size() + shard.changed.capacity();
   return total;
 }
 
@@ -115,12 +119,8 @@ const char* Table::find_hashed(int64_t id, uint64_t hash) const {
   return row == kNoRow ? nullptr : slab_record(shard, row);
 }
 
-const char* Table::find(int64_t id) const {
-  return grows() ? find_hashed(id, hash_id(id)) : fixed_record(id);
-}
-
 // Records of up to kBlock ids (null: not held), each fetched into the cache on the way.
-void Table::prepare(const int64_t* ids, size_t n, const char** records) const {
+void Table::find(const int64_t* ids, size_t n, const char** records) const {
   if (!grows()) {
     for (size_t i = 0; i < n; ++i) {
       records[i] = fixed_record(ids[i]);
@@ -150,7 +150,7 @@ void Table::pull(const int64_t* ids, size_t n, float* out) const {
   const char* records[kBlock];
   for (size_t begin = 0; begin < n; begin += kBlock) {
     const size_t count = std::min(kBlock, n - begin);
-    prepare(ids + begin, count, records);
+    find(ids + begin, count, records);
     for (size_t i = 0; i < count; ++i) {
       float* to = out + (begin + i) * dim;
       if (records[i] != nullptr)
@@ -161,48 +161,80 @@ void Table::pull(const int64_t* ids, size_t n, float* out) const {
   }
 }
 
-char* Table::find_or_insert(int64_t id, uint64_t hash) {
-  Shard& shard = shards_[shard_of(hash)];
-  const uint32_t found = shard.index.find(id, hash);
-  if (found != kNoRow) return slab_record(shard, found);
-  if (shard.used == kNoRow - 1) throw std::length_error("a growing table is full: 2^37 rows");
-  const uint32_t row = shard.used;
-  if ((row >> slab_shift_) == shard.slabs.size())  // the first slab of a small table stays small
-    shard.slabs.emplace_back(layout_.stride << slab_shift_, !shard.slabs.empty());
+uint32_t Table::insert(Shard& shard, int64_t id, uint64_t hash) {
+  uint32_t row;
+  if (!shard.free.empty()) {
+    row = shard.free.back();
+    shard.free.pop_back();
+  } else {
+    if (shard.used == kNoRow - 1) throw std::length_error("a growing table is full: 2^37 rows");
+    row = shard.used;
+    if ((row >> slab_shift_) == shard.slabs.size())  // a small table needs no huge pages
+      shard.slabs.emplace_back(layout_.stride << slab_shift_, shard.slabs.empty() ? kHuge : 0);
+    ++shard.used;
+  }
   shard.index.insert(id, hash, row);
-  ++shard.used;
-  char* record = slab_record(shard, row);
-  begin_record(record, id);
-  return record;
+  begin_record(slab_record(shard, row), id);
+  return row;
+}
+
+uint32_t Table::find_or_insert(Shard& shard, int64_t id, uint64_t hash) {
+  const uint32_t found = shard.index.find(id, hash);
+  return found != kNoRow ? found : insert(shard, id, hash);
+}
+
+void Table::note_change(std::vector<uint8_t>& changed, size_t row) const {
+  if (generation_ == 0) return;
+  if (row >= changed.size()) changed.resize(std::max(row + 1, changed.size() + changed.size() / 4));
+  changed[row] = generation_;
 }
 
 void Table::push(const Push& push, int part, int parts) {
   Scratch& s = scratch();
   const auto whole = static_cast<uint64_t>(parts);
   const auto own = static_cast<uint64_t>(part);
-  size_t distinct;
   at_least(s.records, push.n);
   if (grows()) {
-    distinct = distinct_ids(s, push.ids, push.n, [&](int64_t id, uint64_t hash) {
-      return !is_padding(id) && shard_of(hash) % whole == own;
+    distinct_ids(s, push.ids, push.n, [&](int64_t id) {
+      return !is_padding(id) &&
+             (whole == 1 || shard_of(hash_id(id)) * whole / kShards == own);
     });
-    for (size_t begin = 0; begin < distinct; begin += kBlock) {
-      const size_t end = std::min(begin + kBlock, distinct);
+    if (push.clicks != nullptr) {
+      s.clicks.assign(s.distinct, 0.0f);
+      for (size_t k = 0; k < s.occurrences; ++k)
+        s.clicks[s.distinct_of[k]] += push.clicks[s.position[k]];
+    }
+    for (size_t begin = 0; begin < s.distinct; begin += kBlock) {
+      const size_t end = std::min(begin + kBlock, s.distinct);
       for (size_t u = begin; u < end; ++u)
         shards_[shard_of(s.hashes[u])].index.prefetch(s.hashes[u]);
-      for (size_t u = begin; u < end; ++u) s.records[u] = find_or_insert(s.ids[u], s.hashes[u]);
+      for (size_t u = begin; u < end; ++u) {
+        Shard& shard = shards_[shard_of(s.hashes[u])];
+        if (spec_.counted) {
+          const float clicks = push.clicks == nullptr ? 0.0f : s.clicks[u];
+          s.records[u] = admitted_record(shard, push, s.ids[u], s.hashes[u],
+                                         static_cast<float>(s.counts[u]), clicks);
+        } else {
+          const uint32_t row = find_or_insert(shard, s.ids[u], s.hashes[u]);
+          note_change(shard.changed, row);
+          s.records[u] = slab_record(shard, row);
+        }
+      }
     }
   } else {
     const auto mine = [&](int64_t row) {
       return !is_padding(row) &&
-             (whole == 1 || (static_cast<uint64_t>(row) * kIncrement >> 56) % whole == own);
+             (whole == 1 || (static_cast<uint64_t>(row) * kIncrement >> 32) * whole >> 32 == own);
     };
     // One slot per row costs the table's size in memory, but only touched slots in time.
     if (spec_.rows <= (int64_t{1} << 22) || static_cast<size_t>(spec_.rows) <= 16 * push.n)
-      distinct = distinct_rows(s, push.ids, push.n, spec_.rows, mine);
+      distinct_rows(s, push.ids, push.n, spec_.rows, mine);
     else
-      distinct = distinct_ids(s, push.ids, push.n, [&](int64_t row, uint64_t) { return mine(row); });
-    for (size_t u = 0; u < distinct; ++u) s.records[u] = fixed_record(s.ids[u]);
+      distinct_ids(s, push.ids, push.n, mine);
+    for (size_t u = 0; u < s.distinct; ++u) {
+      note_change(changed_, static_cast<size_t>(s.ids[u]));
+      s.records[u] = fixed_record(s.ids[u]);
+    }
   }
   at_least(s.floats, 2 * static_cast<size_t>(spec_.dim));
   Apply a;
@@ -212,30 +244,35 @@ void Table::push(const Push& push, int part, int parts) {
   a.eps = push.eps;
   a.lr = push.lr;
   a.keep = push.keep;
-  a.count = distinct;
+  a.count = s.distinct;
   a.records = s.records.data();
+  // Sums that stay in the cache: read the gradients once, in order. Otherwise go row by row.
+  const size_t dim = static_cast<size_t>(spec_.dim);
+  if (s.distinct < s.occurrences && s.distinct * dim * sizeof(float) <= kCachedSums) {
+    at_least(s.sums, s.distinct * dim);
+    list_sums(s);
+    kernels().scatter({spec_.dim, s.occurrences, s.position.data(), s.distinct_of.data(),
+                       push.grads, push.source, push.coefficient, s.sums.data()});
+    a.grads = s.sums.data();
+  } else {
+    list_occurrences(s);
+    a.grads = push.grads;
+    a.source = push.source;
+    a.coefficient = push.coefficient;
+  }
   a.starts = s.starts.data();
   a.order = s.order.data();
-  a.grads = push.grads;
-  a.source = push.source;
-  a.coefficient = push.coefficient;
   a.scratch = s.floats.data();
   a.ids = s.ids.data();
   a.noise_key = mix(spec_.recipe.key + push.step * kIncrement);
   kernels().apply(a);
 }
 
-void Table::sorted_ids(int64_t* out) const {
-  int64_t* at = out;
-  for (const Shard& shard : shards_)
-    shard.index.each([&](int64_t id, uint32_t) { *at++ = id; });
-  std::sort(out, at);
-}
-
-void Table::read(const int64_t* ids, size_t n, float* values, float* const* states) const {
+void Table::read(const int64_t* ids, size_t n, float* values, float* const* states,
+                 const CounterArrays& counters) const {
   const char* records[kBlock];
   for (size_t i = 0; i < n; ++i) {
-    if (i % kBlock == 0) prepare(ids + i, std::min(kBlock, n - i), records);
+    if (i % kBlock == 0) find(ids + i, std::min(kBlock, n - i), records);
     const char* record = records[i % kBlock];
     if (record == nullptr) throw std::invalid_argument("a row to be exported is not held");
     kernels().read_values(layout_, record, values + i * static_cast<size_t>(spec_.dim));
@@ -244,14 +281,34 @@ void Table::read(const int64_t* ids, size_t n, float* values, float* const* stat
       std::copy_n(state, state_sizes_[piece], states[piece] + i * state_sizes_[piece]);
       state += state_sizes_[piece];
     }
+    if (spec_.counted) {
+      const Counters c = counters_at(record);
+      counters.show[i] = c.show;
+      counters.click[i] = c.click;
+      counters.last_step[i] = c.last_step;
+    }
   }
 }
 
-void Table::write(const int64_t* ids, size_t n, const float* values, const float* const* states) {
+void Table::write(const int64_t* ids, size_t n, const float* values, const float* const* states,
+                  const CounterArrays& counters) {
   const size_t dim = static_cast<size_t>(spec_.dim);
   for (size_t i = 0; i < n; ++i) {
     if (is_padding(ids[i])) continue;
-    char* record = grows() ? find_or_insert(ids[i], hash_id(ids[i])) : fixed_record(ids[i]);
+    char* record;
+    if (grows()) {
+      Shard& shard = shards_[shard_of(hash_id(ids[i]))];
+      const uint32_t row = find_or_insert(shard, ids[i], hash_id(ids[i]));
+      note_change(shard.changed, row);
+      record = slab_record(shard, row);
+      forget_pending(shard, ids[i], hash_id(ids[i]));
+    } else {
+      note_change(changed_, static_cast<size_t>(ids[i]));
+      record = fixed_record(ids[i]);
+    }
+    if (spec_.counted)
+      set_counters(record, {counters.show[i], counters.click[i],
+                            static_cast<uint32_t>(counters.last_step[i])});
     const float* from = values + i * dim;
     if (spec_.half) {
       auto* to = reinterpret_cast<uint16_t*>(record);
@@ -264,6 +321,46 @@ void Table::write(const int64_t* ids, size_t n, const float* values, const float
       std::copy_n(states[piece] + i * state_sizes_[piece], state_sizes_[piece], state);
       state += state_sizes_[piece];
     }
+  }
+}
+
+void Table::pull_pooled(const int64_t* ids, const int64_t* offsets, size_t first, size_t last,
+                        const float* coefficient, float* out) const {
+  const size_t dim = static_cast<size_t>(spec_.dim);
+  std::vector<float> unseen(dim);
+  const char* records[kBlock];
+  const size_t end = static_cast<size_t>(offsets[last]);
+  size_t i = static_cast<size_t>(offsets[first]), fetched = i, begin = i;
+  for (size_t bag = first; bag < last; ++bag) {
+    float* to = out + bag * dim;
+    std::fill_n(to, dim, 0.0f);
+    for (; i < static_cast<size_t>(offsets[bag + 1]); ++i) {
+      if (i == fetched) {
+        begin = i;
+        fetched = std::min(i + kBlock, end);
+        find(ids + begin, fetched - begin, records);
+      }
+      const float factor = coefficient == nullptr ? 1.0f : coefficient[i];
+      if (const char* record = records[i - begin]) {
+        kernels().add_values(layout_, record, factor, to);
+      } else {
+        initial_values(ids[i], unseen.data());
+        for (size_t c = 0; c < dim; ++c) to[c] += factor * unseen[c];
+      }
+    }
+  }
+}
+
+void Table::dot(const int64_t* ids, size_t n, const uint32_t* source, const float* grads,
+                float* out) const {
+  const size_t dim = static_cast<size_t>(spec_.dim);
+  std::vector<float> row(dim);
+  for (size_t i = 0; i < n; ++i) {
+    pull(ids + i, 1, row.data());
+    const float* with = grads + source[i] * dim;
+    float total = 0;
+    for (size_t c = 0; c < dim; ++c) total += row[c] * with[c];
+    out[i] = total;
   }
 }
 

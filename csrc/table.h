@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
+#include <utility>
 #include <vector>
 
 #include "dedupe.h"
@@ -22,6 +22,31 @@ struct Spec {
   bool half = false;
   Recipe recipe;
   Hyper hyper;
+  // Growing tables: whether rows carry counters, and the score from which an id has a row.
+  bool counted = false;
+  float admit_score = 0, show_coefficient = 1, click_coefficient = 1;
+  size_t bloom_counters = 0;  // 0: ids without a row are counted exactly
+};
+
+// How often an id was pushed, how often with a click, and in which step last.
+struct Counters {
+  float show = 0, click = 0;
+  uint32_t last_step = 0;
+};
+
+// Counters of many rows as Python holds them; null: not wanted.
+struct CounterArrays {
+  float* show = nullptr;
+  float* click = nullptr;
+  int64_t* last_step = nullptr;
+};
+
+// What `shrink` drops; see shoal/embedding/admission.py.
+struct Shrink {
+  float min_score = 0, min_norm = 0;
+  int64_t max_age = -1, capacity = -1;  // -1: no limit
+  bool least_recent = false;            // capacity drops by last step instead of by show
+  uint64_t step = 0;
 };
 
 // A share of a growing table's ids: its own index and its own slabs of records.
@@ -29,6 +54,13 @@ struct Shard {
   Index index;
   std::vector<Pages> slabs;
   uint32_t used = 0;  // rows handed out so far
+  std::vector<uint32_t> free;
+  std::vector<uint8_t> changed;  // by row: the generation of its last change
+  // Ids that are not admitted yet: exact counters, or a counting Bloom filter.
+  Index pending;
+  std::vector<Counters> pending_counters;
+  std::vector<uint32_t> pending_free;
+  std::vector<uint8_t> bloom;
 };
 
 // One push as the optimizer needs it.
@@ -38,6 +70,7 @@ struct Push {
   const float* grads = nullptr;
   const uint32_t* source = nullptr;    // see Apply
   const float* coefficient = nullptr;  // see Apply
+  const float* clicks = nullptr;       // [n]; null: none
   float size = 0, eps = 0, lr = 0, keep = 1;
   uint64_t step = 0;
 };
@@ -59,19 +92,32 @@ class Table {
   void pull(const int64_t* ids, size_t n, float* out) const;
   // Part `part` of `parts` of a push; parts touch different rows and may run at once.
   void push(const Push& push, int part, int parts);
-  // The record of an id, or null; `prepare` first for several at once.
-  const char* find(int64_t id) const;
-  void sorted_ids(int64_t* out) const;
+  // Ids held, ascending; those changed after a mark; those not admitted yet; those dropped.
+  std::vector<int64_t> sorted_ids() const;
+  std::vector<int64_t> changed_ids(uint64_t since) const;
+  std::vector<int64_t> pending_ids() const;
+  std::vector<int64_t> dropped_ids(uint64_t since) const;
   // Values and state of rows that are held; states[k] is the k-th piece, [n] or [n, dim].
-  void read(const int64_t* ids, size_t n, float* values, float* const* states) const;
-  void write(const int64_t* ids, size_t n, const float* values, const float* const* states);
+  void read(const int64_t* ids, size_t n, float* values, float* const* states,
+            const CounterArrays& counters) const;
+  void write(const int64_t* ids, size_t n, const float* values, const float* const* states,
+             const CounterArrays& counters);
+  void read_pending(const int64_t* ids, size_t n, const CounterArrays& out) const;
+  void write_pending(const int64_t* ids, size_t n, const CounterArrays& in);
 
-  // Pooled rows: out[b] = sum or mean of the rows of bag b, weighted; [bags, dim].
-  void pull_pooled(const int64_t* ids, const int64_t* offsets, size_t first_bag, size_t last_bag,
-                   const float* weights, bool mean, float* out) const;
-  // d out / d weight, per id: the dot product of the row and its bag's gradient.
-  void weight_gradients(const int64_t* ids, const int64_t* offsets, size_t bags, bool mean,
-                        const float* grads, float* out) const;
+  // Begins a new generation of changes; returns the mark that ends the one before.
+  uint64_t mark();
+  uint64_t oldest_mark() const { return generation_base_; }
+  void decay(float factor);
+  size_t shrink(const Shrink& rule);  // returns how many rows went
+
+  // Pooled rows: out[b] = sum of coefficient[i] * row of ids[i] over offsets[b] <= i <
+  // offsets[b + 1], for the bags first to last - 1; null coefficients are 1.
+  void pull_pooled(const int64_t* ids, const int64_t* offsets, size_t first, size_t last,
+                   const float* coefficient, float* out) const;
+  // out[i] = dot product of the row of ids[i] and grads[source[i]]: what the coefficients get.
+  void dot(const int64_t* ids, size_t n, const uint32_t* source, const float* grads,
+           float* out) const;
 
  private:
   static constexpr int kShards = 32;
@@ -87,8 +133,21 @@ class Table {
   }
   void begin_record(char* record, int64_t id) const;
   void initial_values(int64_t id, float* out) const;
-  char* find_or_insert(int64_t id, uint64_t hash);
-  void prepare(const int64_t* ids, size_t n, const char** records) const;
+  uint32_t find_or_insert(Shard& shard, int64_t id, uint64_t hash);
+  uint32_t insert(Shard& shard, int64_t id, uint64_t hash);
+  char* admitted_record(Shard& shard, const Push& push, int64_t id, uint64_t hash, float shows,
+                        float clicks);
+  bool admit(Shard& shard, int64_t id, uint64_t hash, Counters& counters);
+  void forget_pending(Shard& shard, int64_t id, uint64_t hash);
+  void drop(Shard& shard, int64_t id, uint32_t row);
+  float score(const Counters& c) const {
+    return spec_.show_coefficient * (c.show - c.click) + spec_.click_coefficient * c.click;
+  }
+  Counters counters_at(const char* record) const;
+  void set_counters(char* record, const Counters& counters) const;
+  float norm(const char* record) const;
+  void note_change(std::vector<uint8_t>& changed, size_t row) const;
+  void find(const int64_t* ids, size_t n, const char** records) const;
   const char* find_hashed(int64_t id, uint64_t hash) const;
 
   Spec spec_;
@@ -98,6 +157,11 @@ class Table {
   Pages pages_;                      // fixed tables
   std::vector<Shard> shards_;        // growing tables
   int slab_shift_ = 0;
+  // Changes are kept from the first mark on: row -> generation, in one byte.
+  uint64_t generation_base_ = 0;
+  uint8_t generation_ = 0;         // 0: no mark yet
+  std::vector<uint8_t> changed_;  // fixed tables
+  std::vector<std::pair<int64_t, uint64_t>> dropped_;  // id, absolute generation
   SharedLock guard_;
 };
 

@@ -7,6 +7,7 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -14,15 +15,15 @@ namespace shoal {
 
 class Pool {
  public:
-  // Calls work(0) ... work(parts - 1), each once, on the pool and the calling thread.
+  // Calls work(0) ... work(parts - 1), each once, on `threads` threads, the calling one among them.
   // While another call holds the pool the parts run here, one after the other: what work does
   // must not depend on which thread does it, and then results do not either.
-  static void run(int parts, const std::function<void(int)>& work) {
-    if (parts > 1) {
+  static void run(int threads, int parts, const std::function<void(int)>& work) {
+    if (threads > 1 && parts > 1) {
       Pool& pool = instance();
       std::unique_lock<std::mutex> turn(pool.turn_, std::try_to_lock);
       if (turn.owns_lock()) {
-        pool.share(parts, work);
+        pool.share(threads, parts, work);
         return;
       }
     }
@@ -44,12 +45,17 @@ class Pool {
     return *pool;
   }
 
-  void share(int parts, const std::function<void(int)>& work) {
+  void share(int threads, int parts, const std::function<void(int)>& work) {
     std::unique_lock<std::mutex> lock(mutex_);
-    while (static_cast<int>(size_) < parts - 1) {
-      std::thread([this] { serve(); }).detach();
-      ++size_;
+    try {
+      while (size_ < threads - 1) {
+        std::thread([this, number = size_] { serve(number); }).detach();
+        ++size_;
+      }
+    } catch (const std::system_error&) {
+      // no more threads to be had: those there are take all parts
     }
+    helpers_ = threads - 1;
     work_ = &work;
     next_ = 0;
     parts_ = parts;
@@ -58,20 +64,20 @@ class Pool {
     wake_.notify_all();
     take_parts(lock);
     done_.wait(lock, [this] { return open_ == 0; });
-    work_ = nullptr;
+    next_ = parts_ = helpers_ = 0;
     if (failure_) std::rethrow_exception(failure_);
   }
 
-  void serve() {
+  void serve(int number) {
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
-      wake_.wait(lock, [this] { return work_ != nullptr && next_ < parts_; });
+      wake_.wait(lock, [this, number] { return number < helpers_ && next_ < parts_; });
       take_parts(lock);
     }
   }
 
   void take_parts(std::unique_lock<std::mutex>& lock) {
-    while (work_ != nullptr && next_ < parts_) {
+    while (next_ < parts_) {
       const int part = next_++;
       const auto* work = work_;
       lock.unlock();
@@ -91,8 +97,9 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable wake_, done_;
   const std::function<void(int)>* work_ = nullptr;
-  int next_ = 0, parts_ = 0, open_ = 0;
-  size_t size_ = 0;
+  int next_ = 0, parts_ = 0, open_ = 0;  // of the call under way
+  int helpers_ = 0;                      // threads of the pool that may take part in it
+  int size_ = 0;
   std::exception_ptr failure_;
 };
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 STARTED = time.perf_counter()  # for the start-up time that result.json states
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "evaluate", "recommend", "run", "run_rank"]
+__all__ = ["Interrupted", "__version__", "evaluate", "recommend", "run", "run_rank"]
+
+
+class Interrupted(BaseException):
+    """A signal asked the whole command to end. No Exception: nobody is to handle it on the way."""
+
+    def __init__(self, number: int):
+        super().__init__(signal.Signals(number).name)
+        self.number = number
 
 
 def __getattr__(name: str):  # type: ignore[no-untyped-def]

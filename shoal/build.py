@@ -17,7 +17,7 @@ from shoal.data.masking import MaskedWindows, Masking
 from shoal.data.prepare import load_dataset
 from shoal.data.reader import Interactions, Reader, Windows
 from shoal.data.statistics import describe
-from shoal.evaluator import Evaluator
+from shoal.evaluation import Evaluator
 from shoal.models import find
 from shoal.models.base import Facts, Model
 from shoal.strategy import Strategy, make_strategy
@@ -55,7 +55,7 @@ def build(config: Config, world: World) -> Parts:
     )
     torch.manual_seed(config.run.seed)  # dense parameters: the same on every rank
     model = model_class(model_class.Options(**config.model.options), facts)
-    strategy = make_strategy(config.strategy.name, world)
+    strategy = make_strategy(config.strategy, world)
     strategy.setup(model, config.train.optimizer, config.run.seed, config.train.clip_grad_norm)
     sequential = model.kind == "sequential"
     section = config.train
@@ -93,11 +93,16 @@ def fingerprint(config: Config, dataset: Dataset) -> dict[str, Any]:
     for phase in ("train", "valid", "test"):
         rows = np.ascontiguousarray(dataset.splits[phase])
         digest.update(np.int64(len(rows)).tobytes() + rows.tobytes())
+    contents = hashlib.sha256()
+    for field in (dataset.user_field, dataset.item_field):
+        contents.update(np.ascontiguousarray(dataset.inter[field]).tobytes())
+        contents.update("\n".join(map(str, dataset.vocab[field])).encode())
     return {
         "model": config.model.name,
         "options": config.model.options,
         "num_users": dataset.num_users,
         "num_items": dataset.num_items,
+        "interactions": contents.hexdigest(),
         "splits": digest.hexdigest(),
         "optimizer": config.train.optimizer.name,
         "batch_size": config.train.batch_size,

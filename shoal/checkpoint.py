@@ -30,9 +30,10 @@ from torch import Tensor
 
 from shoal.embedding.store import Rows
 from shoal.strategy.base import Strategy
-from shoal.world import World
+from shoal.world import PeerLost, World
 
 FORMAT = 1
+WRITER = "checkpoint writer"
 log = logging.getLogger("shoal")
 
 
@@ -51,12 +52,11 @@ class Snapshot:
 def take(strategy: Strategy, state: dict[str, Any]) -> Snapshot:
     """Copy everything that training changes. Only rank 0's snapshot is written."""
     snapshot = Snapshot({**state, "steps": {name: s.step for name, s in strategy.stores.items()}})
-    if not strategy.world.is_main:
-        return snapshot
-    dense = {name: tensor.contiguous() for name, tensor in strategy.model.state_dict().items()}
-    snapshot.files["dense.safetensors"] = format_tensors(dense)
-    snapshot.files["optimizer.safetensors"] = format_tensors(_optimizer_tensors(strategy))
-    for name, store in strategy.owned_rows():
+    if strategy.world.is_main:
+        dense = {name: tensor.contiguous() for name, tensor in strategy.model.state_dict().items()}
+        snapshot.files["dense.safetensors"] = format_tensors(dense)
+        snapshot.files["optimizer.safetensors"] = format_tensors(_optimizer_tensors(strategy))
+    for name, store in strategy.owned_rows():  # all ranks: an export may need every one of them
         for number, rows in enumerate(store.export()):
             tensors = {"ids": rows.ids, "values": rows.values}
             tensors |= {f"state.{key}": value for key, value in rows.state.items()}
@@ -69,7 +69,10 @@ def give(strategy: Strategy, snapshot: Snapshot) -> None:
     """Put a snapshot back into a model that was set up."""
     model = strategy.model
     dense = parse_tensors(snapshot.files["dense.safetensors"])
-    missing, unexpected = model.state_dict().keys() - dense.keys(), dense.keys() - model.state_dict().keys()
+    missing, unexpected = (
+        model.state_dict().keys() - dense.keys(),
+        dense.keys() - model.state_dict().keys(),
+    )
     if missing or unexpected:
         raise CheckpointError(
             f"the checkpoint belongs to another model: it lacks {sorted(missing)} and has "
@@ -117,15 +120,18 @@ class Checkpoints:
     def __init__(self, folder: Path, world: World, keep: int = 2):
         self.folder, self.world, self.keep = Path(folder), world, keep
         self._writer: threading.Thread | None = None
+        self._swept = False
         self._failure: BaseException | None = None
 
-    def save(self, strategy: Strategy, state: dict[str, Any], then: Callable[[], None] | None = None) -> None:
+    def save(
+        self, strategy: Strategy, state: dict[str, Any], then: Callable[[], None] | None = None
+    ) -> None:
         """Snapshot now, write in the background; a failed write surfaces at the next call."""
         self.wait()
         snapshot = take(strategy, state)
         if not self.world.is_main:
             return
-        self._writer = threading.Thread(target=self._write, args=(snapshot, then), daemon=False)
+        self._writer = threading.Thread(target=self._write, args=(snapshot, then), name=WRITER)
         self._writer.start()
 
     def wait(self) -> None:
@@ -135,30 +141,43 @@ class Checkpoints:
             self._writer = None
         if self._failure is not None:
             failure, self._failure = self._failure, None
+            why = getattr(failure, "strerror", None) or failure
             raise CheckpointError(
-                f"could not write a checkpoint under {self.folder}: {failure}"
+                f"could not write a checkpoint under {self.folder}: {why}. Those before it are "
+                "untouched; mend the cause and continue with --resume"
             ) from failure
 
     def _write(self, snapshot: Snapshot, then: Callable[[], None] | None) -> None:
         try:
-            write(self.folder / step_name(snapshot.state["step"]), snapshot)
+            if not self._swept:
+                sweep(self.folder)
+                self._swept = True
+            path = self.folder / step_name(snapshot.state["step"])
+            write(path, snapshot)
             if then is not None:
                 then()
-            self._prune(snapshot.state.get("best_step"))
+            self._prune(path)
         except BaseException as error:
             self._failure = error
 
-    def _prune(self, best_step: int | None) -> None:
-        protected = None if best_step is None else step_name(best_step)
-        for old in self.committed()[self.keep :]:
-            if old.name != protected:
-                shutil.rmtree(old)
+    def _prune(self, newest: Path) -> None:
+        """Keep the last K and what each of them calls the best: any may be gone back to."""
+        for path in self.committed():
+            if path.name > newest.name:  # damaged, and passed over when the run was resumed
+                remove(path)
+        kept = self.committed()[: self.keep]
+        names = {path.name for path in kept} | {best_name(path) for path in kept}
+        for old in self.committed():
+            if old.name not in names:
+                remove(old)
 
     def committed(self) -> list[Path]:
         """Committed checkpoints, newest first."""
         if not self.folder.is_dir():
             return []
-        return sorted((p for p in self.folder.iterdir() if p.name.startswith("step-")), reverse=True)
+        return sorted(
+            (p for p in self.folder.iterdir() if p.name.startswith("step-")), reverse=True
+        )
 
     def load_newest(self) -> Snapshot | None:
         """The newest checkpoint that is whole; damaged ones are reported and passed over."""
@@ -170,6 +189,19 @@ class Checkpoints:
         assert snapshot is not None
         return snapshot
 
+    def is_whole(self, step: int) -> bool:
+        """Whether the checkpoint of one step can be loaded; if not, says why."""
+
+        def look() -> Snapshot | None:
+            try:
+                read(self.folder / step_name(step))
+            except CheckpointError as error:
+                log.warning("%s", error)
+                return None
+            return Snapshot({})
+
+        return self._shared(look) is not None
+
     def _read_newest(self) -> Snapshot | None:
         paths = self.committed()
         for path in paths:
@@ -178,7 +210,10 @@ class Checkpoints:
             except CheckpointError as error:
                 log.warning("%s; trying the one before", error)
         if paths:
-            raise CheckpointError(f"every checkpoint in {self.folder} is damaged")
+            raise CheckpointError(
+                f"every checkpoint in {self.folder} is damaged ({len(paths)} tried, see above); "
+                "train anew in another folder with --output"
+            )
         return None
 
     def _shared(self, load: Callable[[], Snapshot | None]) -> Snapshot | None:
@@ -188,13 +223,15 @@ class Checkpoints:
         payload, failure = None, None
         if self.world.is_main:
             try:
-                payload = _pack(load())
+                payload = b"y" + _pack(load())
             except CheckpointError as error:
-                failure, payload = error, _pack(None)
-        snapshot = _unpack(self.world.broadcast_bytes(payload))
+                failure, payload = error, b"n"
+        payload = self.world.broadcast_bytes(payload)
         if failure is not None:
             raise failure
-        return snapshot
+        if payload == b"n":
+            raise PeerLost("rank 0 could not load a checkpoint")
+        return _unpack(payload[1:])
 
 
 def _pack(snapshot: Snapshot | None) -> bytes:
@@ -221,10 +258,40 @@ def step_name(step: int) -> str:
     return f"step-{step:09d}"
 
 
+def best_name(path: Path) -> str | None:
+    """The checkpoint that a committed one calls the best so far."""
+    try:
+        step = json.loads((path / "manifest.json").read_bytes())["state"]["best_step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return None if step is None else step_name(step)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed run left half written."""
+    for left in folder.glob(".step-*") if folder.is_dir() else ():
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def remove(path: Path) -> None:
+    """Remove a committed checkpoint; killed meanwhile, it is hidden and not half there."""
+    hidden = path.parent / f".{path.name}.old"
+    os.rename(path, hidden)
+    shutil.rmtree(hidden)
+
+
+def finish_writing(seconds: float) -> None:
+    """Give writes under way some time before the process ends."""
+    for thread in threading.enumerate():
+        if thread.name == WRITER:
+            thread.join(seconds)
+
+
 def write(path: Path, snapshot: Snapshot) -> None:
     """Write and commit one checkpoint."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    hidden = path.parent / f".{path.name}.{os.getpid()}"
+    hidden = path.parent / f".{path.name}.new"
+    old = path.parent / f".{path.name}.old"
     shutil.rmtree(hidden, ignore_errors=True)
     hidden.mkdir()
     try:
@@ -236,10 +303,11 @@ def write(path: Path, snapshot: Snapshot) -> None:
         # The manifest carries a checksum of itself: the state in it matters as much as the rows.
         manifest["sha256"] = _digest(manifest)
         write_durably(hidden / "manifest.json", json.dumps(manifest, indent=1).encode())
-        if path.exists():  # the same step again, after a resume
-            shutil.rmtree(path)
+        if path.exists():  # the same step again: it was damaged, and the run went back behind it
+            os.rename(path, old)
         os.rename(hidden, path)
         _sync_folder(path.parent)
+        shutil.rmtree(old, ignore_errors=True)
     except BaseException:
         shutil.rmtree(hidden, ignore_errors=True)
         raise
@@ -284,8 +352,12 @@ def write_durably(path: Path, data: bytes) -> None:
 def replace_durably(path: Path, data: bytes) -> None:
     """Replace a file so that a reader sees the old or the new one, never a part."""
     hidden = path.with_name(f".{path.name}.{os.getpid()}")
-    write_durably(hidden, data)
-    os.replace(hidden, path)
+    try:
+        write_durably(hidden, data)
+        os.replace(hidden, path)
+    except OSError as error:
+        hidden.unlink(missing_ok=True)
+        raise ValueError(f"cannot write {path}: {error.strerror}; make room or mend it") from error
 
 
 def _sync_folder(folder: Path) -> None:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import traceback
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Optional
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+
+import shoal
+
+if TYPE_CHECKING:  # `shoal --help` is quick: torch comes in with the command that needs it
+    from shoal.config import Resolved
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 app = typer.Typer(
@@ -22,6 +30,14 @@ data_app = typer.Typer(no_args_is_help=True, help="Get data sets.")
 app.add_typer(config_app, name="config")
 app.add_typer(data_app, name="data")
 
+# How a run was launched says nothing about how it is evaluated, or continued on other processes.
+ALONE = {
+    "launch.nproc": 1,
+    "launch.world_size": -1,
+    "launch.ip": "localhost",
+    "launch.port": 0,
+    "launch.group_offset": 0,
+}
 Overrides = "Any config key as --section.key=value; RecBole's flat keys (--epochs=5) work too."
 
 
@@ -29,61 +45,62 @@ Overrides = "Any config key as --section.key=value; RecBole's flat keys (--epoch
 def train(
     context: typer.Context,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in --output (or in the folder given).")
+        bool,
+        typer.Option("--resume", help="Continue the run in --output (or in the folder given)."),
     ] = False,
-    output: Annotated[Optional[str], typer.Option(help="Folder of the run.")] = None,
-    launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
+    output: Annotated[str | None, typer.Option(help="Folder of the run.")] = None,
 ) -> None:
     """Train from CONFIG.yaml files (and overrides); evaluate and test the best checkpoint."""
-    from shoal.run import train, train_here
-    from shoal.world import is_worker
+    from shoal.launch import follow_launcher, is_launched
+    from shoal.run import train
+    from shoal.world import is_first, is_worker
 
+    if is_worker():
+        follow_launcher()
     files, overrides = split_arguments(context.args)
+    values = None
+    if resume and len(files) == 1 and Path(files[0]).is_dir():
+        output, files = output or files[0], []
     if resume and not files and output:
-        files = [str(Path(output) / "config.yaml")]
-    elif resume and len(files) == 1 and Path(files[0]).is_dir():
-        output = output or files[0]
-        files = [str(Path(files[0]) / "config.yaml")]
+        files = [str(run_config(output))]
+        if any(key_of(word) in ("nproc", "launch.nproc", "world_size") for word in overrides):
+            values = ALONE  # not half of how it was launched before
     if output is not None:
         overrides.append(f"--run.output={json.dumps(output)}")
-    resolved = resolve(files, overrides)
+    resolved = resolve(files, overrides, values)
     if resume and resolved.config.run.output is None:
-        raise typer.BadParameter("--resume needs the run's folder: --output DIR, or the folder itself")
-    if is_worker():
-        train_here(resolved, resume, launched)
-        return
+        raise typer.BadParameter(
+            "--resume needs the run's folder: --output DIR, or the folder itself"
+        )
     result = train(resolved, resume)
-    if result:
+    if result and is_first() and not is_launched():
         print_result(result)
-        typer.echo(f"run: {resolved.config.run.output or result['folder']}")
+        typer.echo(f"run: {result['folder']}")
 
 
 @app.command("eval", context_settings=PASS_ON, epilog=Overrides)
 def evaluate_command(
     context: typer.Context,
     run: Annotated[str, typer.Argument(help="Folder of a run.")],
-    output: Annotated[Optional[str], typer.Option(help="Write result.json into this folder.")] = None,
+    output: Annotated[str | None, typer.Option(help="Write result.json into this folder.")] = None,
 ) -> None:
     """Evaluate a run's best checkpoint again, on any number of processes."""
-    from shoal.launch import launch
+    from shoal.launch import follow_launcher, launch
     from shoal.run import evaluate
-    from shoal.world import is_worker
+    from shoal.world import is_first, is_worker
 
+    if is_worker():
+        follow_launcher()
     files, overrides = split_arguments(context.args)
     if files:
         raise typer.BadParameter(f"unexpected argument {files[0]}")
-    config_file = Path(run) / "config.yaml"
-    if not config_file.is_file():
-        raise ValueError(f"{run} is not a run's folder: it has no config.yaml")
-    # How the run was launched says nothing about how it is evaluated.
-    alone = ["--launch.nproc=1", "--launch.world_size=-1", "--launch.port=0", "--launch.group_offset=0"]
-    section = resolve([str(config_file)], alone + overrides).config.launch
-    if not is_worker() and section.nproc > 1:
+    section = resolve([str(run_config(run))], overrides, ALONE).config.launch
+    if not is_worker() and (section.nproc > 1 or section.world_size > 1):
         extra = [] if output is None else ["--output", output]
         launch(["eval", run, *extra, *overrides], section)
         return
-    result = evaluate(run, alone + overrides, output)
-    if not is_worker():
+    result = evaluate(run, overrides, output, ALONE)
+    if is_first():
         print_result(result)
 
 
@@ -180,10 +197,25 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
     return files, overrides
 
 
-def resolve(files: list[str], overrides: list[str]) -> Any:
+def key_of(override: str) -> str:
+    """`--launch.nproc=2` -> `launch.nproc`"""
+    return override.lstrip("-").partition("=")[0].replace("-", "_")
+
+
+def run_config(folder: str) -> Path:
+    """The config of a run's folder."""
+    path = Path(folder) / "config.yaml"
+    if not path.is_file():
+        raise ValueError(f"{folder} is not a run's folder: it has no config.yaml")
+    return path
+
+
+def resolve(
+    files: list[str], overrides: list[str], values: dict[str, Any] | None = None
+) -> Resolved:
     from shoal.run import resolve
 
-    return resolve(files, overrides)
+    return resolve(files, overrides, values)
 
 
 def print_result(result: dict[str, Any]) -> None:
@@ -197,37 +229,50 @@ def print_result(result: dict[str, Any]) -> None:
     Console().print(table)
 
 
-def fail(error: BaseException, status: int) -> NoReturn:
+def fail(error: Exception) -> NoReturn:
     """One clear line for what a user can mend, a traceback for what only we can."""
-    from shoal.launch import record_failure
+    from shoal.launch import LaunchError, is_launched, record_failure
+    from shoal.world import WorldError
 
-    if status == 1:
-        import traceback
-
+    fault = not isinstance(error, (ValueError, OSError, WorldError, LaunchError))
+    recorded = record_failure(error, fault)
+    if recorded and is_launched():
+        pass  # the launcher tells it, once for all ranks
+    elif fault:
         traceback.print_exception(error)
     else:
         typer.secho(f"error: {error}", fg="red", err=True)
-    record_failure(error)
-    # A rank must not wait for peers that are gone.
+    leave(1 if fault else 2)
+
+
+def leave(status: int) -> NoReturn:
+    """End at once: a rank must not wait for peers that are gone. A checkpoint may be finished."""
+    if "shoal.checkpoint" in sys.modules:
+        from shoal.checkpoint import finish_writing
+
+        finish_writing(10.0)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
+def stop(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C and the like: end the command in order. A second one ends it in any case."""
+    signal.signal(number, signal.SIG_DFL)
+    raise shoal.Interrupted(number)
+
+
 def main() -> None:
     """Entry point of the `shoal` command."""
-    from shoal.launch import LaunchError
-    from shoal.world import WorldError
-
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     try:
         app(standalone_mode=True)
-    except (ValueError, OSError, WorldError, LaunchError) as error:
-        fail(error, 2)
-    except KeyboardInterrupt:
-        typer.secho("interrupted; what was saved can be continued with --resume", err=True)
-        os._exit(130)
-    except Exception as error:  # a fault of ours: the traceback says where
-        fail(error, 1)
+    except shoal.Interrupted as error:
+        typer.secho(f"stopped by {error}; what was saved can be continued with --resume", err=True)
+        leave(128 + error.number)
+    except Exception as error:
+        fail(error)
 
 
 if __name__ == "__main__":

@@ -9,22 +9,30 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
+import signal
 import socket
 import sys
+import tempfile
+import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+import shoal
 from shoal.config.schema import LaunchSection
-from shoal.world import PeerLost
+from shoal.world import PeerLost, WorldError, look_up, wait_for_host
 
 # How long a rank that merely lost its peers waits before it exits, so that the agent sees the rank
 # that really failed first.
 GRACE_SECONDS = 2.0
+STOPPED = (signal.SIGINT, signal.SIGTERM)
 
 
 class LaunchError(RuntimeError):
@@ -34,31 +42,78 @@ class LaunchError(RuntimeError):
 def launch(arguments: list[str], section: LaunchSection) -> None:
     """Run `shoal ARGUMENTS` as this host's ranks and wait for them."""
     hosts, host = host_of(section)
-    single = hosts == 1 and section.port == 0
+    alone = hosts == 1 and section.port == 0
     for name in ("torch.distributed.elastic", "torch.distributed.launcher"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # we report failures ourselves
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // section.nproc)))
-    config = LaunchConfig(
-        min_nodes=hosts,
-        max_nodes=hosts,
-        nproc_per_node=section.nproc,
-        run_id=f"shoal-{os.getpid()}" if single else "shoal",
-        rdzv_backend="c10d" if single else "static",
-        rdzv_endpoint="localhost:0" if single else f"{section.ip}:{section.port}",
-        rdzv_configs={"rank": host, "timeout": max(1, round(section.join_timeout))},
-        max_restarts=0,
-        monitor_interval=0.1,
-        local_addr="localhost" if hosts == 1 else None,
-        logs_specs=DefaultLogsSpecs(),
-    )
     try:
-        elastic_launch(config, sys.executable)("-u", "-m", "shoal.cli", *arguments)
-    except ChildFailedError as error:
-        raise LaunchError(describe_failure(error.failures)) from None
-    except SignalException as error:
-        raise KeyboardInterrupt(str(error)) from None
-    except (RuntimeError, OSError, TimeoutError) as error:
-        raise LaunchError(describe_rendezvous(error, section, hosts)) from error
+        if host:
+            wait_for_host(section.ip, section.port, section.join_timeout)
+        elif not alone:
+            look_up(section.ip)
+    except WorldError as error:
+        raise LaunchError(str(error)) from error
+    threads = str(max(1, (os.cpu_count() or 1) // section.nproc))
+    with (
+        tempfile.TemporaryDirectory(prefix="shoal-ranks-") as scratch,
+        _environment({"SHOAL_LAUNCHER": str(os.getpid())}, {"OMP_NUM_THREADS": threads}),
+        _signals(hosts > 1),
+    ):
+        config = LaunchConfig(
+            min_nodes=hosts,
+            max_nodes=hosts,
+            nproc_per_node=section.nproc,
+            run_id=f"shoal-{os.getpid()}" if alone else "shoal",
+            rdzv_backend="c10d" if alone else "static",
+            rdzv_endpoint="localhost:0" if alone else f"{section.ip}:{section.port}",
+            rdzv_configs={"rank": host, "timeout": max(1, round(section.join_timeout))},
+            max_restarts=0,
+            monitor_interval=0.1,
+            local_addr="localhost" if hosts == 1 else None,
+            logs_specs=DefaultLogsSpecs(log_dir=scratch),
+        )
+        try:
+            elastic_launch(config, sys.executable)("-u", "-m", "shoal.cli", *arguments)
+        except ChildFailedError as error:
+            # Ctrl-C reaches the ranks too; one of them may be seen to end before we are told.
+            if all(f.exitcode in (130, -signal.SIGINT) for f in error.failures.values()):
+                raise shoal.Interrupted(signal.SIGINT) from None
+            raise LaunchError(describe_failure(error.failures, hosts)) from None
+        except SignalException as error:
+            raise shoal.Interrupted(error.sigval) from None
+        except (RuntimeError, OSError, TimeoutError) as error:
+            raise LaunchError(describe_rendezvous(error, section, hosts)) from error
+
+
+@contextmanager
+def _environment(values: dict[str, str], defaults: dict[str, str]) -> Iterator[None]:
+    """Variables for the ranks, gone again afterwards."""
+    before = dict(os.environ)
+    os.environ.update({**defaults, **before, **values})
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def _signals(waits: bool) -> Iterator[None]:
+    """Give back the signal handlers that the agent replaces."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.getsignal(number) for number in (*STOPPED, signal.SIGHUP, signal.SIGQUIT)
+    }
+    if waits:
+        # While torch waits for the other hosts no Python handler runs: let Ctrl-C end it at once.
+        for number in STOPPED:
+            signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def host_of(section: LaunchSection) -> tuple[int, int]:
@@ -69,15 +124,10 @@ def host_of(section: LaunchSection) -> tuple[int, int]:
             f"world_size={world_size} and group_offset={section.group_offset} must be multiples of "
             f"nproc={section.nproc}: every host runs the same number of processes"
         )
-    hosts = world_size // section.nproc
-    if hosts > 1 and section.port == 0:
-        raise ValueError(
-            f"{hosts} hosts need a fixed port to meet at: give --ip and --port of the first host"
-        )
-    return hosts, section.group_offset // section.nproc
+    return world_size // section.nproc, section.group_offset // section.nproc
 
 
-def describe_failure(failures: dict[int, ProcessFailure]) -> str:
+def describe_failure(failures: dict[int, ProcessFailure], hosts: int = 1) -> str:
     """One message about the rank that failed first by itself, not of those that lost it."""
 
     def order(entry: tuple[int, ProcessFailure]) -> tuple[bool, int, int]:
@@ -85,15 +135,22 @@ def describe_failure(failures: dict[int, ProcessFailure]) -> str:
         return failure.error_file_data.get("kind") == "peer lost", failure.timestamp, rank
 
     rank, failure = min(failures.items(), key=order)
-    cause = failure.message
+    kind, cause = failure.error_file_data.get("kind"), failure.message
     if failure.exitcode < 0:
         cause = f"killed by signal {-failure.exitcode} ({failure.signal_name()})"
+        if failure.exitcode == -signal.SIGKILL:
+            cause += "; the system does that when memory runs out"
     elif failure.error_file == "<N/A>":
         cause = "ended without a message; its output stands above"
-    host = socket.gethostname()
+    elif kind == "fault":
+        cause += "\n" + "".join(failure.error_file_data["traceback"]).rstrip()
+    elif kind == "peer lost" and hosts > 1:
+        cause += "; the rank that failed first is on another host, whose message says why"
+    end = "" if cause.endswith((".", "\n")) else "."
     return (
-        f"rank {rank} on host {host} failed (pid {failure.pid}, exit status {failure.exitcode}): "
-        f"{cause}. The other ranks of this host were stopped; continue the run with --resume"
+        f"rank {rank} on host {socket.gethostname()} failed (pid {failure.pid}, exit status "
+        f"{failure.exitcode}): {cause}{end} The other ranks of this host were stopped; what was "
+        "saved can be continued with --resume"
     )
 
 
@@ -101,28 +158,72 @@ def describe_rendezvous(error: Exception, section: LaunchSection, hosts: int) ->
     """Why the hosts could not meet."""
     text = str(error)
     if "EADDRINUSE" in text or "already in use" in text:
-        return f"port {section.port} on {section.ip} is in use by another program; choose another --port"
+        return (
+            f"port {section.port} on {section.ip} is in use by another program; choose another "
+            "--port"
+        )
+    remedy = (
+        "start the same command on the other hosts, check --ip, --port, --world_size and "
+        "--group_offset, or raise launch.join_timeout"
+    )
+    joined = re.search(r"(\d+)/\d+ clients joined", text)
+    if joined:
+        came = int(joined[1])
+        return (
+            f"{came} of {hosts} hosts ({came * section.nproc} of {hosts * section.nproc} "
+            f"processes) came to {section.ip}:{section.port} within {section.join_timeout:g} s; "
+            f"{remedy}"
+        )
     if "imed out" in text or "timeout" in text.lower() or "connect" in text.lower():
         return (
             f"not all of the {hosts} hosts came to {section.ip}:{section.port} within "
-            f"{section.join_timeout:g} s ({text.splitlines()[0]}); start the same command on the "
-            "other hosts, check --ip, --port and --world_size, or raise launch.join_timeout"
+            f"{section.join_timeout:g} s ({text.splitlines()[0]}); {remedy}"
         )
     return f"the processes could not be started: {text}"
 
 
-def record_failure(error: BaseException) -> None:
-    """In a rank: leave the cause where the agent finds it, as JSON."""
+# ---- in a rank ----------------------------------------------------------------------------------
+
+
+def is_launched() -> bool:
+    """Whether our own launcher started this process; it then reports failures."""
+    return "SHOAL_LAUNCHER" in os.environ
+
+
+def follow_launcher() -> None:
+    """In a rank: end when told by the launcher, and when it is gone, however it ended."""
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))  # the launcher says it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    parent = int(os.environ.get("SHOAL_LAUNCHER", os.getppid()))
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="follow launcher", daemon=True).start()
+
+
+def record_failure(error: BaseException, fault: bool = False) -> bool:
+    """In a rank: leave the cause where the agent finds it, as JSON; whether that worked."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     lost = isinstance(error, PeerLost)
+    data: dict[str, Any] = {
+        "message": f"{type(error).__name__}: {error}" if fault else str(error),
+        "timestamp": str(int(time.time())),
+        "kind": "peer lost" if lost else "fault" if fault else "error",
+        "traceback": traceback.format_exception(error) if fault else [],
+    }
+    recorded = False
     if path:
-        data: dict[str, Any] = {
-            "message": str(error) or type(error).__name__,
-            "timestamp": str(int(time.time())),
-            "kind": "peer lost" if lost else "error",
-            "traceback": traceback.format_exception(error),
-        }
-        with open(path, "w") as file:
-            json.dump(data, file)
+        # The failure may be that of a full disk: a part of a record is worse than none.
+        try:
+            with open(path + ".new", "w") as file:
+                json.dump(data, file)
+            os.replace(path + ".new", path)
+            recorded = True
+        except OSError:
+            pass
     if lost:
         time.sleep(GRACE_SECONDS)
+    return recorded

@@ -1,8 +1,8 @@
 """Runs from Python: the same as the commands.
 
-    import shoal
-    result = shoal.run(model="BPR", dataset="ml-100k", config_file_list=["test.yaml"], nproc=2)
-    result["test"]["recall@10"]
+import shoal
+result = shoal.run(model="BPR", dataset="ml-100k", config_file_list=["test.yaml"], nproc=2)
+result["test"]["recall@10"]
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,11 +29,11 @@ from shoal.checkpoint import Checkpoints, give
 from shoal.config import Resolved
 from shoal.config.schema import Config
 from shoal.data.statistics import describe
-from shoal.launch import launch
+from shoal.launch import GRACE_SECONDS, host_of, launch
 from shoal.models import lookup
 from shoal.run_folder import RunFolder, start_logging
 from shoal.trainer import Trainer, check_fingerprint
-from shoal.world import World, connect, is_worker, set_rank
+from shoal.world import PeerLost, World, connect, is_worker, set_rank
 
 log = logging.getLogger("shoal")
 
@@ -55,7 +59,10 @@ def run(
     given = {**(config_dict or {}), **values}
     given |= {key: v for key, v in (("model", model), ("dataset", dataset)) if v is not None}
     resolved = resolve(config_file_list or (), (), given)
-    return train(resolved, resume)
+    try:
+        return train(resolved, resume)
+    except shoal.Interrupted as error:
+        raise KeyboardInterrupt(str(error)) from None
 
 
 def run_rank(
@@ -81,39 +88,62 @@ def run_rank(
     resolved = resolve(config_file_list or (), (), values)
     section = resolved.config.launch
     size = section.nproc if section.world_size == -1 else section.world_size
-    set_rank(section.group_offset + rank, size, rank, section.nproc, section.ip, section.port or 5678)
-    result = train_here(resolved)
+    if size > 1 and section.port == 0:
+        raise ValueError("config_dict needs the ip and port at which the ranks meet")
+    if rank >= section.nproc:
+        raise ValueError(f"rank {rank} of nproc={section.nproc}: give spawn nprocs=nproc")
+    set_rank(section.group_offset + rank, size, rank, section.nproc, section.ip, section.port)
+    try:
+        result = train_here(resolved)
+    except PeerLost:
+        time.sleep(GRACE_SECONDS)  # let the rank that really failed be the first to end
+        raise
     if queue is not None and section.group_offset + rank == 0:
         queue.put(result)
     return result
 
 
 def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
-    """Train on as many processes as the config says: here, or as ranks that are launched."""
-    section = resolved.config.launch
+    """Train on as many processes as the config says: here, or as ranks that are launched.
+
+    A dict without entries on hosts that do not run rank 0: the result is written on the first.
+    """
+    config, section = resolved.config, resolved.config.launch
     if is_worker() or (section.nproc == 1 and section.world_size in (-1, 1)):
         return train_here(resolved, resume)
-    config = resolved.config
-    folder = RunFolder(config.run.output or RunFolder.new_name(config.run.root, label(config)))
-    folder.create(resume)
-    config.run.output = str(folder.path)
-    folder.write_config(config_room.dump(config))
-    arguments = ["train", str(folder.path / "config.yaml"), "--resume" if resume else "--launched"]
-    launch(arguments, section)
-    if section.group_offset:  # rank 0, which writes the result, is on another host
+    host_of(section)  # refuse what cannot be launched before anything is made
+    if section.group_offset == 0:
+        folder = run_folder(config)
+        folder.create(resume)
+        config.run.output = str(folder.path)
+    with tempfile.TemporaryDirectory(prefix="shoal-config-") as scratch:
+        file = Path(scratch) / "config.yaml"
+        file.write_text(config_room.dump(config))
+        for note in resolved.notes:
+            if note not in resolve([file]).notes:  # carried out already: the ranks cannot know it
+                print(note, flush=True)
+        launch(["train", str(file), *(["--resume"] if resume else [])], section)
+    if section.group_offset:
         return {}
-    return json.loads((folder.path / "result.json").read_text())
+    return {**json.loads((folder.path / "result.json").read_text()), "folder": str(folder.path)}
 
 
-def train_here(resolved: Resolved, resume: bool = False, launched: bool = False) -> dict[str, Any]:
+def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     """Train as one process: alone, or as the rank that the environment says."""
     config = resolved.config
-    world = connect(config.run.device, config.launch.join_timeout, config.run.threads)
-    try:
-        name = config.run.output or RunFolder.new_name(config.run.root, label(config))
-        folder = RunFolder(world.broadcast_bytes(name.encode() if world.is_main else None).decode())
+    world = connect(
+        config.run.device, config.launch.join_timeout, config.run.threads, config.run.gpu_ids
+    )
+    with ExitStack() as stack:
+        stack.callback(world.close)
+        agree(world, "config", comparable(config))
+        name = world.broadcast_bytes(
+            str(run_folder(config).path).encode() if world.is_main else None
+        )
+        folder = RunFolder(name.decode())
         if world.is_main:
-            folder.create(resume or launched)
+            folder.create(resume)
+            stack.enter_context(folder.locked())
             folder.write_config(config_room.dump(config))
         start_logging(
             config.run.log_level, world.rank, folder.path / "train.log" if world.is_main else None
@@ -121,15 +151,49 @@ def train_here(resolved: Resolved, resume: bool = False, launched: bool = False)
         for note in resolved.notes:
             log.info("%s", note)
         parts = build(config, world)
+        agree(world, "data", parts.fingerprint)
         announce(config, parts)
         trainer = Trainer(
             config, parts.strategy, parts.reader, parts.evaluator, folder, parts.fingerprint
         )
         result = trainer.fit(shoal.STARTED, resume)
         log.info("run folder: %s", folder.path)
-        return result
-    finally:
-        world.close()
+        return {**result, "folder": str(folder.path)}
+
+
+def run_folder(config: Config) -> RunFolder:
+    """The folder that the config names, or a new one."""
+    return RunFolder(config.run.output or RunFolder.new_name(config.run.root, label(config)))
+
+
+def comparable(config: Config) -> dict[str, Any]:
+    """The values that must be the same on all ranks, by dotted key."""
+    values = flat(config.model_dump(mode="json", exclude={"launch", "run"}))
+    values.pop("data.path")  # hosts may keep the data in different places
+    return values | {"run.seed": config.run.seed}
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}"""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        inner = isinstance(value, dict) and value
+        result |= flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return result
+
+
+def agree(world: World, what: str, mine: dict[str, Any]) -> None:
+    """Refuse to train when a rank was given something else than rank 0."""
+    text = json.dumps(mine).encode()
+    first = json.loads(world.broadcast_bytes(text if world.is_main else None))
+    mine = json.loads(text)
+    for key in {**first, **mine}:
+        if first.get(key) != mine.get(key):
+            raise ValueError(
+                f"the {what} of rank {world.rank} on host {world.host} differs from that of rank "
+                f"0: {key} is {mine.get(key)!r} here and {first.get(key)!r} there; give every "
+                "host the same"
+            )
 
 
 def label(config: Config) -> str:
@@ -140,11 +204,17 @@ def label(config: Config) -> str:
 class Trained:
     """A finished (or interrupted) run, opened for evaluation and recommendation."""
 
-    def __init__(self, folder: str | Path, overrides: Sequence[str] = (), world: World | None = None):
+    def __init__(
+        self,
+        folder: str | Path,
+        overrides: Sequence[str] = (),
+        world: World | None = None,
+        values: dict[str, Any] | None = None,
+    ):
         self.folder = RunFolder(folder)
-        if not (self.folder.path / "config.yaml").is_file():
+        if not _is_run(folder):
             raise ValueError(f"{folder} is not a run's folder: it has no config.yaml")
-        self.resolved = resolve([self.folder.path / "config.yaml"], overrides)
+        self.resolved = resolve([self.folder.path / "config.yaml"], overrides, values)
         self.config = self.resolved.config
         self.world = world or World()
         self.parts = build(self.config, self.world)
@@ -204,21 +274,28 @@ IRRELEVANT = ("batch_size", "optimizer")  # for using a trained model
 
 
 def evaluate(
-    folder: str | Path, overrides: Sequence[str] = (), output: str | Path | None = None
+    folder: str | Path,
+    overrides: Sequence[str] = (),
+    output: str | Path | None = None,
+    values: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Evaluate a run's best checkpoint, on one process or on the ranks the environment says."""
-    config = resolve([Path(folder) / "config.yaml"], overrides).config if _is_run(folder) else Config()
-    world = connect(config.run.device, config.launch.join_timeout, config.run.threads)
+    if not _is_run(folder):
+        raise ValueError(f"{folder} is not a run's folder: it has no config.yaml")
+    config = resolve([Path(folder) / "config.yaml"], overrides, values).config
+    world = connect(
+        config.run.device, config.launch.join_timeout, config.run.threads, config.run.gpu_ids
+    )
     try:
         start_logging(config.run.log_level, world.rank)
-        trained = Trained(folder, overrides, world)
+        if output is not None and world.is_main:  # before the work, not after it
+            RunFolder(output).create(resume=True)
+        trained = Trained(folder, overrides, world, values)
         log.info("%s", describe(trained.parts.dataset))
         result = trained.evaluate()
         if world.is_main:
             if output is not None:
-                target = RunFolder(output)
-                target.path.mkdir(parents=True, exist_ok=True)
-                target.write_result(result)
+                RunFolder(output).write_result(result)
             log.info("best valid : %s", result["best_valid"])
             log.info("test result: %s", result["test"])
         return result
@@ -234,3 +311,13 @@ def recommend(folder: str | Path, user: str, topk: int = 10) -> list[tuple[str, 
     """The best items for one user of a trained run."""
     torch.set_num_threads(os.cpu_count() or 1)
     return Trained(folder).recommend(user, topk)
+
+
+class _Callable(ModuleType):
+    """`shoal.run` is this module once it is imported, and must still run a model."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return run(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -1,20 +1,24 @@
 """RunFolder: what a run leaves behind.
 
-    config.yaml       the resolved config
-    train.log         the log
-    metrics.jsonl     a line per epoch
-    result.json       the outcome
-    checkpoints/      see checkpoint.py
-    tensorboard/      curves
+config.yaml       the resolved config
+train.log         the log
+metrics.jsonl     a line per epoch
+result.json       the outcome
+checkpoints/      see checkpoint.py
+tensorboard/      curves
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
+import socket
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +62,30 @@ class RunFolder:
                 "--output"
             ) from error
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from training in this folder; the system frees it if we die."""
+        with open(self.path / ".lock", "a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise ValueError(
+                    f"{self.path} is in use by {file.read().strip() or 'another process'}; wait "
+                    "for it, stop it, or name another folder with --output"
+                ) from None
+            except OSError:  # a file system without locks
+                pass
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on host {socket.gethostname()}\n")
+            file.flush()
+            yield
+
     def write_config(self, text: str) -> None:
         replace_durably(self.path / "config.yaml", text.encode())
 
     def write_result(self, result: dict[str, Any]) -> None:
-        replace_durably(
-            self.path / "result.json", (json.dumps(result, indent=2) + "\n").encode()
-        )
+        replace_durably(self.path / "result.json", (json.dumps(result, indent=2) + "\n").encode())
 
     def forget_after(self, epoch: int) -> None:
         """Drop lines of epochs that a resumed run will do again."""
@@ -75,8 +96,14 @@ class RunFolder:
             replace_durably(path, "".join(line + "\n" for line in kept).encode())
 
     def append_metrics(self, line: dict[str, Any]) -> None:
-        with open(self.path / "metrics.jsonl", "a") as file:
-            file.write(json.dumps(line) + "\n")
+        path = self.path / "metrics.jsonl"
+        try:
+            with open(path, "a") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise ValueError(
+                f"cannot write {path}: {error.strerror}; make room and continue with --resume"
+            ) from error
 
     def read_metrics(self) -> list[dict[str, Any]]:
         path = self.path / "metrics.jsonl"
@@ -91,6 +118,16 @@ def _epoch_of(line: str) -> float:
         return float("inf")
 
 
+class LogFile(logging.FileHandler):
+    """A log file that gives up, and says so once, when it cannot be written."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        log.removeHandler(self)
+        log.warning(
+            "cannot write %s: %s; the log goes on here only", self.baseFilename, sys.exception()
+        )
+
+
 def start_logging(level: str, rank: int = 0, file: Path | None = None) -> None:
     """Lines such as `15 Nov 03:10    INFO  epoch 0 training [...]`; rank 0 says it all."""
     formatter = logging.Formatter("%(asctime)s    %(levelname)s  %(message)s", "%d %b %H:%M")
@@ -103,7 +140,7 @@ def start_logging(level: str, rank: int = 0, file: Path | None = None) -> None:
         old.close()
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
     if file is not None:
-        handlers.append(logging.FileHandler(file))
+        handlers.append(LogFile(file))
     for handler in handlers:
         handler.setFormatter(formatter)
         log.addHandler(handler)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from shoal.checkpoint import CheckpointError, Checkpoints, give
 from shoal.config.schema import Config
 from shoal.data.batch import Batch
 from shoal.data.reader import Reader
-from shoal.evaluator import Evaluator
+from shoal.evaluation import Evaluator
 from shoal.metrics import higher_is_better
 from shoal.models.base import Model
 from shoal.progress import bar
@@ -77,7 +77,10 @@ class Trainer:
         if resume:
             self._resume()
         if self.world.is_main and self.config.run.tensorboard:
-            self.curves = SummaryWriter(str(self.folder.path / "tensorboard"))
+            self.curves = SummaryWriter(
+                str(self.folder.path / "tensorboard"),
+                purge_step=self.cursor.epoch if resume else None,
+            )
         startup = time.perf_counter() - started
         epochs = self.config.train.epochs if self.model.trainable else 1
         self.model.train()
@@ -141,12 +144,13 @@ class Trainer:
             config.run.progress and self.world.is_main,
             cursor.batch,
         )
-        for batch in shown:
+        drawn_later = config.train.negatives is not None and config.train.negatives.dynamic
+        for batch, following in one_ahead(each.to(self.world.device) for each in shown):
             seed_step(config.run.seed, cursor.step, self.world.rank, self.world.device)
-            batch = keep_hardest(self.model, batch.to(self.world.device), config)
-            lr = learning_rate(
-                config.train.optimizer, cursor.step, reader.num_batches, epochs
-            )
+            batch = keep_hardest(self.model, batch, config)
+            if following is not None and not drawn_later:
+                self.strategy.prefetch(following)
+            lr = learning_rate(config.train.optimizer, cursor.step, reader.num_batches, epochs)
             loss = self.strategy.train_step(batch, lr)
             total += loss
             cursor.step += 1
@@ -236,12 +240,19 @@ class Trainer:
         snapshot = self.checkpoints.load_newest()
         if snapshot is None:
             log.info("%s has no checkpoint yet: starting from the beginning", self.folder.path)
+            if self.world.is_main:
+                self.folder.forget_after(0)
             return
         state = dict(snapshot.state)
         check_fingerprint(state.pop("fingerprint"), self.fingerprint, self.folder)
         state.pop("steps")
         give(self.strategy, snapshot)
         self.cursor = Cursor(**state)
+        best = self.cursor.best_step
+        if best is not None and best != self.cursor.step and not self.checkpoints.is_whole(best):
+            log.warning("the best so far is lost; the best of the epochs to come will be tested")
+            self.cursor.best_step = self.cursor.best_epoch = self.cursor.best_score = None
+            self.cursor.best_valid, self.cursor.stale = {}, 0
         if self.world.is_main:
             self.folder.forget_after(self.cursor.epoch)
         log.info(
@@ -268,9 +279,21 @@ class Trainer:
             self.curves.add_scalar(f"valid/{name}", value, epoch)
 
 
+def one_ahead(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
+    """Each batch with the one after it, so that the one after may be prepared."""
+    before = None
+    for batch in batches:
+        if before is not None:
+            yield before, batch
+        before = batch
+    if before is not None:
+        yield before, None
+
+
 def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
-    """Make dropout a pure function of (seed, step, rank), so that resuming needs no random state."""
-    number = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB) % 2**63
+    """Make dropout a pure function of (seed, step, rank): resuming needs no random state."""
+    number = seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB
+    number %= 2**63
     torch.default_generator.manual_seed(number)
     if device.type == "cuda":
         torch.cuda.manual_seed(number)

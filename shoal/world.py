@@ -1,14 +1,18 @@
 """World: who this process is among its peers, and how they talk.
 
-The only file that reads rank variables and the only one that imports torch.distributed. Alone, every
-collective is the identity, so that no caller ever asks whether it is distributed.
+The only file that reads rank variables and the only one that imports torch.distributed. Alone,
+every collective is the identity, so that no caller ever asks whether it is distributed.
 """
 
 from __future__ import annotations
 
+import glob
+import logging
 import os
 import socket
-from collections.abc import Iterator
+import struct
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -16,6 +20,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+# torch 2.13 renamed it and warns about the old name; older versions have only that.
+all_gather_flat = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+log = logging.getLogger("shoal")
+SIOCGIFADDR = 0x8915  # Linux: the address of a network interface
 
 
 class WorldError(RuntimeError):
@@ -29,6 +38,11 @@ class PeerLost(WorldError):
 def is_worker() -> bool:
     """Whether a launcher (Shoal's own, torchrun, TorchX, Slurm via torchrun) started us."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def is_first() -> bool:
+    """Whether this process is rank 0, or alone."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def launched_size() -> int | None:
@@ -50,6 +64,33 @@ def set_rank(
     }
 
 
+def choose_gpus(ids: str | None) -> None:
+    """Let CUDA see these GPUs only ("0,1"; "": none); no effect where there are none.
+
+    Must come before anything asks CUDA: it looks at the variable once.
+    """
+    if ids is None:
+        return
+    wanted = [word.strip() for word in ids.split(",") if word.strip()]
+    # NVIDIA's driver makes these files; asking CUDA itself would start it too early.
+    if not glob.glob("/dev/nvidia[0-9]*") and not torch.version.hip:
+        return
+    if torch.cuda.is_initialized() and os.environ.get("CUDA_VISIBLE_DEVICES") != ",".join(wanted):
+        raise WorldError(
+            f"run.gpu_ids={ids!r} comes too late: this process already uses CUDA; set "
+            "CUDA_VISIBLE_DEVICES before it starts"
+        )
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(wanted)
+    found = torch.cuda.device_count()
+    if wanted and not found:
+        raise WorldError(
+            f"run.gpu_ids={ids!r} names no GPU of this machine (nvidia-smi lists them); correct "
+            'it, leave it out to use all, or set it to "" to use none'
+        )
+    if found < len(wanted) and is_first():
+        log.warning("run.gpu_ids names %d GPUs; %d of them can be used", len(wanted), found)
+
+
 def pick_device(choice: str, local_rank: int = 0) -> torch.device:
     """`auto` takes this rank's GPU where there is one."""
     if choice == "cuda" and not torch.cuda.is_available():
@@ -59,8 +100,14 @@ def pick_device(choice: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
-def connect(device: str = "cpu", join_timeout: float = 60.0, threads: int = 0) -> World:
+def connect(
+    device: str = "cpu",
+    join_timeout: float = 60.0,
+    threads: int = 0,
+    gpu_ids: str | None = None,
+) -> World:
     """The world this process was started in, alone where no launcher set rank variables."""
+    choose_gpus(gpu_ids)
     if not is_worker() or int(os.environ["WORLD_SIZE"]) == 1:
         world = World(pick_device(device, int(os.environ.get("LOCAL_RANK", 0))))
     else:
@@ -69,6 +116,68 @@ def connect(device: str = "cpu", join_timeout: float = 60.0, threads: int = 0) -
     if threads or local > 1:
         torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // local))
     return world
+
+
+def look_up(address: str) -> None:
+    """Refuse a host name that means nothing, at once."""
+    try:
+        socket.getaddrinfo(address, None)
+    except OSError as error:
+        raise WorldError(
+            f"the host {address!r} is unknown ({error.strerror}); check --ip: it is the address of "
+            "the first host"
+        ) from error
+
+
+def wait_for_host(address: str, port: int, timeout: float) -> None:
+    """Wait until the first host listens."""
+    look_up(address)
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=max(1.0, timeout / 10)).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise WorldError(
+                    f"nobody answered at {address}:{port} within {timeout:g} s "
+                    f"({error.strerror or error}); start the first host (--group_offset=0), check "
+                    "--ip and --port, or raise launch.join_timeout"
+                ) from error
+        time.sleep(0.1)
+
+
+def interface_towards(address: str) -> str | None:
+    """Name of the network interface that leads to a host; None where that cannot be told."""
+    try:
+        import fcntl  # absent on Windows
+
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # chooses a route; sends nothing
+            mine = socket.inet_aton(probe.getsockname()[0])
+            for _, name in socket.if_nameindex():
+                try:
+                    answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))
+                except OSError:  # this interface has no address
+                    continue
+                if answer[20:24] == mine:
+                    return name
+    except (OSError, ImportError):
+        pass
+    return None
+
+
+class Arriving:
+    """A tensor on its way; `wait` has it."""
+
+    def __init__(self, tensor: Tensor, finish: Callable[[], None] = lambda: None):
+        self._tensor, self._finish = tensor, finish
+
+    def wait(self) -> Tensor:
+        """The tensor, once it is here."""
+        self._finish()
+        self._finish = lambda: None
+        return self._tensor
 
 
 class World:
@@ -98,6 +207,25 @@ class World:
         """Give every rank my tensors: a list per rank, in order of rank. Lengths may differ."""
         return [tensors]
 
+    def stack(self, tensor: Tensor) -> Tensor:
+        """Everybody's tensor of one shape: [size, *shape], in order of rank."""
+        return tensor.unsqueeze(0)
+
+    def all_to_all(
+        self, tensor: Tensor, sent: list[int], received: list[int], out: Tensor | None = None
+    ) -> Tensor:
+        """The first sent[0] rows go to rank 0, the next sent[1] to rank 1, ...
+
+        Returns the rows that came (in `out`), in order of rank: received[r] of them from rank r.
+        """
+        return self.start_all_to_all(tensor, sent, received, out).wait()
+
+    def start_all_to_all(
+        self, tensor: Tensor, sent: list[int], received: list[int], out: Tensor | None = None
+    ) -> Arriving:
+        """`all_to_all` that travels while the caller goes on; the tensor must rest meanwhile."""
+        return Arriving(tensor if out is None else out.copy_(tensor))
+
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         """Rank 0's bytes, everywhere."""
         assert data is not None
@@ -121,10 +249,19 @@ class Group(World):
         env = os.environ
         self.rank, self.size = int(env["RANK"]), int(env["WORLD_SIZE"])
         super().__init__(pick_device(device, int(env.get("LOCAL_RANK", 0))))
+        local_size = int(env.get("LOCAL_WORLD_SIZE", self.size))
+        if self.device.type == "cuda" and torch.cuda.device_count() < local_size:
+            raise WorldError(
+                f"{local_size} processes on this host but {torch.cuda.device_count()} GPU(s): each "
+                "process needs its own; lower --nproc, name more in run.gpu_ids, or set "
+                "run.device=cpu"
+            )
         address, port = env.get("MASTER_ADDR", "localhost"), int(env.get("MASTER_PORT", 29500))
-        if address in ("localhost", "127.0.0.1") and os.path.exists("/sys/class/net/lo"):
-            # Gloo otherwise resolves the host's name, which many machines do not answer for.
-            env.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        # Gloo otherwise resolves the host's name, which many machines do not answer for, or
+        # answer with an address of their own that no other host can reach.
+        interface = interface_towards(address)
+        if interface is not None:
+            env.setdefault("GLOO_SOCKET_IFNAME", interface)
         store = self._join(address, port, join_timeout)
         backend = "nccl" if self.device.type == "cuda" else "gloo"
         if backend == "nccl":
@@ -138,11 +275,17 @@ class Group(World):
                 timeout=timedelta(minutes=10),
             )
         except (RuntimeError, ValueError) as error:
-            raise WorldError(f"rank {self.rank} could not form the {backend} group: {error}") from error
+            raise WorldError(
+                f"rank {self.rank} could not form the {backend} group: {error}"
+            ) from error
 
     def _join(self, address: str, port: int, timeout: float) -> dist.Store:
         """Meet at the store of rank 0 and wait until everybody has signed in."""
         hosted_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        if self.rank:
+            wait_for_host(address, port, timeout)
+        else:
+            look_up(address)
         try:
             store = dist.TCPStore(
                 address,
@@ -183,7 +326,9 @@ class Group(World):
             yield
         except RuntimeError as error:
             first_line = str(error).splitlines()[0]
-            raise PeerLost(f"rank {self.rank} lost its peers during {what}: {first_line}") from error
+            raise PeerLost(
+                f"rank {self.rank} lost its peers during {what}: {first_line}"
+            ) from error
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         with self._collective("all_reduce", tensor.nbytes):
@@ -198,7 +343,7 @@ class Group(World):
         lengths = torch.tensor([len(t) for t in tensors], dtype=torch.int64, device=self.device)
         all_lengths = torch.empty(self.size * len(tensors), dtype=torch.int64, device=self.device)
         with self._collective("exchange of sizes", lengths.nbytes):
-            dist.all_gather_into_tensor(all_lengths, lengths)
+            all_gather_flat(all_lengths, lengths)
         per_rank = all_lengths.view(self.size, len(tensors)).tolist()
         row_bytes = [t[:0].new_empty(1, *t.shape[1:]).nbytes for t in tensors]
         totals = [sum(n * b for n, b in zip(counts, row_bytes)) for counts in per_rank]
@@ -211,7 +356,7 @@ class Group(World):
             position += flat.numel()
         gathered = torch.empty(self.size * width, dtype=torch.uint8, device=self.device)
         with self._collective("exchange", width):
-            dist.all_gather_into_tensor(gathered, mine)
+            all_gather_flat(gathered, mine)
         result = []
         for rank, counts in enumerate(per_rank):
             position, parts = rank * width, []
@@ -222,6 +367,28 @@ class Group(World):
                 position += count * nbytes
             result.append(parts)
         return result
+
+    def stack(self, tensor: Tensor) -> Tensor:
+        out = tensor.new_empty(self.size * tensor.numel())
+        with self._collective("stack", tensor.nbytes):
+            dist.all_gather_into_tensor(out, tensor.reshape(-1))
+        return out.view(self.size, *tensor.shape)
+
+    def start_all_to_all(
+        self, tensor: Tensor, sent: list[int], received: list[int], out: Tensor | None = None
+    ) -> Arriving:
+        tensor = tensor.contiguous()
+        if out is None:
+            out = tensor.new_empty(sum(received), *tensor.shape[1:])
+        away = sum(sent) - sent[self.rank]  # what stays here is no traffic
+        with self._collective("all_to_all", away * out[:0].new_empty(1, *out.shape[1:]).nbytes):
+            work = dist.all_to_all_single(out, tensor, received, sent, async_op=True)
+
+        def finish() -> None:
+            with self._collective("all_to_all", 0):
+                work.wait()
+
+        return Arriving(out, finish)
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         size = torch.tensor([len(data) if data is not None else 0], device=self.device)

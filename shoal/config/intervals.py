@@ -26,21 +26,25 @@ class Interval:
         return above & below
 
 
-def parse_intervals(text: str) -> list[Interval]:
-    """Reads intervals parted by `;`. A number belongs to the list if it lies in any of them."""
+def parse_intervals(text: str, where: str = "") -> list[Interval]:
+    """Reads intervals parted by `;`. A number belongs to the list if it lies in any of them.
+
+    `where` is the key that holds the text, for the error message.
+    """
+    place = f"{where}: " if where else ""
     intervals = []
     for part in text.split(";"):
         match = INTERVAL.fullmatch(part)
         if match is None:
             raise ValueError(
-                f"{part.strip()!r} is no interval; write [LOW,HIGH] with ( or ) for an end that "
-                'is left out, inf for no end and ; between several, e.g. "[3,inf)" or "(0,5];[7,9]"'
+                f"{place}{part.strip()!r} is no interval; write [LOW,HIGH] with ( or ) for an end "
+                'that is left out, inf for no end and ; between several, e.g. "[3,inf)" or "(0,5];[7,9]"'
             )
         left, low, high, right = match.groups()
         interval = Interval(float(low), float(high), left == "[", right == "]")
         if interval.low > interval.high:
-            raise ValueError(f"{part.strip()!r} is empty: its low end is above its high end")
+            raise ValueError(f"{place}{part.strip()!r} is empty: its low end is above its high end")
         if interval.low == interval.high and not (left == "[" and right == "]"):
-            raise ValueError(f"{part.strip()!r} is empty: write [{low},{low}] for one value")
+            raise ValueError(f"{place}{part.strip()!r} is empty: write [{low},{low}] for one value")
         intervals.append(interval)
     return intervals

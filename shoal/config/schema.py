@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import TypedDict
 
 
 class Section(BaseModel):
@@ -155,8 +156,31 @@ class CheckpointSection(Section):
     every_steps: int = Field(0, ge=0, description="also within an epoch; 0: no")
 
 
+Place = Literal["auto", "row", "table", "column", "replicate"]
+
+
+class TablePlace(TypedDict, total=False):
+    """Where one table goes; what is left out is as for all tables."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
+
+    place: Place
+    by: Literal["hash", "range"]  # place row: how ids become ranks
+    rank: int  # place table: who holds it
+
+
 class StrategySection(Section):
     name: Literal["auto", "single", "ddp", "sharded"] = "auto"
+    place: Place = Field("auto", description="sharded: how tables are cut; auto: by their size")
+    by: Literal["hash", "range"] = Field("hash", description="place row: how ids become ranks")
+    tables: dict[str, TablePlace] = Field(
+        default_factory=dict, description="sharded: table -> place, by, rank, for that table alone"
+    )
+    replicate_below: float = Field(
+        0.25, ge=0, description="place auto: tables of at most so many MiB are replicated"
+    )
+    memory: float | None = Field(None, gt=0, description="GiB of rows a rank may hold; null: any")
+    overlap: bool = Field(True, description="ids of the next batch travel during this one")
 
 
 class LaunchSection(Section):

@@ -24,7 +24,7 @@ from shoal.data.dataset import Columns, Dataset, Ragged
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1  # of the format and of preparation: raise it when either changes what is stored
+VERSION = 2  # of the format and of preparation: raise it when either changes what is stored
 MANIFEST = "manifest.json"
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import numpy as np
 
+from shoal.config.intervals import Interval, parse_intervals
 from shoal.config.schema import DataSection
-from shoal.data.intervals import holds_everything, parse_intervals, within
 from shoal.data.raw import Raw, RawTable, nearest
 
 logger = logging.getLogger(__name__)
@@ -165,3 +166,15 @@ def _by_count(
         stays = np.fromiter((fits.get(w, zero_fits) for w in ids.words), bool, len(ids.words))
         side[name] = side[name].take(np.flatnonzero(stays[ids.values]))
     return rows, side
+
+
+def within(values: np.ndarray, intervals: list[Interval]) -> np.ndarray:
+    """bool mask: values that lie in at least one of the intervals."""
+    return np.logical_or.reduce([interval.holds(values) for interval in intervals])
+
+
+def holds_everything(intervals: list[Interval]) -> bool:
+    """True when no count (0 or more) can fall outside, so that counting can be skipped."""
+    return any(
+        (i.low < 0 or (i.low == 0 and i.low_closed)) and math.isinf(i.high) for i in intervals
+    )

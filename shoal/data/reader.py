@@ -100,9 +100,9 @@ class Interactions(Reader):
 class Windows(Reader):
     """A sample is a window of one user's training sequence; each position predicts the next item.
 
-        items    a b c d e          (max_len 3)
-        windows  history  b c d     target  c d e
-                 history  a         target  b
+    items    a b c d e          (max_len 3)
+    windows  history  b c d     target  c d e
+             history  a         target  b
     """
 
     def __init__(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import torch
 
 from shoal.config.schema import SplitSection
 
@@ -98,14 +99,13 @@ def leave_counts(sizes: np.ndarray, leave: str) -> tuple[np.ndarray, np.ndarray]
 
 
 def _random_order(seed: int, rows: int) -> np.ndarray:
-    """A permutation of the rows that depends on the seed alone."""
-    # Raw Philox words are the same with every version of numpy; the row in the low bits makes
-    # each key distinct, so the order does not depend on the sorting algorithm either.
-    keys = np.random.Philox(key=seed & 0xFFFFFFFFFFFFFFFF).random_raw(rows)
-    low = np.uint64((1 << _bits(rows)) - 1)
-    keys = (keys & ~low) | np.arange(rows, dtype=np.uint64)
-    keys.sort()
-    return (keys & low).astype(np.int64)
+    """A permutation of the rows that depends on the seed alone.
+
+    It is the one that RecBole draws, so a seed gives the same split here as there, and results can
+    be laid side by side.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(rows, generator=generator).numpy()
 
 
 def _group(order: np.ndarray, users: np.ndarray) -> np.ndarray:

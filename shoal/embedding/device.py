@@ -63,7 +63,7 @@ class Device(Leaf):
     def push(self, ids: Tensor, grads: Tensor, lr: float) -> None:
         """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
         ids = self.flat_ids(ids)
-        grads = self.flat_grads(ids, grads)
+        grads = self.flat_grads(grads, len(ids))
         if is_every(ids, len(self.values)):
             self._step += 1
             self._update_all(grads, lr)
@@ -116,7 +116,7 @@ class Device(Leaf):
             self._fused.state[self._parameter] = {**self.state, "step": self._steps}
         group = self._fused.param_groups[0]
         group["lr"], group["eps"] = lr, chosen.eps
-        if chosen.name == "adam":  # SparseAdam adds eps before the second moment is corrected
+        if chosen.sparse_eps:
             group["eps"] = chosen.eps / math.sqrt(1.0 - chosen.betas[1] ** self._step)  # type: ignore[operator]
         self._steps.fill_(self._step - 1)
         self._parameter.grad = grads
@@ -150,9 +150,9 @@ class Device(Leaf):
             return every_id(len(self.values), self.device)
         return ids.to(self.device).reshape(-1).contiguous()
 
-    def flat_grads(self, ids: Tensor, grads: Tensor) -> Tensor:
-        if grads.dtype != torch.float32 or tuple(grads.shape) != (len(ids), self.table.dim):
-            super().flat_grads(ids, grads)  # which refuses them
+    def flat_grads(self, grads: Tensor, n: int) -> Tensor:
+        if grads.dtype != torch.float32 or tuple(grads.shape) != (n, self.table.dim):
+            super().flat_grads(grads, n)  # which refuses them
         return grads.detach().to(self.device).contiguous()
 
     def _check_inside(self, ids: Tensor) -> None:

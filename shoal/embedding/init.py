@@ -89,6 +89,24 @@ def _values(made: Recipe, ids: Tensor, dim: int) -> Tensor:
     return integer.to(torch.float32) * made.factor
 
 
+def rounding_noise(key: int, step: int, ids: Tensor, dim: int) -> Tensor:
+    """16 random bits per value [n, dim], a pure function of (table's key, step, id, column)."""
+    step_key = _mix(torch.tensor([step]) * _signed(INCREMENT) + _signed(key))
+    row = _mix(ids * _signed(INCREMENT) ^ step_key)[:, None]
+    column = torch.arange(dim, dtype=torch.int64)[None, :]
+    word = _mix(row + (column // 4 + 1) * _signed(INCREMENT))
+    return (word >> (16 * (column % 4))) & 0xFFFF
+
+
+def round_bfloat16(values: Tensor, noise: Tensor | None = None) -> Tensor:
+    """Values [n, dim] with bfloat16's precision, still float32; by noise, or to the nearest."""
+    if noise is None:
+        return values.to(torch.bfloat16).to(torch.float32)
+    bits = (values.view(torch.int32).to(torch.int64) + noise) & ~0xFFFF
+    rounded = ((bits << 32) >> 32).to(torch.int32).view(torch.float32)
+    return torch.where(values.isfinite(), rounded, values)
+
+
 def _quarters(word: Tensor) -> Tensor:
     """Sum of the four 16-bit parts of each word."""
     mask = 0xFFFF

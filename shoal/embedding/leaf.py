@@ -5,24 +5,48 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shoal.embedding.admission import Admission, Pending, Shrink
 from shoal.embedding.optim import RowOptimizer
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
+
+COUNTERS = {"show": torch.float32, "click": torch.float32, "last_step": torch.int64}
 
 
 class Leaf:
     """A Store that holds its rows in this process. Subclasses hold the memory."""
 
-    def __init__(self, table: Table, optimizer: RowOptimizer, seed: int):
+    def __init__(
+        self,
+        table: Table,
+        optimizer: RowOptimizer,
+        seed: int,
+        admission: Admission | None = None,
+        dtype: torch.dtype = torch.float32,
+    ):
         if table.dim < 1 or (table.rows is not None and table.rows < 1):
             raise ValueError(
                 f"table {table.name!r} is {table.rows} × {table.dim}; rows and dim must be 1 or "
                 "more (rows=None: a table that grows)"
             )
+        if admission is not None and table.rows is not None:
+            raise ValueError(
+                f"table {table.name!r} has {table.rows} rows: admission is for tables that grow "
+                "(rows=None)"
+            )
+        if dtype not in (torch.float32, torch.bfloat16):
+            raise ValueError(
+                f"table {table.name!r}: rows of {dtype}; known are torch.float32 and torch.bfloat16"
+            )
+        self.admission = admission
+        self.dtype = dtype
         self.table = table
         self.optimizer = optimizer
         self.seed = seed
         self._step = 0
+
+    def __bool__(self) -> bool:
+        return True  # a growing table of length 0 is a table all the same
 
     @property
     def step(self) -> int:
@@ -53,16 +77,20 @@ class Leaf:
                 f"table {self.table.name!r}: ids are {ids.dtype}; they must be torch.int64 "
                 "(ids.long())"
             )
+        if ids.dim() == 1 and ids.is_cpu and ids.is_contiguous():
+            return ids  # the usual case, without four calls into torch
         return ids.detach().cpu().reshape(-1).contiguous()
 
-    def flat_grads(self, ids: Tensor, grads: Tensor) -> Tensor:
+    def flat_grads(self, grads: Tensor, n: int) -> Tensor:
         """Gradients as the engines take them: [n, dim] float32, contiguous."""
-        want = (len(ids), self.table.dim)
-        if grads.dtype != torch.float32 or tuple(grads.shape) != want:
+        want = (n, self.table.dim)
+        if grads.dtype != torch.float32 or grads.shape != want:
             raise ValueError(
                 f"table {self.table.name!r}: gradients are {grads.dtype} {list(grads.shape)}; for "
-                f"{len(ids)} ids they must be torch.float32 {list(want)}"
+                f"{n} of them they must be torch.float32 {list(want)}"
             )
+        if grads.is_cpu and grads.is_contiguous():
+            return grads
         return grads.detach().cpu().contiguous()
 
     def check_rows(self, rows: Rows) -> None:
@@ -101,8 +129,64 @@ class Leaf:
                     raise self.outside(id_)
 
     def state_shapes(self, n: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of every piece of state that a chunk of n rows holds."""
-        return {
+        """Shape and dtype of every piece of state, and of every counter, of a chunk of n rows."""
+        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             key: ((n, self.table.dim) if kind == "dim" else (n,), torch.float32)
             for key, kind in self.optimizer.state_names().items()
         }
+        if self.admission is not None:
+            shapes |= {key: ((n,), dtype) for key, dtype in COUNTERS.items()}
+        return shapes
+
+    def check_clicks(self, clicks: Tensor | None, n: int) -> Tensor | None:
+        """Clicks as the engines take them: [n] float32, one for each id pushed."""
+        if clicks is None:
+            return None
+        if self.admission is None:
+            raise ValueError(
+                f"table {self.table.name!r} keeps no counters: make it with admission=Admission()"
+            )
+        if clicks.dtype != torch.float32 or clicks.shape != (n,):
+            raise ValueError(
+                f"table {self.table.name!r}: clicks are {clicks.dtype} {list(clicks.shape)}; for "
+                f"{n} ids they must be torch.float32 [{n}]"
+            )
+        return clicks.detach().cpu().contiguous()
+
+    def check_counted(self, what: str) -> None:
+        """Refuse what only a table with counters can do."""
+        if self.admission is None:
+            raise ValueError(
+                f"table {self.table.name!r} keeps no counters, which {what} needs: make it with "
+                "rows=None and admission=Admission()"
+            )
+
+    def check_shrink(self, rule: Shrink) -> None:
+        """Refuse to shrink what cannot."""
+        if rule.needs_counters():
+            self.check_counted("shrink by score, age or capacity")
+        if self.table.rows is not None:
+            raise ValueError(f"table {self.table.name!r} is fixed: only a table that grows shrinks")
+
+    def check_pending(self, pending: Pending) -> None:
+        """Refuse counters that do not fit, before anything is changed."""
+        self.check_counted("restore of counters")
+        n = pending.ids.numel()
+        parts = {"ids": (pending.ids, torch.int64)}
+        parts |= {key: (getattr(pending, key), dtype) for key, dtype in COUNTERS.items()}
+        for key, (part, dtype) in parts.items():
+            if part.dtype != dtype or part.shape != (n,):
+                raise ValueError(
+                    f"table {self.table.name!r}: counters' {key} is {part.dtype} "
+                    f"{list(part.shape)}; it must be {dtype} [{n}]"
+                )
+        if n > 1 and not bool((pending.ids[1:] > pending.ids[:-1]).all()):
+            raise ValueError(f"table {self.table.name!r}: counters' ids must ascend, each id once")
+
+    def check_mark(self, since: int, oldest: int, newest: int) -> None:
+        """Refuse a mark that was never given, or is too old to know what came after."""
+        if not max(oldest, 1) <= since <= newest:
+            raise ValueError(
+                f"table {self.table.name!r}: mark {since} is not known; marks {max(oldest, 1)} to "
+                f"{newest} are: export all rows instead"
+            )

@@ -2,7 +2,8 @@
 
 A model says which field of the batch reads which table; where the rows live is decided later, by
 the strategy that attaches stores. Rows come in as autograd leaves, so that backward leaves their
-gradients here, and `push` hands them to the stores.
+gradients here, and `push` hands them to the stores. Tables that are spread over ranks are read
+through an exchange, which lets all of them travel together.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal.data.batch import Batch
+from shoal.embedding.exchange import Exchange, Lookups
+from shoal.embedding.softmax import parallel_softmax_loss
 from shoal.embedding.store import Store
 from shoal.embedding.table import Table
 from shoal.embedding.whole import every_id, is_every
@@ -36,7 +39,10 @@ class Embeddings(nn.Module):
             if self.tables.setdefault(table.name, table) != table:
                 raise ValueError(f"two different tables are both named {table.name!r}")
         self.stores: dict[str, Store] = {}
+        self.exchange: Exchange | None = None
         self._pending: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        self._softmax_fields: set[str] = set()
+        self._candidates: dict[tuple[str, int | None], tuple[Tensor, Tensor]] = {}
         # Moves with the model, so it tells which device rows are wanted on.
         self.register_buffer("_here", torch.empty(0), persistent=False)
 
@@ -47,23 +53,37 @@ class Embeddings(nn.Module):
 
     def forward(self, batch: Batch, fields: Iterable[str] | None = None) -> dict[str, Tensor]:
         """Rows of the batch's fields that this module has a table for (or of those named)."""
-        names = [f for f in self.fields if f in batch.ids] if fields is None else fields
-        return {name: self.rows(name, batch.ids[name]) for name in names}  # type: ignore[arg-type]
+        names = [f for f in self.fields if f in batch.ids] if fields is None else list(fields)
+        return dict(zip(names, self._look_up([(f, batch.tensor(f)) for f in names])))
 
     def rows(self, field: str, ids: Tensor) -> Tensor:
         """Rows of explicit ids: ids.shape + [dim]."""
-        table = self.fields[field]
-        store = self.stores.get(table.name)
-        if store is None:
-            raise RuntimeError(
-                f"table {table.name!r} has no store yet; set the model up with a strategy first"
-            )
-        flat = ids.reshape(-1)
-        leaf = store.pull(flat).to(self._here.device)
-        if torch.is_grad_enabled() and self.training:
-            leaf.requires_grad_()
-            self._pending[table.name].append((flat, leaf))
-        return leaf.view(*ids.shape, table.dim)
+        return self._look_up([(field, ids)])[0]
+
+    @property
+    def learns(self) -> bool:
+        """Whether a lookup now takes part in training."""
+        return torch.is_grad_enabled() and self.training
+
+    def _look_up(self, wanted: list[tuple[str, Tensor]]) -> list[Tensor]:
+        tables = [self.fields[field] for field, _ in wanted]
+        if self.exchange is not None:
+            lookups = [(table.name, ids) for table, (_, ids) in zip(tables, wanted)]
+            return self.exchange.pull(lookups, self.learns)
+        result = []
+        for table, (_, ids) in zip(tables, wanted):
+            store = self.stores.get(table.name)
+            if store is None:
+                raise RuntimeError(
+                    f"table {table.name!r} has no store yet; set the model up with a strategy first"
+                )
+            flat = ids.reshape(-1)
+            leaf = store.pull(flat).to(self._here.device)
+            if self.learns:
+                leaf.requires_grad_()
+                self._pending[table.name].append((flat, leaf))
+            result.append(leaf.view(*ids.shape, table.dim))
+        return result
 
     def whole(self, field: str) -> Tensor:
         """Every row of a fixed table, in order of id (for models that walk the whole graph)."""
@@ -71,6 +91,18 @@ class Embeddings(nn.Module):
         if table.rows is None:
             raise ValueError(f"table {table.name!r} grows: it has no whole to read")
         return self.rows(field, every_id(table.rows, self._here.device))
+
+    def _lent(self, field: str) -> Tensor:
+        """As whole, but the store's own memory where it lends it: only to be read at once."""
+        table = self.fields[field]
+        lend = getattr(self.stores[table.name], "lend", None)
+        if lend is None or table.rows is None:
+            return self.whole(field)
+        leaf = lend().detach()
+        if self.learns:
+            leaf.requires_grad_()
+            self._pending[table.name].append((every_id(table.rows, leaf.device), leaf))
+        return leaf
 
     def full_softmax(
         self,
@@ -85,26 +117,55 @@ class Embeddings(nn.Module):
         Row 0 is padding, never a candidate nor a target. `bias_field` names a table of dim 1 whose
         rows are added to the logits; candidates end before row `stop` (default: all rows).
         """
+        self._softmax_fields.add(field)
+        table = self.fields[field]
+        if self.exchange is not None and self.exchange.stores[table.name].layout.cut_by_rows:
+            return self._parallel_softmax(self.exchange, table, hidden, targets, bias_field, stop)
         bias = None if bias_field is None else self._lent(bias_field).squeeze(1)
         return full_softmax_loss(hidden, self._lent(field), targets, bias=bias, stop=stop)
 
-    def _lent(self, field: str) -> Tensor:
-        """As whole, but the store's own memory where it lends it: only to be read at once."""
-        table = self.fields[field]
-        lend = getattr(self.stores[table.name], "lend", None)
-        if lend is None or table.rows is None:
-            return self.whole(field)
-        leaf = lend().detach()
-        if torch.is_grad_enabled() and self.training:
-            leaf.requires_grad_()
-            self._pending[table.name].append((every_id(table.rows, leaf.device), leaf))
-        return leaf
+    def _parallel_softmax(
+        self,
+        exchange: Exchange,
+        table: Table,
+        hidden: Tensor,
+        targets: Tensor,
+        bias_field: str | None,
+        stop: int | None,
+    ) -> Tensor:
+        """Every rank makes the logits of its own rows."""
+        layout, rank = exchange.stores[table.name].layout, exchange.world.rank
+        if (table.name, stop) not in self._candidates:
+            ids = layout.ids(rank)
+            keys = ((ids > 0) & (ids < (stop or table.rows))).nonzero().squeeze(1)
+            place = torch.full((table.rows or 0,), -1)
+            place[ids[keys]] = torch.arange(len(keys))
+            self._candidates[table.name, stop] = keys, place.to(self._here.device)
+        keys, place = self._candidates[table.name, stop]
+        bias = None
+        if bias_field is not None:
+            name = self.fields[bias_field].name
+            if exchange.stores[name].layout == layout:
+                bias = exchange.own_rows(name, keys, self.learns)
+            else:
+                bias = self.rows(bias_field, layout.ids(rank)[keys].to(self._here.device))
+            bias = bias.squeeze(1)
+        rows = exchange.own_rows(table.name, keys, self.learns)
+        largest = max(layout.shares)
+        return parallel_softmax_loss(exchange.world, hidden, rows, bias, targets, place, largest)
+
+    def lookups(self, batch: Batch) -> Lookups:
+        """Table and ids of every field that the batch has and that is looked up row by row."""
+        return [
+            (table.name, batch.tensor(field))
+            for field, table in self.fields.items()
+            if field in batch.ids and field not in self._softmax_fields
+        ]
 
     def prefetch(self, batch: Batch) -> None:
         """Tell the stores which rows the next batch will pull."""
-        for name, table in self.fields.items():
-            if name in batch.ids:
-                self.stores[table.name].prefetch(batch.ids[name].reshape(-1))  # type: ignore[union-attr]
+        for name, ids in self.lookups(batch):
+            self.stores[name].prefetch(ids.reshape(-1))
 
     def take_gradients(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Table -> (ids [n], gradients [n, dim]) since the last call; forgets them."""

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from shoal.embedding.admission import Admission, Pending, Shrink
 from shoal.embedding.init import recipe
-from shoal.embedding.leaf import Leaf
+from shoal.embedding.leaf import COUNTERS, Leaf
 from shoal.embedding.optim import STATE, RowOptimizer
+from shoal.embedding.pooling import Bags
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
 
@@ -25,28 +27,43 @@ class Native(Leaf):
     """Rows of one table in the native core. Safe for one writer and many readers at once."""
 
     def __init__(
-        self, table: Table, optimizer: RowOptimizer, seed: int, *, threads: int | None = None
+        self,
+        table: Table,
+        optimizer: RowOptimizer,
+        seed: int,
+        admission: Admission | None = None,
+        dtype: torch.dtype = torch.float32,
+        *,
+        threads: int | None = None,
     ):
-        super().__init__(table, optimizer, seed)
+        super().__init__(table, optimizer, seed, admission, dtype)
         if _core is None:
             raise ValueError(
                 "the native core is not built: install a C++ compiler and reinstall shoal, or use "
                 'backend="reference"'
             )
+        if threads is not None and threads < 1:
+            raise ValueError(f"table {table.name!r}: threads is {threads}; it must be 1 or more")
         self.threads = threads
         self._pieces = list(optimizer.state_names())
+        self._counters = [] if admission is None else list(COUNTERS)
+        self._newest_mark = 0
         made = recipe(table, seed)
+        rule = admission or Admission()
         self._core = _core.make_table(
             table.dim,
             -1 if table.rows is None else table.rows,
             table.padding is not None,
             table.padding or 0,
-            False,
+            dtype == torch.bfloat16,
             INIT_KINDS.index(made.kind),
             made.key,
             made.factor,
             list(STATE).index(optimizer.name),
             _hyper(optimizer),
+            admission is not None,
+            [rule.threshold, rule.show_coefficient, rule.click_coefficient],
+            rule.bloom_counters,
             self._parts(),
         )
 
@@ -63,17 +80,97 @@ class Native(Leaf):
         """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
         return pull_many([self], [ids])[0]
 
-    def push(self, ids: Tensor, grads: Tensor, lr: float) -> None:
+    def push(self, ids: Tensor, grads: Tensor, lr: float, clicks: Tensor | None = None) -> None:
         """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
-        push_many([self], [ids], [grads], lr)
+        ids = self.flat_ids(ids)
+        grads = self.flat_grads(grads, ids.numel())
+        clicks = self.check_clicks(clicks, ids.numel())
+        _push([self], [ids], [grads], [None], [None], lr, clicks)
 
-    def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
-        """Every row held, in chunks of ascending id."""
-        if self.table.rows is not None:
+    def pull_bags(self, ids: Tensor, bags: Bags) -> Tensor:
+        """Pooled rows, without making the single ones: [bags, dim]."""
+        ids = self.flat_ids(ids)
+        out = torch.empty(bags.count, self.table.dim)
+        coefficients = _addresses([bags.coefficients])[0]
+        wrong = self._core.pull_pooled(
+            ids.data_ptr(),
+            ids.numel(),
+            bags.offsets.data_ptr(),
+            bags.count,
+            coefficients,
+            out.data_ptr(),
+            self._parts(),
+        )
+        _refuse([self], [ids], wrong)
+        return out
+
+    def push_bags(self, ids: Tensor, bags: Bags, grads: Tensor, lr: float) -> None:
+        """One optimizer step by the gradients of bags [bags, dim]."""
+        grads = self.flat_grads(grads, bags.count)
+        _push([self], [self.flat_ids(ids)], [grads], [bags.bag_of], [bags.coefficients], lr)
+
+    def dot_bags(self, ids: Tensor, bags: Bags, grads: Tensor) -> Tensor:
+        """Of each id's row and its bag's gradient: [n]."""
+        ids, grads = self.flat_ids(ids), self.flat_grads(grads, bags.count)
+        out = torch.empty(ids.numel())
+        wrong = self._core.dot(
+            ids.data_ptr(), ids.numel(), bags.bag_of.data_ptr(), grads.data_ptr(), out.data_ptr()
+        )
+        _refuse([self], [ids], wrong)
+        return out
+
+    def mark(self) -> int:
+        """A point in time that `export` and `dropped` can take up from."""
+        self._newest_mark = self._core.mark()
+        return self._newest_mark
+
+    def dropped(self, since: int) -> Tensor:
+        """Ids, ascending, whose rows were dropped after a mark and are not back: [n]."""
+        self.check_mark(since, self._core.oldest_mark, self._newest_mark)
+        return _ids(self._core.dropped_ids(since))
+
+    def decay(self, factor: float) -> None:
+        """Multiply all counters, of rows and of ids without one."""
+        self.check_counted("decay")
+        self._core.decay(factor)
+
+    def shrink(self, rule: Shrink) -> int:
+        """Drop rows; returns how many went."""
+        self.check_shrink(rule)
+        return self._core.shrink(
+            rule.min_score,
+            rule.min_norm,
+            -1 if rule.max_age is None else rule.max_age,
+            -1 if rule.capacity is None else rule.capacity,
+            rule.order == "lru",
+            self._step,
+        )
+
+    def export_pending(self, chunk_rows: int = 1 << 20) -> Iterator[Pending]:
+        """Counters of the ids without a row, in chunks of ascending id."""
+        for ids in _ids(self._core.pending_ids()).split(chunk_rows):
+            parts = [torch.empty(len(ids), dtype=dtype) for dtype in COUNTERS.values()]
+            if len(ids):
+                ids = ids.clone()
+                self._core.read_pending(ids.data_ptr(), len(ids), _addresses(parts))
+                yield Pending(ids, *parts)
+
+    def restore_pending(self, pending: Pending) -> None:
+        """Take over counters of ids without a row."""
+        self.check_pending(pending)
+        ids = pending.ids.contiguous()
+        parts = [getattr(pending, key).contiguous() for key in COUNTERS]
+        self._core.write_pending(ids.data_ptr(), len(ids), _addresses(parts))
+
+    def export(self, chunk_rows: int = 1 << 20, since: int | None = None) -> Iterator[Rows]:
+        """Every row held, or those changed after a mark, in chunks of ascending id."""
+        if since is not None:
+            self.check_mark(since, self._core.oldest_mark, self._newest_mark)
+            ids = _ids(self._core.changed_ids(since))
+        elif self.table.rows is not None:
             ids = torch.arange(self.table.rows)
         else:
-            ids = torch.empty(len(self), dtype=torch.int64)
-            self._core.sorted_ids(ids.data_ptr())
+            ids = _ids(self._core.sorted_ids())
         for start in range(0, len(ids), chunk_rows):
             yield self._read(ids[start : start + chunk_rows].clone())
 
@@ -82,14 +179,22 @@ class Native(Leaf):
         self.check_rows(rows)
         ids, values = rows.ids.contiguous(), rows.values.contiguous()
         state = [rows.state[key].contiguous() for key in self._pieces]
-        self._core.write(ids.data_ptr(), len(ids), values.data_ptr(), _addresses(state))
+        counters = [rows.state[key].contiguous() for key in self._counters]
+        self._core.write(
+            ids.data_ptr(), len(ids), values.data_ptr(), _addresses(state), _addresses(counters)
+        )
 
     def _read(self, ids: Tensor) -> Rows:
         values = torch.empty(len(ids), self.table.dim)
         shapes = self.state_shapes(len(ids))
-        state = {key: torch.empty(shapes[key][0], dtype=shapes[key][1]) for key in self._pieces}
-        addresses = _addresses(list(state.values()))
-        self._core.read(ids.data_ptr(), len(ids), values.data_ptr(), addresses)
+        state = {key: torch.empty(shape, dtype=dtype) for key, (shape, dtype) in shapes.items()}
+        self._core.read(
+            ids.data_ptr(),
+            len(ids),
+            values.data_ptr(),
+            _addresses([state[key] for key in self._pieces]),
+            _addresses([state[key] for key in self._counters]),
+        )
         return Rows(ids, values, state)
 
     def _parts(self) -> int:
@@ -119,22 +224,41 @@ def push_many(
     lr: float | Sequence[float],
 ) -> None:
     """One optimizer step of several tables in one call; `lr` for all or one for each."""
+    flat = [store.flat_ids(part) for store, part in zip(stores, ids, strict=True)]
+    flat_grads = [s.flat_grads(g, i.numel()) for s, i, g in zip(stores, flat, grads, strict=True)]
+    none = [None] * len(stores)
+    _push(stores, flat, flat_grads, none, none, lr)
+
+
+def _push(
+    stores: Sequence[Native],
+    flat: list[Tensor],
+    grads: list[Tensor],
+    sources: Sequence[Tensor | None],
+    coefficients: Sequence[Tensor | None],
+    lr: float | Sequence[float],
+    clicks: Tensor | None = None,
+) -> None:
+    """The step itself: occurrence i of table t has the gradient
+    coefficients[t][i] * grads[t][sources[t][i]]."""
     if len(set(map(id, stores))) < len(stores):
         names = [store.table.name for store in stores]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"table {twice!r} is named twice: join its ids and gradients first")
-    flat = [store.flat_ids(part) for store, part in zip(stores, ids, strict=True)]
-    flat_grads = [s.flat_grads(i, g) for s, i, g in zip(stores, flat, grads, strict=True)]
     rates = [lr] * len(stores) if isinstance(lr, float | int) else list(lr)
     numbers: list[float] = []
     for store, rate in zip(stores, rates, strict=True):
         size, eps = store.optimizer.step_numbers(rate, store._step + 1)
-        numbers += (size, eps, rate, 1.0 - rate * (store.optimizer.weight_decay or 0.0))
+        decoupled = store.optimizer.weight_decay if store.optimizer.name == "adamw" else 0.0
+        numbers += (size, eps, rate, 1.0 - rate * (decoupled or 0.0))
     wrong = _core.push(
         [store._core for store in stores],
         _addresses(flat),
         [part.numel() for part in flat],
-        _addresses(flat_grads),
+        _addresses(grads),
+        _addresses(sources),
+        _addresses(coefficients),
+        _addresses([clicks] * len(stores)),
         numbers,
         [store._step + 1 for store in stores],
         _parts(stores),
@@ -148,8 +272,13 @@ def _parts(stores: Sequence[Native]) -> int:
     return max((store._parts() for store in stores), default=1)
 
 
-def _addresses(tensors: Sequence[Tensor]) -> list[int]:
-    return [tensor.data_ptr() for tensor in tensors]
+def _addresses(tensors: Sequence[Tensor | None]) -> list[int]:
+    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+def _ids(raw: bytes) -> Tensor:
+    """Ids that the core lists: [n] int64."""
+    return torch.frombuffer(bytearray(raw), dtype=torch.int64) if raw else torch.empty(0).long()
 
 
 def _refuse(stores: Sequence[Native], ids: Sequence[Tensor], wrong: int) -> None:

@@ -37,7 +37,8 @@ class RowOptimizer:
     weight_decay is L2, added to the gradient of touched rows (adamw: decoupled, default 0.01).
     clip is the largest L2 norm a row's summed gradient may have; None: no clipping.
     None for eps or weight_decay means torch.optim's default for that optimizer.
-    adam equals torch.optim.SparseAdam; ftrl with l1 = l2 = beta = 0 equals adagrad without eps.
+    adam, where all rows have gradients, equals torch.optim.Adam; sparse_adam is the same but for
+    the place of eps, and equals torch.optim.SparseAdam; ftrl with l1 = l2 = beta = 0 equals adagrad without eps.
     """
 
     name: str = "adam"
@@ -51,6 +52,7 @@ class RowOptimizer:
     l1: float = 0.0  # ftrl
     l2: float = 0.0  # ftrl
     beta: float = 0.0  # ftrl
+    sparse_eps: bool = False  # adam: eps before the second moment is corrected; set by its name
 
     def __post_init__(self) -> None:
         name = ALIASES.get(self.name, self.name)
@@ -61,6 +63,7 @@ class RowOptimizer:
                 f"row optimizer {self.name!r} is not known; known are {', '.join(STATE)}{hint}"
             )
         set_field = object.__setattr__  # frozen: the defaults that hang on the name go in here
+        set_field(self, "sparse_eps", self.sparse_eps or self.name == "sparse_adam")
         set_field(self, "name", name)
         if self.weight_decay is None:
             set_field(self, "weight_decay", 0.01 if name == "adamw" else 0.0)
@@ -92,8 +95,7 @@ class RowOptimizer:
             return lr, eps
         correction_1 = 1.0 - self.betas[0] ** step
         correction_2 = math.sqrt(1.0 - self.betas[1] ** step)
-        # SparseAdam adds eps before the correction of the second moment, AdamW after it.
-        return lr * correction_2 / correction_1, eps * (correction_2 if self.name == "adamw" else 1)
+        return lr * correction_2 / correction_1, eps * (1.0 if self.sparse_eps else correction_2)
 
 
 def update_rows(

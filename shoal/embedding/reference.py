@@ -7,33 +7,51 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from shoal.embedding.init import initial_rows
-from shoal.embedding.leaf import Leaf
+from shoal.embedding.admission import Admission, Pending, Shrink
+from shoal.embedding.init import initial_rows, recipe, round_bfloat16, rounding_noise
+from shoal.embedding.leaf import COUNTERS, Leaf
 from shoal.embedding.optim import RowOptimizer, update_rows
+from shoal.embedding.pooling import Bags
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
 
 INIT_CHUNK = 1 << 16  # rows initialised at a time, so that temporaries stay small
 DENSE_FACTOR = 4  # sum duplicates over the whole table when it has at most 4 rows per id given
+Counters = tuple[float, float, int]  # show, click, last step
 
 
 class Reference(Leaf):
     """Rows of one table in torch tensors. A growing table keeps a Python dict: id -> position."""
 
-    def __init__(self, table: Table, optimizer: RowOptimizer, seed: int):
-        super().__init__(table, optimizer, seed)
+    def __init__(
+        self,
+        table: Table,
+        optimizer: RowOptimizer,
+        seed: int,
+        admission: Admission | None = None,
+        dtype: torch.dtype = torch.float32,
+    ):
+        super().__init__(table, optimizer, seed, admission, dtype)
         size = table.rows or 0
         self.positions: dict[int, int] = {}  # growing tables only
+        self.free: list[int] = []
+        self.pending: dict[int, Counters] = {}
+        self.marks = 0
+        self.changed: dict[int, int] = {}  # id -> marks given before its last change
+        self.gone: dict[int, int] = {}
         self.values = torch.empty(size, table.dim)
+        begin = optimizer.initial_state() | {key: 0.0 for key in COUNTERS}
         self.state = {
-            key: torch.full((size, table.dim) if kind == "dim" else (size,), begin)
-            for (key, kind), begin in zip(
-                optimizer.state_names().items(), optimizer.initial_state().values()
-            )
+            key: torch.full(shape, begin[key], dtype=kind)
+            for key, (shape, kind) in self.state_shapes(size).items()
         }
         for start in range(0, size, INIT_CHUNK):
             ids = torch.arange(start, min(start + INIT_CHUNK, size))
-            self.values[start : start + INIT_CHUNK] = initial_rows(table, seed, ids)
+            self.values[start : start + INIT_CHUNK] = self._initial(ids)
+
+    def __len__(self) -> int:
+        """Rows held: all of a fixed table, those that learned of a growing one."""
+        return len(self.positions) if self.table.rows is None else self.table.rows
 
     def pull(self, ids: Tensor) -> Tensor:
         """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
@@ -41,16 +59,17 @@ class Reference(Leaf):
         if self.table.rows is not None:
             self._check_inside(ids)
             return self.values.index_select(0, ids)
-        out = initial_rows(self.table, self.seed, ids)
+        out = self._initial(ids)
         found = torch.tensor([self.positions.get(i, -1) for i in ids.tolist()], dtype=torch.int64)
         known = found >= 0
         out[known] = self.values[found[known]]
         return out
 
-    def push(self, ids: Tensor, grads: Tensor, lr: float) -> None:
+    def push(self, ids: Tensor, grads: Tensor, lr: float, clicks: Tensor | None = None) -> None:
         """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
         ids = self.flat_ids(ids)
-        grads = self.flat_grads(ids, grads)
+        grads = self.flat_grads(grads, ids.numel())
+        clicks = self.check_clicks(clicks, ids.numel())
         if self.table.rows is not None:
             self._check_inside(ids)
         self._step += 1
@@ -58,28 +77,57 @@ class Reference(Leaf):
             keep = ids != self.table.padding
             if not bool(keep.all()):
                 ids, grads = ids[keep], grads[keep]
+                clicks = None if clicks is None else clicks[keep]
+        if self.admission is not None:
+            ids, grads = self._admit(self.admission, ids, grads, clicks)
         if len(ids) == 0:
             return
-        positions, summed = self._sum_duplicates(ids, grads)
-        if self.table.rows is None:
-            positions = self._insert(positions)
+        distinct, summed = self._sum_duplicates(ids, grads)
+        positions = distinct if self.table.rows is not None else self._insert(distinct)
         values = self.values.index_select(0, positions)
-        state = {key: part.index_select(0, positions) for key, part in self.state.items()}
+        state = {key: self.state[key][positions] for key in self.optimizer.state_names()}
         update_rows(self.optimizer, values, state, summed, lr, self._step)
+        if self.dtype == torch.bfloat16:
+            table_key = recipe(self.table, self.seed).key
+            noise = rounding_noise(table_key, self._step, distinct, self.table.dim)
+            values = round_bfloat16(values, noise)
         self.values.index_copy_(0, positions, values)
         for key, part in state.items():
             self.state[key].index_copy_(0, positions, part)
+        self._note_changes(distinct)
 
-    def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
-        """Every row held, in chunks of ascending id."""
-        if self.table.rows is not None:
-            ids = order = torch.arange(self.table.rows)
+    def pull_bags(self, ids: Tensor, bags: Bags) -> Tensor:
+        """Pooled rows: [bags, dim]."""
+        rows = self.pull(ids)
+        if bags.coefficients is not None:
+            rows = rows * bags.coefficients[:, None]
+        return torch.zeros(bags.count, self.table.dim).index_add_(0, bags.bag_of, rows)
+
+    def push_bags(self, ids: Tensor, bags: Bags, grads: Tensor, lr: float) -> None:
+        """One optimizer step by the gradients of bags [bags, dim]."""
+        each = self.flat_grads(grads, bags.count).index_select(0, bags.bag_of)
+        if bags.coefficients is not None:
+            each = each * bags.coefficients[:, None]
+        self.push(ids, each, lr)
+
+    def dot_bags(self, ids: Tensor, bags: Bags, grads: Tensor) -> Tensor:
+        """Of each id's row and its bag's gradient: [n]."""
+        each = self.flat_grads(grads, bags.count).index_select(0, bags.bag_of)
+        return (self.pull(ids) * each).sum(dim=1)
+
+    def export(self, chunk_rows: int = 1 << 20, since: int | None = None) -> Iterator[Rows]:
+        """Every row held, or those changed after a mark, in chunks of ascending id."""
+        if since is not None:
+            self.check_mark(since, 0, self.marks)
+            ids = torch.tensor(sorted(i for i, m in self.changed.items() if m >= since)).long()
+        elif self.table.rows is not None:
+            ids = torch.arange(self.table.rows)
         else:
-            ids, order = torch.tensor(list(self.positions), dtype=torch.int64).sort()
+            ids = torch.tensor(sorted(self.positions), dtype=torch.int64)
         for start in range(0, len(ids), chunk_rows):
-            at = order[start : start + chunk_rows]
-            state = {key: part[at] for key, part in self.state.items()}
-            yield Rows(ids[start : start + chunk_rows].clone(), self.values[at], state)
+            part = ids[start : start + chunk_rows].clone()
+            at = part if self.table.rows is not None else self._insert(part)
+            yield Rows(part, self.values[at], {key: s[at] for key, s in self.state.items()})
 
     def restore(self, rows: Rows) -> None:
         """Take over rows, values and state; a chunk that does not fit changes nothing."""
@@ -89,9 +137,72 @@ class Reference(Leaf):
             state = {key: part[keep] for key, part in rows.state.items()}
             rows = Rows(rows.ids[keep], rows.values[keep], state)
         positions = rows.ids if self.table.rows is not None else self._insert(rows.ids)
-        self.values[positions] = rows.values
+        half = self.dtype == torch.bfloat16
+        self.values[positions] = round_bfloat16(rows.values) if half else rows.values
         for key, part in rows.state.items():
             self.state[key][positions] = part
+        for id_ in rows.ids.tolist() if self.pending else ():
+            self.pending.pop(id_, None)
+        self._note_changes(rows.ids)
+
+    def mark(self) -> int:
+        """A point in time that `export` and `dropped` can take up from."""
+        self.marks += 1
+        return self.marks
+
+    def dropped(self, since: int) -> Tensor:
+        """Ids, ascending, whose rows were dropped after a mark and are not back: [n]."""
+        self.check_mark(since, 0, self.marks)
+        return torch.tensor(sorted(i for i, m in self.gone.items() if m >= since)).long()
+
+    def decay(self, factor: float) -> None:
+        """Multiply all counters, of rows and of ids without one."""
+        self.check_counted("decay")
+        self.state["show"] *= factor
+        self.state["click"] *= factor
+        self.pending = {i: (s * factor, c * factor, at) for i, (s, c, at) in self.pending.items()}
+
+    def shrink(self, rule: Shrink) -> int:
+        """Drop rows; returns how many went."""
+        self.check_shrink(rule)
+        kept, victims = [], []
+        for id_, position in self.positions.items():
+            show, click, last = self._counters(position)
+            norm = float(self.values[position].double().norm())
+            if self._fades(rule, show, click, last) or norm < rule.min_norm:
+                victims.append(id_)
+            else:
+                kept.append((last if rule.order == "lru" else show, id_))
+        if rule.capacity is not None:
+            victims += [id_ for _, id_ in sorted(kept)[: max(len(kept) - rule.capacity, 0)]]
+        for id_ in victims:
+            self.free.append(self.positions.pop(id_))
+            self.changed.pop(id_, None)
+            if self.marks:
+                self.gone[id_] = self.marks
+        self.pending = {i: c for i, c in self.pending.items() if not self._fades(rule, *c)}
+        return len(victims)
+
+    def export_pending(self, chunk_rows: int = 1 << 20) -> Iterator[Pending]:
+        """Counters of the ids without a row, in chunks of ascending id."""
+        ids = sorted(self.pending)
+        for start in range(0, len(ids), chunk_rows):
+            part = ids[start : start + chunk_rows]
+            columns = zip(*(self.pending[i] for i in part))
+            tensors = [torch.tensor(c, dtype=t) for c, t in zip(columns, COUNTERS.values())]
+            yield Pending(torch.tensor(part), *tensors)
+
+    def restore_pending(self, pending: Pending) -> None:
+        """Take over counters of ids without a row."""
+        self.check_pending(pending)
+        columns = [getattr(pending, key).tolist() for key in COUNTERS]
+        for id_, *counters in zip(pending.ids.tolist(), *columns):
+            if id_ not in self.positions:
+                self.pending[id_] = (counters[0], counters[1], counters[2])
+
+    def _initial(self, ids: Tensor) -> Tensor:
+        values = initial_rows(self.table, self.seed, ids)
+        return round_bfloat16(values) if self.dtype == torch.bfloat16 else values
 
     def _check_inside(self, ids: Tensor) -> None:
         if len(ids):
@@ -116,18 +227,63 @@ class Reference(Leaf):
         """Positions of distinct `ids` of a growing table; new ones begin at their initial value."""
         fresh = [i for i in ids.tolist() if i not in self.positions]
         if fresh:
-            begin = len(self.positions)
-            end = begin + len(fresh)
-            self.positions.update(zip(fresh, range(begin, end)))
-            while len(self.values) < end:
-                self._double()
-            new_ids = torch.tensor(fresh, dtype=torch.int64)
-            self.values[begin:end] = initial_rows(self.table, self.seed, new_ids)
+            while len(self.free) < len(fresh):
+                self._enlarge()
+            places = [self.free.pop() for _ in fresh]
+            self.positions.update(zip(fresh, places))
+            at = torch.tensor(places)
+            self.values[at] = self._initial(torch.tensor(fresh, dtype=torch.int64))
+            for key, begin in self.optimizer.initial_state().items():
+                self.state[key][at] = begin
         return torch.tensor([self.positions[i] for i in ids.tolist()], dtype=torch.int64)
 
-    def _double(self) -> None:
-        more = max(1024, len(self.values))
+    def _enlarge(self) -> None:
+        size = len(self.values)
+        more = max(1024, size)
+        self.free += range(size + more - 1, size - 1, -1)
         self.values = torch.cat([self.values, torch.zeros(more, self.table.dim)])
-        for key, begin in self.optimizer.initial_state().items():
-            part = self.state[key]
-            self.state[key] = torch.cat([part, torch.full((more, *part.shape[1:]), begin)])
+        for key, part in self.state.items():
+            self.state[key] = torch.cat([part, part.new_zeros(more, *part.shape[1:])])
+
+    def _admit(
+        self, rule: Admission, ids: Tensor, grads: Tensor, clicks: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Count the ids; the occurrences, ids and gradients, of those that have a row now."""
+        counts: dict[int, tuple[int, float]] = {}
+        for id_, click in zip(
+            ids.tolist(), [0.0] * len(ids) if clicks is None else clicks.tolist()
+        ):
+            seen, total = counts.get(id_, (0, 0.0))
+            counts[id_] = (seen + 1, total + click)
+        for id_, (shows, total) in counts.items():
+            place = self.positions.get(id_)
+            known = self.pending.pop(id_, (0.0, 0.0, 0)) if place is None else self._counters(place)
+            show, click = known[0] + shows, known[1] + total
+            if place is None and self._score(show, click) < rule.threshold:
+                self.pending[id_] = (show, click, self._step)
+                continue
+            at = int(self._insert(torch.tensor([id_]))[0])
+            for key, value in zip(COUNTERS, (show, click, self._step)):
+                self.state[key][at] = value
+        admitted = torch.tensor([i in self.positions for i in ids.tolist()], dtype=torch.bool)
+        return ids[admitted], grads[admitted]
+
+    def _counters(self, position: int) -> Counters:
+        if self.admission is None:
+            return 0.0, 0.0, 0
+        show, click, last = (self.state[key][position].item() for key in COUNTERS)
+        return show, click, int(last)
+
+    def _score(self, show: float, click: float) -> float:
+        rule = self.admission or Admission()
+        return rule.show_coefficient * (show - click) + rule.click_coefficient * click
+
+    def _fades(self, rule: Shrink, show: float, click: float, last: int) -> bool:
+        too_old = rule.max_age is not None and self._step - last > rule.max_age
+        return too_old or self._score(show, click) < rule.min_score
+
+    def _note_changes(self, ids: Tensor) -> None:
+        if self.marks:
+            self.changed.update(dict.fromkeys(ids.tolist(), self.marks))
+            for id_ in ids.tolist():
+                self.gone.pop(id_, None)

@@ -104,9 +104,13 @@ class NeuMF(Model):
             2 * self.options.mlp_embedding_size,
             *self.options.mlp_hidden_size,
         )
+        # Rows are read in one go: a read may be a trip that all ranks make the same number of.
+        vectors = self._rows(self.facts.item_field, torch.atleast_2d(items))  # [n] becomes [1, n]
         block = max(1, SCORE_BLOCK // max(1, batch.size * widest))  # items at a time
         parts = [
-            self._logits(users, self._rows(self.facts.item_field, some))
-            for some in torch.atleast_2d(items).split(block, dim=1)  # [n] becomes [1, n]
+            self._logits(
+                users, {half: rows[:, first : first + block] for half, rows in vectors.items()}
+            )
+            for first in range(0, items.shape[-1], block)
         ]
-        return torch.cat(parts, 1)
+        return torch.cat(parts, 1) if parts else torch.zeros(batch.size, 0, device=items.device)

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Facts, Output, Retrieval
-from shoal.nn.losses import bpr_loss, full_softmax_loss
+from shoal.nn.losses import bpr_loss
 from shoal.nn.transformer import Activation, CausalTransformer
 
 
@@ -92,9 +91,9 @@ class SASRec(Retrieval):
         real = target > 0
 
         if self.options.loss_type == "CE":
-            every = self.embed.whole("target")  # [items, d], read once for inputs and outputs
-            states = self.encode(F.embedding(history, every))[real]  # [n, d]
-            return Output(full_softmax_loss(states, every, target[real]), states.shape[0])
+            states = self.encode(self.embed.rows("history", history))[real]  # [n, d]
+            loss = self.embed.full_softmax("target", states, target[real])
+            return Output(loss, states.shape[0])
 
         if "neg_item" not in batch.ids:
             raise ValueError(

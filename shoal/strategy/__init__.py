@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from shoal.config.schema import StrategySection
 from shoal.strategy.base import Strategy
 from shoal.strategy.ddp import DDP
+from shoal.strategy.sharded import Sharded
 from shoal.strategy.single import Single
 from shoal.world import World
 
-STRATEGIES: dict[str, type[Strategy]] = {"single": Single, "ddp": DDP}
+STRATEGIES: dict[str, type[Strategy]] = {"single": Single, "ddp": DDP, "sharded": Sharded}
 
 
-def make_strategy(name: str, world: World) -> Strategy:
-    """The named strategy; `auto` is single alone and ddp among several."""
+def make_strategy(section: StrategySection, world: World) -> Strategy:
+    """The strategy of a config; `auto` is single alone and ddp among several."""
+    name = section.name
     if name == "auto":
         name = "single" if world.size == 1 else "ddp"
     if name == "single" and world.size > 1:
         raise ValueError(
-            f"strategy single cannot run on {world.size} processes; use strategy.name=ddp or auto"
+            f"strategy single cannot run on {world.size} processes; use strategy.name=ddp or sharded"
         )
+    if name == "sharded":
+        return Sharded(world, section)
     return STRATEGIES[name](world)
 
 
-__all__ = ["DDP", "STRATEGIES", "Single", "Strategy", "make_strategy"]
+__all__ = ["DDP", "STRATEGIES", "Sharded", "Single", "Strategy", "make_strategy"]

@@ -24,6 +24,7 @@ from shoal.embedding.local import make_local
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim import RowOptimizer
 from shoal.embedding.store import Store
+from shoal.embedding.table import Table
 from shoal.models.base import Model, Output
 from shoal.world import World
 
@@ -58,26 +59,35 @@ class Strategy:
         self.model = model.to(self.world.device)
         self.optimizer_section = optimizer
         self.clip_grad_norm = clip_grad_norm
-        rows = {"sparse_adam": "adam"}.get(optimizer.name, optimizer.name)
-        self.row_optimizer = RowOptimizer(rows, weight_decay=optimizer.weight_decay)
+        self.row_optimizer = RowOptimizer(optimizer.name, weight_decay=optimizer.weight_decay)
+        self.seed = seed
         self.embeddings = [m for m in model.modules() if isinstance(m, Embeddings)]
-        self.stores: dict[str, Store] = {}
+        tables: dict[str, Table] = {}
         for module in self.embeddings:
-            clash = self.stores.keys() & module.tables.keys()
+            clash = tables.keys() & module.tables.keys()
             if clash:
                 raise ValueError(f"two Embeddings of one model both have a table {min(clash)!r}")
-            module.attach(
-                lambda table: make_local(
-                    table, self.row_optimizer, seed, device=self.world.device
-                )
-            )
-            self.stores.update(module.stores)
+            tables.update(module.tables)
+        self.stores = self.make_stores(tables)
+        for module in self.embeddings:
+            module.attach(lambda table: self.stores[table.name])
         self.dense = [p for p in model.parameters() if p.requires_grad]
         self.dense_optimizer = None
         if self.dense:
             self.dense_optimizer = DENSE_OPTIMIZERS[optimizer.name](
                 self.dense, lr=optimizer.lr, weight_decay=optimizer.weight_decay
             )
+
+    def make_stores(self, tables: dict[str, Table]) -> dict[str, Store]:
+        """A store for every table of the model."""
+        return {name: self.leaf(table) for name, table in tables.items()}
+
+    def leaf(self, table: Table) -> Store:
+        """Rows in this process, on its device."""
+        return make_local(table, self.row_optimizer, self.seed, device=self.world.device)
+
+    def prefetch(self, batch: Batch) -> None:
+        """A hint: this batch comes after the next `train_step`."""
 
     def train_step(self, batch: Batch, lr: float | None = None) -> float | Tensor:
         """Forward, backward and update on this rank's slice; the mean loss of the global batch."""
@@ -117,6 +127,10 @@ class Strategy:
                 group["lr"] = lr
             self.dense_optimizer.step()
             self.dense_optimizer.zero_grad(set_to_none=True)
+        self.push(gradients, lr)
+
+    def push(self, gradients: Gradients, lr: float) -> None:
+        """Update the rows of every table."""
         for name, (ids, grads) in gradients.items():
             self.stores[name].push(ids, grads, lr)
 
@@ -125,12 +139,22 @@ class Strategy:
         gradients = {name: sum_duplicates(*pair) for name, pair in gradients.items()}
         dense = [p.grad for p in self.dense if p.grad is not None]
         every = dense + [grads for _, grads in gradients.values()]
-        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in every]))
+        norm = torch.sqrt(sum_squares(dense) + self.row_squares(gradients))
         scale = float((max_norm / (norm + 1e-6)).clamp(max=1.0))
         if scale < 1.0:
             torch._foreach_mul_(every, scale)
         return gradients
 
+    def row_squares(self, gradients: Gradients) -> Tensor:
+        """The sum of squares of all rows' summed gradients, wherever they are."""
+        return sum_squares([grads for _, grads in gradients.values()])
+
     def owned_rows(self) -> Iterator[tuple[str, Store]]:
-        """The stores whose rows this rank writes into a checkpoint."""
+        """The stores whose rows this rank exports for a checkpoint."""
         yield from self.stores.items()
+
+
+def sum_squares(tensors: list[Tensor]) -> Tensor:
+    """The sum of squares of everything in them."""
+    norms = [torch.linalg.vector_norm(tensor).square().cpu() for tensor in tensors]
+    return torch.stack(norms).sum() if norms else torch.zeros(())

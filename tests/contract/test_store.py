@@ -121,6 +121,7 @@ class TestStore:
         ids = torch.tensor(GROWING_IDS)
         before = store.pull(ids)
         assert list(store.export()) == []  # reading stores nothing
+        assert bool(store)
         store.push(ids.flip(0), torch.ones(len(ids), 4), lr=0.25)
         torch.testing.assert_close(store.pull(ids), before - 0.25)
         assert all_rows(store).ids.tolist() == GROWING_IDS

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from ranks import run_ranks
 from small import small_config
 
-import shoal.evaluator
+import shoal.evaluation.evaluator
 from shoal.build import build
 from shoal.world import World
 
@@ -115,7 +114,9 @@ def metrics(world: World, mode: str, model: str) -> dict[str, dict[str, float]]:
 
 def everything(world: World) -> dict[str, Any]:
     """All curves and all metrics in one go: starting processes is what costs."""
-    shoal.evaluator.TILE_USERS = 16  # 131 users then make 9 tiles, which 2, 3 and 4 do not divide
+    shoal.evaluation.evaluator.TILE_USERS = (
+        16  # 131 users then make 9 tiles, which 2, 3 and 4 do not divide
+    )
     return {
         "curves": {name: curve(world, name) for name in CURVES},
         "metrics": {

@@ -16,7 +16,7 @@ FLOORS = [
     {"run"},
     {"launch", "build"},
     {"trainer"},
-    {"evaluator", "run_folder", "progress", "schedule"},
+    {"evaluation", "run_folder", "progress", "schedule"},
     {"checkpoint"},
     {"strategy"},
     {"models", "metrics"},
@@ -64,11 +64,15 @@ def test_imports_go_down(path: Path) -> None:
     for name in imports(path):
         if name.split(".")[0] == "shoal" and room(name) and not room(name).startswith("_"):
             target = room(name)
-            if name == f"shoal.{target}" and not (ROOT / target).exists() and not (
-                ROOT / f"{target}.py"
-            ).exists():
+            if (
+                name == f"shoal.{target}"
+                and not (ROOT / target).exists()
+                and not (ROOT / f"{target}.py").exists()
+            ):
                 continue  # a name of the package itself, such as shoal.STARTED
-            assert floor(target) >= floor(here), f"{path.name} imports {name}, which stands above it"
+            assert floor(target) >= floor(here), (
+                f"{path.name} imports {name}, which stands above it"
+            )
 
 
 def test_models_import_only_what_they_may() -> None:
@@ -83,7 +87,9 @@ def test_only_world_talks_to_peers() -> None:
     for path in FILES:
         for name in imports(path):
             if name.startswith("torch.distributed"):
-                launcher = name.startswith(("torch.distributed.elastic", "torch.distributed.launcher"))
+                launcher = name.startswith(
+                    ("torch.distributed.elastic", "torch.distributed.launcher")
+                )
                 where = str(path.relative_to(ROOT))
                 assert where == "world.py" or (where == "launch.py" and launcher), (
                     f"{where} imports {name}; collectives belong to world.py"

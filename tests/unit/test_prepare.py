@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.config.intervals import parse_intervals
 from shoal.config.schema import DataSection
-from shoal.data.filters import apply_filters
-from shoal.data.intervals import parse_intervals, within
+from shoal.data.filters import apply_filters, within
 from shoal.data.prepare import load_dataset, pick_source
 from shoal.data.raw import Raw, RawColumn, RawTable
 
@@ -62,12 +62,12 @@ def test_intervals(text, inside):
 
 @pytest.mark.parametrize("text", ["", "3", "[3,4", "[3]", "[a,4]", "[1,2],[3,4]", "[nan,3]", "1,2"])
 def test_what_is_no_interval(text):
-    with pytest.raises(ValueError, match=r"data\.filter\.x: .* is no interval; write \[low,high\]"):
+    with pytest.raises(ValueError, match=r"data\.filter\.x: .* is no interval; write"):
         parse_intervals(text, "data.filter.x")
 
 
 def test_backward_interval():
-    with pytest.raises(ValueError, match=r"did you mean \(1,5\]\?"):
+    with pytest.raises(ValueError, match=r"data\.filter\.x: .* is empty: its low end is above"):
         parse_intervals("(5, 1]", "data.filter.x")
 
 
@@ -185,7 +185,7 @@ def test_filtered_side_rows_take_their_interactions_along(toy):
     [
         ({"values": {"rating": "[9,inf)"}}, r"data\.filter\.values\.rating leaves no interactions"),
         ({"user_inter_num": "[9,inf)"}, r"data\.filter\.user_inter_num leaves no interactions"),
-        ({"item_inter_num": "(0,0]"}, r"data\.filter\.item_inter_num leaves no interactions"),
+        ({"item_inter_num": "[0,0]"}, r"data\.filter\.item_inter_num leaves no interactions"),
         ({"values": {"ratings": "[1,2]"}}, r"no loaded field \(did you mean 'rating'\?\)"),
         ({"values": {"user_id": "[1,2]"}}, r"'user_id' is a token field.*rating, timestamp"),
         ({"values": {"rating": "1-2"}}, r"data\.filter\.values\.rating: '1-2' is no interval"),

@@ -100,8 +100,8 @@ def test_results_do_not_depend_on_the_number_of_threads(rows, name):
     generator = torch.Generator().manual_seed(5)
     for _ in range(3):
         # skewed, so that some rows have long lists of gradients
-        ids = (torch.rand(20000, generator=generator) ** 3 * 3000).long()
-        grads = torch.randn(20000, 16, generator=generator)
+        ids = (torch.rand(90000, generator=generator) ** 3 * 3000).long()
+        grads = torch.randn(90000, 16, generator=generator)
         for store in stores:
             store.push(ids, grads, 0.1)
     first, *others = [next(iter(store.export())) for store in stores]
@@ -109,7 +109,7 @@ def test_results_do_not_depend_on_the_number_of_threads(rows, name):
         assert torch.equal(first.ids, other.ids)
         assert torch.equal(first.values, other.values)
         assert all(torch.equal(first.state[k], other.state[k]) for k in first.state)
-    many = torch.randint(0, 3000, (30000,), generator=generator)
+    many = torch.randint(0, 3000, (90000,), generator=generator)
     assert all(torch.equal(stores[0].pull(many), store.pull(many)) for store in stores[1:])
 
 
@@ -152,7 +152,7 @@ def test_many_tables_in_one_call_equal_one_by_one():
     make = [Table("a", 4, 10), Table("b", 16, None), Table("c", 64, 1000)]
     together = [Native(t, RowOptimizer("adagrad"), 3, threads=2) for t in make]
     alone = [Native(t, RowOptimizer("adagrad"), 3) for t in make]
-    ids = [torch.randint(0, 10, (n,)) for n in (5, 0, 3000)]
+    ids = [torch.randint(0, 10, (n,)) for n in (5, 0, 20000)]
     grads = [torch.randn(len(i), t.dim) for i, t in zip(ids, make)]
     rates = [0.1, 0.2, 0.3]
     push_many(together, ids, grads, rates)
@@ -171,10 +171,10 @@ def test_many_tables_in_one_call_equal_one_by_one():
 @pytest.mark.parametrize("rows", [200, None])
 def test_readers_never_see_half_a_step(rows):
     """Every step adds 1 to every row: a pull that mixes two steps would show two values."""
-    table = Table("t", 32, rows, Init("constant", 0.0))
+    table = Table("t", 2048, rows, Init("constant", 0.0))  # wide: enough work for two threads
     store = Native(table, RowOptimizer("sgd"), 0, threads=2)
     ids = torch.arange(200)
-    grads = torch.full((200, 32), -1.0)
+    grads = torch.full((200, 2048), -1.0)
     failures: list[str] = []
     done = threading.Event()
 
@@ -191,13 +191,13 @@ def test_readers_never_see_half_a_step(rows):
     readers = [threading.Thread(target=read) for _ in range(3)]
     for reader in readers:
         reader.start()
-    for _ in range(200):
+    for _ in range(50):
         store.push(ids, grads, 1.0)
     done.set()
     for reader in readers:
         reader.join()
     assert failures == []
-    assert store.pull(ids).unique().tolist() == [200.0]
+    assert store.pull(ids).unique().tolist() == [50.0]
 
 
 def _push_in_child(store, ids, grads, results):
@@ -209,7 +209,7 @@ def _push_in_child(store, ids, grads, results):
 def test_a_forked_child_can_use_its_copy():
     """Threads do not survive a fork; the child must make its own rather than wait for ever."""
     store = Native(Table("t", 32, 5000), RowOptimizer("adagrad"), 0, threads=2)
-    ids, grads = torch.randint(0, 5000, (8000,)), torch.randn(8000, 32)
+    ids, grads = torch.randint(0, 5000, (20000,)), torch.randn(20000, 32)
     store.push(ids, grads, 0.1)
     context = multiprocessing.get_context("fork")
     results = context.Queue()

@@ -8,7 +8,6 @@ before they are summed. Memory holds a tile of users × a block of items, never 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -19,112 +18,14 @@ from shoal.config.schema import EvalSection
 from shoal.data.batch import Batch
 from shoal.data.dataset import Dataset, Phase
 from shoal.data.history import Histories
-from shoal.data.sampler import NegativeSampler, Seen
+from shoal.evaluation.phases import EARLIER, Lists, PhaseData
+from shoal.evaluation.ranking import PairCounts, TopK, auc_pairs, mask_seen
 from shoal.metrics import MetricSet, Ranked, Valued
 from shoal.models.base import Model, Retrieval
 from shoal.world import World
 
 TILE_USERS = 256
 BLOCK_ITEMS = 1 << 14
-EARLIER: dict[str, tuple[Phase, ...]] = {"valid": ("train",), "test": ("train", "valid")}
-
-
-@dataclass
-class Lists:
-    """For each user of a phase a list of items, flattened (see data.history for the drawing)."""
-
-    items: np.ndarray
-    offsets: np.ndarray
-
-    @classmethod
-    def of(cls, users: np.ndarray, items: np.ndarray, order: np.ndarray, num_users: int) -> Lists:
-        """Lists of the users in `order`; the pairs are unique and ascending by item."""
-        num_items = int(items.max(initial=0)) + 1
-        keys = np.unique(users.astype(np.int64) * num_items + items)
-        users, items = keys // num_items, keys % num_items
-        starts = np.searchsorted(users, order, side="left")
-        stops = np.searchsorted(users, order, side="right")
-        lengths = stops - starts
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        flat = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return cls(items[flat], offsets)
-
-    def block(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """Lists first..last-1 as pairs: row within the block [n], item [n]."""
-        offsets = self.offsets[first : last + 1]
-        rows = np.repeat(np.arange(last - first), np.diff(offsets))
-        return rows, self.items[offsets[0] : offsets[-1]]
-
-
-def parse_mode(mode: str | dict, phase: str) -> tuple[str, int]:
-    """`full`, `labeled`, `uni100`, `pop100` -> kind and number of negatives."""
-    text = mode if isinstance(mode, str) else mode[phase]
-    if text in ("full", "labeled"):
-        return text, 0
-    return text[:3], int(text[3:])
-
-
-class PhaseData:
-    """What evaluating one phase needs, laid out once."""
-
-    def __init__(self, dataset: Dataset, phase: Phase, section: EvalSection, seed: int):
-        self.mode, self.num_negatives = parse_mode(section.mode, phase)
-        users, items = dataset.user_ids(phase), dataset.item_ids(phase)
-        self.users = np.unique(users)  # ascending: the tiles are a pure function of the split
-        self.labels: Lists | None = None
-        if self.mode == "labeled":
-            self._take_labels(dataset, phase)
-            return
-        self.positives = Lists.of(users, items, self.users, dataset.num_users)
-        self.is_positive = Seen(users, items, dataset.num_users, dataset.num_items)
-        earlier = EARLIER[phase]
-        seen_users = np.concatenate([dataset.user_ids(p) for p in earlier])
-        seen_items = np.concatenate([dataset.item_ids(p) for p in earlier])
-        if section.repeatable:
-            self.masked = Lists(np.zeros(0, np.int64), np.zeros(len(self.users) + 1, np.int64))
-        else:
-            self.masked = Lists.of(seen_users, seen_items, self.users, dataset.num_users)
-        if self.num_negatives:
-            self._draw_negatives(dataset, phase, seen_users, seen_items, seed)
-
-    def _draw_negatives(self, dataset, phase, seen_users, seen_items, seed) -> None:  # type: ignore[no-untyped-def]
-        """N different negatives for each positive; their union, as lists per user."""
-        users, items = dataset.user_ids(phase), dataset.item_ids(phase)
-        all_users, all_items = np.concatenate([seen_users, users]), np.concatenate([seen_items, items])
-        sampler = NegativeSampler(
-            Seen(all_users, all_items, dataset.num_users, dataset.num_items),
-            dataset.num_items,
-            distribution="popularity" if self.mode == "pop" else "uniform",
-            alpha=1.0,
-            popularity=np.bincount(dataset.item_ids("train"), minlength=dataset.num_items),
-            seed=seed,
-        )
-        # Training epochs count from 0, so -1 and -2 are draws of their own.
-        drawn = sampler.draw_distinct(
-            users, dataset.splits[phase], -1 if phase == "valid" else -2, self.num_negatives
-        ).reshape(-1)
-        owners = np.repeat(users, self.num_negatives)[drawn > 0]
-        self.candidates = Lists.of(
-            np.concatenate([users, owners]),
-            np.concatenate([items, drawn[drawn > 0]]),
-            self.users,
-            dataset.num_users,
-        )
-
-    def _take_labels(self, dataset: Dataset, phase: Phase) -> None:
-        """Rows of the phase with their labels; a user's candidates are the rows of that user."""
-        if dataset.label_field not in dataset.inter:
-            raise ValueError(
-                f"eval.mode labeled needs the column {dataset.label_field!r}, which data set "
-                f"{dataset.name!r} does not have; load it, or make one with data.threshold"
-            )
-        rows = dataset.splits[phase]
-        users = np.asarray(dataset.inter[dataset.user_field])[rows]
-        order = np.argsort(users, kind="stable")
-        offsets = np.searchsorted(users[order], np.append(self.users, dataset.num_users))
-        column = np.asarray(dataset.inter[dataset.label_field], dtype=np.float32)  # type: ignore[index]
-        self.candidates = Lists(np.asarray(dataset.inter[dataset.item_field])[rows][order], offsets)
-        self.row_labels = column[rows][order]
 
 
 class Evaluator:
@@ -225,14 +126,14 @@ class Evaluator:
         seen_items = np.concatenate([dataset.item_ids(p) for p in phases])
         own = seen_users == user
         seen = Lists.of(seen_users[own], seen_items[own], users, dataset.num_users)
-        best = _TopK(min(topk, dataset.num_items - 1))
+        best = TopK(min(topk, dataset.num_items - 1))
         with torch.inference_mode():
             batch = self.query(users, histories)
             for start in range(0, dataset.num_items, BLOCK_ITEMS):
                 stop = min(start + BLOCK_ITEMS, dataset.num_items)
                 scores = model.score(batch, torch.arange(start, stop, device=device))
                 if not self.section.repeatable:
-                    _mask(scores, seen, 0, 1, start)
+                    mask_seen(scores, seen, 0, 1, start)
                 best.add(scores, start)
         names = dataset.vocab[dataset.item_field]
         pairs = zip(best.items()[0].tolist(), best.value[0].tolist())  # type: ignore[index]
@@ -250,8 +151,12 @@ class Evaluator:
         encoded: dict[int, Tensor] = {}
         for bounds in self._rounds(len(data.users), progress):
             scorers = [self._scorer(model, data.users[a:b], histories) for a, b in bounds]
-            best = [_TopK(keep) for _ in bounds]
-            pairs = [_PairCounts(data, a, b, device) for a, b in bounds] if metrics.wants_auc_pairs else []
+            best = [TopK(keep) for _ in bounds]
+            pairs = (
+                [PairCounts(data, a, b, device) for a, b in bounds]
+                if metrics.wants_auc_pairs
+                else []
+            )
             for again in range(2 if pairs else 1):
                 for number, block in enumerate(blocks):
                     # One block: encode once per evaluation. Many: once per round, to bound memory.
@@ -262,7 +167,7 @@ class Evaluator:
                             encoded[number] = vectors
                     for tile, (a, b) in enumerate(bounds):
                         scores = scorers[tile](block, vectors)
-                        _mask(scores, data.masked, a, b, int(block[0]))
+                        mask_seen(scores, data.masked, a, b, int(block[0]))
                         if again:
                             pairs[tile].count(scores)
                         else:
@@ -333,102 +238,5 @@ class Evaluator:
             ranked = torch.where(found, items.gather(1, column), 0)
             extra: tuple = (None, None)
             if metrics.wants_auc_pairs:
-                extra = _auc_pairs(scores, positive)
+                extra = auc_pairs(scores, positive)
             metrics.update(Ranked(ranked, hits, positive.sum(1), *extra))
-
-
-class _TopK:
-    """The best items of a tile, over blocks of items."""
-
-    def __init__(self, keep: int):
-        self.keep = keep
-        self.value: Tensor | None = None
-
-    def add(self, scores: Tensor, start: int) -> None:
-        value, index = torch.topk(scores, min(self.keep, scores.shape[1]), dim=1)
-        index = index + start if start else index
-        if self.value is None:
-            self.value, self.index = value, index
-            return
-        value, index = torch.cat([self.value, value], 1), torch.cat([self.index, index], 1)
-        self.value, column = torch.topk(value, min(self.keep, value.shape[1]), dim=1)
-        self.index = index.gather(1, column)
-
-    def items(self) -> Tensor:
-        """[b, keep] item ids, 0 where a user has fewer candidates."""
-        assert self.value is not None
-        return torch.where(self.value > -torch.inf, self.index, 0).cpu()
-
-
-class _PairCounts:
-    """For GAUC: how many negatives each positive of a tile beats. First pass finds the scores of
-    the positives, second pass counts against every block."""
-
-    def __init__(self, data: PhaseData, a: int, b: int, device: torch.device):
-        rows, items = data.positives.block(a, b)
-        self.rows, self.items = torch.from_numpy(rows).to(device), torch.from_numpy(items).to(device)
-        self.size, self.device = b - a, device
-        self.scores = torch.full((len(rows),), -torch.inf, device=device)
-        self.below = torch.zeros(len(rows), dtype=torch.float64, device=device)
-        self.candidates = torch.zeros(b - a, dtype=torch.int64, device=device)
-
-    def find(self, scores: Tensor, start: int) -> None:
-        inside = (self.items >= start) & (self.items < start + scores.shape[1])
-        self.scores[inside] = scores[self.rows[inside], self.items[inside] - start]
-
-    def count(self, scores: Tensor) -> None:
-        ascending = scores.sort(dim=1).values
-        excluded = (scores == -torch.inf).sum(1)
-        self.candidates += scores.shape[1] - excluded
-        # Positives side by side, one row of thresholds per user.
-        grid, column = self._grid(self.scores)
-        less = torch.searchsorted(ascending, grid, side="left")[self.rows, column]
-        upto = torch.searchsorted(ascending, grid, side="right")[self.rows, column]
-        self.below += (less + upto).double() / 2 - excluded[self.rows]
-
-    def _grid(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        counts = torch.bincount(self.rows, minlength=self.size)
-        first = counts.cumsum(0) - counts
-        column = torch.arange(len(values), device=self.device) - first[self.rows]
-        grid = torch.zeros(self.size, int(counts.max()) if len(counts) else 0, device=self.device)
-        grid[self.rows, column] = values
-        return grid, column
-
-    def result(self) -> tuple[Tensor, Tensor]:
-        """Pairs won [b] and negatives [b]. Pairs among the positives themselves are taken out."""
-        grid, column = self._grid(self.scores)
-        real = torch.zeros_like(grid, dtype=torch.bool)
-        real[self.rows, column] = True
-        reachable = real & (grid > -torch.inf)  # a positive of the history is no candidate
-        counts = reachable.sum(1)
-        wins = torch.zeros(self.size, dtype=torch.float64, device=self.device)
-        found = self.scores > -torch.inf
-        wins.index_add_(0, self.rows[found], self.below[found])
-        # m positives among themselves (each also meets itself) win m*m / 2 half-pairs altogether.
-        return (wins - counts.double() ** 2 / 2).cpu(), (self.candidates - counts).cpu()
-
-
-def _auc_pairs(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
-    """Pairs won by positives over negatives [b] (ties half), negatives [b]."""
-    real = scores > -torch.inf
-    ascending = scores.sort(dim=1).values
-    excluded = (~real).sum(1, keepdim=True)
-    less = torch.searchsorted(ascending, scores, side="left")
-    upto = torch.searchsorted(ascending, scores, side="right")
-    below = (less + upto).double() / 2 - excluded
-    counts = positive.sum(1)
-    wins = (below * positive).sum(1) - counts.double() ** 2 / 2
-    return wins, (real & ~positive).sum(1)
-
-
-def _mask(scores: Tensor, masked: Lists, a: int, b: int, start: int) -> None:
-    """Exclude the padding item and what each user has seen, in place."""
-    if start == 0:
-        scores[:, 0] = -torch.inf
-    rows, items = masked.block(a, b)
-    if start or scores.shape[1] <= int(items.max(initial=0)):
-        inside = (items >= start) & (items < start + scores.shape[1])
-        rows, items = rows[inside], items[inside]
-    if len(rows):
-        flat = torch.from_numpy(rows * scores.shape[1] + items - start).to(scores.device)
-        scores.view(-1)[flat] = -torch.inf

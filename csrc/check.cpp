@@ -1,0 +1,238 @@
+// A program that works the core hard, for builds with a sanitizer: no Python, no torch.
+// Prints what it did; aborts on the first wrong answer.
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <shared_mutex>
+#include <thread>
+#include <unordered_map>
+
+#include "table.h"
+
+using namespace shoal;
+
+#define CHECK(condition)                                              \
+  do {                                                                \
+    if (!(condition)) {                                               \
+      std::fprintf(stderr, "line %d: %s\n", __LINE__, #condition);    \
+      std::abort();                                                   \
+    }                                                                 \
+  } while (0)
+
+namespace {
+
+uint64_t random_state = 1;
+uint64_t random_word() { return mix(random_state += kIncrement); }
+
+Spec spec_of(int64_t rows, int dim, Optimizer kind) {
+  Spec spec;
+  spec.dim = dim;
+  spec.rows = rows;
+  spec.recipe = {InitKind::normal, 7, 0.001f};
+  spec.hyper.kind = kind;
+  spec.hyper.rest1 = 0.1f;
+  spec.hyper.rest2 = 0.001f;
+  spec.hyper.clip = 5.0f;
+  return spec;
+}
+
+void push_all(Table& table, Push& push, int parts) {
+  std::unique_lock<SharedLock> lock(table.guard());
+  push.size = push.lr = 0.1f;
+  push.eps = 1e-8f;
+  Pool::run(parts, parts, [&](int part) { table.push(push, part, parts); });
+}
+
+// The index against the standard library's map, while it grows and shrinks.
+void check_index() {
+  Index index;
+  std::unordered_map<int64_t, uint32_t> model;
+  for (int step = 0; step < 200000; ++step) {
+    const auto id = static_cast<int64_t>(random_word() % 30000) * 1000003 - 15000;
+    const uint64_t hash = hash_id(id);
+    const auto known = model.find(id);
+    CHECK(index.find(id, hash) == (known == model.end() ? kNoRow : known->second));
+    if (known == model.end()) {
+      index.insert(id, hash, static_cast<uint32_t>(step));
+      model[id] = static_cast<uint32_t>(step);
+    } else if (random_word() % 3 == 0) {
+      index.erase(id, hash);
+      model.erase(known);
+    }
+    CHECK(index.size() == model.size());
+  }
+  size_t visited = 0;
+  index.each([&](int64_t id, uint32_t row) {
+    CHECK(model.at(id) == row);
+    ++visited;
+  });
+  CHECK(visited == model.size());
+}
+
+// The id that has a given hash: mix and its constants, backwards.
+int64_t id_of_hash(uint64_t hash) {
+  const auto unshift = [](uint64_t x, int bits) {
+    uint64_t y = x;
+    for (int done = bits; done < 64; done += bits) y = x ^ (y >> bits);
+    return y;
+  };
+  const auto inverse = [](uint64_t odd) {
+    uint64_t x = odd;
+    for (int k = 0; k < 6; ++k) x *= 2 - odd * x;
+    return x;
+  };
+  uint64_t x = unshift(hash, 31) * inverse(0x94D049BB133111EBull);
+  x = unshift(x, 27) * inverse(0xBF58476D1CE4E5B9ull);
+  return static_cast<int64_t>(unshift(x, 30) - kIncrement);
+}
+
+// Ids chosen so that all of them belong into the last bucket, with others between.
+void check_chosen_ids() {
+  Index index;
+  std::vector<int64_t> ids;
+  for (uint64_t k = 0; k < 3000; ++k)
+    ids.push_back(id_of_hash(k % 2 ? 0xFFFFFFFF00000000ull | k : mix(k)));
+  for (size_t k = 0; k < ids.size(); ++k) {
+    CHECK(k % 2 == 0 || hash_id(ids[k]) >> 32 == 0xFFFFFFFFull);
+    index.insert(ids[k], hash_id(ids[k]), static_cast<uint32_t>(k));
+  }
+  for (size_t k = 0; k < ids.size(); k += 3) index.erase(ids[k], hash_id(ids[k]));
+  for (size_t k = 0; k < ids.size(); ++k)
+    CHECK(index.find(ids[k], hash_id(ids[k])) == (k % 3 ? static_cast<uint32_t>(k) : kNoRow));
+}
+
+// The same pushes with one part and with several give the same bits.
+void check_threads(int64_t rows, int dim, Optimizer kind, bool half) {
+  Spec spec = spec_of(rows, dim, kind);
+  spec.half = half;
+  Table alone(spec, 1), shared(spec, 3);
+  const size_t n = 3000;
+  std::vector<int64_t> ids(n);
+  std::vector<float> grads(n * static_cast<size_t>(dim));
+  for (uint64_t step = 1; step <= 4; ++step) {
+    for (int64_t& id : ids) id = static_cast<int64_t>(random_word() % 500);
+    for (float& g : grads) g = static_cast<float>(random_word() % 1000) / 500.0f - 1.0f;
+    Push push;
+    push.ids = ids.data();
+    push.n = n;
+    push.grads = grads.data();
+    push.step = step;
+    push_all(alone, push, 1);
+    push_all(shared, push, 3);
+  }
+  std::vector<float> left(n * static_cast<size_t>(dim)), right(left);
+  alone.pull(ids.data(), n, left.data());
+  shared.pull(ids.data(), n, right.data());
+  for (size_t i = 0; i < left.size(); ++i) {
+    CHECK(left[i] == right[i]);
+    CHECK(std::isfinite(left[i]));
+  }
+}
+
+// One writer, many readers: every step adds the same to every row, so a reader sees one value.
+void check_readers(int64_t rows) {
+  Spec spec = spec_of(rows, 8, Optimizer::sgd);
+  spec.recipe = {InitKind::constant, 0, 0.0f};
+  spec.hyper.clip = 0;
+  Table table(spec, 1);
+  const size_t n = 300;
+  std::vector<int64_t> ids(n);
+  for (size_t i = 0; i < n; ++i) ids[i] = static_cast<int64_t>(i);
+  std::vector<float> grads(n * 8, -1.0f);
+  std::atomic<bool> done{false};
+  std::vector<std::thread> readers;
+  for (int r = 0; r < 3; ++r) {
+    readers.emplace_back([&] {
+      std::vector<float> seen(n * 8);
+      while (!done) {
+        std::shared_lock<SharedLock> lock(table.guard());
+        table.pull(ids.data(), n, seen.data());
+        for (float value : seen) CHECK(value == seen[0]);
+      }
+    });
+  }
+  for (uint64_t step = 1; step <= 200; ++step) {
+    Push push;
+    push.ids = ids.data();
+    push.n = n;
+    push.grads = grads.data();
+    push.step = step;
+    push_all(table, push, 2);
+  }
+  done = true;
+  for (std::thread& reader : readers) reader.join();
+}
+
+// Admission, eviction, marks, export and restore, pooled lookups.
+void check_life(bool bloom) {
+  Spec spec = spec_of(-1, 5, Optimizer::adam);
+  spec.counted = true;
+  spec.admit_score = 2;
+  spec.bloom_counters = bloom ? 1 << 14 : 0;
+  spec.has_padding = true;
+  Table table(spec, 1), copy(spec, 1);
+  std::vector<int64_t> ids(400);
+  std::vector<float> grads(400 * 5, 0.5f), clicks(400, 1.0f);
+  for (uint64_t step = 1; step <= 60; ++step) {
+    for (int64_t& id : ids) id = static_cast<int64_t>(random_word() % 3000);
+    Push push;
+    push.ids = ids.data();
+    push.n = ids.size();
+    push.grads = grads.data();
+    push.clicks = step % 2 ? clicks.data() : nullptr;
+    push.step = step;
+    push_all(table, push, 2);
+    if (step % 10 == 0) {
+      const uint64_t mark = table.mark();
+      CHECK(table.changed_ids(mark).empty());
+      table.decay(0.9f);
+      const size_t before = table.size(), gone = table.shrink({1.0f, 0, 20, 800, false, step});
+      CHECK(before - gone == table.size());
+      CHECK(table.size() <= 800);
+      CHECK(table.dropped_ids(mark).size() == gone);
+    }
+  }
+  const std::vector<int64_t> held = table.sorted_ids();
+  const size_t n = held.size();
+  std::vector<float> values(n * 5), first(n * 5), second(n * 5), show(n), click(n);
+  std::vector<int64_t> last(n);
+  float* states[] = {first.data(), second.data()};
+  const CounterArrays counters{show.data(), click.data(), last.data()};
+  table.read(held.data(), n, values.data(), states, counters);
+  const float* given[] = {first.data(), second.data()};
+  copy.write(held.data(), n, values.data(), given, counters);
+  CHECK(copy.size() == n);
+  std::vector<float> again(n * 5);
+  copy.pull(held.data(), n, again.data());
+  CHECK(again == values);
+  const std::vector<int64_t> waiting = table.pending_ids();
+  std::vector<float> s(waiting.size()), c(waiting.size());
+  std::vector<int64_t> l(waiting.size());
+  const CounterArrays pending{s.data(), c.data(), l.data()};
+  table.read_pending(waiting.data(), waiting.size(), pending);
+  copy.write_pending(waiting.data(), waiting.size(), pending);
+  CHECK(copy.pending_ids() == waiting);
+
+  const int64_t offsets[] = {0, 3, 3, 150, 400};
+  std::vector<float> pooled(4 * 5), dots(400);
+  std::vector<uint32_t> source(400, 2);
+  table.pull_pooled(ids.data(), offsets, 0, 4, clicks.data(), pooled.data());
+  CHECK(pooled[5] == 0.0f);
+  table.dot(ids.data(), 400, source.data(), grads.data(), dots.data());
+}
+
+}  // namespace
+
+int main() {
+  check_index();
+  check_chosen_ids();
+  for (int kind = 0; kind <= static_cast<int>(Optimizer::rmsprop); ++kind)
+    for (int64_t rows : {int64_t{500}, int64_t{-1}})
+      for (int dim : {5, 48})
+        check_threads(rows, dim, static_cast<Optimizer>(kind), kind % 2 == 0);
+  check_threads(int64_t{5000000}, 1, Optimizer::sgd, false);  // duplicates found by hashing
+  for (int64_t rows : {int64_t{300}, int64_t{-1}}) check_readers(rows);
+  for (bool bloom : {false, true}) check_life(bloom);
+  std::printf("all checks passed (%s)\n", kernels().name);
+}

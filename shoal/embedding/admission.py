@@ -1,0 +1,79 @@
+"""Admission: which ids of a growing table have a row, and which lose it again.
+
+Most ids of a stream are seen once. An id without a row reads as its initial value, and its
+gradients are dropped, until its score reaches the threshold:
+
+    score = show_coefficient · (show − click) + click_coefficient · click
+
+`show` counts how often the id was pushed, `click` adds up the clicks that came with it. With both
+coefficients 1 the score is the count, and threshold=5 gives an id its row the fifth time it comes.
+`decay` lets old counts fade; `shrink` drops rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+Order = Literal["lfu", "lru"]
+
+
+@dataclass(frozen=True)
+class Admission:
+    """When an id earns a row. threshold=0: at once, and rows only carry counters for `shrink`.
+
+    bloom_counters=N counts ids without a row in a counting Bloom filter of N bytes instead of
+    exactly: less memory, some ids are admitted early, none late; clicks are then ignored until
+    the row is there. Without the native core they are counted exactly all the same.
+    """
+
+    threshold: float = 0.0
+    show_coefficient: float = 1.0
+    click_coefficient: float = 1.0
+    bloom_counters: int = 0
+
+    def __post_init__(self) -> None:
+        for key in ("threshold", "show_coefficient", "click_coefficient", "bloom_counters"):
+            if not getattr(self, key) >= 0:
+                raise ValueError(f"admission: {key} is {getattr(self, key)}; it must be 0 or more")
+        if self.bloom_counters and self.threshold > 255 * self.show_coefficient:
+            raise ValueError(
+                f"admission: threshold is {self.threshold}, but the counters of a Bloom filter end "
+                "at 255; lower it, or set bloom_counters=0 to count exactly"
+            )
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Counters of ids that have no row yet, as checkpoints hold them: ascending ids."""
+
+    ids: Tensor  # [n] int64
+    show: Tensor  # [n] float32
+    click: Tensor  # [n] float32
+    last_step: Tensor  # [n] int64
+
+
+@dataclass(frozen=True)
+class Shrink:
+    """What goes: rows with a lower score, a smaller L2 norm, or not pushed for more steps than
+    max_age; then, above capacity rows, the least frequent (lfu, by show) or recent (lru) ones."""
+
+    min_score: float = 0.0
+    min_norm: float = 0.0
+    max_age: int | None = None
+    capacity: int | None = None
+    order: Order = "lfu"
+
+    def __post_init__(self) -> None:
+        if self.order not in ("lfu", "lru"):
+            raise ValueError(f"shrink: order {self.order!r} is not known; known are lfu and lru")
+        for key in ("min_score", "min_norm", "max_age", "capacity"):
+            value = getattr(self, key)
+            if value is not None and not value >= 0:
+                raise ValueError(f"shrink: {key} is {value}; it must be 0 or more, or None")
+
+    def needs_counters(self) -> bool:
+        """Whether rows must carry counters for this."""
+        return self.min_score > 0 or self.max_age is not None or self.capacity is not None

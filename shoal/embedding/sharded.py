@@ -1,0 +1,224 @@
+"""Sharded: one table's rows spread over the ranks; each rank's leaf holds only its own.
+
+A Store like the others, but every call of it is made by all ranks together. Models do not come by
+`pull` and `push`: their tables travel together (shoal.embedding.exchange).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from shoal.embedding.exchange import Exchange
+from shoal.embedding.local import make_local
+from shoal.embedding.optim import RowOptimizer
+from shoal.embedding.placement import Layout
+from shoal.embedding.store import Rows, Store
+from shoal.embedding.table import Init, Table
+from shoal.world import World
+
+INIT_ROWS = 1 << 16  # rows initialised at a time, so that temporaries stay small
+
+
+class Sharded:
+    """The part of a table that this rank holds, and the way to the others' parts."""
+
+    def __init__(self, layout: Layout, world: World, optimizer: RowOptimizer, seed: int):
+        self.table, self.layout, self.world = layout.table, layout, world
+        self.optimizer = optimizer
+        by_row = [name for name, kind in optimizer.state_names().items() if kind == "row"]
+        if layout.placement.place == "column" and (by_row or optimizer.clip is not None):
+            raise ValueError(
+                f"table {self.table.name!r} is cut by columns, but {optimizer.name} looks at whole "
+                "rows; place it by row"
+            )
+        self.leaf: Store | None = None
+        if layout.holds(world.rank):
+            self.leaf = make_leaf(layout, world.rank, optimizer, seed)
+        self._step = 0
+        self._alone = Exchange(world, {self.table.name: self})
+
+    def pull(self, ids: Tensor) -> Tensor:
+        """Rows of `ids` [n]: [n, dim]."""
+        return self._alone.pull([(self.table.name, ids.reshape(-1))], learn=False)[0]
+
+    def push(self, ids: Tensor, grads: Tensor, lr: float) -> None:
+        """One optimizer step: gradients of a row are summed over the ranks, in order of rank."""
+        owned = self._alone.send(self.table.name, ids.reshape(-1), grads)
+        self.push_owned(*owned, lr)
+
+    def push_owned(self, keys: Tensor, grads: Tensor, lr: float) -> None:
+        """One optimizer step of rows that this rank holds, by the keys of its leaf."""
+        self._step += 1
+        if self.leaf is not None:
+            self.leaf.push(keys, grads, lr)
+
+    def prefetch(self, ids: Tensor) -> None:
+        """Nothing: a batch is announced to the exchange, all its tables at once."""
+
+    @property
+    def step(self) -> int:
+        """How many times `push` was called."""
+        return self._step
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self._step = value
+        if self.leaf is not None:
+            self.leaf.step = value
+
+    def restore(self, rows: Rows) -> None:
+        """Take over those of the given rows that this rank holds."""
+        if self.leaf is None:
+            return
+        layout, rank, ids = self.layout, self.world.rank, rows.ids
+        if layout.grows:
+            keys = ids
+            mine = torch.ones_like(ids, dtype=torch.bool)
+            if not layout.everyone:
+                mine = layout.owners(ids) == rank
+        else:
+            low = 0 if layout.everyone else layout.bounds[rank]
+            keys = layout.codes(ids) - low  # the padding id lies beyond every bound
+            mine = (keys >= 0) & (keys < layout.shares[rank])
+        chosen = mine.nonzero().squeeze(1)
+        chosen = chosen[keys[chosen].argsort()]
+        first, last = layout.columns[rank]
+        state = {
+            key: part[chosen] if part.dim() == 1 else part[chosen, first:last].contiguous()
+            for key, part in rows.state.items()
+        }
+        values = rows.values[chosen, first:last].contiguous()
+        self.leaf.restore(Rows(keys[chosen], values, state))
+
+    def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
+        """Rank 0 has the whole table, in chunks of ascending id; the others only take part."""
+        if self.layout.replicated:
+            if self.world.is_main and self.leaf is not None:
+                yield from self.leaf.export(chunk_rows)
+            return
+        ids, floats = self._own()
+        if self.layout.grows:  # nobody knows the ids of the others
+            ranges = [slice(0, len(ids))]
+        else:
+            assert self.table.rows is not None
+            steps = range(0, self.table.rows + chunk_rows - 1, chunk_rows)
+            places = torch.searchsorted(ids, torch.tensor(steps)).tolist()
+            ranges = [slice(a, b) for a, b in zip(places, places[1:])]
+        for part in ranges:
+            pieces = self._at_rank_0(ids[part], floats[part])
+            if self.world.is_main:
+                yield from self._join(pieces, chunk_rows)
+
+    def _own(self) -> tuple[Tensor, Tensor]:
+        """Ids of this rank's leaf, ascending, and their values and state side by side."""
+        chunks = [] if self.leaf is None else list(self.leaf.export())
+        if not chunks:
+            width = self._float_width(self.world.rank)
+            return torch.empty(0, dtype=torch.int64), torch.empty(0, width)
+        floats = torch.cat(
+            [
+                torch.cat([c.values, *(part.view(len(c.ids), -1) for part in c.state.values())], 1)
+                for c in chunks
+            ]
+        )
+        ids = torch.cat([chunk.ids for chunk in chunks])
+        if not self.layout.grows:
+            ids = self.layout.ids(self.world.rank)
+        order = ids.argsort()
+        return ids[order], floats[order]
+
+    def _float_width(self, rank: int) -> int:
+        """Floats of one row and its state on a rank."""
+        kinds = list(self.optimizer.state_names().values())
+        return self.layout.width(rank) * (1 + kinds.count("dim")) + kinds.count("row")
+
+    def _at_rank_0(self, ids: Tensor, floats: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Everybody's (ids, floats), at rank 0."""
+        world, device = self.world, self.world.device
+        counts = world.stack(torch.tensor([len(ids)], device=device)).view(-1).tolist()
+        nothing = [0] * (world.size - 1)
+        received = counts if world.is_main else [0] * world.size
+        lengths = [n * self._float_width(rank) for rank, n in enumerate(received)]
+        all_ids = world.all_to_all(ids.to(device), [len(ids), *nothing], received)
+        flat = floats.reshape(-1).to(device)
+        all_floats = world.all_to_all(flat, [flat.numel(), *nothing], lengths)
+        parts = zip(all_ids.cpu().split(received), all_floats.cpu().split(lengths))
+        return [
+            (some, piece.view(len(some), self._float_width(rank)))
+            for rank, (some, piece) in enumerate(parts)
+        ]
+
+    def _join(self, pieces: list[tuple[Tensor, Tensor]], chunk_rows: int) -> Iterator[Rows]:
+        """Whole rows in order of id, from everybody's pieces."""
+        names = ["values", *self.optimizer.state_names()]
+        by_row = [kind == "row" for kind in ("dim", *self.optimizer.state_names().values())]
+        parts: list[list[Tensor]] = [[] for _ in names]
+        for rank, (_, floats) in enumerate(pieces):
+            width = self.layout.width(rank)
+            for k, part in enumerate(floats.split([1 if one else width for one in by_row], 1)):
+                parts[k].append(part)
+        if self.layout.placement.place == "column":
+            ids = pieces[-1][0]  # with fewer columns than ranks, the first ranks have none
+            whole = [torch.cat([piece for piece in part if len(piece)], 1) for part in parts]
+        else:
+            ids = torch.cat([some for some, _ in pieces])
+            order = ids.argsort()
+            ids = ids[order]
+            whole = [torch.cat(part)[order] for part in parts]
+        columns = {
+            name: part.squeeze(1) if one else part for name, part, one in zip(names, whole, by_row)
+        }
+        for start in range(0, len(ids), chunk_rows):
+            some = {k: v[start : start + chunk_rows].contiguous() for k, v in columns.items()}
+            values = some.pop("values")
+            yield Rows(ids[start : start + chunk_rows], values, some)
+
+
+def make_leaf(layout: Layout, rank: int, optimizer: RowOptimizer, seed: int) -> Store:
+    """The leaf of one rank: its share of the rows, each beginning at the table's own values.
+
+    A row's initial value hangs on its id, but a dense leaf counts from 0: so the values come from a
+    growing table, which knows every id's initial value and holds nothing.
+    """
+    table, width = layout.table, layout.width(rank)
+    first, last = layout.columns[rank]
+    grown = replace(table, rows=None, init=_resolved(table))
+    if layout.grows:
+        if width < table.dim:
+            raise ValueError(
+                f"table {table.name!r} grows, and a growing table cannot be cut by columns yet; "
+                "place it by row"
+            )
+        return make_local(table, optimizer, seed)
+    # The padding id never travels; its row stays at the zeros it is given here.
+    own = replace(
+        table, dim=width, rows=layout.shares[rank], init=Init("constant", 0.0), padding=None
+    )
+    leaf = make_local(own, optimizer, seed)
+    source = make_local(grown, RowOptimizer("sgd"), seed)
+    ids = layout.ids(rank)
+    begin = optimizer.initial_state()
+    for start in range(0, len(ids), INIT_ROWS):
+        some = ids[start : start + INIT_ROWS]
+        keys = torch.arange(start, start + len(some))
+        state = {
+            name: torch.full((len(some), width) if kind == "dim" else (len(some),), begin[name])
+            for name, kind in optimizer.state_names().items()
+        }
+        leaf.restore(Rows(keys, source.pull(some)[:, first:last].contiguous(), state))
+    return leaf
+
+
+def _resolved(table: Table) -> Init:
+    """The table's initial values without reference to its number of rows."""
+    fan = (table.rows or 0) + table.dim
+    if table.init.kind == "xavier":
+        return Init("uniform", math.sqrt(6.0 / fan))
+    if table.init.kind == "xavier_normal":
+        return Init("normal", math.sqrt(2.0 / fan))
+    return table.init

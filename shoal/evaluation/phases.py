@@ -1,0 +1,114 @@
+"""What evaluating the valid or the test split needs: positives, seen items, candidates, labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.config.schema import EvalSection
+from shoal.data.dataset import Dataset, Phase
+from shoal.data.sampler import NegativeSampler, Seen
+
+EARLIER: dict[str, tuple[Phase, ...]] = {"valid": ("train",), "test": ("train", "valid")}
+
+
+@dataclass
+class Lists:
+    """For each user of a phase a list of items, flattened (see data.history for the drawing)."""
+
+    items: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def of(cls, users: np.ndarray, items: np.ndarray, order: np.ndarray, num_users: int) -> Lists:
+        """Lists of the users in `order`; the pairs are unique and ascending by item."""
+        num_items = int(items.max(initial=0)) + 1
+        keys = np.unique(users.astype(np.int64) * num_items + items)
+        users, items = keys // num_items, keys % num_items
+        starts = np.searchsorted(users, order, side="left")
+        stops = np.searchsorted(users, order, side="right")
+        lengths = stops - starts
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        flat = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return cls(items[flat], offsets)
+
+    def block(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+        """Lists first..last-1 as pairs: row within the block [n], item [n]."""
+        offsets = self.offsets[first : last + 1]
+        rows = np.repeat(np.arange(last - first), np.diff(offsets))
+        return rows, self.items[offsets[0] : offsets[-1]]
+
+
+def parse_mode(mode: str | dict, phase: str) -> tuple[str, int]:
+    """`full`, `labeled`, `uni100`, `pop100` -> kind and number of negatives."""
+    text = mode if isinstance(mode, str) else mode[phase]
+    if text in ("full", "labeled"):
+        return text, 0
+    return text[:3], int(text[3:])
+
+
+class PhaseData:
+    """What evaluating one phase needs, laid out once."""
+
+    def __init__(self, dataset: Dataset, phase: Phase, section: EvalSection, seed: int):
+        self.mode, self.num_negatives = parse_mode(section.mode, phase)
+        users, items = dataset.user_ids(phase), dataset.item_ids(phase)
+        self.users = np.unique(users)  # ascending: the tiles are a pure function of the split
+        self.labels: Lists | None = None
+        if self.mode == "labeled":
+            self._take_labels(dataset, phase)
+            return
+        self.positives = Lists.of(users, items, self.users, dataset.num_users)
+        self.is_positive = Seen(users, items, dataset.num_users, dataset.num_items)
+        earlier = EARLIER[phase]
+        seen_users = np.concatenate([dataset.user_ids(p) for p in earlier])
+        seen_items = np.concatenate([dataset.item_ids(p) for p in earlier])
+        if section.repeatable:
+            self.masked = Lists(np.zeros(0, np.int64), np.zeros(len(self.users) + 1, np.int64))
+        else:
+            self.masked = Lists.of(seen_users, seen_items, self.users, dataset.num_users)
+        if self.num_negatives:
+            self._draw_negatives(dataset, phase, seen_users, seen_items, seed)
+
+    def _draw_negatives(self, dataset, phase, seen_users, seen_items, seed) -> None:  # type: ignore[no-untyped-def]
+        """N different negatives for each positive; candidates are their union, as lists per user."""
+        users, items = dataset.user_ids(phase), dataset.item_ids(phase)
+        all_users, all_items = (
+            np.concatenate([seen_users, users]),
+            np.concatenate([seen_items, items]),
+        )
+        sampler = NegativeSampler(
+            Seen(all_users, all_items, dataset.num_users, dataset.num_items),
+            dataset.num_items,
+            distribution="popularity" if self.mode == "pop" else "uniform",
+            alpha=1.0,
+            popularity=np.bincount(dataset.item_ids("train"), minlength=dataset.num_items),
+            seed=seed,
+        )
+        # Training epochs count from 0, so -1 and -2 are draws of their own.
+        drawn = sampler.draw_distinct(
+            users, dataset.splits[phase], -1 if phase == "valid" else -2, self.num_negatives
+        ).reshape(-1)
+        owners = np.repeat(users, self.num_negatives)[drawn > 0]
+        self.candidates = Lists.of(
+            np.concatenate([users, owners]),
+            np.concatenate([items, drawn[drawn > 0]]),
+            self.users,
+            dataset.num_users,
+        )
+
+    def _take_labels(self, dataset: Dataset, phase: Phase) -> None:
+        """Rows of the phase with their labels; a user's candidates are the rows of that user."""
+        if dataset.label_field not in dataset.inter:
+            raise ValueError(
+                f"eval.mode labeled needs the column {dataset.label_field!r}, which data set "
+                f"{dataset.name!r} does not have; load it, or make one with data.threshold"
+            )
+        rows = dataset.splits[phase]
+        users = np.asarray(dataset.inter[dataset.user_field])[rows]
+        order = np.argsort(users, kind="stable")
+        offsets = np.searchsorted(users[order], np.append(self.users, dataset.num_users))
+        column = np.asarray(dataset.inter[dataset.label_field], dtype=np.float32)  # type: ignore[index]
+        self.candidates = Lists(np.asarray(dataset.inter[dataset.item_field])[rows][order], offsets)
+        self.row_labels = column[rows][order]

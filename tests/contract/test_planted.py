@@ -1,0 +1,77 @@
+"""Every model learns: on planted data, where taste decides, each beats popularity by far."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal.build import build
+from shoal.models import MODELS
+from shoal.run import resolve
+from shoal.world import World
+
+DATA = {
+    "data.name": "planted",
+    "data.planted.users": 300,
+    "data.planted.items": 200,
+    "data.planted.interactions": 12000,
+    "data.max_len": 20,
+    "train.batch_size": 512,
+    "train.optimizer.lr": 0.01,
+    "eval.topk": [10],
+}
+# model -> options and epochs. A new model joins by adding its line.
+RECIPES: dict[str, tuple[dict[str, Any], int]] = {
+    "BPR": ({"model.embedding_size": 32}, 15),
+    "NeuMF": (
+        {
+            "model.mf_embedding_size": 16,
+            "model.mlp_embedding_size": 16,
+            "model.mlp_hidden_size": [32, 16],
+        },
+        15,
+    ),
+    "LightGCN": ({"model.embedding_size": 32}, 15),
+    "SASRec": (
+        {
+            "model.hidden_size": 32,
+            "model.inner_size": 64,
+            "model.hidden_dropout_prob": 0.2,
+            "model.attn_dropout_prob": 0.2,
+            "train.batch_size": 64,
+            "train.optimizer.lr": 0.005,
+            "eval.repeatable": False,
+        },
+        25,
+    ),
+}
+TIME = {"data.split.by": "leave_one_out", "data.split.order": "time"}
+
+
+def ndcg(model: str, options: dict[str, Any], epochs: int) -> float:
+    config = resolve(values={"model": model, **DATA, **options}).config
+    parts = build(config, World())
+    parts.model.train()
+    for epoch in range(epochs):
+        for batch in parts.reader.batches(epoch):
+            parts.strategy.train_step(batch)
+    return parts.evaluator.evaluate(parts.model, "test")["ndcg@10"]
+
+
+@pytest.fixture(scope="module")
+def popularity() -> dict[str, float]:
+    return {"general": ndcg("Pop", {}, 0), "sequential": ndcg("Pop", TIME, 0)}
+
+
+def test_every_model_has_a_recipe() -> None:
+    assert RECIPES.keys() | {"Pop"} == MODELS.keys()
+
+
+@pytest.mark.parametrize("model", RECIPES)
+def test_beats_popularity(model: str, popularity: dict[str, float]) -> None:
+    options, epochs = RECIPES[model]
+    kind = "sequential" if model == "SASRec" else "general"
+    # Measured: 3.1 times for SASRec, 4.9 to 5.9 for the others; untrained models stay below 0.8.
+    margin = 2.0 if kind == "sequential" else 3.0
+    assert ndcg(model, options, epochs) > margin * popularity[kind]

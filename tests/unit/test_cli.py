@@ -1,0 +1,192 @@
+"""The command line, apart from training on several processes (see tests/cluster)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import signal
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from typer.testing import CliRunner
+
+import shoal
+from shoal.cli import app, main, split_arguments
+from shoal.models import MODELS
+
+SMALL = [
+    *("--data.planted.users=60", "--data.planted.items=40", "--data.planted.interactions=1200"),
+    *("--train.epochs=1", "--run.progress=false", "--run.tensorboard=false"),
+]
+
+
+def call(*words: str | Path) -> str:
+    """Output of a command that succeeds."""
+    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return re.sub(r"\x1b\[[0-9;]*m", "", result.output)
+
+
+@pytest.fixture()
+def fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Iterator[Any]:
+    """Call the whole command, as its entry point does; its status and what it wrote to stderr."""
+
+    def leave(status: int) -> NoReturn:
+        raise SystemExit(status)  # instead of ending this process
+
+    def call(*words: str | Path) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["shoal", *map(str, words)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        return int(caught.value.code or 0), capsys.readouterr().err
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr("shoal.cli.leave", leave)
+    yield call
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    output = call("train", *SMALL, "--output", folder)
+    assert f"run: {folder}" in output and "recall@10" in output
+    return folder
+
+
+def test_version() -> None:
+    assert call("--version").strip() == f"shoal {shoal.__version__}"
+
+
+def test_models() -> None:
+    assert call("models").split() == list(MODELS)
+    assert {"Pop", "BPR", "NeuMF", "LightGCN", "SASRec"} <= set(MODELS)
+
+
+@pytest.mark.parametrize(
+    "words, meant",
+    [(("trian",), "train"), (("recomend", "x"), "recommend"), (("config", "shwo"), "show")],
+)
+def test_typo_in_a_command(words: tuple[str, ...], meant: str) -> None:
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code == 2
+    assert f"No such command '{words[-1] if words[0] == 'config' else words[0]}'" in result.output
+    assert f"Did you mean '{meant}'" in result.output
+
+
+def test_config_show_tells_origins(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("train: {epochs: 7}\n")
+    output = call("config", "show", tmp_path / "c.yaml", "--train.batch_size=64", "--nproc", "2")
+    lines = {line.split("#")[0].strip(): line.partition("#")[2] for line in output.splitlines()}
+    assert "c.yaml" in lines["epochs: 7"]
+    assert "command line" in lines["batch_size: 64"]
+    assert "command line" in lines["nproc: 2"]
+    assert "default" in lines["seed: 2020"]
+
+
+def test_config_schema_is_json() -> None:
+    schema = json.loads(call("config", "schema"))
+    assert "train" in schema["properties"]
+
+
+def test_arguments() -> None:
+    words = ["a.yaml", "--config_files=b.yaml c.yaml", "--epochs", "5", "--x=-1", "k=v", "--flag"]
+    assert split_arguments(words) == (
+        ["a.yaml", "b.yaml", "c.yaml"],
+        ["--epochs=5", "--x=-1", "k=v", "--flag"],
+    )
+
+
+def test_recommend(run: Path) -> None:
+    output = call("recommend", run, "--user", "5", "--topk", "4")
+    rows = re.findall(r"│\s+(\d+)\s+│\s+(\S+)\s+│\s+(-?[\d.]+)\s+│", output)
+    expected = shoal.recommend(run, "5", 4)
+    assert [(int(n), item) for n, item, _ in rows] == [
+        (n, item) for n, (item, _) in enumerate(expected, start=1)
+    ]
+    assert len(rows) == 4
+
+
+def test_eval_prints_the_table(run: Path, tmp_path: Path) -> None:
+    output = call("eval", run, "--output", tmp_path / "out")
+    assert "best valid" in output and "recall@10" in output
+    written = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert written["test"] == json.loads((run / "result.json").read_text())["test"]
+
+
+def test_errors_are_one_line_and_status_2(run: Path, tmp_path: Path, fail: Any) -> None:
+    (tmp_path / "file").touch()
+    cases = [
+        (("recommend", run, "--user", "nobody"), "user 'nobody' is not in planted"),
+        (("recommend", run, "--user", "5", "--topk", "0"), "topk is 0"),
+        (("train", *SMALL, "--output", run), "already holds a run; continue it with --resume"),
+        (("train", *SMALL, "--output", tmp_path / "file"), "cannot write the run's folder"),
+        (("train", *SMALL, "--output", "/proc/shoal"), "cannot write the run's folder"),
+        (("eval", tmp_path), "is not a run's folder"),
+        (("eval", run, "--output", tmp_path / "file"), "cannot write the run's folder"),
+        (("train", "--resume", tmp_path), "is not a run's folder"),
+        (("train", "--trian.epochs=1"), "did you mean train.epochs"),
+        (("train", "nowhere.yaml"), "nowhere.yaml"),
+    ]
+    for words, said in cases:
+        status, text = fail(*words)
+        assert status == 2 and said in text
+        assert len(text.splitlines()) == 1 and text.startswith("error: "), text
+
+
+def test_a_fault_of_ours_shows_where(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("shoal.cli.split_arguments", broken)
+    status, text = fail("train")
+    assert status == 1 and "Traceback" in text and "in broken" in text
+
+
+def test_resume_needs_a_folder(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["train", "--resume", *SMALL])
+    assert result.exit_code == 2 and "needs the run's folder" in result.output
+
+
+def test_a_run_without_a_named_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = call("train", *SMALL)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert f"run: runs/{folder.name}" in output
+    assert folder.name.startswith("BPR-planted-") and (folder / "result.json").is_file()
+
+
+def test_resume_in_all_its_spellings(run: Path) -> None:
+    expected = json.loads((run / "result.json").read_text())["test"]
+    for words in (["--resume", run], ["--resume", "--output", run], [*SMALL, "--output", run]):
+        call("train", *words, *([] if "--resume" in words else ["--resume"]))
+        assert json.loads((run / "result.json").read_text())["test"] == expected
+
+
+def test_data_fetch_from_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of archives serves machines without internet; a wrong archive is refused."""
+    from dataclasses import replace
+
+    from shoal.data import fetch
+
+    (tmp_path / "mirror").mkdir()
+    packed = tmp_path / "mirror" / "ml-100k.zip"
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("ml-100k/u.data", "1\t2\t3\t4\n")
+    monkeypatch.setenv("SHOAL_MIRROR", str(tmp_path / "mirror"))
+    with pytest.raises(ValueError, match="ml-100k"):
+        call("data", "fetch", "ml-100k", "--to", tmp_path / "data")
+    assert not (tmp_path / "data" / "ml-100k").exists()
+    md5 = hashlib.md5(packed.read_bytes(), usedforsecurity=False).hexdigest()
+    right = replace(fetch.ARCHIVES["ml-100k"], md5=md5)
+    monkeypatch.setitem(fetch.ARCHIVES, "ml-100k", right)
+    output = call("data", "fetch", "ml-100k", "--to", tmp_path / "data")
+    assert str(tmp_path / "data") in output
+    assert (tmp_path / "data" / "ml-100k" / "u.data").read_text() == "1\t2\t3\t4\n"
+    with pytest.raises(ValueError, match="ml-10k"):
+        call("data", "fetch", "ml-10k")
