@@ -94,21 +94,23 @@ def main() -> None:
     optimizer = torch.optim.Adam(dense, lr=1e-3)
     loss_of = nn.CrossEntropyLoss(ignore_index=0)
     torch.manual_seed(dist.get_rank() + 2)
-    seconds, losses = [], []
+    seconds, cpu, losses = [], [], []
     for _ in range(given["warm_up"] + given["steps"]):
         items = torch.randint(1, vocabulary - 1, (given["batch"], given["length"]))
         hidden = torch.rand(items.shape) < given["mask"]
-        begun = time.perf_counter()
+        begun, begun_cpu = time.perf_counter(), time.process_time()
         optimizer.zero_grad()
         logits = model(items.masked_fill(hidden, vocabulary - 1))
         loss = loss_of(logits.view(-1, vocabulary), items.masked_fill(~hidden, 0).view(-1))
         loss.backward()
         optimizer.step()
         seconds.append(time.perf_counter() - begun)
+        cpu.append(time.process_time() - begun_cpu)
         losses.append(loss.item())
     dist.barrier()
     if dist.get_rank() == 0:
-        print(json.dumps({"seconds": seconds[given["warm_up"] :], "loss": losses[-1]}), flush=True)
+        first = given["warm_up"]
+        print(json.dumps({"seconds": seconds[first:], "cpu": cpu[first:], "loss": losses[-1]}))
     dist.destroy_process_group()
 
 
