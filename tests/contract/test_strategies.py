@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import shoal.evaluator
+import shoal.evaluation.evaluator
 from ranks import run_ranks
 from small import small_config
 
@@ -32,6 +32,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "model__loss_type": "BPR",
         "train__negatives": {"num": 2},
     },
+    "BERT4Rec": {"model": "BERT4Rec", "train__batch_size": 13},
 }
 PLACES: dict[str, dict[str, Any]] = {
     "row by hash": {"strategy__place": "row"},
@@ -46,6 +47,7 @@ MIXED: dict[str, Any] = {  # what "mixed" decides for tables of its own
     "NeuMF": {"mf_item": {"place": "table", "rank": 0}, "mlp_user": {"place": "column"}},
     "SASRec": {"item": {"place": "replicate"}},
     "SASRec BPR": {"item": {"place": "table", "rank": 0}},
+    "BERT4Rec": {"item": {"place": "replicate"}, "output": {"by": "range"}},
 }
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"train__optimizer__name": "sgd", "train__optimizer__lr": 0.5},
@@ -78,6 +80,8 @@ QUICK = [  # (model, place, optimizer): each of the three at least once, the res
     ("SASRec", "row by hash", "adam"),
     ("SASRec", "row by range", "sgd"),
     ("SASRec BPR", "row by hash", "adagrad"),
+    ("BERT4Rec", "row by hash", "adam"),
+    ("BERT4Rec", "mixed", "adagrad"),
 ]
 ALL = [(model, place, opt) for model in MODELS for place in PLACES for opt in OPTIMIZERS]
 
@@ -119,7 +123,7 @@ def curve(world: World, name: str, **values: Any) -> list[float]:
 
 
 def metrics(world: World, name: str, **values: Any) -> dict[str, float]:
-    shoal.evaluator.TILE_USERS = 16  # 131 users make 9 tiles, which 2, 3 and 4 do not divide
+    shoal.evaluation.evaluator.TILE_USERS = 16  # 131 users make 9 tiles, which 2, 3 and 4 do not divide
     parts, config = make(world, name, **values)
     losses(parts, config, world, 5)
     return parts.evaluator.evaluate(parts.model, "test")
