@@ -32,9 +32,14 @@ def main() -> None:
         return
     has_torchrec = version_of(options.torchrec, "torchrec")
     peers = ["torch ddp", "torchrec dmp"] if has_torchrec else ["torch ddp"]
-    sides = {1: ["shoal single", "shoal sharded", *peers], 2: ["shoal ddp", "shoal sharded", *peers]}
+    sides = {
+        1: ["shoal single", "shoal sharded", *peers],
+        2: ["shoal ddp", "shoal sharded", *peers],
+    }
     print(f"command: {' '.join(['python', *sys.argv])}")
-    print(f"machine: {platform.machine()}, {os.cpu_count()} cores; TorchRec: {has_torchrec or 'none'}")
+    print(
+        f"machine: {platform.machine()}, {os.cpu_count()} cores; TorchRec: {has_torchrec or 'none'}"
+    )
     rows = []
     for batch in options.batch:
         for processes in options.processes:
@@ -89,7 +94,9 @@ def measure(side: str, batch: int, processes: int, options: argparse.Namespace) 
     outputs = [rank.communicate() for rank in ranks]
     if any(rank.returncode for rank in ranks):
         reason = (outputs[0][1].strip().splitlines() or ["no message"])[-1]
-        print(f"{side}, {processes} processes, batch {batch}: did not run: {reason}", file=sys.stderr)
+        print(
+            f"{side}, {processes} processes, batch {batch}: did not run: {reason}", file=sys.stderr
+        )
         return None
     return json.loads(outputs[0][0].strip().splitlines()[-1])
 

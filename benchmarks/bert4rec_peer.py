@@ -22,7 +22,9 @@ from torch import nn
 class Model(nn.Module):
     """Ids [b, l] -> logits [b, l, vocabulary]."""
 
-    def __init__(self, items: nn.Module, vocabulary: int, length: int, dim: int, heads: int, layers: int):
+    def __init__(
+        self, items: nn.Module, vocabulary: int, length: int, dim: int, heads: int, layers: int
+    ):
         super().__init__()
         self.items = items
         self.positions = nn.Parameter(torch.randn(length, dim))
@@ -49,7 +51,10 @@ def sharded_items(vocabulary: int, dim: int) -> nn.Module:
         def __init__(self) -> None:
             super().__init__()
             config = EmbeddingConfig(
-                name="item_rows", embedding_dim=dim, num_embeddings=vocabulary, feature_names=["item"]
+                name="item_rows",
+                embedding_dim=dim,
+                num_embeddings=vocabulary,
+                feature_names=["item"],
             )
             self.collection = EmbeddingCollection(tables=[config], device=torch.device("cpu"))
 
@@ -84,9 +89,7 @@ def main() -> None:
     if given["mode"] == "dmp":
         model, dense = wrap_dmp(Model(sharded_items(vocabulary, dim), *shape), 1e-3)
     else:
-        model = nn.parallel.DistributedDataParallel(
-            Model(nn.Embedding(vocabulary, dim), *shape)
-        )
+        model = nn.parallel.DistributedDataParallel(Model(nn.Embedding(vocabulary, dim), *shape))
         dense = list(model.parameters())
     optimizer = torch.optim.Adam(dense, lr=1e-3)
     loss_of = nn.CrossEntropyLoss(ignore_index=0)

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <shared_mutex>
 
+#include "softmax.h"
 #include "table.h"
 
 namespace nb = nanobind;
@@ -269,5 +270,12 @@ NB_MODULE(_core, m) {
   m.def("make_table", &make_table, nb::rv_policy::take_ownership, release());
   m.def("pull", &pull, release());
   m.def("push", &push, release());
+  m.def("logits", [](Address hidden, size_t n, Address rows, size_t k, size_t dim, Address bias,
+                     Address out) {
+    logits(at<float>(hidden), n, at<float>(rows), k, dim, at<float>(bias), at<float>(out));
+  }, release());
+  m.def("exponentials", [](Address x, size_t n, size_t k, Address highest, Address totals) {
+    exponentials(at<float>(x), n, k, at<float>(highest), at<float>(totals));
+  }, release());
   m.def("instruction_set", [] { return kernels().name; });
 }

@@ -55,7 +55,7 @@ class Histories:
         return self.padded(starts, stops - starts)
 
     def padded(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Runs of `lengths` items from flat positions `starts`: [n, max_len], left-aligned, 0 pads."""
+        """Runs of `lengths` items from flat `starts`: [n, max_len], left-aligned, 0 pads."""
         column = np.arange(self.max_len)
         inside = column < lengths[:, None]
         position = np.where(inside, starts[:, None] + column, 0)

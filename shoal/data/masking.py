@@ -52,9 +52,10 @@ class MaskedWindows(Reader):
     """A sample is one copy of one window; ids are history [b, l] with masks and target [b, l].
 
     The mask token is num_items, one past the last item. ids masked is Jagged: which places of the
-    flattened history are asked for, so that nobody has to count them on a GPU. With negatives every sample has its own,
-    neg_item [b, k], and dense neg_logq [b, k] and target_logq [b, l]: the logarithm of how often
-    an item is drawn, up to a constant.
+    flattened history are asked for, so that nobody has to count them on a GPU.
+
+    With negatives every sample has its own, neg_item [b, k], and dense neg_logq [b, k] and
+    target_logq [b, l]: the logarithm of how often an item is drawn, up to a constant.
     """
 
     def __init__(

@@ -34,12 +34,13 @@ def make_local(
 
     dtype=torch.bfloat16 halves the memory of values (not of state); updates round stochastically.
     On a GPU the rows of a fixed table live in its memory; those of a growing one stay on the host.
+    Rows that are read whole are tensors on the host as well: they are lent without a copy.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r} is not known; known are {', '.join(BACKENDS)}")
-    on_gpu = torch.device(device).type != "cpu" and table.rows is not None
-    on_gpu = on_gpu and admission is None and dtype == torch.float32
-    if backend == "device" or (backend == "auto" and on_gpu):
+    as_tensors = table.rows is not None and (torch.device(device).type != "cpu" or table.whole)
+    as_tensors = as_tensors and admission is None and dtype == torch.float32
+    if backend == "device" or (backend == "auto" and as_tensors):
         return Device(table, optimizer, seed, device)
     if backend == "native" or (backend == "auto" and native_is_built()):
         return native.Native(table, optimizer, seed, admission, dtype, threads=threads)

@@ -18,7 +18,7 @@ from shoal.embedding.exchange import Exchange, Lookups
 from shoal.embedding.softmax import parallel_softmax_loss
 from shoal.embedding.store import Store
 from shoal.embedding.table import Table
-from shoal.embedding.whole import every_id
+from shoal.embedding.whole import every_id, is_every
 from shoal.nn.losses import full_softmax_loss
 
 
@@ -112,7 +112,7 @@ class Embeddings(nn.Module):
         bias_field: str | None = None,
         stop: int | None = None,
     ) -> Tensor:
-        """Summed cross entropy over all rows of a fixed table: hidden [n, d], targets [n] -> scalar.
+        """Summed cross entropy over all rows of a fixed table: [n, d], targets [n] -> scalar.
 
         Row 0 is padding, never a candidate nor a target. `bias_field` names a table of dim 1 whose
         rows are added to the logits; candidates end before row `stop` (default: all rows).
@@ -173,6 +173,8 @@ class Embeddings(nn.Module):
         for name, pending in self._pending.items():
             parts = [(ids, leaf.grad) for ids, leaf in pending if leaf.grad is not None]
             pending.clear()
+            if len(parts) > 1:
+                parts = _join_whole(parts, self.tables[name].rows)
             if len(parts) == 1:
                 taken[name] = parts[0]
             elif parts:
@@ -184,3 +186,16 @@ class Embeddings(nn.Module):
 
     def extra_repr(self) -> str:
         return ", ".join(f"{t.name}: [{t.rows}, {t.dim}]" for t in self.tables.values())
+
+
+def _join_whole(
+    parts: list[tuple[Tensor, Tensor]], rows: int | None
+) -> list[tuple[Tensor, Tensor]]:
+    """Where one part has every row, the others are added to it, in place."""
+    found = [k for k, (ids, _) in enumerate(parts) if rows is not None and is_every(ids, rows)]
+    if not found:
+        return parts
+    every, total = parts.pop(found[0])
+    for ids, grads in parts:
+        total.index_add_(0, ids.to(total.device), grads)
+    return [(every, total)]

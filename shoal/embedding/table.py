@@ -24,7 +24,8 @@ class Init:
 class Table:
     """Rows of `dim` floats under a name. `rows=None` grows: any 64-bit id has a row.
 
-    `padding` names one id that always reads as zeros and never learns.
+    `padding` names one id that always reads as zeros and never learns. `whole` tells that every
+    step reads and updates all rows (an output layer): a leaf may then keep them side by side.
     """
 
     name: str
@@ -32,3 +33,4 @@ class Table:
     rows: int | None
     init: Init = field(default_factory=Init)
     padding: int | None = None
+    whole: bool = False

@@ -83,10 +83,10 @@ class BERT4Rec(Retrieval):
         }
         width, init = options.hidden_size, Init("normal", options.initializer_range)
         items = Table("item", width, facts.num_items + 1, init, padding=0)
-        outputs = (
-            items if options.tied else Table("output", width, facts.num_items, init, padding=0)
-        )
-        bias = Table("output_bias", 1, outputs.rows, Init("constant", 0.0), padding=0)
+        outputs = Table("output", width, facts.num_items, init, padding=0, whole=True)
+        outputs = items if options.tied else outputs
+        zeros = Init("constant", 0.0)
+        bias = Table("output_bias", 1, outputs.rows, zeros, padding=0, whole=True)
         self.embed = Embeddings(history=items, output=outputs, output_bias=bias)
         self.positions = nn.Parameter(torch.empty(facts.max_len, width))
         nn.init.normal_(self.positions, std=options.initializer_range)

@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Floats of logits held at a time: 64 MiB, and 1 GiB on a GPU, whose products want to be large.
-LOGITS_BLOCK = {"cpu": 1 << 24, "cuda": 1 << 28}
+from shoal.nn.native import exponentials_, logits_of
+
+LOGITS_BLOCK = 1 << 24  # floats of logits held at a time: 64 MiB
+GPU_BLOCKS = 16  # so many times more on a GPU, whose products want to be large
 
 
 def bpr_loss(queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
@@ -42,7 +44,8 @@ def full_softmax_loss(
     never holds n x items.
     """
     if block is None:
-        block = max(1, LOGITS_BLOCK.get(items.device.type, 1 << 24) // items.shape[0])
+        floats = LOGITS_BLOCK * (1 if items.device.type == "cpu" else GPU_BLOCKS)
+        block = max(1, floats // items.shape[0])
     return _FullSoftmax.apply(hidden, items, targets, bias, block, stop or items.shape[0])
 
 
@@ -70,17 +73,14 @@ class _FullSoftmax(torch.autograd.Function):
         loss = hidden.new_zeros(())
         for start in range(0, hidden.shape[0], block):
             states, wanted = hidden[start : start + block], targets[start : start + block]
-            logits = states @ items.T  # [block, items]
-            if bias is not None:
-                logits += bias
-            # Masked here, not cut off: the gradient of a slice would be one more pass over all rows.
+            logits = logits_of(states, items, bias)  # [block, items]
+            # Masked here, not cut off: a slice's gradient would be one more pass over all rows.
             logits[:, 0] = -torch.inf
             logits[:, stop:] = -torch.inf
-            logits -= logits.amax(1, keepdim=True)
             loss -= logits.gather(1, wanted.unsqueeze(1)).sum()
-            exponentials = logits.exp_()
-            totals = exponentials.sum(1, keepdim=True)
-            loss += totals.log().sum()
+            highest, totals = exponentials_(logits)
+            exponentials, totals = logits, totals.unsqueeze(1)
+            loss += totals.log().sum() + highest.sum()
             if not learns:
                 continue
             part = torch.mm(exponentials, items, out=hidden_grad[start : start + block])

@@ -93,7 +93,7 @@ class Residual(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention, of a causal one to itself and those before: [b, l, width] -> same."""
+    """Multi-head self-attention; causal: to itself and those before. [b, l, width] -> same."""
 
     def __init__(self, heads: int, width: int, dropout: float, *, causal: bool):
         super().__init__()
@@ -135,7 +135,7 @@ def _attend_with_dropout(
 ) -> Tensor:
     """Attention, written out: torch's fused one has no dropout on CPUs and falls back.
 
-    About five times faster than that fallback on ARM, where a product with a transposed view is slow.
+    About five times faster than that fallback on ARM, where products with transposed ones are slow.
     """
     scores = _Product.apply(query * query.shape[-1] ** -0.5, key.transpose(-1, -2))
     if hidden is not None:

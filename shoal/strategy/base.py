@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from shoal.world import World
 
 Gradients = dict[str, tuple[Tensor, Tensor]]  # table -> (ids [n], gradients [n, dim])
 
-DENSE_OPTIMIZERS = {
+DENSE_OPTIMIZERS: dict[str, Any] = {
     "adam": partial(torch.optim.Adam, fused=True),  # one call for all parameters
     "adamw": partial(torch.optim.AdamW, fused=True),
     "sgd": partial(torch.optim.SGD, fused=True),

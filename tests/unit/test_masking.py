@@ -1,4 +1,4 @@
-"""Masked windows: laid as the rule says, masked at the right rates, pure in (seed, epoch, sample)."""
+"""Masked windows: laid and masked as the rule says, pure in (seed, epoch, sample)."""
 
 from __future__ import annotations
 

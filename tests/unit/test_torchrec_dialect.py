@@ -42,9 +42,9 @@ EXAMPLE = {
     "mode": "dmp",
 }
 PAGE = (
-    "--dataset_name random --random_user_count 3000 --random_item_count 500000 --random_size 8000000 "
-    "--lr 0.001 --mask_prob 0.2 --train_batch_size 8 --val_batch_size 8 --max_len 16 --emb_dim 128 "
-    "--num_epochs 1 --mode dmp"
+    "--dataset_name random --random_user_count 3000 --random_item_count 500000 "
+    "--random_size 8000000 --lr 0.001 --mask_prob 0.2 --train_batch_size 8 --val_batch_size 8 "
+    "--max_len 16 --emb_dim 128 --num_epochs 1 --mode dmp"
 )
 
 

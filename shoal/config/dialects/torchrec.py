@@ -18,8 +18,8 @@ from shoal.config.yaml_io import inline
 
 MODEL = "BERT4Rec"
 NOTE = (
-    "flags of TorchRec's Bert4Rec example are given: others take its defaults, as `shoal config show` "
-    "tells"
+    "flags of TorchRec's Bert4Rec example are given: others take its defaults, as "
+    "`shoal config show` tells"
 )
 MODES = {"dmp": "sharded", "ddp": "ddp"}
 
