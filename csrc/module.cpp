@@ -7,6 +7,7 @@
 #include <mutex>
 #include <shared_mutex>
 
+#include "route.h"
 #include "table.h"
 
 namespace nb = nanobind;
@@ -158,5 +159,18 @@ NB_MODULE(_core, m) {
   m.def("make_table", &make_table, nb::rv_policy::take_ownership, release());
   m.def("pull", &pull, release());
   m.def("push", &push, release());
+  m.def("codes_of", [](Address ids, size_t n, int64_t rows, int64_t padding, int64_t factor,
+                       Address out) {
+    const int64_t wrong = first_outside_rows(at<int64_t>(ids), n, rows);
+    if (wrong < 0) codes_of(at<int64_t>(ids), n, rows, padding, factor, at<int64_t>(out));
+    return wrong;
+  }, release());
+  m.def("distinct_codes", [](Address codes, size_t n, int64_t limit, Address unique, Address inverse) {
+    return distinct_codes(at<int64_t>(codes), n, limit, at<int64_t>(unique), at<int64_t>(inverse));
+  }, release());
+  m.def("add_rows", [](Address total, size_t rows, size_t dim, Address places, Address grads, size_t n,
+                       bool begun, int threads) {
+    add_rows(at<float>(total), rows, dim, at<int64_t>(places), at<float>(grads), n, begun, threads);
+  }, release());
   m.def("instruction_set", [] { return kernels().name; });
 }

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 
-import torch
 from torch import Tensor
 
 from shoal.config.schema import StrategySection

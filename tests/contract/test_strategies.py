@@ -35,7 +35,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 PLACES: dict[str, dict[str, Any]] = {
     "row by hash": {"strategy__place": "row"},
-    "row by range": {"strategy__place": "row", "strategy__by": "range"},
+    "row by range": {"strategy__place": "row", "strategy__row_by": "range"},
     "table": {"strategy__place": "table"},
     "column": {"strategy__place": "column"},
     "auto": {},
@@ -128,7 +128,11 @@ def metrics(world: World, name: str, **values: Any) -> dict[str, float]:
 def bytes_per_step(world: World) -> dict[str, float]:
     """Payload of a step for tables and batches of several sizes, all on rows by hash."""
     found = {}
-    for name, rows, batch in (("base", 200, 60), ("large table", 2000, 60), ("large batch", 2000, 240)):
+    for name, rows, batch in (
+        ("base", 200, 60),
+        ("large table", 2000, 60),
+        ("large batch", 2000, 240),
+    ):
         sizes = {"data__planted__items": rows, "data__planted__users": rows // 2}
         sizes |= {"data__planted__interactions": 5000, "train__batch_size": batch}
         parts, config = make(world, "sharded", model="BPR", strategy__place="row", **sizes)
