@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import shoal.evaluation.evaluator
 from ranks import run_ranks
 from small import small_config
 
+import shoal.evaluation.evaluator
 from shoal.build import Parts, build
 from shoal.checkpoint import Checkpoints, give, read
 from shoal.config.schema import Config
@@ -36,7 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 PLACES: dict[str, dict[str, Any]] = {
     "row by hash": {"strategy__place": "row"},
-    "row by range": {"strategy__place": "row", "strategy__by": "range"},
+    "row by range": {"strategy__place": "row", "strategy__row_by": "range"},
     "table": {"strategy__place": "table"},
     "column": {"strategy__place": "column"},
     "auto": {},
@@ -123,7 +123,9 @@ def curve(world: World, name: str, **values: Any) -> list[float]:
 
 
 def metrics(world: World, name: str, **values: Any) -> dict[str, float]:
-    shoal.evaluation.evaluator.TILE_USERS = 16  # 131 users make 9 tiles, which 2, 3 and 4 do not divide
+    shoal.evaluation.evaluator.TILE_USERS = (
+        16  # 131 users make 9 tiles, which 2, 3 and 4 do not divide
+    )
     parts, config = make(world, name, **values)
     losses(parts, config, world, 5)
     return parts.evaluator.evaluate(parts.model, "test")
