@@ -65,7 +65,7 @@ void add_rows(float* total, size_t rows, size_t dim, const int64_t* places, cons
   const size_t most = n * dim / (size_t{1} << 16) + 1;
   const int parts = static_cast<int>(std::min<size_t>(most, static_cast<size_t>(threads)));
   constexpr size_t ahead = 8;
-  Pool::run(parts, [&](int part) {
+  Pool::run(threads, parts, [&](int part) {
     const auto low = static_cast<int64_t>(rows * static_cast<size_t>(part) / static_cast<size_t>(parts));
     const auto high = static_cast<int64_t>(rows * static_cast<size_t>(part + 1) / static_cast<size_t>(parts));
     std::vector<uint8_t> seen(static_cast<size_t>(high - low), begun ? 1 : 0);
