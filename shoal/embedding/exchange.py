@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal.embedding.route import Part, Route, pack, unpack
+from shoal.embedding.whole import is_every
 from shoal.world import World
 
 if TYPE_CHECKING:
@@ -130,7 +131,11 @@ class Exchange:
         store = self.stores[name]
         if store.leaf is None:
             return torch.empty(0, store.table.dim, device=self.world.device)
-        rows = store.leaf.pull(keys).to(self.world.device)
+        lend = getattr(store.leaf, "lend", None)
+        if lend is not None and is_every(keys, store.layout.shares[self.world.rank]):
+            rows = lend().detach()  # read at once, and not kept
+        else:
+            rows = store.leaf.pull(keys).to(self.world.device)
         if learn:
             rows.requires_grad_()
             self._own.append((name, keys, rows))

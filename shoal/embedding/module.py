@@ -147,22 +147,27 @@ class Embeddings(nn.Module):
         layout, rank = exchange.stores[table.name].layout, exchange.world.rank
         if (table.name, stop) not in self._candidates:
             ids = layout.ids(rank)
-            keys = ((ids > 0) & (ids < end)).nonzero().squeeze(1)
-            place = torch.full((table.rows,), -1)
-            place[ids[keys]] = torch.arange(len(keys))
-            self._candidates[table.name, stop] = keys, place.to(self._here.device)
-        keys, place = self._candidates[table.name, stop]
+            inside = (ids > 0) & (ids < (stop or table.rows))
+            place = torch.full((table.rows or 0,), -1)
+            place[ids[inside]] = inside.nonzero().squeeze(1)
+            others = (~inside).nonzero().squeeze(1)
+            here = self._here.device
+            self._candidates[table.name, stop] = place.to(here), others.to(here)
+        place, others = self._candidates[table.name, stop]
+        keys = every_id(layout.shares[rank], self._here.device)
         bias = None
         if bias_field is not None:
             name = self.fields[bias_field].name
             if exchange.stores[name].layout == layout:
                 bias = exchange.own_rows(name, keys, self.learns)
             else:
-                bias = self.rows(bias_field, layout.ids(rank)[keys].to(self._here.device))
+                bias = self.rows(bias_field, layout.ids(rank).to(self._here.device))
             bias = bias.squeeze(1)
         rows = exchange.own_rows(table.name, keys, self.learns)
         largest = max(layout.shares)
-        return parallel_softmax_loss(exchange.world, hidden, rows, bias, targets, place, largest)
+        return parallel_softmax_loss(
+            exchange.world, hidden, rows, bias, targets, place, others, largest
+        )
 
     def lookups(self, batch: Batch) -> Lookups:
         """Table and ids of every field that the batch has and that is looked up row by row."""

@@ -39,7 +39,7 @@ class Sharded:
             )
         self.leaf: Store | None = None
         if layout.holds(world.rank):
-            self.leaf = make_leaf(layout, world.rank, optimizer, seed)
+            self.leaf = make_leaf(layout, world.rank, optimizer, seed, world.device)
         self._step = 0
         self._alone = Exchange(world, {self.table.name: self})
 
@@ -180,7 +180,13 @@ class Sharded:
             yield Rows(ids[start : start + chunk_rows], values, some)
 
 
-def make_leaf(layout: Layout, rank: int, optimizer: RowOptimizer, seed: int) -> Store:
+def make_leaf(
+    layout: Layout,
+    rank: int,
+    optimizer: RowOptimizer,
+    seed: int,
+    device: torch.device | str = "cpu",
+) -> Store:
     """The leaf of one rank: its share of the rows, each beginning at the table's own values.
 
     A row's initial value hangs on its id, but a dense leaf counts from 0: so the values come from a
@@ -195,10 +201,10 @@ def make_leaf(layout: Layout, rank: int, optimizer: RowOptimizer, seed: int) -> 
                 f"table {table.name!r} grows, and a growing table cannot be cut by columns yet; "
                 "place it by row"
             )
-        return make_local(table, optimizer, seed)
+        return make_local(table, optimizer, seed, device=device)
     # The padding id never travels; its row stays at the zeros it is given here.
     own = Table(table.name, width, layout.shares[rank], Init("constant", 0.0))
-    leaf = make_local(own, optimizer, seed)
+    leaf = make_local(own, optimizer, seed, device=device)
     source = make_local(grown, RowOptimizer("sgd"), seed)
     ids = layout.ids(rank)
     begin = optimizer.initial_state()

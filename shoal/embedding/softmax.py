@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.nn.losses import LOGITS_BLOCK
+from shoal.nn.losses import SoftmaxGradients, block_size
+from shoal.nn.native import exponentials_, logits_of
 from shoal.world import World
 
 
@@ -25,15 +26,17 @@ def parallel_softmax_loss(
     bias: Tensor | None,
     targets: Tensor,
     place: Tensor,
+    others: Tensor,
     largest: int,
 ) -> Tensor:
     """Summed cross entropy of this rank's positions: hidden [n, d], targets [n] -> scalar.
 
-    rows [k, d] and bias [k] are this rank's candidates; place maps any target to its place among
-    them, -1 where another rank has it. `largest` is the most candidates that any rank has. Every
-    rank must weigh its loss alike, since gradients of rows come from everybody's positions.
+    rows [k, d] and bias [k] are this rank's; place maps any target to its place among them, -1
+    where another rank has it; others [m] are places that are no candidates. `largest` is the most
+    rows that any rank has. Every rank must weigh its loss alike, since gradients of rows come from
+    everybody's positions.
     """
-    return _ParallelSoftmax.apply(hidden, rows, bias, targets, place, world, largest)
+    return _ParallelSoftmax.apply(hidden, rows, bias, targets, place, others, world, largest)
 
 
 class _ParallelSoftmax(torch.autograd.Function):
@@ -47,55 +50,49 @@ class _ParallelSoftmax(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         place: Tensor,
+        others: Tensor,
         world: World,
         largest: int,
     ) -> Tensor:
-        learns = any(ctx.needs_input_grad)
         everyone = world.exchange([hidden, targets])
         counts = [len(parts[0]) for parts in everyone]
         states = torch.cat([parts[0] for parts in everyone])  # [positions, d]
         wanted = place[torch.cat([parts[1] for parts in everyone])]  # [positions]
         start = sum(counts[: world.rank])
         losses = hidden.new_zeros(len(states))
-        states_grad, rows_grad = torch.zeros_like(states), torch.zeros_like(rows)
-        bias_grad = None if bias is None else torch.zeros_like(bias)
-        block = max(1, LOGITS_BLOCK // max(1, largest))
+        some_here = len(rows) > len(others)
+        made = None
+        if any(ctx.needs_input_grad):
+            made = SoftmaxGradients(states, rows, bias, empty=not some_here)
+        block = block_size(max(1, largest), rows.device)
         for first in range(0, len(states), block):
-            part = slice(first, first + block)
-            mine = (wanted[part] >= 0).nonzero().squeeze(1)  # positions whose target is here
-            column = wanted[part][mine]
-            logits = states[part] @ rows.T  # [block, k]
-            if bias is not None:
-                logits += bias
-            size = len(logits)
-            facts = logits.new_zeros(3, size)  # highest logit, sum of exponentials, target's logit
+            some = states[first : first + block]
+            target = wanted[first : first + block]
+            mine = (target >= 0).nonzero().squeeze(1)  # positions whose target is here
+            column = target[mine]
+            logits = logits_of(some, rows, bias)  # [block, k]
+            logits[:, others] = -torch.inf
+            facts = logits.new_zeros(3, len(some))  # highest logit, sum of exponentials, target's
             facts[0] = -torch.inf
-            if len(rows):
-                facts[0] = logits.amax(1)
+            if some_here:
                 facts[2, mine] = logits[mine, column]
-                logits.sub_(facts[0].unsqueeze(1)).exp_()
-                facts[1] = logits.sum(1)
+                facts[0], facts[1] = exponentials_(logits)
             all_facts = world.stack(facts)  # [ranks, 3, block]
             highest = all_facts[:, 0].amax(0)
             shares = (all_facts[:, 0] - highest).exp_()
             total = (shares * all_facts[:, 1]).sum(0)
-            losses[part] = total.log() + highest - all_facts[:, 2].sum(0)
-            if learns and len(rows):
-                excess = logits.mul_((shares[world.rank] / total).unsqueeze(1))  # probabilities ...
-                excess[mine, column] -= 1.0  # ... - truth
-                torch.mm(excess, rows, out=states_grad[part])
-                rows_grad.addmm_(excess.T, states[part])
-                if bias_grad is not None:
-                    bias_grad += excess.sum(0)
-        if learns:
+            losses[first : first + block] = total.log() + highest - all_facts[:, 2].sum(0)
+            if made is not None and some_here:
+                made.add(first, logits, shares[world.rank] / total, some, rows, mine, column)
+        if made is not None:
             count = counts[world.rank]
-            came = world.all_to_all(states_grad, counts, [count] * world.size)
-            hidden_grad = came.view(world.size, count, -1).sum(0) if count else hidden[:0]
-            ctx.save_for_backward(hidden_grad, rows_grad, bias_grad)
+            came = world.all_to_all(made.hidden, counts, [count] * world.size)
+            made.hidden = came.view(world.size, count, -1).sum(0) if count else hidden[:0].clone()
+        ctx.made = made
         return losses[start : start + counts[world.rank]].sum()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_grad, rows_grad, bias_grad = ctx.saved_tensors
-        scaled = [None if g is None else g * grads[0] for g in (hidden_grad, rows_grad, bias_grad)]
-        return (*scaled, None, None, None, None)
+        scaled = ctx.made.scaled(grads[0])
+        ctx.made = None
+        return (*scaled, None, None, None, None, None)

@@ -28,6 +28,12 @@ def bpr_loss(queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
     return -F.logsigmoid(margins).sum()
 
 
+def block_size(items: int, device: torch.device) -> int:
+    """How many positions have logits of all items at a time."""
+    floats = LOGITS_BLOCK * (1 if device.type == "cpu" else GPU_BLOCKS)
+    return max(1, floats // items)
+
+
 def full_softmax_loss(
     hidden: Tensor,
     items: Tensor,
@@ -44,17 +50,12 @@ def full_softmax_loss(
     never holds n x items.
     """
     if block is None:
-        floats = LOGITS_BLOCK * (1 if items.device.type == "cpu" else GPU_BLOCKS)
-        block = max(1, floats // items.shape[0])
+        block = block_size(items.shape[0], items.device)
     return _FullSoftmax.apply(hidden, items, targets, bias, block, stop or items.shape[0])
 
 
 class _FullSoftmax(torch.autograd.Function):
-    """All gradients are made in forward, while a block's logits are at hand; backward scales.
-
-    With e = exp(logits) and their sums t, the gradients of the logits are e / t - truth. Products
-    take e as it is and divide the small factor or the small result by t; truth is one item a row.
-    """
+    """All gradients are made in forward, while a block's logits are at hand; backward scales."""
 
     @staticmethod
     def forward(
@@ -66,10 +67,7 @@ class _FullSoftmax(torch.autograd.Function):
         block: int,
         stop: int,
     ) -> Tensor:
-        learns = any(ctx.needs_input_grad)
-        made = torch.empty_like if len(hidden) else torch.zeros_like
-        hidden_grad, items_grad = made(hidden), made(items)
-        bias_grad = None if bias is None else made(bias)
+        made = SoftmaxGradients(hidden, items, bias) if any(ctx.needs_input_grad) else None
         loss = hidden.new_zeros(())
         for start in range(0, hidden.shape[0], block):
             states, wanted = hidden[start : start + block], targets[start : start + block]
@@ -79,32 +77,70 @@ class _FullSoftmax(torch.autograd.Function):
             logits[:, stop:] = -torch.inf
             loss -= logits.gather(1, wanted.unsqueeze(1)).sum()
             highest, totals = exponentials_(logits)
-            exponentials, totals = logits, totals.unsqueeze(1)
             loss += totals.log().sum() + highest.sum()
-            if not learns:
-                continue
-            part = torch.mm(exponentials, items, out=hidden_grad[start : start + block])
-            part.div_(totals).sub_(items.index_select(0, wanted))
-            keep = 1.0 if start else 0.0  # of the blocks before
-            torch.addmm(items_grad, exponentials.T, states / totals, beta=keep, out=items_grad)
-            items_grad.index_add_(0, wanted, states, alpha=-1.0)
-            if bias_grad is not None:
-                shares = totals.reciprocal().squeeze(1)
-                torch.addmv(bias_grad, exponentials.T, shares, beta=keep, out=bias_grad)
-                bias_grad.index_add_(0, wanted, torch.ones_like(shares), alpha=-1.0)
-        if learns:
-            ctx.gradients = [hidden_grad, items_grad, bias_grad]
+            if made is not None:
+                made.add(start, logits, totals.reciprocal(), states, items, None, wanted)
+        ctx.made = made
         return loss
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        # In place, because one of them is as large as the catalogue: so backward works once.
-        hidden_grad, items_grad, bias_grad = ctx.gradients
-        ctx.gradients = None
-        for gradient in (hidden_grad, items_grad, bias_grad):
-            if gradient is not None:
-                gradient.mul_(grads[0])
-        return hidden_grad, items_grad, None, bias_grad, None, None
+        hidden, items, bias = ctx.made.scaled(grads[0])
+        ctx.made = None
+        return hidden, items, None, bias, None, None
+
+
+class SoftmaxGradients:
+    """Gradients of summed cross entropies, made a block of positions at a time.
+
+    With e = exp(logits) the gradients of the logits are e * share - truth, where a position's share
+    is 1 / sum of e. Products take e as it is and scale the small factor or the small result; the
+    truth is one item a row.
+    """
+
+    def __init__(self, hidden: Tensor, items: Tensor, bias: Tensor | None, empty: bool = False):
+        """`empty`: nothing will be added."""
+        make = torch.zeros_like if empty or not len(hidden) else torch.empty_like
+        self.hidden, self.items = make(hidden), make(items)
+        self.bias = None if bias is None else make(bias)
+
+    def add(
+        self,
+        start: int,
+        exponentials: Tensor,
+        shares: Tensor,
+        states: Tensor,
+        items: Tensor,
+        mine: Tensor | None,
+        wanted: Tensor,
+    ) -> None:
+        """Positions start, start + 1, ...: exponentials [b, items], shares [b], states [b, d].
+
+        wanted [m] are the targets of those positions `mine` [m] whose target is among the items;
+        None: of all.
+        """
+        sure = states if mine is None else states[mine]
+        part = self.hidden[start : start + len(states)]
+        torch.mm(exponentials, items, out=part).mul_(shares.unsqueeze(1))
+        if mine is None:
+            part.sub_(items.index_select(0, wanted))
+        else:
+            part.index_add_(0, mine, items.index_select(0, wanted), alpha=-1.0)
+        keep = 1.0 if start else 0.0  # of the blocks before
+        weighted = states * shares.unsqueeze(1)
+        torch.addmm(self.items, exponentials.T, weighted, beta=keep, out=self.items)
+        self.items.index_add_(0, wanted, sure, alpha=-1.0)
+        if self.bias is not None:
+            torch.addmv(self.bias, exponentials.T, shares, beta=keep, out=self.bias)
+            self.bias.index_add_(0, wanted, torch.ones_like(sure[:, 0]), alpha=-1.0)
+
+    def scaled(self, factor: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """All gradients times a number, in place: one of them is as large as the catalogue."""
+        some = [one for one in (self.hidden, self.items, self.bias) if one is not None]
+        if factor.device.type != "cpu" or float(factor) != 1.0:
+            for one in some:
+                one.mul_(factor)
+        return self.hidden, self.items, self.bias
 
 
 def sampled_softmax_loss(

@@ -17,7 +17,7 @@ try:
 except ImportError:  # built without a compiler
     _core = None
 
-FEW = 48  # positions; with more torch's product is as fast
+FEW = 64  # positions; with more torch's product is as fast
 ON_ARM = platform.machine() in ("aarch64", "arm64") and hasattr(_core, "exponentials")
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from shoal.embedding.duplicates import sum_duplicates
 from shoal.embedding.store import Store
+from shoal.embedding.whole import is_every
 from shoal.strategy.base import Gradients
 from shoal.strategy.collective import Collective
 
@@ -24,20 +24,27 @@ class DDP(Collective):
     name = "ddp"
 
     def exchange_rows(self, scale: float, notes: float) -> Gradients:
-        """Everybody's row gradients, in order of rank: two collectives for all tables."""
-        gradients = self.take_gradients()
-        mine: list[Tensor] = []
-        for ids, grads in gradients.values():
-            unique, summed = sum_duplicates(ids, grads)
-            mine += [unique, summed.mul_(scale)]
-        everyone = self.world.exchange(mine)
-        return {
-            name: (
+        """Everybody's row gradients, in order of rank: two collectives for all tables.
+
+        Gradients of every row of a table (a softmax over the catalogue) are summed on the way
+        instead, as those of dense parameters are.
+        """
+        result: Gradients = {}
+        touched: Gradients = {}
+        for name, (ids, grads) in self.take_gradients().items():
+            rows = self.stores[name].table.rows
+            if rows is not None and is_every(ids, rows):
+                result[name] = ids, self.world.all_reduce(grads).mul_(scale)
+            else:
+                unique, summed = sum_duplicates(ids, grads)
+                touched[name] = unique, summed.mul_(scale)
+        everyone = self.world.exchange([tensor for pair in touched.values() for tensor in pair])
+        for k, name in enumerate(touched):
+            result[name] = (
                 torch.cat([parts[2 * k] for parts in everyone]),
                 torch.cat([parts[2 * k + 1] for parts in everyone]),
             )
-            for k, name in enumerate(gradients)
-        }
+        return result
 
     def owned_rows(self) -> Iterator[tuple[str, Store]]:
         if self.world.is_main:

@@ -32,8 +32,15 @@ MODELS: dict[str, dict[str, Any]] = {
         "model__loss_type": "BPR",
         "train__negatives": {"num": 2},
     },
-    "BERT4Rec": {"model": "BERT4Rec", "train__batch_size": 13},
 }
+for name, more in {"BERT4Rec": {}, "BERT4Rec tied": {"model__tied": True}}.items():
+    MODELS[name] = {
+        "model": "BERT4Rec",
+        "train__batch_size": 31,
+        "model__mask_ratio": 0.5,
+        "train__negatives": None,
+        **more,
+    }
 PLACES: dict[str, dict[str, Any]] = {
     "row by hash": {"strategy__place": "row"},
     "row by range": {"strategy__place": "row", "strategy__row_by": "range"},
@@ -47,7 +54,8 @@ MIXED: dict[str, Any] = {  # what "mixed" decides for tables of its own
     "NeuMF": {"mf_item": {"place": "table", "rank": 0}, "mlp_user": {"place": "column"}},
     "SASRec": {"item": {"place": "replicate"}},
     "SASRec BPR": {"item": {"place": "table", "rank": 0}},
-    "BERT4Rec": {"item": {"place": "replicate"}, "output": {"by": "range"}},
+    "BERT4Rec": {"output": {"by": "range"}, "output_bias": {"place": "replicate"}},
+    "BERT4Rec tied": {"output_bias": {"place": "column"}},
 }
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"train__optimizer__name": "sgd", "train__optimizer__lr": 0.5},
@@ -81,8 +89,9 @@ QUICK = [  # (model, place, optimizer): each of the three at least once, the res
     ("SASRec", "row by hash", "adam"),
     ("SASRec", "row by range", "sgd"),
     ("SASRec BPR", "row by hash", "adagrad"),
-    ("BERT4Rec", "row by hash", "adam"),
-    ("BERT4Rec", "mixed", "adagrad"),
+    ("BERT4Rec", "row by hash", "adagrad"),
+    ("BERT4Rec", "mixed", "sgd"),
+    ("BERT4Rec tied", "auto", "adagrad"),
 ]
 ALL = [(model, place, opt) for model in MODELS for place in PLACES for opt in OPTIMIZERS]
 

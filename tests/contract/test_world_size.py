@@ -42,7 +42,7 @@ CURVES: dict[str, dict[str, Any]] = {
     "BERT4Rec": {
         "model": "BERT4Rec",
         "model__mask_ratio": 0.5,
-        "train__optimizer__lr": 0.01,
+        "train__optimizer__lr": 0.003,
     },
     "BERT4Rec tied": {
         "model": "BERT4Rec",
