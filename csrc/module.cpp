@@ -7,6 +7,7 @@
 #include <mutex>
 #include <shared_mutex>
 
+#include "route.h"
 #include "softmax.h"
 #include "table.h"
 
@@ -276,6 +277,19 @@ NB_MODULE(_core, m) {
   }, release());
   m.def("exponentials", [](Address x, size_t n, size_t k, Address highest, Address totals) {
     exponentials(at<float>(x), n, k, at<float>(highest), at<float>(totals));
+  }, release());
+  m.def("codes_of", [](Address ids, size_t n, int64_t rows, int64_t padding, int64_t factor,
+                       Address out) {
+    const int64_t wrong = first_outside_rows(at<int64_t>(ids), n, rows);
+    if (wrong < 0) codes_of(at<int64_t>(ids), n, rows, padding, factor, at<int64_t>(out));
+    return wrong;
+  }, release());
+  m.def("distinct_codes", [](Address codes, size_t n, int64_t limit, Address unique, Address inverse) {
+    return distinct_codes(at<int64_t>(codes), n, limit, at<int64_t>(unique), at<int64_t>(inverse));
+  }, release());
+  m.def("add_rows", [](Address total, size_t rows, size_t dim, Address places, Address grads, size_t n,
+                       bool begun, int threads) {
+    add_rows(at<float>(total), rows, dim, at<int64_t>(places), at<float>(grads), n, begun, threads);
   }, release());
   m.def("instruction_set", [] { return kernels().name; });
 }

@@ -105,7 +105,7 @@ class Trainer:
     def _epoch(self, epochs: int) -> None:
         cursor, section = self.cursor, self.config.train
         begun = time.perf_counter()
-        first_batch = cursor.batch
+        first_batch, sent = cursor.batch, self.world.bytes_sent
         loss_sum = self._train(epochs)
         seconds = time.perf_counter() - begun
         if first_batch == 0:  # a resumed part of an epoch says nothing about the time of one
@@ -115,6 +115,10 @@ class Trainer:
         log.info(
             "epoch %d training [time: %.2fs, train loss: %.*f]", epoch, seconds, places, loss_sum
         )
+        steps = self.reader.num_batches - first_batch
+        if self.world.size > 1 and steps > 0:
+            sent = (self.world.bytes_sent - sent) // steps
+            log.info("epoch %d sent %.1f KiB per step from this process", epoch, sent / 1024)
         loss = loss_sum / max(1, self.reader.num_batches)
         line: dict[str, Any] = {"epoch": epoch, "step": cursor.step, "loss": loss}
         line["train_seconds"] = seconds

@@ -172,7 +172,7 @@ class TablePlace(TypedDict, total=False):
 class StrategySection(Section):
     name: Literal["auto", "single", "ddp", "sharded"] = "auto"
     place: Place = Field("auto", description="sharded: how tables are cut; auto: by their size")
-    by: Literal["hash", "range"] = Field("hash", description="place row: how ids become ranks")
+    row_by: Literal["hash", "range"] = Field("hash", description="place row: how ids are cut")
     tables: dict[str, TablePlace] = Field(
         default_factory=dict, description="sharded: table -> place, by, rank, for that table alone"
     )

@@ -79,7 +79,7 @@ class Interactions(Reader):
         self.num_samples = len(self.users)
         self.labels = None
         if negatives is None and dataset.label_field in dataset.inter:
-            column = dataset.inter[dataset.label_field]  # type: ignore[index]
+            column = dataset.inter[dataset.label_field]
             self.labels = np.asarray(column[dataset.splits["train"]], dtype=np.float32)  # type: ignore[index]
         self.negatives = make_sampler(dataset, negatives, seed)
         self.num_negatives = draws_per_sample(negatives)

@@ -30,7 +30,7 @@ class Exchange:
         self.world, self.stores = world, dict(stores)
         self.staged: Route | None = None  # the rows of the batch in training
         self.found: set[str] = set()  # tables that lookups found staged rows of
-        self._ahead: tuple[object, Route] | None = None
+        self._ahead: list[tuple[object, Route]] = []  # announced batches, first come first
         self._pending: list[Route] = []
         self._own: list[tuple[str, Tensor, Tensor]] = []  # table, keys of the leaf, rows with grad
 
@@ -38,26 +38,30 @@ class Exchange:
 
     def announce(self, batch: object, lookups: Lookups) -> None:
         """Let the counts of a coming batch go; `advance` lets its ids go, `stage` has its rows."""
-        self._ahead = (batch, self._route(lookups))
+        self._ahead.append((batch, self._route(lookups)))
 
     def advance(self) -> None:
-        """Let the ids of the announced batch go."""
-        if self._ahead is not None:
-            self._ahead[1].advance()
+        """Let the ids of announced batches go."""
+        for _, route in self._ahead:
+            route.advance()
 
     def stage(self, batch: object, lookups: Lookups) -> None:
         """Have the rows of a batch here; lookups of its ids are then answered without a trip."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[0] is batch:
-            route = ahead[1]
-        else:
-            if ahead is not None:
-                ahead[1].finish()  # another batch came: what travels must arrive all the same
-            route = self._route(lookups)
+        route = self._announced(batch) or self._route(lookups)
         route.fetch()
         self.staged = route
         self.found = set()
         self._pending.append(route)
+
+    def _announced(self, batch: object) -> Route | None:
+        """The route of a batch that was announced; those announced before it did not come."""
+        if not any(known is batch for known, _ in self._ahead):
+            return None
+        while True:
+            known, route = self._ahead.pop(0)
+            if known is batch:
+                return route
+            route.finish()  # what travels must arrive all the same
 
     def pull(self, lookups: Lookups, learn: bool) -> list[Tensor]:
         """Rows of each lookup: its ids' shape + [dim]."""
@@ -149,7 +153,7 @@ class Exchange:
 
         They come in order of rank, unsummed. `any_unused` must be the same on every rank.
         """
-        world, size, rank = self.world, self.world.size, self.world.rank
+        world, rank = self.world, self.world.rank
         parts = [part for route in self._pending for part in route.parts.values()]
         for part in parts:
             if part.grads is None:
@@ -157,7 +161,7 @@ class Exchange:
         gathered: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in self.stores}
         for part, grads in zip(parts, self._send(parts)):
             gathered[part.store.table.name].append((part.theirs, grads))
-        if any_unused:
+        if any_unused and parts:
             self._drop_unused(parts, gathered)
         for name, keys, rows in self._own:
             if rows.grad is not None:

@@ -31,6 +31,8 @@ class Embeddings(nn.Module):
     every = self.embed.whole("item_id")      # all rows of a fixed table: [rows, dim]
     """
 
+    _here: Tensor
+
     def __init__(self, fields: dict[str, Table] | None = None, **more: Table):
         super().__init__()
         self.fields = {**(fields or {}), **more}
@@ -112,7 +114,7 @@ class Embeddings(nn.Module):
         bias_field: str | None = None,
         stop: int | None = None,
     ) -> Tensor:
-        """Summed cross entropy over all rows of a fixed table: [n, d], targets [n] -> scalar.
+        """Summed cross entropy over a fixed table's rows: hidden [n, d], targets [n] -> scalar.
 
         Row 0 is padding, never a candidate nor a target. `bias_field` names a table of dim 1 whose
         rows are added to the logits; candidates end before row `stop` (default: all rows).
@@ -134,6 +136,14 @@ class Embeddings(nn.Module):
         stop: int | None,
     ) -> Tensor:
         """Every rank makes the logits of its own rows."""
+        assert table.rows is not None
+        end = stop or table.rows
+        low, high = (int(x) for x in targets.aminmax()) if len(targets) else (1, 1)
+        if not 0 < low <= high < end:
+            raise ValueError(
+                f"full_softmax over table {table.name!r}: targets are {low} to {high}; they must "
+                f"be 1 to {end - 1}"
+            )
         layout, rank = exchange.stores[table.name].layout, exchange.world.rank
         if (table.name, stop) not in self._candidates:
             ids = layout.ids(rank)
@@ -187,7 +197,7 @@ class Embeddings(nn.Module):
             else:
                 dim = self.tables[name].dim
                 taken[name] = (torch.empty(0, dtype=torch.int64), torch.empty(0, dim))
-        return taken  # type: ignore[return-value]
+        return taken
 
     def extra_repr(self) -> str:
         return ", ".join(f"{t.name}: [{t.rows}, {t.dim}]" for t in self.tables.values())

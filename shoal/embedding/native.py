@@ -16,7 +16,7 @@ from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
 
 try:
-    from shoal import _core  # type: ignore[attr-defined]
+    from shoal import _core
 except ImportError:  # built without a compiler: shoal.embedding.local falls back
     _core = None
 

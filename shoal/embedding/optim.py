@@ -38,7 +38,8 @@ class RowOptimizer:
     clip is the largest L2 norm a row's summed gradient may have; None: no clipping.
     None for eps or weight_decay means torch.optim's default for that optimizer.
     adam, where all rows have gradients, equals torch.optim.Adam; sparse_adam is the same but for
-    the place of eps, and equals torch.optim.SparseAdam; ftrl with l1 = l2 = beta = 0 equals adagrad without eps.
+    the place of eps, and equals torch.optim.SparseAdam; ftrl with l1 = l2 = beta = 0 equals
+    adagrad without eps.
     """
 
     name: str = "adam"

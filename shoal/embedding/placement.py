@@ -5,7 +5,7 @@ within them it counts from 0, so that its leaf is dense and as large as its shar
 between placements is how an id becomes a code:
 
     row by range   code = id
-    row by hash    ids are spread by a product modulo the rows (a bijection), then dealt in turn
+    row by hash    code = id * factor mod rows, a bijection that scatters neighbours and strides
     table          code = id; one rank's bounds hold all
     column         code = id; every rank holds all rows, of some columns
     replicate      code = id; every rank holds everything
@@ -22,6 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from shoal.embedding.native import _core
 from shoal.embedding.table import Table
 
 MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 / golden ratio, as int64: its products wrap
@@ -56,9 +57,7 @@ class Layout:
         self.everyone = placement.place in ("column", "replicate")
         self.replicated = placement.place == "replicate"
         rows, one = table.rows or 0, placement.rank
-        if placement.place == "row" and placement.by == "hash":
-            shares = [-(-(rows - r) // size) for r in range(size)]
-        elif placement.place == "row":
+        if placement.place == "row":
             shares = [rows * (r + 1) // size - rows * r // size for r in range(size)]
         elif placement.place == "table":
             shares = [rows if r == one else 0 for r in range(size)]
@@ -71,7 +70,8 @@ class Layout:
             (table.dim * r // size, table.dim * (r + 1) // size) if cut else (0, table.dim)
             for r in range(size)
         ]
-        self.factor = _coprime(rows) if placement.by == "hash" else 1
+        hashed = placement.place == "row" and placement.by == "hash" and size > 1
+        self.factor = _coprime(rows) if hashed else 1
 
     def __eq__(self, other: object) -> bool:
         """Whether two tables have the same ids in the same places."""
@@ -100,24 +100,35 @@ class Layout:
         """Fixed tables: ids [n] -> codes [n]; the padding id is `rows`, after every other."""
         rows, padding = self.table.rows, self.table.padding
         assert rows is not None
+        if _core is not None and ids.device.type == "cpu":
+            ids = ids.contiguous()
+            out = torch.empty_like(ids)
+            wrong = _core.codes_of(
+                ids.data_ptr(),
+                ids.numel(),
+                rows,
+                -1 if padding is None else padding,
+                self.factor,
+                out.data_ptr(),
+            )
+            if wrong >= 0:
+                raise self._outside(int(ids[wrong]))
+            return out
         if ids.numel():
-            low, high = ids.aminmax()
-            for bound in (int(low), int(high)):
-                if not 0 <= bound < rows:
-                    raise ValueError(
-                        f"table {self.table.name!r} has no row {bound}: it has {rows} rows, ids 0 "
-                        f"to {rows - 1}; give the table more rows, or rows=None so that it grows"
-                    )
-        codes = ids
-        if self.placement.place == "row" and self.placement.by == "hash" and self.size > 1:
-            spread = ids * self.factor % rows
-            owner = spread % self.size
-            # All shares but the last few are one larger: bounds are linear with a bend.
-            short = rows // self.size
-            codes = owner * short + owner.clamp(max=rows % self.size) + spread // self.size
+            for bound in ids.aminmax():
+                if not 0 <= int(bound) < rows:
+                    raise self._outside(int(bound))
+        codes = ids if self.factor == 1 else ids * self.factor % rows
         if padding is not None:
             codes = codes.masked_fill(ids == padding, rows)
         return codes
+
+    def _outside(self, id_: int) -> ValueError:
+        name, rows = self.table.name, self.table.rows
+        return ValueError(
+            f"table {name!r} has no row {id_}: it has {rows} rows, ids 0 to {(rows or 0) - 1}; "
+            "give the table more rows, or rows=None so that it grows"
+        )
 
     def owners(self, ids: Tensor) -> Tensor:
         """Growing tables: the owner of each id; the padding id has none, which is `size`."""
@@ -133,18 +144,14 @@ class Layout:
         """Fixed tables: the ids a rank holds, in the order of its leaf."""
         rows = self.table.rows
         assert rows is not None
-        local = torch.arange(self.shares[rank])
-        if self.everyone:
-            return local
-        if self.placement.place == "row" and self.placement.by == "hash" and self.size > 1:
-            back = pow(self.factor, -1, rows) if rows > 1 else 0
-            return (local * self.size + rank) * back % rows
-        return local + self.bounds[rank]
+        low = 0 if self.everyone else self.bounds[rank]
+        codes = torch.arange(low, low + self.shares[rank])
+        return codes if self.factor == 1 else codes * pow(self.factor, -1, rows) % rows
 
 
 def _coprime(rows: int) -> int:
     """A factor whose products modulo `rows` are a bijection that scatters neighbours."""
-    if rows < 3 or rows >= 1 << 31:  # products must fit 63 bits; huge tables are dealt in turn
+    if rows < 3 or rows >= 1 << 31:  # products must fit 63 bits; huge tables are cut by range
         return 1
     factor = int(rows * 0.6180339887498949)
     while math.gcd(factor, rows) != 1:

@@ -100,16 +100,12 @@ def plan_tables(
     free: list[str] = []
     for name, table in tables.items():
         own = section.tables.get(name, {})
-        place, by = own.get("place", "auto"), own.get("by", section.by)
+        place, by = own.get("place", "auto"), own.get("by", section.row_by)
         place = section.place if place == "auto" else place
-        if (
-            place == "auto"
-            and table.rows is not None
-            and total[name] <= section.replicate_below * MIB
-        ):
-            place = "replicate"
-        if table.rows is None and place == "auto":
+        if place == "auto" and table.rows is None:
             place = "row"
+        if place == "auto" and total[name] <= section.replicate_below * MIB:
+            place = "replicate"
         if place == "auto":
             free.append(name)
             chosen[name] = Placement("row", by)

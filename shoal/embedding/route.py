@@ -7,13 +7,14 @@ inverse              2 0 0 1 | 2 3          rows come back in the order of the k
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.embedding.duplicates import add_rows, distinct
+from shoal.embedding.duplicates import add_rows, code_map, distinct
 from shoal.embedding.placement import Layout
 from shoal.world import Arriving, World
 
@@ -31,8 +32,9 @@ class Distinct:
             return
         codes = layout.codes(ids)
         assert layout.table.rows is not None
-        self._codes, self.inverse, self._place = distinct(codes, layout.table.rows + 1)
         rows = layout.table.rows
+        self._codes, self.inverse = distinct(codes, rows + 1)
+        self._place: Tensor | None = None
         has_padding = layout.table.padding is not None and len(self._codes) > 0
         self.padded = has_padding and int(self._codes[-1]) == rows
         keys = self._codes[: len(self._codes) - self.padded]
@@ -41,7 +43,7 @@ class Distinct:
             return
         bounds = torch.tensor(layout.bounds, device=keys.device)
         cuts = torch.searchsorted(keys, bounds).tolist()
-        self.counts = [b - a for a, b in zip(cuts, cuts[1:])]
+        self.counts = [b - a for a, b in pairwise(cuts)]
         sizes = torch.tensor(self.counts, device=keys.device)
         self.keys = keys - torch.repeat_interleave(bounds[:-1], sizes)
 
@@ -64,12 +66,17 @@ class Distinct:
         if len(self._codes) == 0:
             return torch.zeros_like(ids), ids.numel() > 0
         wanted = ids if self.layout.grows else self.layout.codes(ids)
-        if not self.layout.grows and self._place is not None:
+        if not self.layout.grows:
+            if self._place is None:  # made when first asked for: most lookups are the batch's own
+                limit = (self.layout.table.rows or 0) + 1
+                numbers = torch.arange(len(self._codes), device=ids.device)
+                self._place = code_map(self._codes, limit, numbers)
             places = self._place[wanted]
             return places, bool((places < 0).any())
         places = torch.searchsorted(self._codes, wanted).clamp(max=len(self._codes) - 1)
         missing = bool((self._codes[places] != wanted).any())
-        return (self._place[places] if self.layout.grows else places), missing  # type: ignore[index]
+        assert self._place is not None
+        return self._place[places], missing
 
 
 class Part:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -108,7 +109,7 @@ class Sharded:
             assert self.table.rows is not None
             steps = range(0, self.table.rows + chunk_rows - 1, chunk_rows)
             places = torch.searchsorted(ids, torch.tensor(steps)).tolist()
-            ranges = [slice(a, b) for a, b in zip(places, places[1:])]
+            ranges = [slice(a, b) for a, b in pairwise(places)]
         for part in ranges:
             pieces = self._at_rank_0(ids[part], floats[part])
             if self.world.is_main:
@@ -202,9 +203,7 @@ def make_leaf(
             )
         return make_local(table, optimizer, seed, device=device)
     # The padding id never travels; its row stays at the zeros it is given here.
-    own = replace(
-        table, dim=width, rows=layout.shares[rank], init=Init("constant", 0.0), padding=None
-    )
+    own = Table(table.name, width, layout.shares[rank], Init("constant", 0.0))
     leaf = make_local(own, optimizer, seed, device=device)
     source = make_local(grown, RowOptimizer("sgd"), seed)
     ids = layout.ids(rank)

@@ -72,7 +72,7 @@ class PhaseData:
             self._draw_negatives(dataset, phase, seen_users, seen_items, seed)
 
     def _draw_negatives(self, dataset, phase, seen_users, seen_items, seed) -> None:  # type: ignore[no-untyped-def]
-        """N different negatives for each positive; candidates are their union, as lists per user."""
+        """N different negatives for each positive; their union is a user's candidates."""
         users, items = dataset.user_ids(phase), dataset.item_ids(phase)
         all_users, all_items = (
             np.concatenate([seen_users, users]),
@@ -109,6 +109,6 @@ class PhaseData:
         users = np.asarray(dataset.inter[dataset.user_field])[rows]
         order = np.argsort(users, kind="stable")
         offsets = np.searchsorted(users[order], np.append(self.users, dataset.num_users))
-        column = np.asarray(dataset.inter[dataset.label_field], dtype=np.float32)  # type: ignore[index]
+        column = np.asarray(dataset.inter[dataset.label_field], dtype=np.float32)
         self.candidates = Lists(np.asarray(dataset.inter[dataset.item_field])[rows][order], offsets)
         self.row_labels = column[rows][order]

@@ -108,9 +108,7 @@ class NeuMF(Model):
         vectors = self._rows(self.facts.item_field, torch.atleast_2d(items))  # [n] becomes [1, n]
         block = max(1, SCORE_BLOCK // max(1, batch.size * widest))  # items at a time
         parts = [
-            self._logits(
-                users, {half: rows[:, first : first + block] for half, rows in vectors.items()}
-            )
-            for first in range(0, items.shape[-1], block)
+            self._logits(users, {half: rows[:, i : i + block] for half, rows in vectors.items()})
+            for i in range(0, items.shape[-1], block)
         ]
         return torch.cat(parts, 1) if parts else torch.zeros(batch.size, 0, device=items.device)

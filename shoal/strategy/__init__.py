@@ -19,7 +19,7 @@ def make_strategy(section: StrategySection, world: World) -> Strategy:
         name = "single" if world.size == 1 else "ddp"
     if name == "single" and world.size > 1:
         raise ValueError(
-            f"strategy single cannot run on {world.size} processes; use strategy.name=ddp or sharded"
+            f"strategy single cannot run on {world.size} processes; use ddp or sharded"
         )
     if name == "sharded":
         return Sharded(world, section)

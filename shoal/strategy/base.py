@@ -89,7 +89,7 @@ class Strategy:
     def prefetch(self, batch: Batch) -> None:
         """A hint: this batch comes after the next `train_step`."""
 
-    def train_step(self, batch: Batch, lr: float | None = None) -> float | Tensor:
+    def train_step(self, batch: Batch, lr: float | None = None) -> Tensor:
         """Forward, backward and update on this rank's slice; the mean loss of the global batch."""
         output = self.forward(batch)
         self.backward(output)

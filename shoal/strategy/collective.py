@@ -18,24 +18,20 @@ class Collective(Strategy):
 
     def step(self, lr: float) -> Tensor:
         # One all-reduce carries the dense gradients, the loss, the count and the rows' note.
+        grads = []
         for parameter in self.dense:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        grads = [p.grad for p in self.dense]
-        tail = torch.stack(
-            [
-                self._loss,
-                torch.as_tensor(self._count).to(self._loss),
-                self._loss.new_tensor(self.note()),
-            ]
-        )
-        flat = self.world.all_reduce(torch.cat([g.reshape(-1) for g in grads] + [tail]))  # type: ignore[union-attr]
-        loss, count, note = flat[-3:].tolist()
-        scale = 1.0 / count if count else 0.0
+            grads.append(parameter.grad)
+        count = torch.as_tensor(self._count).to(self._loss)
+        tail = torch.stack([self._loss, count, self._loss.new_tensor(self.note())])
+        flat = self.world.all_reduce(torch.cat([g.reshape(-1) for g in grads] + [tail]))
+        total, note = flat[-2:].tolist()
+        scale = 1.0 / total if total else 0.0
         position = 0
         for grad in grads:
-            grad.copy_(flat[position : position + grad.numel()].view_as(grad)).mul_(scale)  # type: ignore[union-attr]
-            position += grad.numel()  # type: ignore[union-attr]
+            grad.copy_(flat[position : position + grad.numel()].view_as(grad)).mul_(scale)
+            position += grad.numel()
         self.update(self.exchange_rows(scale, note), lr)
         return flat[-3] * scale
 
