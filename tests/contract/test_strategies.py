@@ -313,7 +313,8 @@ def test_bytes_grow_with_touched_rows_not_with_the_table(size: int, folder: Path
         return
     # Ten times the rows: fewer repeats in a batch, so a little more, far from ten times.
     assert 0.9 * sent["base"] < sent["large table"] < 1.3 * sent["base"]
-    assert 3.5 * sent["large table"] < sent["large batch"] < 4.5 * sent["large table"]
+    # Four times the batch: a little less than four times, because more of its ids repeat.
+    assert 3.0 * sent["large table"] < sent["large batch"] < 4.5 * sent["large table"]
     # 60 samples touch at most 180 rows; each is an id, a row and a gradient of 16 floats, and what
     # a rank asks of itself does not travel.
     away = 180 * (size - 1) / size
