@@ -1,5 +1,24 @@
-"""For all tests: one thread each, so that a busy machine slows them down and no more."""
+"""For all tests: one thread each, so that a busy machine slows them down and no more.
+
+Real data (ml-100k and ml-1m) is taken from the folder that SHOAL_TEST_DATA names, or made once by
+the data script of a checkout that has one beside it. Without either, tests that need it skip.
+"""
+
+import os
+import subprocess
+from pathlib import Path
 
 import torch
 
 torch.set_num_threads(1)
+
+ROOT = Path(__file__).resolve().parents[1]
+GET = ROOT.parent / "shared" / "data" / "get"
+
+if "SHOAL_TEST_DATA" not in os.environ and GET.is_file():
+    folder = ROOT / ".testdata"
+    found = folder / "ml-1m.zip"
+    if not found.is_file() and "PYTEST_XDIST_WORKER" not in os.environ:
+        subprocess.run(["bash", str(GET), str(folder)], capture_output=True, timeout=300)
+    if found.is_file() and (folder / "ml-100k" / "ml-100k.inter").is_file():
+        os.environ["SHOAL_TEST_DATA"] = str(folder)
