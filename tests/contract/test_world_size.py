@@ -30,8 +30,8 @@ CURVES: dict[str, dict[str, Any]] = {
         "train__negatives__candidates": 4,
         "train__clip_grad_norm": 0.05,
     },
-    "NeuMF": {"model": "NeuMF"},
-    "LightGCN": {"model": "LightGCN"},
+    "NeuMF": {"model": "NeuMF", "train__optimizer__lr": 0.01},
+    "LightGCN": {"model": "LightGCN", "train__optimizer__lr": 0.01},
     "SASRec": {"model": "SASRec", "train__batch_size": 13},
     "SASRec BPR": {
         "model": "SASRec",
