@@ -15,7 +15,7 @@ train: setup
 	$(BIN)/shoal train recipes/planted-bpr-single.yaml
 
 test: setup
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
 
 test-all: setup
 	$(BIN)/python -m pytest -q

@@ -7,6 +7,7 @@ it would have done.
 
 from __future__ import annotations
 
+import gc
 import logging
 import statistics
 import time
@@ -84,6 +85,7 @@ class Trainer:
         startup = time.perf_counter() - started
         epochs = self.config.train.epochs if self.model.trainable else 1
         self.model.train()
+        gc.freeze()  # what stands now stays: the collector need not walk all of torch every time
         while self.cursor.epoch < epochs and not self.cursor.finished:
             self._epoch(epochs)
         self.checkpoints.wait()

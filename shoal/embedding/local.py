@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from functools import cache
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from shoal.embedding import native
 from shoal.embedding.admission import Admission
@@ -63,3 +65,18 @@ def _warn_once() -> None:
         RuntimeWarning,
         stacklevel=3,
     )
+
+
+def push_all(stores: Sequence[Store], parts: Sequence[tuple[Tensor, Tensor]], lr: float) -> None:
+    """One step of several stores, native ones in one call; parts[k]: ids, grads of stores[k]."""
+    together = [k for k, store in enumerate(stores) if isinstance(store, native.Native)]
+    if together:
+        native.push_many(
+            [stores[k] for k in together],  # type: ignore[misc]
+            [parts[k][0] for k in together],
+            [parts[k][1] for k in together],
+            lr,
+        )
+    for store, (ids, grads) in zip(stores, parts):
+        if not isinstance(store, native.Native):
+            store.push(ids, grads, lr)

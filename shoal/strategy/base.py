@@ -20,7 +20,7 @@ from torch import Tensor
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch
 from shoal.embedding.duplicates import sum_duplicates
-from shoal.embedding.local import make_local
+from shoal.embedding.local import make_local, push_all
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim import RowOptimizer
 from shoal.embedding.store import Store
@@ -131,8 +131,7 @@ class Strategy:
 
     def push(self, gradients: Gradients, lr: float) -> None:
         """Update the rows of every table."""
-        for name, (ids, grads) in gradients.items():
-            self.stores[name].push(ids, grads, lr)
+        push_all([self.stores[name] for name in gradients], list(gradients.values()), lr)
 
     def _clip(self, gradients: Gradients, max_norm: float) -> Gradients:
         """Scale all gradients so that their joint L2 norm is at most `max_norm`."""
