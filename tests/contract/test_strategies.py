@@ -61,7 +61,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"train__optimizer__name": "sgd", "train__optimizer__lr": 0.5},
     # At 0.05 SASRec turns a nudge of one unit in the last place into 7e-5 within 50 steps.
     "adagrad": {"train__optimizer__name": "adagrad", "train__optimizer__lr": 0.01},
-    "adam": {"train__optimizer__name": "adam", "train__optimizer__lr": 0.01},
+    "adam": {"train__optimizer__name": "adam", "train__optimizer__lr": 0.003},
 }
 OTHERS: dict[str, dict[str, Any]] = {  # further ways to train, each on rows by hash
     "clipped": {"model": "BPR", "train__clip_grad_norm": 0.05, **OPTIMIZERS["sgd"]},
