@@ -127,10 +127,10 @@ class Metric:
         self.setting = setting
 
     def measure(self, block: Any) -> State:
-        raise NotImplementedError
+        raise NotImplementedError  # every metric writes its own
 
     def compute(self, state: State) -> Tensor:
-        raise NotImplementedError
+        raise NotImplementedError  # every metric writes its own
 
 
 class PerUser(Metric):
@@ -140,7 +140,7 @@ class PerUser(Metric):
     has_topk = True
 
     def value(self, ranking: Ranking) -> Tensor:
-        raise NotImplementedError
+        raise NotImplementedError  # every metric writes its own
 
     def measure(self, block: Ranking) -> State:
         return {type(self).__name__: self.value(block).sum(dim=0)}
@@ -218,7 +218,7 @@ class OverItems(Metric):
     has_topk = True
 
     def value(self, counts: Tensor) -> Tensor:
-        raise NotImplementedError
+        raise NotImplementedError  # every metric writes its own
 
     def measure(self, block: Ranking) -> State:
         return {"item_counts": block.item_counts}
@@ -260,7 +260,7 @@ class PerRow(Metric):
     higher_is_better = False
 
     def value(self, rows: Valued) -> Tensor:
-        raise NotImplementedError
+        raise NotImplementedError  # every metric writes its own
 
     def measure(self, block: Valued) -> State:
         return {type(self).__name__: self.value(block).sum()}
