@@ -55,6 +55,48 @@ class RandomSection(Section):
     seed: int = 7
 
 
+class PlantedClicksSection(Section):
+    """The generated click log: a planted logistic model, so that the best possible AUC is known."""
+
+    samples: int = Field(50_000, ge=10, description="rows to train on; a tenth more for each test")
+    slots: int = Field(8, ge=1)
+    ids_per_slot: int = Field(1000, ge=1)
+    dense: int = Field(4, ge=0)
+    popularity: float = Field(1.05, ge=0, description="exponent of the ids' power law")
+    strength: float = Field(1.0, ge=0, description="0: clicks do not depend on anything")
+    seed: int = 7
+
+
+class ClicksSection(Section):
+    """Click logs: labelled samples with slots of ids and dense values, in any number of files."""
+
+    train: str | None = Field(None, description="a file, a folder or a pattern; sorted by name")
+    valid: str | None = Field(None, description="likewise; null: the test files")
+    test: str | None = Field(None, description="likewise; null: the valid files, or none")
+    reader: Literal["memory", "stream", "custom"] = Field(
+        "memory", description="load and shuffle all, or read on; or a reader of one's own"
+    )
+    custom: str | None = Field(None, description="reader custom: FILE.py[:CLASS]")
+    pipe_command: str | None = Field(
+        None, description="a program: raw lines on its stdin, lines of slots on its stdout"
+    )
+    split_files: bool = Field(
+        False, description="a worker reads its share of the files, not its share of each batch"
+    )
+    slots: list[str] | int | None = Field(
+        None, description="slots (columns) with ids, by name or number; null: those of the format"
+    )
+    dense: list[str] | int | None = Field(None, description="dense values likewise")
+    label: str | None = Field(None, description="the label's name; null: that of the format")
+    group: str | None = Field(None, description="the slot that GAUC groups by")
+    rows: int | None = Field(
+        None, ge=1, description="ids are folded below this number; null: tables grow"
+    )
+    threads: int = Field(1, ge=1, description="threads of a worker that parse")
+    profile: bool = Field(False, description="log the reader's own speed after every epoch")
+    planted: PlantedClicksSection = PlantedClicksSection()
+
+
 class SplitSection(Section):
     by: Literal["ratio", "leave_one_out"] = "ratio"
     ratio: list[float] = Field([0.8, 0.1, 0.1], min_length=3, max_length=3)
@@ -82,7 +124,19 @@ class DataSection(Section):
         "planted", description="data set: `planted`, `random`, or a folder under data.path"
     )
     path: str = Field("dataset", description="folder that holds data sets: PATH/NAME/NAME.inter")
-    format: Literal["auto", "atomic", "movielens", "planted", "random"] = "auto"
+    format: Literal[
+        "auto",
+        "atomic",
+        "movielens",
+        "planted",
+        "random",
+        "planted_clicks",
+        "slots",
+        "criteo",
+        "csv",
+        "parquet",
+    ] = "auto"
+    clicks: ClicksSection = ClicksSection()
     planted: PlantedSection = PlantedSection()
     random: RandomSection = RandomSection()
     fields: FieldsSection = FieldsSection()
@@ -169,8 +223,30 @@ class TablePlace(TypedDict, total=False):
     rank: int  # place table: who holds it
 
 
+class ServersSection(Section):
+    """Strategy ps: parameter servers hold the rows, and by default the dense parameters."""
+
+    mode: Literal["sync", "async", "geo"] = "sync"
+    dense: Literal["server", "all_reduce"] = Field(
+        "server", description="who keeps the dense parameters: the servers, or every worker"
+    )
+    geo_step: int = Field(100, ge=1, description="geo: batches between exchanges of differences")
+    ahead: int = Field(1, ge=0, description="async: batches whose rows are fetched ahead")
+    staleness: int = Field(
+        8, ge=1, description="async: steps that a worker's pushes may be on their way"
+    )
+    addresses: list[str] = Field(
+        default_factory=list, description="HOST:PORT of every server; `shoal launch` fills it in"
+    )
+    keys: str | None = Field(None, description="folder of `shoal keys make`; null: plain")
+    bfloat16: bool = Field(False, description="rows and gradients travel in half the bytes")
+    compress: bool = Field(False, description="ids and rows travel compressed")
+    timeout: float = Field(10.0, gt=0, description="seconds of silence before a peer is given up")
+
+
 class StrategySection(Section):
-    name: Literal["auto", "single", "ddp", "sharded"] = "auto"
+    name: Literal["auto", "single", "ddp", "sharded", "ps"] = "auto"
+    ps: ServersSection = ServersSection()
     place: Place = Field("auto", description="sharded: how tables are cut; auto: by their size")
     row_by: Literal["hash", "range"] = Field("hash", description="place row: how ids are cut")
     tables: dict[str, TablePlace] = Field(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from shoal.data.batch import Batch
 
@@ -26,14 +27,18 @@ class Output:
 class Facts:
     """What a model may know of the data: sizes, field names and the training interactions."""
 
-    num_users: int  # padding included
-    num_items: int  # padding included
-    user_field: str
-    item_field: str
-    max_len: int
-    train_users: Tensor  # [n] int64, one entry per training interaction
-    train_items: Tensor  # [n] int64
+    num_users: int = 0  # padding included
+    num_items: int = 0  # padding included
+    user_field: str = "user_id"
+    item_field: str = "item_id"
+    max_len: int = 0
+    train_users: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    train_items: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     num_negatives: int = 1
+    # of click logs
+    num_slots: int = 0
+    num_dense: int = 0
+    rows: int | None = None  # ids are below this number; None: any 64-bit id
 
 
 class Model(nn.Module):
@@ -46,7 +51,7 @@ class Model(nn.Module):
     user_field [b] and, for sequential models, history [b, l].
     """
 
-    kind: ClassVar[Literal["general", "sequential"]] = "general"
+    kind: ClassVar[Literal["general", "sequential", "clicks"]] = "general"
     trainable: ClassVar[bool] = True  # False: nothing to optimise, one pass decides (Pop)
 
     @dataclass
@@ -86,3 +91,23 @@ class Retrieval(Model):
         if items.dim() == 1:
             return queries @ vectors.T
         return torch.einsum("bd,bnd->bn", queries, vectors)
+
+
+class ClickModel(Model):
+    """A model of the probability of a click.
+
+    A batch has ids `slots`: a tensor [b, num_slots] where every slot holds one id, else a Jagged of
+    b * num_slots lists, sample after sample; dense `dense` [b, num_dense] where there are any; and
+    labels [b], 1 for a click.
+    """
+
+    kind = "clicks"
+
+    def logits(self, batch: Batch) -> Tensor:
+        """The log odds of a click: [b]."""
+        raise NotImplementedError  # every click model writes its own
+
+    def forward(self, batch: Batch) -> Output:
+        assert batch.labels is not None, "a click model learns from labels"
+        loss = binary_cross_entropy_with_logits(self.logits(batch), batch.labels, reduction="sum")
+        return Output(loss, batch.size)
