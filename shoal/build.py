@@ -55,7 +55,7 @@ def build(config: Config, world: World) -> Parts:
     )
     torch.manual_seed(config.run.seed)  # dense parameters: the same on every rank
     model = model_class(model_class.Options(**config.model.options), facts)
-    strategy = make_strategy(config.strategy, world)
+    strategy = make_strategy(config.strategy, world, config.launch.join_timeout)
     strategy.setup(model, config.train.optimizer, config.run.seed, config.train.clip_grad_norm)
     sequential = model.kind == "sequential"
     section = config.train

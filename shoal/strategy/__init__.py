@@ -12,7 +12,9 @@ from shoal.world import World
 STRATEGIES: dict[str, type[Strategy]] = {"single": Single, "ddp": DDP, "sharded": Sharded}
 
 
-def make_strategy(section: StrategySection, world: World) -> Strategy:
+def make_strategy(
+    section: StrategySection, world: World, join_timeout: float = 60.0
+) -> Strategy:
     """The strategy of a config; `auto` is single alone and ddp among several."""
     name = section.name
     if name == "auto":
@@ -23,6 +25,10 @@ def make_strategy(section: StrategySection, world: World) -> Strategy:
         )
     if name == "sharded":
         return Sharded(world, section)
+    if name == "ps":
+        from shoal.strategy.ps import ParameterServers  # only here is pyzmq needed
+
+        return ParameterServers(world, section, join_timeout)
     return STRATEGIES[name](world)
 
 

@@ -11,8 +11,6 @@ It is applied to a model from outside. Without any config file:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,24 +24,17 @@ from shoal.embedding.optim import RowOptimizer
 from shoal.embedding.store import Store
 from shoal.embedding.table import Table
 from shoal.models.base import Model, Output
+from shoal.nn.optimizers import dense_step, make_optimizer, restore_state, state_tensors
 from shoal.world import World
 
 Gradients = dict[str, tuple[Tensor, Tensor]]  # table -> (ids [n], gradients [n, dim])
-
-DENSE_OPTIMIZERS: dict[str, Any] = {
-    "adam": partial(torch.optim.Adam, fused=True),  # one call for all parameters
-    "adamw": partial(torch.optim.AdamW, fused=True),
-    "sgd": partial(torch.optim.SGD, fused=True),
-    "adagrad": torch.optim.Adagrad,
-    "rmsprop": torch.optim.RMSprop,
-    "sparse_adam": partial(torch.optim.Adam, fused=True),
-}
 
 
 class Strategy:
     """Base: everything on this process, gradients as they are. Others override what differs."""
 
     name = "single"
+    saves_rows = False  # whether rows are written and read where they are, not by rank 0
 
     def __init__(self, world: World | None = None):
         self.world = world or World()
@@ -72,11 +63,7 @@ class Strategy:
         for module in self.embeddings:
             module.attach(lambda table: self.stores[table.name])
         self.dense = [p for p in model.parameters() if p.requires_grad]
-        self.dense_optimizer = None
-        if self.dense:
-            self.dense_optimizer = DENSE_OPTIMIZERS[optimizer.name](
-                self.dense, lr=optimizer.lr, weight_decay=optimizer.weight_decay
-            )
+        self.dense_optimizer = make_optimizer(optimizer, self.dense)
 
     def make_stores(self, tables: dict[str, Table]) -> dict[str, Store]:
         """A store for every table of the model."""
@@ -123,10 +110,7 @@ class Strategy:
         if self.clip_grad_norm is not None:
             gradients = self._clip(gradients, self.clip_grad_norm)
         if self.dense_optimizer is not None:
-            for group in self.dense_optimizer.param_groups:
-                group["lr"] = lr
-            self.dense_optimizer.step()
-            self.dense_optimizer.zero_grad(set_to_none=True)
+            dense_step(self.dense_optimizer, lr)
         self.push(gradients, lr)
 
     def push(self, gradients: Gradients, lr: float) -> None:
@@ -147,6 +131,20 @@ class Strategy:
     def row_squares(self, gradients: Gradients) -> Tensor:
         """The sum of squares of all rows' summed gradients, wherever they are."""
         return sum_squares([grads for _, grads in gradients.values()])
+
+    def settle(self) -> None:
+        """All ranks: let what is on its way arrive, before the model is evaluated or saved."""
+
+    def dense_state(self) -> dict[str, Tensor]:
+        """The dense optimizer's state as flat tensors, for a checkpoint."""
+        return state_tensors(self.dense_optimizer, self.dense)
+
+    def restore_dense(self, tensors: dict[str, Tensor]) -> None:
+        """All ranks: take over the model's present dense parameters, and their state as given."""
+        restore_state(self.dense_optimizer, self.dense, tensors)
+
+    def close(self) -> None:
+        """The run is over."""
 
     def owned_rows(self) -> Iterator[tuple[str, Store]]:
         """The stores whose rows this rank exports for a checkpoint."""

@@ -1,0 +1,387 @@
+"""Client: a worker's connections to all servers.
+
+Requests are numbered and answered in any order; several may be under way. While an answer is due
+the server is asked for a sign of life, and what it may have lost is sent again. A second thread
+tells the servers that this worker lives, whatever it computes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket as sockets
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import zmq
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save as format_tensors
+from torch import Tensor
+
+from shoal.ps.curve import use_keys
+from shoal.ps.keys import Keys
+from shoal.ps.spec import Spec
+from shoal.ps.wire import (
+    WITH_DENSE,
+    Header,
+    Kind,
+    WireError,
+    array,
+    numbers_frame,
+    parse_header,
+    parse_json,
+    parts_frame,
+    receive_rows,
+    send_ids,
+    send_rows,
+)
+from shoal.world import PeerLost
+
+PING_SECONDS = 1.0
+AGAIN_SECONDS = 5.0  # an answer overdue: what was asked is asked again
+COPY_BELOW = 1 << 16
+
+
+class ServerError(ValueError):
+    """A server refused what it was asked."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Distinct ids of one table, grouped by server: the first counts[0] are server 0's, ..."""
+
+    table: int
+    ids: Tensor  # [n]
+    counts: list[int]
+
+    def of(self, server: int) -> slice:
+        start = sum(self.counts[:server])
+        return slice(start, start + self.counts[server])
+
+
+class Link:
+    """The connection to one server."""
+
+    def __init__(self, client: Client, index: int, address: str):
+        self.client, self.index, self.address = client, index, address
+        self.socket = client.connect(address)
+        self.due: dict[int, tuple[Header, list[Any]]] = {}  # asked and not answered
+        self.came: dict[int, tuple[Header, list[memoryview]]] = {}
+
+    @property
+    def name(self) -> str:
+        return f"server {self.index} at {self.address}"
+
+    def ask(self, header: Header, frames: Sequence[Any]) -> None:
+        """Send a request; `answer` has what comes back."""
+        self.due[header.sequence] = header, list(frames)
+        self._send(header, frames)
+
+    def _send(self, header: Header, frames: Sequence[Any]) -> None:
+        large = any(len(frame) > COPY_BELOW for frame in frames)
+        self.client.bytes_sent += sum(len(frame) for frame in frames)
+        self.socket.send_multipart([header.pack(), *frames], copy=not large)
+
+    def answer(self, number: int, patience: float | None = None) -> list[memoryview]:
+        """The frames of an answer; waits for it as long as the server lives."""
+        patience = patience or self.client.timeout
+        heard = asked_again = time.monotonic()
+        while number not in self.came:
+            if self._take():
+                heard = time.monotonic()
+                continue
+            now = time.monotonic()
+            if self.client.failure:
+                raise PeerLost(self.client.failure)
+            if now - heard > patience:
+                raise PeerLost(
+                    f"{self.name} has not answered for {now - heard:.0f} s: it died, or the "
+                    "network to it is cut; its own message, on its host, says more"
+                )
+            self._send(self.client.header(Kind.PING), [])
+            if now - asked_again > AGAIN_SECONDS:
+                asked_again = now
+                for header, frames in self.due.values():
+                    self._send(header, frames)
+        header, frames = self.came.pop(number)
+        if header.kind == Kind.ERROR:
+            raise self._error(parse_json(frames[0]))
+        return frames
+
+    def _take(self) -> bool:
+        """One message, within a second; whether there was one."""
+        try:
+            frames = [f.buffer for f in self.socket.recv_multipart(copy=False)]
+        except zmq.Again:
+            return False
+        header = parse_header(frames[0])
+        if self.due.pop(header.sequence, None) is not None:
+            self.came[header.sequence] = header, frames[1:]
+        elif header.kind == Kind.ERROR and header.sequence == 0:
+            raise self._error(parse_json(frames[1]))
+        return True
+
+    def _error(self, found: dict[str, Any]) -> Exception:
+        text = f"{self.name}: {found.get('message')}"
+        return PeerLost(text) if found.get("lost") else ServerError(text)
+
+
+class Client:
+    """What a worker asks of all servers."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        worker: int = 0,
+        keys: Keys | None = None,
+        timeout: float = 10.0,
+        session: int | None = None,
+    ):
+        self.worker, self.keys, self.timeout = worker, keys, timeout
+        self.session = session or secrets.randbits(63) | 1
+        self.context = zmq.Context()
+        self.bytes_sent = 0
+        self.failure = ""  # what a server said while nothing was asked
+        self.flags = 0  # of rows on the wire
+        self._number = 0
+        self.pushes = 0  # made so far: the step that the servers count
+        self.links = [Link(self, k, address) for k, address in enumerate(addresses)]
+        self._stop = threading.Event()
+        self._beating: threading.Thread | None = None
+        self.spec: Spec | None = None
+
+    def connect(self, address: str) -> zmq.Socket:
+        """A socket to a server, which need not be up yet."""
+        socket = self.context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.RCVTIMEO, int(1000 * PING_SECONDS))
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        if self.keys is not None:
+            use_keys(socket, self.keys)
+        socket.connect(f"tcp://{address}")
+        return socket
+
+    def header(self, kind: Kind, flags: int = 0, step: int = -1) -> Header:
+        """The header of a new request."""
+        self._number += 1
+        return Header(kind, self.worker, flags, self._number, step, self.session)
+
+    def ask_all(self, kind: Kind, frames: Sequence[Any] = (), flags: int = 0) -> list[int]:
+        """The same request to every server; the numbers of the requests."""
+        numbers = []
+        for link in self.links:
+            header = self.header(kind, flags)
+            link.ask(header, frames)
+            numbers.append(header.sequence)
+        return numbers
+
+    def tell_all(
+        self, kind: Kind, frames: Sequence[Any] = (), patience: float | None = None
+    ) -> list[list[memoryview]]:
+        """The same request to every server, and all answers."""
+        numbers = self.ask_all(kind, frames)
+        return [link.answer(n, patience) for link, n in zip(self.links, numbers)]
+
+    # ---- the life of a worker -------------------------------------------------------------------
+
+    def hello(self, spec: Spec, join_timeout: float = 60.0) -> None:
+        """Describe the model to every server; waits for servers that are not up yet."""
+        self.spec = spec
+        values = {**json.loads(spec.json()), "host": sockets.gethostname()}
+        try:
+            self.tell_all(Kind.HELLO, [json.dumps(values).encode()], join_timeout)
+        except PeerLost as error:
+            raise PeerLost(
+                f"{error}. Start the servers, check their addresses and keys, or raise "
+                "launch.join_timeout"
+            ) from None
+        self._beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._beating.start()
+
+    def _beat(self) -> None:
+        """Tell the servers every second that this worker lives."""
+        links = [(link, self.connect(link.address)) for link in self.links]
+        header = Header(Kind.PING, self.worker, session=self.session).pack()
+        while not self._stop.wait(PING_SECONDS):
+            for link, socket in links:
+                socket.send(header)
+                while socket.poll(0):
+                    answer = socket.recv_multipart()
+                    if len(answer) == 2 and answer[1] and not self.failure:
+                        self.failure = f"{link.name}: {answer[1].decode(errors='replace')}"
+        for _, socket in links:
+            socket.close()
+
+    def bye(self) -> None:
+        """Tell every server that this worker is done."""
+        self.tell_all(Kind.BYE)
+
+    def close(self) -> None:
+        """Drop the connections."""
+        self._stop.set()
+        if self._beating is not None:
+            self._beating.join()
+        for link in self.links:
+            link.socket.close()
+        self.context.term()
+
+    def second(self) -> Client:
+        """A client of the same worker for another thread: sockets must not be shared."""
+        addresses = [link.address for link in self.links]
+        other = Client(addresses, self.worker, self.keys, self.timeout, self.session)
+        other._number = secrets.randbits(40) << 20  # requests of its own
+        return other
+
+    # ---- rows -----------------------------------------------------------------------------------
+
+    def start_pull(self, shares: list[Share], step: int = -1, dense: bool = False) -> Pulling:
+        """Ask for the rows of some tables; `wait` has them. step=-1: as they are now."""
+        flags = self.flags | (WITH_DENSE if dense else 0)
+        numbers = []
+        for link in self.links:
+            parts = [(share.table, share.counts[link.index]) for share in shares]
+            ids = [share.ids[share.of(link.index)] for share in shares]
+            header = self.header(Kind.PULL, flags, step)
+            link.ask(header, [parts_frame(parts), send_ids(ids, flags)])
+            numbers.append(header.sequence)
+        return Pulling(self, shares, numbers, flags)
+
+    def start_push(
+        self,
+        shares: list[Share],
+        grads: list[Tensor],
+        lr: float,
+        loss: float,
+        count: float,
+        dense: list[Tensor] | None = None,
+    ) -> Pushing:
+        """Send gradients: grads[k] [n, dim] of shares[k], dense[s] flat for server s."""
+        flags = self.flags | (WITH_DENSE if dense is not None else 0)
+        numbers = []
+        for link in self.links:
+            k = link.index
+            parts = [(share.table, share.counts[k]) for share in shares]
+            ids = [share.ids[share.of(k)] for share in shares]
+            rows = [grad[share.of(k)] for share, grad in zip(shares, grads)]
+            header = self.header(Kind.PUSH, flags, self.pushes)
+            frames = [
+                numbers_frame(lr, loss, count),
+                parts_frame(parts),
+                send_ids(ids, flags) if ids else b"",
+                send_rows(rows, flags),
+                b"" if dense is None else send_rows([dense[k]], 0),
+            ]
+            link.ask(header, frames)
+            numbers.append(header.sequence)
+        self.pushes += 1
+        return Pushing(self, numbers, flags)
+
+    # ---- dense parameters -----------------------------------------------------------------------
+
+    def dense(self) -> list[Tensor]:
+        """Every server's dense parameters, flat."""
+        return [_flat(frames[0]) for frames in self.tell_all(Kind.DENSE)]
+
+    def set_dense(self, dense: list[Tensor], state: dict[str, Tensor]) -> None:
+        """Give every server its dense parameters, and the optimizer's state."""
+        packed = format_tensors(state) if state else b""
+        numbers = []
+        for link, flat in zip(self.links, dense):
+            header = self.header(Kind.SET_DENSE)
+            link.ask(header, [send_rows([flat], 0), packed])
+            numbers.append(header.sequence)
+        for link, number in zip(self.links, numbers):
+            link.answer(number)
+
+    def dense_state(self) -> dict[str, Tensor]:
+        """The dense optimizers' state of all servers."""
+        found: dict[str, Tensor] = {}
+        for frames in self.tell_all(Kind.STATE):
+            found |= parse_tensors(bytes(frames[0]))
+        return found
+
+    # ---- checkpoints ----------------------------------------------------------------------------
+
+    def save(self, folder: str, delta: bool = False) -> None:
+        """Let the servers write their rows of this moment; `saved` has the files."""
+        self.tell_all(Kind.SAVE, [json.dumps({"folder": folder, "delta": delta}).encode()])
+
+    def saved(self) -> dict[str, Any]:
+        """Wait until the rows are written: file -> bytes and checksum."""
+        files: dict[str, Any] = {}
+        for link in self.links:
+            while True:
+                header = self.header(Kind.SAVED)
+                link.ask(header, [])
+                report = parse_json(link.answer(header.sequence)[0])
+                if not report["running"]:
+                    break
+                time.sleep(0.02)
+            if "error" in report:
+                raise ServerError(f"{link.name}: {report['error']}")
+            files |= report["files"]
+        return files
+
+    def load(self, folder: str, files: dict[str, Any], steps: dict[str, int]) -> None:
+        """Let every server take over its rows of a checkpoint."""
+        text = json.dumps({"folder": os.path.abspath(folder), "files": files, "steps": steps})
+        self.tell_all(Kind.LOAD, [text.encode()])
+
+    def stats(self) -> list[dict[str, Any]]:
+        """What each server holds."""
+        return [parse_json(frames[0]) for frames in self.tell_all(Kind.STATS)]
+
+
+class Pulling:
+    """Rows on their way."""
+
+    def __init__(self, client: Client, shares: list[Share], numbers: list[int], flags: int):
+        self.client, self.shares, self.numbers, self.flags = client, shares, numbers, flags
+
+    def wait(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Rows [n, dim] of every share, only to be read; and the servers' dense parameters."""
+        client, shares = self.client, self.shares
+        assert client.spec is not None
+        dims = [client.spec.tables[share.table].dim for share in shares]
+        pieces, dense = [], []
+        for link, number in zip(client.links, self.numbers):
+            frames = link.answer(number)
+            counts = [share.counts[link.index] for share in shares]
+            pieces.append(receive_rows(frames[0], counts, dims, self.flags))
+            if self.flags & WITH_DENSE:
+                dense.append(_flat(frames[1]))
+        if len(pieces) == 1:
+            return pieces[0], dense
+        return [torch.cat([one[k] for one in pieces]) for k in range(len(shares))], dense
+
+
+class Pushing:
+    """Gradients on their way."""
+
+    def __init__(self, client: Client, numbers: list[int], flags: int):
+        self.client, self.numbers, self.flags = client, numbers, flags
+
+    def wait(self) -> tuple[float, float, list[Tensor]]:
+        """Loss and count of the step they were applied in, and the servers' dense parameters."""
+        loss = count = 0.0
+        dense = []
+        for link, number in zip(self.client.links, self.numbers):
+            frames = link.answer(number)
+            loss, count = array(frames[0], "<f8", 2).tolist()
+            if self.flags & WITH_DENSE and len(frames) > 1:
+                dense.append(_flat(frames[1]))
+        return loss, count, dense
+
+
+def _flat(frame: memoryview) -> Tensor:
+    if len(frame) % 4:
+        raise WireError(f"dense parameters of {len(frame)} bytes")
+    return receive_rows(frame, [len(frame) // 4], [1], 0)[0].view(-1)

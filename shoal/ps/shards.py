@@ -1,0 +1,159 @@
+"""Shards: a server's rows as files of a checkpoint, written while training goes on.
+
+A save forks: the child has the rows of that moment and writes them at its leisure, while the server
+answers on. Files are keyed by id, so any number of servers can load what any number has written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save as format_tensors
+from torch import Tensor
+
+from shoal.embedding.placement import Layout, Placement
+from shoal.embedding.store import Rows
+from shoal.ps.state import State
+from shoal.ps.wire import WireError
+
+CHUNK_ROWS = 1 << 18
+
+
+class ShardWriter:
+    """One save of one server, in a process of its own."""
+
+    def __init__(self, state: State, values: dict[str, Any]):
+        folder, delta = values.get("folder"), values.get("delta", False)
+        if not isinstance(folder, str) or not isinstance(delta, bool) or len(values) > 2:
+            raise WireError("a save is {folder: text, delta: true or false}")
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise WireError(
+                f"server {state.index} cannot see the folder {folder}: run.output must be on a "
+                "disk that all hosts share"
+            )
+        if delta and state.marks is None:
+            raise WireError("a delta needs a whole save before it")
+        self._report = self.folder / f".server-{state.index}.json"
+        self._found: dict[str, Any] | None = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the child starts no thread
+            self._pid = os.fork()
+        if self._pid == 0:
+            self._write(state, state.marks if delta else None)
+        state.marks = [store.mark() for store in state.stores]  # type: ignore[attr-defined]
+
+    def _write(self, state: State, marks: list[int] | None) -> None:
+        """In the child: write, report, and be gone without any clean-up of the parent's things."""
+        status = 1
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            torch.set_num_threads(1)
+            report: dict[str, Any] = {"files": write_shards(state, self.folder, marks)}
+            status = 0
+        except BaseException as error:
+            report = {"error": f"server {state.index} could not save its rows: {error}"}
+        try:
+            self._report.write_text(json.dumps(report))
+        finally:
+            os._exit(status)
+
+    def running(self) -> bool:
+        """Whether the child is still at it."""
+        return self.report()["running"]
+
+    def report(self) -> dict[str, Any]:
+        """running, and when it is over: files (name -> bytes, sha256) or error."""
+        if self._found is None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            if pid == 0:
+                return {"running": True}
+            try:
+                self._found = json.loads(self._report.read_text())
+                self._report.unlink()
+            except (OSError, ValueError):
+                code = os.waitstatus_to_exitcode(status)
+                self._found = {"error": f"a server's save ended with status {code}"}
+        return {"running": False, **self._found}
+
+    def abandon(self) -> None:
+        """The server ends: so does the child."""
+        if self._found is None:
+            try:
+                os.kill(self._pid, signal.SIGKILL)
+                os.waitpid(self._pid, 0)
+            except (ProcessLookupError, ChildProcessError):
+                pass
+
+
+def write_shards(state: State, folder: Path, marks: list[int] | None) -> dict[str, Any]:
+    """Write every row, or those changed since the marks; file -> bytes and SHA-256."""
+    files: dict[str, Any] = {}
+    for number, (table, store) in enumerate(zip(state.spec.tables, state.stores)):
+        since = {} if marks is None else {"since": marks[number]}
+        for part, rows in enumerate(store.export(CHUNK_ROWS, **since)):
+            tensors = {"ids": rows.ids, "values": rows.values}
+            tensors |= {f"state.{key}": value for key, value in rows.state.items()}
+            data = format_tensors({key: value.contiguous() for key, value in tensors.items()})
+            name = f"rows-{table.name}-{state.index:03d}{part:05d}.safetensors"
+            with open(folder / name, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    return files
+
+
+def load_shards(state: State, values: dict[str, Any]) -> Iterator[None]:
+    """Take over the rows of a checkpoint that belong to this server, file by file."""
+    folder, files, steps = values.get("folder"), values.get("files"), values.get("steps")
+    if not isinstance(folder, str) or not isinstance(files, dict) or not isinstance(steps, dict):
+        raise WireError("a load is {folder: text, files: {...}, steps: {...}}")
+    numbers = {one.name: k for k, one in enumerate(state.spec.tables)}
+    for name, facts in files.items():
+        if not name.startswith("rows-") or "/" in name:
+            raise WireError(f"{name!r} holds no rows")
+        table = name[len("rows-") :].rsplit("-", 1)[0]
+        if table not in numbers:
+            raise WireError(f"the checkpoint has a table {table!r} that the model has not")
+        path = Path(folder) / name
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise WireError(
+                f"server {state.index} cannot read {path}: {error.strerror}; checkpoints must be "
+                "on a disk that all hosts share"
+            ) from None
+        if hashlib.sha256(data).hexdigest() != facts.get("sha256"):
+            raise WireError(f"checkpoint {folder} is damaged: {name} fails its checksum")
+        try:
+            rows = _rows_of_here(parse_tensors(data), state, numbers[table])
+        except (SafetensorError, KeyError) as error:
+            raise WireError(f"checkpoint {folder} is damaged: {name}: {error}") from None
+        state.stores[numbers[table]].restore(rows)
+        yield
+    for table, step in steps.items():
+        if table in numbers:
+            state.stores[numbers[table]].step = int(step)
+
+
+def _rows_of_here(tensors: dict[str, Tensor], state: State, number: int) -> Rows:
+    layout = server_layout(state, number)
+    mine = (layout.owners(tensors["ids"]) == state.index).nonzero().squeeze(1)
+    parts = {key[len("state.") :]: t[mine] for key, t in tensors.items() if key[:6] == "state."}
+    return Rows(tensors["ids"][mine], tensors["values"][mine], parts)
+
+
+def server_layout(state: State, number: int) -> Layout:
+    """Which server holds which row of a table."""
+    return Layout(state.spec.tables[number].table(), Placement("row"), state.spec.servers)

@@ -1,0 +1,115 @@
+"""Spec: what workers tell a server about the model, typed and strict, as JSON on the wire."""
+
+from __future__ import annotations
+
+import json
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from shoal.config.schema import OptimizerSection, Section
+from shoal.embedding.init import recipe
+from shoal.embedding.optim import RowOptimizer
+from shoal.embedding.table import Init, Table
+from shoal.ps.wire import WireError
+
+MOST_VALUES = 1 << 33  # dense values of one model
+
+
+class TableSpec(Section):
+    """A table. On a server all tables grow: it holds those rows that were ever taught."""
+
+    name: str = Field(min_length=1, max_length=200)
+    dim: int = Field(ge=1, le=1 << 20)
+    rows: int | None = Field(None, ge=1)
+    init: Literal["uniform", "normal", "constant"]
+    scale: float
+    padding: int | None = None
+
+    @classmethod
+    def of(cls, table: Table) -> TableSpec:
+        """What makes the same initial values as the table does, without its number of rows."""
+        kind, scale = table.init.kind, table.init.scale
+        fan = (table.rows or 0) + table.dim
+        if kind == "xavier":
+            kind, scale = "uniform", (6.0 / fan) ** 0.5
+        elif kind == "xavier_normal":
+            kind, scale = "normal", (2.0 / fan) ** 0.5
+        spec = cls(
+            name=table.name,
+            dim=table.dim,
+            rows=table.rows,
+            init=kind,  # type: ignore[arg-type]
+            scale=scale,
+            padding=table.padding,
+        )
+        assert recipe(spec.table(), 0) == recipe(table, 0)
+        return spec
+
+    def table(self) -> Table:
+        """The table as a server keeps it."""
+        return Table(self.name, self.dim, None, Init(self.init, self.scale), self.padding)
+
+
+class Spec(Section):
+    """A model, as far as a server must know it, and how it is trained."""
+
+    seed: int
+    workers: int = Field(ge=1, le=1 << 16)
+    servers: int = Field(ge=1, le=1 << 16)
+    mode: Literal["sync", "async", "geo"]
+    staleness: int = Field(ge=1)
+    tables: list[TableSpec] = Field(max_length=1 << 16)
+    optimizer: OptimizerSection
+    dense: list[list[int]] = Field(
+        default_factory=list, max_length=1 << 20, description="shapes of the dense parameters"
+    )
+
+    @property
+    def row_optimizer(self) -> RowOptimizer:
+        """What teaches rows: in geo the workers do, and a server only adds."""
+        if self.mode == "geo":
+            return RowOptimizer("sgd")
+        return RowOptimizer(self.optimizer.name, weight_decay=self.optimizer.weight_decay)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Values of each dense parameter."""
+        return [_product(shape) for shape in self.dense]
+
+    def owners(self) -> list[int]:
+        """The server of each dense parameter: the largest first, each to the least loaded."""
+        sizes = self.sizes
+        loads, owners = [0] * self.servers, [0] * len(sizes)
+        for number in sorted(range(len(sizes)), key=lambda k: (-sizes[k], k)):
+            owner = loads.index(min(loads))
+            owners[number] = owner
+            loads[owner] += sizes[number]
+        return owners
+
+    def json(self) -> bytes:  # type: ignore[override]
+        """Canonical text: equal for equal models."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()
+
+
+def parse_spec(values: dict) -> Spec:
+    """A spec that came over the wire."""
+    try:
+        spec = Spec.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise WireError(f"the model is not described rightly: {place}: {first['msg']}") from None
+    names = [table.name for table in spec.tables]
+    if len(set(names)) < len(names):
+        raise WireError("two tables have the same name")
+    if any(side < 0 for shape in spec.dense for side in shape) or sum(spec.sizes) > MOST_VALUES:
+        raise WireError("the dense parameters have impossible shapes")
+    return spec
+
+
+def _product(shape: list[int]) -> int:
+    total = 1
+    for side in shape:
+        total *= side
+    return total

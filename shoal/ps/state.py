@@ -1,0 +1,149 @@
+"""State: what one server keeps, the rows and dense parameters that fall to it.
+
+Knows nothing of sockets: a server hands it what came, already checked for size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from shoal.embedding.local import make_local, push_all
+from shoal.embedding.store import Store
+from shoal.nn.optimizers import dense_step, make_optimizer, restore_state, state_tensors
+from shoal.ps.spec import Spec
+from shoal.ps.wire import WireError
+
+
+@dataclass
+class Push:
+    """One worker's gradients of one step (in geo: what its parameters changed by)."""
+
+    worker: int
+    lr: float
+    loss: float  # summed
+    count: float  # terms of the sum
+    rows: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # table -> ids, gradients
+    dense: Tensor | None = None  # flat, this server's parameters
+
+
+class State:
+    """One server's share of a model."""
+
+    def __init__(self, spec: Spec, index: int, threads: int | None = None):
+        self.spec, self.index = spec, index
+        self.stores: list[Store] = [
+            make_local(one.table(), spec.row_optimizer, spec.seed, threads=threads)
+            for one in spec.tables
+        ]
+        self.dims = [one.dim for one in spec.tables]
+        owners = spec.owners()
+        self.own = [k for k, owner in enumerate(owners) if owner == index]
+        self.sizes = [spec.sizes[k] for k in self.own]
+        self.dense = [torch.zeros(spec.dense[k]) for k in self.own]
+        section = spec.optimizer
+        self.optimizer = None if spec.mode == "geo" else make_optimizer(section, self.dense)
+        self.marks: list[int] | None = None  # of the last save, for a delta
+        self.has_dense = False  # whether a worker has said what they begin with
+
+    @property
+    def num_dense(self) -> int:
+        return sum(self.sizes)
+
+    def check_ids(self, table: int, ids: Tensor) -> None:
+        """Refuse ids that a table of the model does not have."""
+        rows = self.spec.tables[table].rows
+        if rows is None or ids.numel() == 0:
+            return
+        low, high = ids.aminmax()
+        if int(low) < 0 or int(high) >= rows:
+            raise WireError(
+                f"table {self.spec.tables[table].name!r} has rows 0 to {rows - 1}; ids "
+                f"{int(low)} to {int(high)} were asked for"
+            )
+
+    def pull(self, table: int, ids: Tensor) -> Tensor:
+        """Rows [n, dim]."""
+        self.check_ids(table, ids)
+        return self.stores[table].pull(ids)
+
+    def apply(self, pushes: Sequence[Push]) -> None:
+        """One step with the gradients of some workers, in the order given.
+
+        Their losses are sums, so the gradients are divided by the number of terms here: what comes
+        out is the mean over all of them, however they were spread. In geo nothing is divided.
+        """
+        if self.spec.mode == "geo":
+            scale, lr = 1.0, -1.0  # sgd at a rate of -1: what comes is added
+        else:
+            total = sum(push.count for push in pushes)
+            scale, lr = (1.0 / total if total else 0.0), pushes[0].lr
+        parts = []
+        for table, dim in enumerate(self.dims):
+            pairs = [push.rows[table] for push in pushes if table in push.rows]
+            if len(pairs) == 1:
+                ids, grads = pairs[0]
+            elif pairs:
+                ids, grads = torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
+            else:
+                ids, grads = torch.empty(0, dtype=torch.int64), torch.empty(0, dim)
+            parts.append((ids, grads if scale == 1.0 else grads * scale))
+        if self.stores:
+            push_all(self.stores, parts, lr)
+        dense = [push.dense for push in pushes if push.dense is not None]
+        if dense and self.dense:
+            total_grad = dense[0] if len(dense) == 1 else torch.stack(dense).sum(0)
+            self._step_dense(total_grad, scale, lr)
+
+    def _step_dense(self, flat: Tensor, scale: float, lr: float) -> None:
+        pieces = [
+            piece.view(value.shape) for piece, value in zip(flat.split(self.sizes), self.dense)
+        ]
+        if self.optimizer is None:
+            for value, piece in zip(self.dense, pieces):
+                value.add_(piece)
+            return
+        for value, piece in zip(self.dense, pieces):
+            value.grad = piece * scale
+        dense_step(self.optimizer, lr)
+
+    def flat_dense(self) -> Tensor:
+        """This server's dense parameters, one after the other."""
+        return torch.cat([value.reshape(-1) for value in self.dense]) if self.dense else EMPTY
+
+    def set_dense(self, flat: Tensor, state: dict[str, Tensor]) -> None:
+        """Take over dense parameters and their optimizer's state ("NUMBER.NAME" -> tensor)."""
+        here = {f"{self.own.index(k)}.{name}": value for k, name, value in self._of_here(state)}
+        for name, value in here.items():
+            number = int(name.split(".", 1)[0])
+            if value.numel() not in (1, self.dense[number].numel()):
+                raise WireError(f"the state {name!r} of {value.numel()} values does not fit")
+        for value, piece in zip(self.dense, flat.split(self.sizes)):
+            value.copy_(piece.view(value.shape))
+        if self.optimizer is not None:
+            self.optimizer.state.clear()
+            restore_state(self.optimizer, self.dense, here)
+        self.has_dense = True
+
+    def _of_here(self, state: dict[str, Tensor]) -> list[tuple[int, str, Tensor]]:
+        found = []
+        for key, value in state.items():
+            number, _, name = key.partition(".")
+            if not number.isdigit() or not name:
+                raise WireError(f"{key!r} names no state of a dense parameter")
+            if int(number) in self.own:
+                found.append((int(number), name, value))
+        return found
+
+    def dense_state(self) -> dict[str, Tensor]:
+        """The dense optimizer's state, by the model's numbers of the parameters."""
+        return {
+            f"{self.own[int(key.split('.', 1)[0])]}.{key.split('.', 1)[1]}": value
+            for key, value in state_tensors(self.optimizer, self.dense).items()
+        }
+
+
+EMPTY = torch.empty(0)
