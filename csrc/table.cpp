@@ -318,7 +318,8 @@ void Table::write(const int64_t* ids, size_t n, const float* values, const float
     }
     auto* state = reinterpret_cast<float*>(record + layout_.state);
     for (size_t piece = 0; piece < state_sizes_.size(); ++piece) {
-      std::copy_n(states[piece] + i * state_sizes_[piece], state_sizes_[piece], state);
+      if (states[piece] != nullptr)  // null: it stays as it is
+        std::copy_n(states[piece] + i * state_sizes_[piece], state_sizes_[piece], state);
       state += state_sizes_[piece];
     }
   }

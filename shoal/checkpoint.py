@@ -8,6 +8,8 @@
 
 A checkpoint is written into a hidden folder and renamed into place when every byte is on disk.
 Rows are keyed by id, not by rank, so loading into another number of ranks is an ordinary load.
+Parameter servers write the files of their own rows; theirs may also be a delta, which holds only
+the rows that changed since the checkpoint that its manifest names as its base.
 """
 
 from __future__ import annotations
@@ -19,106 +21,42 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import torch
-from safetensors.torch import load as parse_tensors
-from safetensors.torch import save as format_tensors
-from torch import Tensor
-
-from shoal.embedding.store import Rows
+from shoal.snapshot import CheckpointError, Snapshot, give, pack, table_of, take, unpack
 from shoal.strategy.base import Strategy
 from shoal.world import PeerLost, World
 
+__all__ = ["CheckpointError", "Checkpoints", "Snapshot", "give", "read", "take", "write"]
 FORMAT = 1
 WRITER = "checkpoint writer"
 log = logging.getLogger("shoal")
 
 
-class CheckpointError(ValueError):
-    """A checkpoint is absent, damaged, or belongs to another model."""
+class Saving(Protocol):
+    """Rows that are being written where they live."""
 
-
-@dataclass
-class Snapshot:
-    """A checkpoint in memory: file name -> bytes, and the trainer's state (plain JSON values)."""
-
-    state: dict[str, Any]
-    files: dict[str, bytes] = field(default_factory=dict)
-
-
-def take(strategy: Strategy, state: dict[str, Any]) -> Snapshot:
-    """Copy everything that training changes. Only rank 0's snapshot is written."""
-    snapshot = Snapshot({**state, "steps": {name: s.step for name, s in strategy.stores.items()}})
-    if strategy.world.is_main:
-        dense = {name: tensor.contiguous() for name, tensor in strategy.model.state_dict().items()}
-        snapshot.files["dense.safetensors"] = format_tensors(dense)
-        snapshot.files["optimizer.safetensors"] = format_tensors(_optimizer_tensors(strategy))
-    for name, store in strategy.owned_rows():  # all ranks: an export may need every one of them
-        for number, rows in enumerate(store.export()):
-            tensors = {"ids": rows.ids, "values": rows.values}
-            tensors |= {f"state.{key}": value for key, value in rows.state.items()}
-            tensors = {key: value.contiguous() for key, value in tensors.items()}
-            snapshot.files[f"rows-{name}-{number:05d}.safetensors"] = format_tensors(tensors)
-    return snapshot
-
-
-def give(strategy: Strategy, snapshot: Snapshot) -> None:
-    """Put a snapshot back into a model that was set up."""
-    model = strategy.model
-    dense = parse_tensors(snapshot.files["dense.safetensors"])
-    missing, unexpected = (
-        model.state_dict().keys() - dense.keys(),
-        dense.keys() - model.state_dict().keys(),
-    )
-    if missing or unexpected:
-        raise CheckpointError(
-            f"the checkpoint belongs to another model: it lacks {sorted(missing)} and has "
-            f"{sorted(unexpected)} besides"
-        )
-    model.load_state_dict(dense)
-    _restore_optimizer(strategy, parse_tensors(snapshot.files["optimizer.safetensors"]))
-    for file, data in snapshot.files.items():
-        if not file.startswith("rows-"):
-            continue
-        name = file[len("rows-") :].rsplit("-", 1)[0]
-        if name not in strategy.stores:
-            raise CheckpointError(f"the checkpoint has a table {name!r} that the model has not")
-        tensors = parse_tensors(data)
-        state = {k[len("state.") :]: v for k, v in tensors.items() if k.startswith("state.")}
-        strategy.stores[name].restore(Rows(tensors["ids"], tensors["values"], state))
-    for name, step in snapshot.state["steps"].items():
-        strategy.stores[name].step = step
-
-
-def _optimizer_tensors(strategy: Strategy) -> dict[str, Tensor]:
-    """The dense optimizer's state as flat tensors: "3.exp_avg" belongs to parameter 3."""
-    tensors: dict[str, Tensor] = {}
-    if strategy.dense_optimizer is not None:
-        for number, parameter in enumerate(strategy.dense):
-            for key, value in strategy.dense_optimizer.state.get(parameter, {}).items():
-                if value is not None:
-                    tensors[f"{number}.{key}"] = torch.as_tensor(value).contiguous()
-    return tensors
-
-
-def _restore_optimizer(strategy: Strategy, tensors: dict[str, Tensor]) -> None:
-    if strategy.dense_optimizer is None:
-        return
-    for name, value in tensors.items():
-        number, key = name.split(".", 1)
-        parameter = strategy.dense[int(number)]
-        device = "cpu" if key == "step" else parameter.device
-        strategy.dense_optimizer.state[parameter][key] = value.to(device)
+    def wait(self) -> dict[str, Any]:
+        """Until they are: file -> bytes and checksum."""
 
 
 class Checkpoints:
     """The checkpoints of one run's folder. Rank 0 reads and writes; others are told."""
 
-    def __init__(self, folder: Path, world: World, keep: int = 2):
+    def __init__(
+        self,
+        folder: Path,
+        world: World,
+        keep: int = 2,
+        rows_apart: bool = False,
+        whole_every: int = 1,
+    ):
         self.folder, self.world, self.keep = Path(folder), world, keep
+        self.rows_apart = rows_apart  # rows are read where they live, not here
+        self.whole_every = whole_every
+        self._base: str | None = None  # what a delta may build upon
+        self._deltas = 0
         self._writer: threading.Thread | None = None
         self._swept = False
         self._failure: BaseException | None = None
@@ -130,8 +68,23 @@ class Checkpoints:
         self.wait()
         snapshot = take(strategy, state)
         if not self.world.is_main:
+            if strategy.saves_rows:
+                self.world.barrier()
             return
-        self._writer = threading.Thread(target=self._write, args=(snapshot, then), name=WRITER)
+        path = self.folder / step_name(snapshot.state["step"])
+        base, rows = None, None
+        try:
+            self._sweep()
+            hidden = begin(path)
+            if strategy.saves_rows:
+                base = self._base if self._deltas + 1 < self.whole_every else None
+                rows = strategy.start_saving(hidden, base is not None)
+                self.world.barrier()  # nobody goes on before every server has begun
+        except OSError as error:
+            self._failure = error
+            self.wait()
+        arguments = (path, hidden, snapshot, base, rows, then)
+        self._writer = threading.Thread(target=self._write, args=arguments, name=WRITER)
         self._writer.start()
 
     def wait(self) -> None:
@@ -147,13 +100,26 @@ class Checkpoints:
                 "untouched; mend the cause and continue with --resume"
             ) from failure
 
-    def _write(self, snapshot: Snapshot, then: Callable[[], None] | None) -> None:
+    def _sweep(self) -> None:
+        if not self._swept:
+            sweep(self.folder)
+            self._swept = True
+
+    def _write(
+        self,
+        path: Path,
+        hidden: Path,
+        snapshot: Snapshot,
+        base: str | None,
+        rows: Saving | None,
+        then: Callable[[], None] | None,
+    ) -> None:
+        last, self._base = self._base, None  # a save that fails is followed by a whole one
         try:
-            if not self._swept:
-                sweep(self.folder)
-                self._swept = True
-            path = self.folder / step_name(snapshot.state["step"])
-            write(path, snapshot)
+            written = {} if rows is None else rows.wait()
+            write(path, snapshot, hidden, written, base)
+            self._deltas = self._deltas + 1 if base is not None and base == last else 0
+            self._base = path.name
             if then is not None:
                 then()
             self._prune(path)
@@ -167,6 +133,10 @@ class Checkpoints:
                 remove(path)
         kept = self.committed()[: self.keep]
         names = {path.name for path in kept} | {best_name(path) for path in kept}
+        for name in list(names):
+            while name is not None:  # a delta needs all that it builds upon
+                names.add(name)
+                name = _manifest_value(self.folder / name, "base")
         for old in self.committed():
             if old.name not in names:
                 remove(old)
@@ -185,7 +155,7 @@ class Checkpoints:
 
     def load_step(self, step: int) -> Snapshot:
         """The checkpoint of one step."""
-        snapshot = self._shared(lambda: read(self.folder / step_name(step)))
+        snapshot = self._shared(lambda: self._read(self.folder / step_name(step)))
         assert snapshot is not None
         return snapshot
 
@@ -194,7 +164,7 @@ class Checkpoints:
 
         def look() -> Snapshot | None:
             try:
-                read(self.folder / step_name(step))
+                self._read(self.folder / step_name(step))
             except CheckpointError as error:
                 log.warning("%s", error)
                 return None
@@ -206,7 +176,7 @@ class Checkpoints:
         paths = self.committed()
         for path in paths:
             try:
-                return read(path)
+                return self._read(path)
             except CheckpointError as error:
                 log.warning("%s; trying the one before", error)
         if paths:
@@ -216,6 +186,9 @@ class Checkpoints:
             )
         return None
 
+    def _read(self, path: Path) -> Snapshot:
+        return read(path, not self.rows_apart)
+
     def _shared(self, load: Callable[[], Snapshot | None]) -> Snapshot | None:
         """Rank 0 loads and tells the others, so that only its host needs the files."""
         if self.world.size == 1:
@@ -223,7 +196,7 @@ class Checkpoints:
         payload, failure = None, None
         if self.world.is_main:
             try:
-                payload = b"y" + _pack(load())
+                payload = b"y" + pack(load())
             except CheckpointError as error:
                 failure, payload = error, b"n"
         payload = self.world.broadcast_bytes(payload)
@@ -231,27 +204,7 @@ class Checkpoints:
             raise failure
         if payload == b"n":
             raise PeerLost("rank 0 could not load a checkpoint")
-        return _unpack(payload[1:])
-
-
-def _pack(snapshot: Snapshot | None) -> bytes:
-    if snapshot is None:
-        return b""
-    sizes = {name: len(data) for name, data in snapshot.files.items()}
-    head = json.dumps({"state": snapshot.state, "sizes": sizes}).encode()
-    return b"".join([len(head).to_bytes(8, "little"), head, *snapshot.files.values()])
-
-
-def _unpack(data: bytes) -> Snapshot | None:
-    if not data:
-        return None
-    position = 8 + int.from_bytes(data[:8], "little")
-    head = json.loads(data[8:position])
-    snapshot = Snapshot(head["state"])
-    for name, size in head["sizes"].items():
-        snapshot.files[name] = data[position : position + size]
-        position += size
-    return snapshot
+        return unpack(payload[1:])
 
 
 def step_name(step: int) -> str:
@@ -260,11 +213,16 @@ def step_name(step: int) -> str:
 
 def best_name(path: Path) -> str | None:
     """The checkpoint that a committed one calls the best so far."""
-    try:
-        step = json.loads((path / "manifest.json").read_bytes())["state"]["best_step"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    state = _manifest_value(path, "state")
+    step = state.get("best_step") if isinstance(state, dict) else None
     return None if step is None else step_name(step)
+
+
+def _manifest_value(path: Path, key: str) -> Any:
+    try:
+        return json.loads((path / "manifest.json").read_bytes()).get(key)
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def sweep(folder: Path) -> None:
@@ -287,19 +245,33 @@ def finish_writing(seconds: float) -> None:
             thread.join(seconds)
 
 
-def write(path: Path, snapshot: Snapshot) -> None:
-    """Write and commit one checkpoint."""
+def begin(path: Path) -> Path:
+    """The hidden folder that a checkpoint is written into, empty."""
     path.parent.mkdir(parents=True, exist_ok=True)
     hidden = path.parent / f".{path.name}.new"
-    old = path.parent / f".{path.name}.old"
     shutil.rmtree(hidden, ignore_errors=True)
     hidden.mkdir()
+    return hidden
+
+
+def write(
+    path: Path,
+    snapshot: Snapshot,
+    hidden: Path | None = None,
+    written: dict[str, Any] | None = None,
+    base: str | None = None,
+) -> None:
+    """Write and commit one checkpoint; `written` tells of files that are there already."""
+    hidden = hidden or begin(path)
+    old = path.parent / f".{path.name}.old"
     try:
-        files = {}
+        files = dict(written or {})
         for name, data in snapshot.files.items():
             write_durably(hidden / name, data)
             files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         manifest: dict[str, Any] = {"format": FORMAT, "state": snapshot.state, "files": files}
+        if base is not None:
+            manifest["base"] = base
         # The manifest carries a checksum of itself: the state in it matters as much as the rows.
         manifest["sha256"] = _digest(manifest)
         write_durably(hidden / "manifest.json", json.dumps(manifest, indent=1).encode())
@@ -313,8 +285,8 @@ def write(path: Path, snapshot: Snapshot) -> None:
         raise
 
 
-def read(path: Path) -> Snapshot:
-    """Read one checkpoint and verify every byte of it."""
+def read(path: Path, rows: bool = True) -> Snapshot:
+    """Read one checkpoint and verify every byte of it (rows=False: rows are only looked for)."""
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
         stated = manifest.pop("sha256")
@@ -325,16 +297,37 @@ def read(path: Path) -> Snapshot:
                 f"checkpoint {path} has format {manifest['format']}; this version reads {FORMAT}"
             )
         snapshot = Snapshot(manifest["state"])
+        apart: dict[str, Any] = {}
+        if "base" in manifest:
+            _read_base(path, manifest["base"], snapshot, rows)
         for name, facts in manifest["files"].items():
+            if not rows and table_of(name) is not None:
+                if (path / name).stat().st_size != facts["bytes"]:
+                    raise CheckpointError(f"checkpoint {path} is damaged: {name} was cut")
+                apart[name] = facts
+                continue
             data = (path / name).read_bytes()
             if len(data) != facts["bytes"] or hashlib.sha256(data).hexdigest() != facts["sha256"]:
                 raise CheckpointError(f"checkpoint {path} is damaged: {name} fails its checksum")
             snapshot.files[name] = data
+        if not rows:
+            snapshot.rows.append((str(path.absolute()), apart))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"checkpoint {path} is damaged: {error}") from error
     return snapshot
+
+
+def _read_base(path: Path, base: str, snapshot: Snapshot, rows: bool) -> None:
+    """The rows that a delta builds upon come first, so that its own replace them."""
+    if not base.startswith("step-") or base >= path.name:
+        raise CheckpointError(f"checkpoint {path} is damaged: its base {base!r} cannot be")
+    below = read(path.parent / base, rows)
+    snapshot.rows += below.rows
+    for name, data in below.files.items():
+        if table_of(name) is not None:
+            snapshot.files[name if "/" in name else f"{base}/{name}"] = data
 
 
 def _digest(manifest: dict[str, Any]) -> str:

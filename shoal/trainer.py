@@ -68,7 +68,10 @@ class Trainer:
         self.world, self.model = strategy.world, strategy.model
         self.on_step = on_step
         self.cursor = Cursor()
-        self.checkpoints = Checkpoints(folder.checkpoints, self.world, config.checkpoint.keep)
+        section = config.checkpoint
+        self.checkpoints = Checkpoints(
+            folder.checkpoints, self.world, section.keep, strategy.saves_rows, section.whole_every
+        )
         self.train_seconds: list[float] = []
         self.eval_seconds: list[float] = []
         self.curves: SummaryWriter | None = None
@@ -166,7 +169,9 @@ class Trainer:
             every = config.checkpoint.every_steps
             if every and cursor.step % every == 0 and cursor.batch < reader.num_batches:
                 cursor.loss_sum = float(total)
+                self.strategy.settle()
                 self._save()
+        self.strategy.settle()
         loss_sum = float(total)
         if loss_sum != loss_sum:
             raise ValueError(

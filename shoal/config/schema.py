@@ -208,6 +208,9 @@ class CheckpointSection(Section):
     keep: int = Field(2, ge=1, description="newest checkpoints kept; the best is kept besides")
     every_epochs: int = Field(1, ge=1)
     every_steps: int = Field(0, ge=0, description="also within an epoch; 0: no")
+    whole_every: int = Field(
+        1, ge=1, description="strategy ps: of so many checkpoints one is whole, the rest are deltas"
+    )
 
 
 Place = Literal["auto", "row", "table", "column", "replicate"]

@@ -138,6 +138,14 @@ class Leaf:
             shapes |= {key: ((n,), dtype) for key, dtype in COUNTERS.items()}
         return shapes
 
+    def assign(self, ids: Tensor, values: Tensor) -> None:
+        """Set the values of rows, distinct ids [n], values [n, dim]; their state stays."""
+        ids = self.flat_ids(ids)
+        self._assign(ids, self.flat_grads(values, ids.numel()))
+
+    def _assign(self, ids: Tensor, values: Tensor) -> None:
+        raise NotImplementedError  # every leaf in host memory writes its own
+
     def check_clicks(self, clicks: Tensor | None, n: int) -> Tensor | None:
         """Clicks as the engines take them: [n] float32, one for each id pushed."""
         if clicks is None:

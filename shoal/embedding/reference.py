@@ -145,6 +145,19 @@ class Reference(Leaf):
             self.pending.pop(id_, None)
         self._note_changes(rows.ids)
 
+    def _assign(self, ids: Tensor, values: Tensor) -> None:
+        if self.admission is not None:
+            raise ValueError(f"table {self.table.name!r} keeps counters: restore whole rows")
+        if self.table.padding is not None:
+            keep = ids != self.table.padding
+            ids, values = ids[keep], values[keep]
+        if self.table.rows is not None:
+            self._check_inside(ids)
+        positions = ids if self.table.rows is not None else self._insert(ids)
+        half = self.dtype == torch.bfloat16
+        self.values[positions] = round_bfloat16(values) if half else values
+        self._note_changes(ids)
+
     def mark(self) -> int:
         """A point in time that `export` and `dropped` can take up from."""
         self.marks += 1

@@ -6,7 +6,7 @@ tables make one trip, and so do their gradients. It needs no other worker for th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -124,6 +124,11 @@ class RemoteRows:
         self.found: set[str] = set()  # tables that lookups found staged rows of
         self._ahead: list[tuple[object, Trip]] = []
         self._pending: list[Trip] = []
+        self.fetch_taught: Callable[[Trip], None] = self._fetch  # geo has copies of its own
+
+    def _fetch(self, trip: Trip) -> None:
+        trip.start(self.client, -1)
+        trip.finish(self.device)
 
     def announce(self, batch: object, lookups: Lookups) -> Trip:
         """Work out which rows a coming batch needs; whoever announced it lets the request go."""
@@ -141,6 +146,10 @@ class RemoteRows:
         trip = self._announced(batch) or Trip(self.stores, lookups)
         trip.start(self.client, step)
         trip.finish(self.device)
+        self.use(trip)
+
+    def use(self, trip: Trip) -> None:
+        """Answer the lookups of the step under way from a trip whose rows are here."""
         self.staged, self.found = trip, set()
         self._pending.append(trip)
 
@@ -161,10 +170,11 @@ class RemoteRows:
             if found is not None:
                 return found
         trip = Trip(self.stores, lookups)
-        trip.start(self.client, -1)
-        trip.finish(self.device)
         if learn:
+            self.fetch_taught(trip)
             self._pending.append(trip)
+        else:
+            self._fetch(trip)
         return [
             trip.parts[name].expand(trip.parts[name].inverse[number], ids.shape, learn)
             for (name, number), (_, ids) in zip(trip.order, lookups)

@@ -108,7 +108,9 @@ def parse_header(frame: memoryview | bytes) -> Header:
     return Header(kind, worker, flags, sequence, step, session)
 
 
-def array(frame: memoryview | bytes, dtype: Any, count: int | None = None) -> np.ndarray:
+def array(
+    frame: memoryview | bytes | bytearray, dtype: Any, count: int | None = None
+) -> np.ndarray:
     """A frame as a flat array of `count` (any) values; refused when its size does not fit."""
     size = np.dtype(dtype).itemsize
     if len(frame) % size or (count is not None and len(frame) != count * size):
@@ -199,7 +201,7 @@ def receive_rows(
     return [piece.view(-1, dim) for piece, dim in zip(flat.split(sizes), dims)]
 
 
-def _expand(frame: memoryview, size: int, flags: int) -> memoryview | bytes:
+def _expand(frame: memoryview, size: int, flags: int) -> memoryview | bytes | bytearray:
     """Decompressed where it is compressed, never beyond the size that is stated."""
     if not flags & COMPRESSED:
         return frame
@@ -213,11 +215,10 @@ def _expand(frame: memoryview, size: int, flags: int) -> memoryview | bytes:
         raise WireError("a compressed frame is damaged") from None
     if len(found) != size or rest or not worker.eof:
         raise WireError(f"a compressed frame that does not hold {size} bytes")
-    return found
+    return bytearray(found)  # torch wants memory that could be written to
 
 
 def _tensor(values: np.ndarray) -> Tensor:
-    # Frames are read only, and torch has no word for that; nothing here writes to them.
     if len(values) == 0:
         return torch.from_numpy(values.copy())
     return torch.frombuffer(values.data, dtype=_TORCH[values.dtype.str])

@@ -12,9 +12,7 @@ from shoal.world import World
 STRATEGIES: dict[str, type[Strategy]] = {"single": Single, "ddp": DDP, "sharded": Sharded}
 
 
-def make_strategy(
-    section: StrategySection, world: World, join_timeout: float = 60.0
-) -> Strategy:
+def make_strategy(section: StrategySection, world: World, join_timeout: float = 60.0) -> Strategy:
     """The strategy of a config; `auto` is single alone and ddp among several."""
     name = section.name
     if name == "auto":
@@ -26,9 +24,11 @@ def make_strategy(
     if name == "sharded":
         return Sharded(world, section)
     if name == "ps":
-        from shoal.strategy.ps import ParameterServers  # only here is pyzmq needed
+        from shoal.strategy.geo import Geo  # only here is pyzmq needed
+        from shoal.strategy.ps import ParameterServers
 
-        return ParameterServers(world, section, join_timeout)
+        kind = Geo if section.ps.mode == "geo" else ParameterServers
+        return kind(world, section, join_timeout)
     return STRATEGIES[name](world)
 
 

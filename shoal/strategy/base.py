@@ -11,6 +11,8 @@ It is applied to a model from outside. Without any config file:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -142,6 +144,14 @@ class Strategy:
     def restore_dense(self, tensors: dict[str, Tensor]) -> None:
         """All ranks: take over the model's present dense parameters, and their state as given."""
         restore_state(self.dense_optimizer, self.dense, tensors)
+
+    def start_saving(self, folder: Path, delta: bool) -> Any:
+        """Where rows live apart (`saves_rows`): let them be written into a folder; see Saving."""
+        raise NotImplementedError  # only such strategies are asked
+
+    def load_rows(self, folder: Path, files: dict[str, Any], steps: dict[str, int]) -> None:
+        """Likewise: let the rows of a checkpoint's files be read."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """The run is over."""

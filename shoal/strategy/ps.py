@@ -52,7 +52,6 @@ class ParameterServers(Strategy):
             )
         self.dense_at_servers = self.section.dense == "server"
         self._under_way: deque[Pushing] = deque()
-        self._saves = 0
 
     # ---- setting up -----------------------------------------------------------------------------
 
@@ -213,12 +212,11 @@ class ParameterServers(Strategy):
             self.client.set_dense(self._split(self.dense), tensors)
         self.world.barrier()
 
-    def start_saving(self, folder: Path, delta: bool = False) -> Client:
-        """Let the servers write their rows of now; the client that can wait for them."""
+    def start_saving(self, folder: Path, delta: bool = False) -> Saving:
+        """Let the servers write their rows of now."""
         self.client.save(str(folder.absolute()), delta)
         other = self.client.second()
-        other.spec = self.spec
-        return other
+        return Saving(other)
 
     def load_rows(self, folder: Path, files: dict[str, Any], steps: dict[str, int]) -> None:
         """Let the servers take over the rows of a checkpoint."""
@@ -230,6 +228,20 @@ class ParameterServers(Strategy):
         """Say goodbye: when all workers did, the servers end."""
         self.client.bye()
         self.client.close()
+
+
+class Saving:
+    """Rows that the servers are writing; waited for in a thread, with sockets of its own."""
+
+    def __init__(self, client: Client):
+        self.client = client
+
+    def wait(self) -> dict[str, Any]:
+        """File -> bytes and checksum."""
+        try:
+            return self.client.saved()
+        finally:
+            self.client.close()
 
 
 def _grad(parameter: Tensor) -> Tensor:
