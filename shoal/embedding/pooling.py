@@ -153,7 +153,7 @@ def pool_rows(
 
 
 class _Pool(torch.autograd.Function):
-    """Bags of neighbouring rows. torch's own backward would sort or add what need only be copied."""
+    """Bags of neighbouring rows; torch's own backward would sort where copying is enough."""
 
     @staticmethod
     def forward(
