@@ -32,6 +32,7 @@ CASES: dict[str, dict] = {
     "DCNV2 low rank": {"dim": 3, "layers": [7, 5], "low_rank": 2},
     "DLRM": {"dim": 3, "bottom_layers": [6], "top_layers": [7, 5]},
 }
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 EVERY = pytest.mark.parametrize("case", CASES)
 
 
@@ -51,7 +52,7 @@ class Weights:
         self.rows = random.normal(0, 0.5, (ROWS, table.dim)).astype(np.float32)
 
     def pull(self, ids: Tensor) -> Tensor:
-        return torch.from_numpy(self.rows[ids.numpy()])
+        return torch.from_numpy(self.rows[ids.cpu().numpy()])
 
 
 def embeddings(model: ClickModel) -> list[Embeddings]:
@@ -282,13 +283,16 @@ def test_learns_without_dense_values_from_tables_that_grow(case: str) -> None:
 @pytest.mark.parametrize("how", ["sum", "mean"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("padding", [None, 3])
-def test_pooled_rows_and_their_gradients(how: str, weighted: bool, padding: int | None) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_pooled_rows_and_their_gradients(
+    how: str, weighted: bool, padding: int | None, device: str
+) -> None:
     lists = [[3, 5, 3], [], [3], [8, 9], []]
     jagged = Jagged.from_lists(lists)
     weights = torch.tensor([0.5, 2.0, -1.0, 3.0, 0.25, 1.5]) if weighted else torch.ones(6)
     if weighted:
         jagged = replace(jagged, weights=weights)
-    embed = Embeddings(tags=Table("tags", 2, ROWS, padding=padding))
+    embed = Embeddings(tags=Table("tags", 2, ROWS, padding=padding)).to(device)
     embed.attach(Weights)  # type: ignore[arg-type]
     rows = embed.stores["tags"].rows  # type: ignore[attr-defined]
     if padding is not None:
@@ -301,13 +305,14 @@ def test_pooled_rows_and_their_gradients(how: str, weighted: bool, padding: int 
             expected[n] += share * float(weights[position]) * rows[i]
             shares.append((n, share * float(weights[position])))
             position += 1
-    found = embed.pooled("tags", Batch(5, {"tags": jagged}), how)  # type: ignore[arg-type]
-    np.testing.assert_allclose(found.detach(), expected, rtol=1e-6)
+    batch = Batch(5, {"tags": jagged}).to(device)
+    found = embed.pooled("tags", batch, how)  # type: ignore[arg-type]
+    np.testing.assert_allclose(found.detach().cpu(), expected, rtol=1e-6)
     wanted = torch.randn(5, 2, generator=torch.manual_seed(1))
-    found.backward(wanted)
+    found.backward(wanted.to(device))
     ids, grads = embed.take_gradients()["tags"]
     assert ids.tolist() == [3, 5, 3, 3, 8, 9]
-    np.testing.assert_allclose(grads, [wanted[n].numpy() * s for n, s in shares], rtol=1e-6)
+    np.testing.assert_allclose(grads.cpu(), [wanted[n].numpy() * s for n, s in shares], rtol=1e-6)
 
 
 def test_pooling_that_does_not_exist_is_refused() -> None:
