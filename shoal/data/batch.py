@@ -31,6 +31,13 @@ class Jagged:
     def lengths(self) -> Tensor:
         return self.offsets[1:] - self.offsets[:-1]
 
+    def lists(self, start: int, stop: int) -> Jagged:
+        """Lists start..stop-1; values and weights as views."""
+        offsets = self.offsets[start : stop + 1]
+        first, last = int(offsets[0]), int(offsets[-1])
+        weights = None if self.weights is None else self.weights[first:last]
+        return Jagged(self.values[first:last], offsets - first, weights)
+
     def to(self, device: torch.device | str) -> Jagged:
         weights = None if self.weights is None else self.weights.to(device, non_blocking=True)
         return Jagged(
@@ -48,6 +55,7 @@ class Batch:
     """One rank's slice of a global batch of samples.
 
     ids     field -> int64 tensor of any shape that begins with [size] (0 is padding), or a Jagged
+            of as many lists for each sample, sample after sample
     dense   field -> float32 tensor [size] or [size, width]
     labels  float32 [size], or None where the samples are plain positives
     """
@@ -63,11 +71,26 @@ class Batch:
         assert isinstance(ids, Tensor), f"{field} is jagged"
         return ids
 
+    def flat_ids(self, field: str) -> Tensor:
+        """All ids of a field in one tensor: that of the field itself, or the values of its lists.
+
+        The same object at every call: a lookup of ids that were sent ahead is known by it.
+        """
+        ids = self.ids[field]
+        return ids.values if isinstance(ids, Jagged) else ids
+
     def rows(self, start: int, stop: int) -> Batch:
-        """Samples start..stop-1, as views; every field must be a plain tensor."""
+        """Samples start..stop-1, as views."""
+        ids: dict[str, Tensor | Jagged] = {}
+        for name, one in self.ids.items():
+            if isinstance(one, Jagged):
+                each = len(one) // max(1, self.size)  # lists of a sample
+                ids[name] = one.lists(start * each, stop * each)
+            else:
+                ids[name] = one[start:stop]
         return Batch(
             stop - start,
-            {name: self.tensor(name)[start:stop] for name in self.ids},
+            ids,
             {name: x[start:stop] for name, x in self.dense.items()},
             None if self.labels is None else self.labels[start:stop],
         )

@@ -9,12 +9,14 @@ through an exchange, which lets all of them travel together.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from shoal.data.batch import Batch
 from shoal.embedding.exchange import Exchange, Lookups
+from shoal.embedding.pooling import pool_rows
 from shoal.embedding.softmax import parallel_softmax_loss
 from shoal.embedding.store import Store
 from shoal.embedding.table import Table
@@ -28,6 +30,7 @@ class Embeddings(nn.Module):
     self.embed = Embeddings(user_id=users, item_id=items, neg_item=items)
     rows = self.embed(batch)          # rows["neg_item"]: batch.ids["neg_item"].shape + [dim]
     rows = self.embed.rows("item_id", ids)   # ids of one's own, any shape
+    rows = self.embed.pooled("slots", batch) # of lists (Jagged), summed: [lists, dim]
     every = self.embed.whole("item_id")      # all rows of a fixed table: [rows, dim]
     """
 
@@ -61,6 +64,18 @@ class Embeddings(nn.Module):
     def rows(self, field: str, ids: Tensor) -> Tensor:
         """Rows of explicit ids: ids.shape + [dim]."""
         return self._look_up([(field, ids)])[0]
+
+    def pooled(self, field: str, batch: Batch, how: Literal["sum", "mean"] = "sum") -> Tensor:
+        """Rows of a field, one for each place: ids [b, s] -> [b, s, dim]; lists -> [lists, dim].
+
+        The rows of a list are summed (or their mean is taken), by their weights where it has any;
+        an empty list reads as zeros.
+        """
+        ids, table = batch.ids[field], self.fields[field]
+        rows = self.rows(field, batch.flat_ids(field))
+        if isinstance(ids, Tensor):
+            return rows
+        return pool_rows(rows, ids.values, ids.offsets, how, ids.weights, table.padding)
 
     @property
     def learns(self) -> bool:
@@ -172,7 +187,7 @@ class Embeddings(nn.Module):
     def lookups(self, batch: Batch) -> Lookups:
         """Table and ids of every field that the batch has and that is looked up row by row."""
         return [
-            (table.name, batch.tensor(field))
+            (table.name, batch.flat_ids(field))
             for field, table in self.fields.items()
             if field in batch.ids and field not in self._softmax_fields
         ]

@@ -10,9 +10,10 @@ padding id counts as absent: it adds nothing and is not counted by mean.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.embedding.store import Store
@@ -114,7 +115,65 @@ def make_bags(
     bag_of = numbers.repeat_interleave(lengths, output_size=n)
     if mode != "mean":
         return Bags(offsets, bag_of, None if weights is None else weights.detach().contiguous())
-    present = torch.ones(n) if store.table.padding is None else (ids != store.table.padding).float()
-    counts = torch.zeros(len(lengths)).index_add_(0, bag_of, present)
-    shares = (1.0 / counts.clamp(min=1.0)).index_select(0, bag_of)
+    shares = _shares(ids, offsets, bag_of, store.table.padding)
     return Bags(offsets, bag_of, shares if weights is None else shares * weights.detach())
+
+
+def _shares(ids: Tensor, offsets: Tensor, bag_of: Tensor, padding: int | None) -> Tensor:
+    """1 / how many ids the bag of each id has, padding left out: [n]."""
+    present = (ids != padding).cumsum(0) if padding is not None else None
+    ends = offsets if present is None else F.pad(present, (1, 0))[offsets]
+    return (1.0 / ends.diff().clamp(min=1)).index_select(0, bag_of)
+
+
+# ---- rows that are here already, from whatever store ---------------------------------------------
+
+
+def pool_rows(
+    rows: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    how: Literal["sum", "mean"] = "sum",
+    weights: Tensor | None = None,
+    padding: int | None = None,
+) -> Tensor:
+    """Rows [n, dim] of ids [n], pooled: offsets [bags + 1] -> [bags, dim].
+
+    The gradient goes to the rows, not to the weights, and is the same at every run on any device.
+    """
+    if how not in ("sum", "mean"):
+        raise ValueError(f"pooling {how!r}; known are sum and mean")
+    numbers = torch.arange(offsets.numel() - 1, device=offsets.device)
+    bag_of = numbers.repeat_interleave(offsets.diff(), output_size=ids.numel())
+    coefficients = None if weights is None else weights.detach()
+    if how == "mean":
+        shares = _shares(ids, offsets, bag_of, padding)
+        coefficients = shares if coefficients is None else shares * coefficients
+    return _Pool.apply(rows, offsets, bag_of, coefficients)
+
+
+class _Pool(torch.autograd.Function):
+    """Bags of neighbouring rows; torch's own backward would sort where copying is enough."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, offsets: Tensor, bag_of: Tensor, coefficients: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(bag_of, coefficients)
+        if not len(rows):
+            return rows.new_zeros(offsets.numel() - 1, rows.shape[1])
+        every = torch.arange(len(rows), device=rows.device)
+        return F.embedding_bag(
+            every,
+            rows,
+            offsets,
+            mode="sum",
+            per_sample_weights=coefficients,
+            include_last_offset=True,
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        bag_of, coefficients = ctx.saved_tensors
+        grad = grads[0].index_select(0, bag_of)
+        return grad if coefficients is None else grad.mul_(coefficients[:, None]), None, None, None

@@ -16,6 +16,13 @@ MODELS: dict[str, str] = {
     "LightGCN": "shoal.models.lightgcn",
     "SASRec": "shoal.models.sasrec",
     "BERT4Rec": "shoal.models.bert4rec",
+    "LR": "shoal.models.lr",
+    "FM": "shoal.models.fm",
+    "DNN": "shoal.models.dnn",
+    "WideDeep": "shoal.models.widedeep",
+    "DeepFM": "shoal.models.deepfm",
+    "DCNV2": "shoal.models.dcnv2",
+    "DLRM": "shoal.models.dlrm",
 }
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from shoal.data.batch import Batch
+from shoal.embedding.module import Embeddings
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,17 @@ class ClickModel(Model):
     """
 
     kind = "clicks"
+
+    def slots(self, embed: Embeddings, batch: Batch) -> Tensor:
+        """The row of every slot, summed where it has several ids: [b, num_slots, dim]."""
+        rows = embed.pooled("slots", batch)
+        return rows.view(batch.size, self.facts.num_slots, rows.shape[-1])
+
+    def dense(self, batch: Batch) -> Tensor:
+        """The dense values: [b, num_dense], of no columns where there are none."""
+        if self.facts.num_dense:
+            return batch.dense["dense"]
+        return torch.empty(batch.size, 0, device=batch.flat_ids("slots").device)
 
     def logits(self, batch: Batch) -> Tensor:
         """The log odds of a click: [b]."""

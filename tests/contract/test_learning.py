@@ -76,7 +76,8 @@ def popularity() -> dict[str, float]:
 
 
 def test_every_model_has_a_recipe() -> None:
-    assert RECIPES.keys() | {"Pop"} == MODELS.keys()
+    ranking = {name for name in MODELS if find(name).kind != "clicks"}  # those have their own test
+    assert RECIPES.keys() | {"Pop"} == ranking
 
 
 @pytest.mark.parametrize("model", RECIPES)

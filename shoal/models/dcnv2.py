@@ -1,0 +1,60 @@
+"""DCNV2: DCN V2: Improved Deep & Cross Network, Wang et al., WWW 2021.
+
+Cross layers make products of features, of one degree more each; a perceptron does the rest.
+
+    x_0 = [v_1, v_2, ..., dense]        x_(l+1) = x_0 * (W_l x_l + b_l) + x_l
+    parallel   logit = <w, [x_L, relu layers of x_0]>
+    stacked    logit = <w, relu layers of x_L>
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from shoal.data.batch import Batch
+from shoal.embedding.module import Embeddings
+from shoal.embedding.table import Init, Table
+from shoal.models.base import ClickModel, Facts
+from shoal.nn.interactions import Cross
+from shoal.nn.mlp import MLP, begin_by_width
+
+
+class DCNV2(ClickModel):
+    """A cross network beside a perceptron, or below it."""
+
+    @dataclass
+    class Options(ClickModel.Options):
+        dim: int = 9
+        cross_layers: int = 2
+        low_rank: int | None = None  # None: W is whole; a number: of this rank
+        structure: Literal["parallel", "stacked"] = "parallel"
+        layers: list[int] = field(default_factory=lambda: [400, 400, 400])
+        dropout: float = 0.0
+        initial_range: float = 0.01  # products of vectors near 0 would teach nothing at first
+
+    def __init__(self, options: Options, facts: Facts):
+        super().__init__(options, facts)
+        if options.structure not in ("parallel", "stacked"):
+            raise ValueError(
+                f"model.structure is {options.structure!r}; DCNV2 is parallel or stacked"
+            )
+        init = Init("uniform", options.initial_range)
+        self.embed = Embeddings({"slots": Table("slots", options.dim, facts.rows, init)})
+        width = facts.num_slots * options.dim + facts.num_dense
+        sizes = [width, *options.layers]
+        self.cross = Cross(width, options.cross_layers, options.low_rank)
+        self.deep = MLP(sizes, options.dropout)
+        self.out = nn.Linear(sizes[-1] + width * (options.structure == "parallel"), 1)
+        begin_by_width(self.deep)
+        begin_by_width(self.out)
+
+    def logits(self, batch: Batch) -> Tensor:
+        first = torch.cat([self.slots(self.embed, batch).flatten(1), self.dense(batch)], 1)
+        crossed = self.cross(first)
+        if self.options.structure == "stacked":
+            return self.out(self.deep(crossed)).squeeze(1)
+        return self.out(torch.cat([crossed, self.deep(first)], 1)).squeeze(1)

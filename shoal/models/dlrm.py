@@ -1,0 +1,58 @@
+"""DLRM: Deep Learning Recommendation Model for Personalization and Recommendation Systems.
+
+Naumov et al., 2019. The dense values become a vector like those of the slots; all vectors meet in
+dot products, which a perceptron reads beside the dense vector:
+
+    d     = relu layers of dense
+    dots  = <v_i, v_j> for i > j, of the vectors d, v_1, v_2, ...
+    logit = tower of [d, dots]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from shoal.data.batch import Batch
+from shoal.embedding.module import Embeddings
+from shoal.embedding.table import Init, Table
+from shoal.models.base import ClickModel, Facts
+from shoal.nn.interactions import Dots
+from shoal.nn.mlp import MLP, Tower, begin_by_width
+
+
+class DLRM(ClickModel):
+    """Without dense values there is no d: the tower reads the dots of the slots alone."""
+
+    @dataclass
+    class Options(ClickModel.Options):
+        dim: int = 16
+        bottom_layers: list[int] = field(default_factory=lambda: [512, 256, 64])  # then dim
+        top_layers: list[int] = field(default_factory=lambda: [512, 256])
+        dropout: float = 0.0
+        initial_range: float = 0.01  # dots of vectors near 0 would teach nothing at first
+
+    def __init__(self, options: Options, facts: Facts):
+        super().__init__(options, facts)
+        if facts.num_slots + (facts.num_dense > 0) < 2:
+            raise ValueError("DLRM has one vector and so no pairs: give it more slots")
+        init = Init("uniform", options.initial_range)
+        self.embed = Embeddings({"slots": Table("slots", options.dim, facts.rows, init)})
+        num_vectors, width = facts.num_slots, 0
+        if facts.num_dense:
+            self.bottom = MLP([facts.num_dense, *options.bottom_layers, options.dim])
+            begin_by_width(self.bottom)
+            num_vectors, width = num_vectors + 1, options.dim
+        self.dots = Dots(num_vectors)
+        width += num_vectors * (num_vectors - 1) // 2
+        self.top = Tower([width, *options.top_layers], options.dropout)
+
+    def logits(self, batch: Batch) -> Tensor:
+        vectors = self.slots(self.embed, batch)
+        if not self.facts.num_dense:
+            return self.top(self.dots(vectors))
+        dense = self.bottom(self.dense(batch))
+        dots = self.dots(torch.cat([dense.unsqueeze(1), vectors], 1))
+        return self.top(torch.cat([dense, dots], 1))

@@ -1,0 +1,35 @@
+"""LR: logistic regression, as in Predicting Clicks, Richardson et al., WWW 2007.
+
+logit = b + sum of w_i over the ids + <w, dense>
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from shoal.data.batch import Batch
+from shoal.embedding.module import Embeddings
+from shoal.embedding.table import Init, Table
+from shoal.models.base import ClickModel, Facts
+
+
+class LR(ClickModel):
+    """A weight per id, a weight per dense value, a bias; all begin at 0."""
+
+    @dataclass
+    class Options(ClickModel.Options):
+        pass
+
+    def __init__(self, options: Options, facts: Facts):
+        super().__init__(options, facts)
+        weights = Table("slots_linear", 1, facts.rows, Init("constant", 0.0))
+        self.linear = Embeddings({"slots": weights})
+        self.dense_weights = nn.Parameter(torch.zeros(facts.num_dense))
+        self.bias = nn.Parameter(torch.zeros(()))
+
+    def logits(self, batch: Batch) -> Tensor:
+        weights = self.slots(self.linear, batch)  # [b, s, 1]
+        return self.bias + weights.sum((1, 2)) + self.dense(batch) @ self.dense_weights

@@ -1,0 +1,43 @@
+"""WideDeep: Wide & Deep Learning for Recommender Systems, Cheng et al., DLRS 2016.
+
+A linear model that remembers and a perceptron that generalises, trained together:
+
+    logit = <w, dense> + tower of [v_1, v_2, ..., dense]
+    with wide_slots      + sum of w_i over the ids
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from shoal.data.batch import Batch
+from shoal.embedding.module import Embeddings
+from shoal.embedding.table import Init, Table
+from shoal.models.base import Facts
+from shoal.models.dnn import DNN
+
+
+class WideDeep(DNN):
+    """The deep part is DNN's; the one bias of both parts is the tower's."""
+
+    @dataclass
+    class Options(DNN.Options):
+        layers: list[int] = field(default_factory=lambda: [512, 256, 128, 32])
+        wide_slots: bool = False  # True: ids take part in the wide part too, a weight each
+
+    def __init__(self, options: Options, facts: Facts):
+        super().__init__(options, facts)
+        self.dense_weights = nn.Parameter(torch.zeros(facts.num_dense))
+        self.linear: Embeddings | None = None
+        if options.wide_slots:
+            weights = Table("slots_linear", 1, facts.rows, Init("constant", 0.0))
+            self.linear = Embeddings({"slots": weights})
+
+    def logits(self, batch: Batch) -> Tensor:
+        wide = self.dense(batch) @ self.dense_weights
+        if self.linear is not None:
+            wide = wide + self.slots(self.linear, batch).sum((1, 2))
+        return wide + self.deep(self.features(batch))

@@ -1,0 +1,366 @@
+"""The click models, against plain numpy, on lists of ids, and on clicks whose cause is known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from shoal.config.schema import OptimizerSection
+from shoal.data.batch import Batch, Jagged
+from shoal.embedding.module import Embeddings
+from shoal.embedding.table import Table
+from shoal.models import MODELS, find
+from shoal.models.base import ClickModel, Facts
+from shoal.strategy import Single
+
+SLOTS, DENSE, ROWS = 4, 3, 40
+FACTS = Facts(num_slots=SLOTS, num_dense=DENSE, rows=ROWS)
+CASES: dict[str, dict] = {
+    "LR": {},
+    "FM": {"dim": 3},
+    "DNN": {"dim": 3, "layers": [7, 5]},
+    "WideDeep": {"dim": 3, "layers": [7, 5]},
+    "WideDeep slots": {"dim": 3, "layers": [7, 5], "wide_slots": True},
+    "DeepFM": {"dim": 3, "layers": [7, 5]},
+    "DCNV2": {"dim": 3, "layers": [7, 5], "cross_layers": 3},
+    "DCNV2 stacked": {"dim": 3, "layers": [7, 5], "structure": "stacked"},
+    "DCNV2 low rank": {"dim": 3, "layers": [7, 5], "low_rank": 2},
+    "DLRM": {"dim": 3, "bottom_layers": [6], "top_layers": [7, 5]},
+}
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+EVERY = pytest.mark.parametrize("case", CASES)
+
+
+def plain(case: str, facts: Facts = FACTS, **options) -> ClickModel:
+    """A model as it begins, without stores."""
+    torch.manual_seed(3)
+    kind = find(case.split()[0])
+    return kind(kind.Options(**{**CASES[case], **options}), facts)  # type: ignore[return-value]
+
+
+class Weights:
+    """A store of given rows."""
+
+    def __init__(self, table: Table):
+        self.table = table
+        random = np.random.default_rng(sum(map(ord, table.name)))
+        self.rows = random.normal(0, 0.5, (ROWS, table.dim)).astype(np.float32)
+
+    def pull(self, ids: Tensor) -> Tensor:
+        return torch.from_numpy(self.rows[ids.cpu().numpy()])
+
+
+def embeddings(model: ClickModel) -> list[Embeddings]:
+    return [module for module in model.modules() if isinstance(module, Embeddings)]
+
+
+def build(case: str, facts: Facts = FACTS) -> ClickModel:
+    """A model with rows and dense parameters that are all far from 0."""
+    model = plain(case, facts)
+    for module in embeddings(model):
+        module.attach(Weights)  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.5)
+    return model
+
+
+def batch_of(size: int = 11, facts: Facts = FACTS) -> Batch:
+    random = torch.Generator().manual_seed(5)
+    ids = torch.randint(0, ROWS, (size, facts.num_slots), generator=random)
+    dense = torch.randn(size, facts.num_dense, generator=random)
+    labels = torch.randint(0, 2, (size,), generator=random).float()
+    return Batch(size, {"slots": ids}, {"dense": dense} if facts.num_dense else {}, labels)
+
+
+def as_lists(batch: Batch) -> Batch:
+    """The same ids, as lists of one id each."""
+    values = batch.tensor("slots").reshape(-1)
+    return replace(batch, ids={"slots": Jagged(values, torch.arange(len(values) + 1))})
+
+
+# --- every model, sample by sample in numpy
+
+
+def relu_layers(named: dict[str, np.ndarray], prefix: str, x: np.ndarray) -> np.ndarray:
+    """Layers prefix.1, prefix.4, prefix.7, ... where they are."""
+    number = 1
+    while f"{prefix}.{number}.weight" in named:
+        weight, bias = named[f"{prefix}.{number}.weight"], named[f"{prefix}.{number}.bias"]
+        x = np.maximum(weight @ x + bias, 0)
+        number += 3
+    return x
+
+
+def by_hand(case: str, model: ClickModel, ids: list[list[int]], dense: np.ndarray) -> float:
+    """The logit of one sample: the ids of each slot, and the dense values [num_dense]."""
+    named = {k: v.detach().double().numpy() for k, v in model.named_parameters()}
+    tables = {k: s.rows.astype(np.float64) for m in embeddings(model) for k, s in m.stores.items()}  # type: ignore[attr-defined]
+    linear = (
+        sum(tables["slots_linear"][i, 0] for some in ids for i in some)
+        if ("slots_linear" in tables)
+        else 0.0
+    )
+    name = case.split()[0]
+    if name == "LR":
+        return linear + named["dense_weights"] @ dense + named["bias"]
+    dim = tables["slots"].shape[1]
+    rows = [sum((tables["slots"][i] for i in some), np.zeros(dim)) for some in ids]
+    x = np.concatenate([*rows, dense])
+
+    def tower(prefix: str, x: np.ndarray) -> float:
+        x = relu_layers(named, f"{prefix}.hidden", x)
+        return (named[f"{prefix}.out.weight"] @ x + named[f"{prefix}.out.bias"])[0]
+
+    if name in ("FM", "DeepFM"):
+        vectors = [*rows, *(value * v for value, v in zip(dense, named["dense_vectors"]))]
+        logit = linear + named["dense_weights"] @ dense + named["bias"]
+        for i in range(len(vectors)):
+            for j in range(i):
+                logit += vectors[i] @ vectors[j]
+        return logit + (tower("deep", np.concatenate(vectors)) if name == "DeepFM" else 0.0)
+    if name == "DNN":
+        return tower("deep", x)
+    if name == "WideDeep":
+        return linear + named["dense_weights"] @ dense + tower("deep", x)
+    if name == "DCNV2":
+        crossed = x
+        for k in range(model.options.cross_layers):
+            if "low rank" in case:
+                down = named[f"cross.layers.{k}.0.weight"] @ crossed
+                inner = named[f"cross.layers.{k}.1.weight"] @ down
+                inner = inner + named[f"cross.layers.{k}.1.bias"]
+            else:
+                inner = (
+                    named[f"cross.layers.{k}.weight"] @ crossed + named[f"cross.layers.{k}.bias"]
+                )
+            crossed = x * inner + crossed
+        if "stacked" in case:
+            last = relu_layers(named, "deep", crossed)
+        else:
+            last = np.concatenate([crossed, relu_layers(named, "deep", x)])
+        return (named["out.weight"] @ last + named["out.bias"])[0]
+    assert name == "DLRM"
+    vectors, start = rows, np.zeros(0)
+    if len(dense):
+        start = relu_layers(named, "bottom", dense)
+        vectors = [start, *rows]
+    dots = [vectors[i] @ vectors[j] for i in range(len(vectors)) for j in range(i)]
+    return tower("top", np.concatenate([start, dots]))
+
+
+@EVERY
+@pytest.mark.parametrize("num_dense", [DENSE, 0])
+def test_logits_are_those_of_the_paper(case: str, num_dense: int) -> None:
+    facts = replace(FACTS, num_dense=num_dense)
+    model, batch = build(case, facts), batch_of(facts=facts)
+    dense = batch.dense.get("dense", torch.zeros(batch.size, 0)).double().numpy()
+    ids = batch.tensor("slots").tolist()
+    expected = [by_hand(case, model, [[i] for i in ids[n]], dense[n]) for n in range(batch.size)]
+    assert np.std(expected) > 0.01  # samples differ
+    found = model.logits(batch)
+    assert found.shape == (batch.size,)
+    np.testing.assert_allclose(found.detach(), expected, rtol=1e-4, atol=1e-5)
+
+    output = model(batch)
+    clicked = batch.labels.tolist()  # type: ignore[union-attr]
+    loss = sum(math.log1p(math.exp(-x if y else x)) for x, y in zip(expected, clicked))
+    assert float(output.loss.detach()) == pytest.approx(loss, rel=1e-5)
+    assert output.count == batch.size
+
+
+@EVERY
+def test_lists_of_several_ids_and_of_none(case: str) -> None:
+    model = build(case)
+    lists = [[3, 5, 3], [], [7], [8, 9], [1], [2, 4], [], [], [], [], [], [], [6], [6], [6], [6]]
+    dense = torch.randn(4, DENSE, generator=torch.manual_seed(2))
+    batch = Batch(4, {"slots": Jagged.from_lists(lists)}, {"dense": dense}, torch.ones(4))
+    expected = [
+        by_hand(case, model, lists[4 * n : 4 * n + 4], dense[n].double().numpy()) for n in range(4)
+    ]
+    np.testing.assert_allclose(model.logits(batch).detach(), expected, rtol=1e-4, atol=1e-5)
+
+
+@EVERY
+def test_lists_of_one_id_each_are_a_tensor(case: str) -> None:
+    model, batch = build(case), batch_of()
+    torch.testing.assert_close(model.logits(as_lists(batch)), model.logits(batch))
+    gradients = []
+    for one in (batch, as_lists(batch)):
+        [module.take_gradients() for module in embeddings(model)]
+        model(one).loss.backward()
+        gradients.append([pair for m in embeddings(model) for pair in m.take_gradients().values()])
+    for (ids, grads), (same_ids, same_grads) in zip(*gradients):
+        assert torch.equal(ids, same_ids)
+        torch.testing.assert_close(grads, same_grads)
+
+
+@EVERY
+def test_gradients_reach_every_parameter_and_row(case: str) -> None:
+    model, batch = build(case), batch_of(200)
+    model(batch).loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.any(), name
+    for module in embeddings(model):
+        for table, (ids, grads) in module.take_gradients().items():
+            assert torch.equal(ids, batch.tensor("slots").reshape(-1)), table
+            assert grads.any(1).float().mean() > 0.5, table  # relu may silence a sample
+
+
+@EVERY
+@pytest.mark.parametrize("lists", [False, True])
+def test_a_slice_without_samples_has_a_loss_of_0(case: str, lists: bool) -> None:
+    model, batch = build(case), batch_of(5).rows(2, 2)
+    output = model(as_lists(batch) if lists else batch)
+    output.loss.backward()
+    assert float(output.loss.detach()) == 0.0 and output.count == 0
+
+
+@EVERY
+def test_a_sample_does_not_depend_on_its_neighbours(case: str) -> None:
+    model, batch = build(case), batch_of()
+    parts = torch.cat([model.logits(batch.rows(0, 4)), model.logits(batch.rows(4, 11))])
+    torch.testing.assert_close(parts, model.logits(batch))
+
+
+# --- learning
+
+
+def planted(size: int) -> tuple[Batch, float]:
+    """Clicks of a logistic model with weights for ids and dense values; its own log loss."""
+    random = torch.Generator().manual_seed(9)
+    weights = torch.randn(ROWS, generator=random)
+    ids = torch.randint(0, ROWS // SLOTS, (size, SLOTS), generator=random)
+    ids = ids + torch.arange(SLOTS) * (ROWS // SLOTS)
+    dense = torch.randn(size, DENSE, generator=random)
+    truth = weights[ids].sum(1) + dense @ torch.tensor([1.0, -0.5, 0.5])
+    chances = truth.sigmoid()
+    labels = (torch.rand(size, generator=random) < chances).float()
+    best = torch.nn.functional.binary_cross_entropy(chances, labels)
+    return Batch(size, {"slots": ids}, {"dense": dense}, labels), float(best)
+
+
+@EVERY
+def test_learns_what_was_planted(case: str) -> None:
+    data, best = planted(10_000)
+    train, test = data.rows(0, 8000), data.rows(8000, 10_000)
+    clicked = float(test.labels.mean())  # type: ignore[union-attr]
+    constant = -clicked * math.log(clicked) - (1 - clicked) * math.log(1 - clicked)
+    assert constant - best > 0.15
+    model = plain(case)
+    strategy = Single()
+    strategy.setup(model, OptimizerSection(name="adam", lr=0.01), seed=1)
+    for step in range(240):
+        start = 100 * step % 8000
+        strategy.train_step(train.rows(start, start + 100))
+    model.eval()
+    with torch.no_grad():
+        output = model(test)
+    loss = float(output.loss) / int(output.count)
+    assert loss < constant - 0.7 * (constant - best)  # most of what there is to learn
+
+
+@EVERY
+def test_learns_without_dense_values_from_tables_that_grow(case: str) -> None:
+    facts = Facts(num_slots=SLOTS, num_dense=0, rows=None)
+    model, strategy = plain(case, facts), Single()
+    strategy.setup(model, OptimizerSection(name="adam", lr=0.02), seed=1)
+    batch = batch_of(64, replace(FACTS, num_dense=0))
+    batch = replace(batch, ids={"slots": batch.tensor("slots") * 0x123456789ABCD - 7})
+    losses = [float(strategy.train_step(batch)) for _ in range(60)]
+    assert losses[0] == pytest.approx(math.log(2), abs=0.05)  # nearly no opinion at first
+    assert losses[-1] < 0.6 * losses[0]
+
+
+# --- lists of ids
+
+
+@pytest.mark.parametrize("how", ["sum", "mean"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("padding", [None, 3])
+@pytest.mark.parametrize("device", DEVICES)
+def test_pooled_rows_and_their_gradients(
+    how: str, weighted: bool, padding: int | None, device: str
+) -> None:
+    lists = [[3, 5, 3], [], [3], [8, 9], []]
+    jagged = Jagged.from_lists(lists)
+    weights = torch.tensor([0.5, 2.0, -1.0, 3.0, 0.25, 1.5]) if weighted else torch.ones(6)
+    if weighted:
+        jagged = replace(jagged, weights=weights)
+    embed = Embeddings(tags=Table("tags", 2, ROWS, padding=padding)).to(device)
+    embed.attach(Weights)  # type: ignore[arg-type]
+    rows = embed.stores["tags"].rows  # type: ignore[attr-defined]
+    if padding is not None:
+        rows[padding] = 0
+    counted = [[i for i in some if i != padding] for some in lists]
+    expected, shares, position = np.zeros((5, 2)), [], 0
+    for n, some in enumerate(lists):
+        share = 1 / max(1, len(counted[n])) if how == "mean" else 1.0
+        for i in some:
+            expected[n] += share * float(weights[position]) * rows[i]
+            shares.append((n, share * float(weights[position])))
+            position += 1
+    batch = Batch(5, {"tags": jagged}).to(device)
+    found = embed.pooled("tags", batch, how)  # type: ignore[arg-type]
+    np.testing.assert_allclose(found.detach().cpu(), expected, rtol=1e-6)
+    wanted = torch.randn(5, 2, generator=torch.manual_seed(1))
+    found.backward(wanted.to(device))
+    ids, grads = embed.take_gradients()["tags"]
+    assert ids.tolist() == [3, 5, 3, 3, 8, 9]
+    np.testing.assert_allclose(grads.cpu(), [wanted[n].numpy() * s for n, s in shares], rtol=1e-6)
+
+
+def test_pooling_that_does_not_exist_is_refused() -> None:
+    embed = Embeddings(tags=Table("tags", 2, ROWS))
+    embed.attach(Weights)  # type: ignore[arg-type]
+    batch = Batch(1, {"tags": Jagged.from_lists([[1]])})
+    with pytest.raises(ValueError, match="'max'; known are sum and mean"):
+        embed.pooled("tags", batch, "max")  # type: ignore[arg-type]
+
+
+def test_lookups_ahead_name_the_ids_of_lists_themselves() -> None:
+    """Staged rows are found by identity."""
+    batch = as_lists(batch_of())
+    jagged = batch.ids["slots"]
+    assert isinstance(jagged, Jagged)
+    for module in embeddings(build("DeepFM")):
+        ((_, ids),) = module.lookups(batch)
+        assert ids is jagged.values
+
+
+def test_samples_of_a_batch_with_lists() -> None:
+    lists = [[3, 5], [], [7], [8, 9], [1], []]  # two a sample
+    jagged = replace(Jagged.from_lists(lists), weights=torch.arange(6.0))
+    batch = Batch(3, {"slots": jagged, "user": torch.tensor([4, 5, 6])}, labels=torch.ones(3))
+    part = batch.rows(1, 3)
+    one = part.ids["slots"]
+    assert isinstance(one, Jagged) and one.weights is not None
+    assert (part.size, one.values.tolist(), one.offsets.tolist()) == (
+        2,
+        [7, 8, 9, 1],
+        [0, 1, 3, 4, 4],
+    )
+    assert one.weights.tolist() == [2.0, 3.0, 4.0, 5.0]
+    assert part.tensor("user").tolist() == [5, 6]
+    none = batch.rows(3, 3).ids["slots"]
+    assert isinstance(none, Jagged) and len(none) == 0 and none.values.numel() == 0
+
+
+# --- options
+
+
+def test_every_click_model_is_tried_here() -> None:
+    clicks = {name for name in MODELS if find(name).kind == "clicks"}
+    assert clicks == {case.split()[0] for case in CASES}
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="'serial'; DCNV2 is parallel or stacked"):
+        plain("DCNV2", structure="serial")
+    with pytest.raises(ValueError, match="no pairs"):
+        plain("DLRM", Facts(num_slots=1, num_dense=0, rows=ROWS))
