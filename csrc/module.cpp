@@ -217,6 +217,7 @@ size_t shrink(Table& table, float min_score, float min_norm, int64_t max_age, in
 }  // namespace
 
 NB_MODULE(_core, m) {
+  nb::set_leak_warnings(false);  // tables that live until the interpreter ends are no leak
   using release = nb::call_guard<nb::gil_scoped_release>;
   m.doc() = "Embedding rows on the CPU: the native core of shoal.embedding.native";
   nb::class_<Table>(m, "Table")

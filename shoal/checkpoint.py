@@ -82,7 +82,9 @@ class Checkpoints:
                 self.world.barrier()  # nobody goes on before every server has begun
         except OSError as error:
             self._failure = error
-            self.wait()
+            if strategy.saves_rows:
+                self.world.barrier()
+            return
         arguments = (path, hidden, snapshot, base, rows, then)
         self._writer = threading.Thread(target=self._write, args=arguments, name=WRITER)
         self._writer.start()
