@@ -29,6 +29,8 @@ config_app = typer.Typer(no_args_is_help=True, help="Look at configs.")
 data_app = typer.Typer(no_args_is_help=True, help="Get data sets.")
 app.add_typer(config_app, name="config")
 app.add_typer(data_app, name="data")
+keys_app = typer.Typer(no_args_is_help=True, help="Keys between hosts.")
+app.add_typer(keys_app, name="keys")
 
 # How a run was launched says nothing about how it is evaluated, or continued on other processes.
 ALONE = {
@@ -37,6 +39,10 @@ ALONE = {
     "launch.ip": "localhost",
     "launch.port": 0,
     "launch.group_offset": 0,
+    "launch.hosts": 0,
+    "launch.host": 0,
+    "launch.servers": 0,
+    "launch.first_server": 0,
 }
 Overrides = "Any config key as --section.key=value; RecBole's flat keys (--epochs=5) work too."
 
@@ -76,6 +82,74 @@ def train(
     if result and is_first() and not is_launched():
         print_result(result)
         typer.echo(f"run: {result['folder']}")
+
+
+@app.command("launch", context_settings=PASS_ON, epilog=Overrides)
+def launch_command(
+    context: typer.Context,
+    worker_num: Annotated[int | None, typer.Option("--worker_num", help="Workers here.")] = None,
+    server_num: Annotated[int | None, typer.Option("--server_num", help="Servers here.")] = None,
+    workers: Annotated[str | None, typer.Option(help="HOST:PORT,… of all workers.")] = None,
+    servers: Annotated[str | None, typer.Option(help="HOST:PORT,… of all servers.")] = None,
+    role: Annotated[str | None, typer.Option(help="Run only this: worker or server.")] = None,
+    index: Annotated[int, typer.Option(help="With --role: which of them.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --output.")] = False,
+    output: Annotated[str | None, typer.Option(help="Folder of the run.")] = None,
+) -> None:
+    """Train with parameter servers: `shoal launch --worker_num=2 --server_num=1 -m CONFIG`.
+
+    On many hosts run the same command with --workers and --servers on each of them.
+    """
+    from shoal.roles import find_roles
+    from shoal.run import train, with_roles
+    from shoal.world import is_worker
+
+    if is_worker():
+        raise ValueError("shoal launch starts processes itself; run it without torchrun")
+    roles = find_roles(worker_num, server_num, workers, servers, role, index)
+    files, overrides = split_arguments(context.args)
+    if resume and not files and output:
+        files = [str(run_config(output))]
+    if output is not None:
+        overrides.append(f"--run.output={json.dumps(output)}")
+    resolved = with_roles(resolve(files, overrides, {"strategy.name": "ps"}), roles)
+    result = train(resolved, resume)
+    if result:
+        print_result(result)
+        typer.echo(f"run: {result['folder']}")
+
+
+@app.command(hidden=True)
+def serve(
+    bind: Annotated[str, typer.Option(help="HOST:PORT; port 0: any.")] = "127.0.0.1:0",
+    index: Annotated[int, typer.Option(help="Number of this server.")] = 0,
+    keys: Annotated[str | None, typer.Option(help="Folder of `shoal keys make`.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds of silence before giving up.")] = 10.0,
+    threads: Annotated[int, typer.Option(help="Threads for rows.")] = 1,
+    announce: Annotated[str | None, typer.Option(help="File to write the address to.")] = None,
+) -> None:
+    """One parameter server; `shoal launch` starts them."""
+    from shoal.launch import follow_launcher, is_launched
+    from shoal.ps.keys import read_keys
+    from shoal.ps.server import run_server
+    from shoal.run_folder import start_logging
+
+    if is_launched():
+        follow_launcher()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us hears it, and tells us
+    start_logging("info", 0)
+    found = None if keys is None else read_keys(keys, "server")
+    leave(run_server(bind, index, found, timeout, threads, announce))
+
+
+@keys_app.command("make")
+def keys_make(
+    folder: Annotated[str, typer.Argument(help="A new folder for the keys.")],
+) -> None:
+    """Make the keys that workers and servers of different hosts know each other by."""
+    from shoal.ps.keys import make_keys
+
+    typer.echo(f"{make_keys(folder)}: copy it to every host and set strategy.ps.keys")
 
 
 @app.command("eval", context_settings=PASS_ON, epilog=Overrides)
@@ -190,6 +264,14 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
         if "=" not in word and rest and not rest[0].startswith("--"):
             word = f"{word}={rest.pop(0)}"
         key, _, value = word.lstrip("-").partition("=")
+        if key == "m":  # PaddleRec's way to name the file, and to override a key
+            files.append(value)
+            continue
+        if key == "o":
+            overrides.append(f"--{value}")
+            while rest and "=" in rest[0] and not rest[0].startswith("-"):
+                overrides.append(f"--{rest.pop(0)}")
+            continue
         if key.replace("-", "_") in ("config_files", "config_file_list"):
             files += value.split()
         else:
@@ -266,6 +348,8 @@ def main() -> None:
     """Entry point of the `shoal` command."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
+    if "SHOAL_LAUNCHER" in os.environ:  # started by a launcher, which stops us when it must
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         app(standalone_mode=True)
     except shoal.Interrupted as error:

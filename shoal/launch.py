@@ -118,6 +118,8 @@ def _signals(waits: bool) -> Iterator[None]:
 
 def host_of(section: LaunchSection) -> tuple[int, int]:
     """Number of hosts, and which of them this one is."""
+    if section.hosts:
+        return section.hosts, section.host
     world_size = section.nproc if section.world_size == -1 else section.world_size
     if world_size % section.nproc or section.group_offset % section.nproc:
         raise ValueError(

@@ -29,9 +29,11 @@ from shoal.checkpoint import Checkpoints, give
 from shoal.config import Resolved
 from shoal.config.schema import Config
 from shoal.data.statistics import describe
-from shoal.launch import GRACE_SECONDS, host_of, launch
+from shoal.launch import GRACE_SECONDS, LaunchError, host_of, launch
 from shoal.models import lookup
+from shoal.roles import Roles
 from shoal.run_folder import RunFolder, start_logging
+from shoal.servers import END_SECONDS, Servers
 from shoal.trainer import Trainer, check_fingerprint
 from shoal.world import PeerLost, World, connect, is_worker, set_rank
 
@@ -109,23 +111,73 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     A dict without entries on hosts that do not run rank 0: the result is written on the first.
     """
     config, section = resolved.config, resolved.config.launch
-    if is_worker() or (section.nproc == 1 and section.world_size in (-1, 1)):
+    alone = section.nproc == 1 and section.world_size in (-1, 1) and not section.servers
+    if is_worker() or alone:
         return train_here(resolved, resume)
     host_of(section)  # refuse what cannot be launched before anything is made
-    if section.group_offset == 0:
+    has_first = section.nproc > 0 and section.group_offset == 0
+    if has_first:
         folder = run_folder(config)
         folder.create(resume)
         config.run.output = str(folder.path)
+    with ExitStack() as stack:
+        servers = stack.enter_context(_servers(config)) if section.servers else None
+        if section.nproc:
+            _launch_ranks(resolved, servers, resume)
+        if servers is not None:
+            servers.wait(END_SECONDS if section.nproc else None)
+    if not has_first:
+        return {}
+    return {**json.loads((folder.path / "result.json").read_text()), "folder": str(folder.path)}
+
+
+def with_roles(resolved: Resolved, roles: Roles) -> Resolved:
+    """A config for parameter servers, with what this host runs of them."""
+    config = resolved.config
+    config.strategy.name = "ps"
+    section, servers = config.launch, config.strategy.ps
+    section.nproc, section.world_size = roles.nproc, roles.world_size
+    section.hosts, section.host = roles.hosts, roles.host
+    section.group_offset = roles.group_offset
+    section.servers, section.first_server = roles.num_servers, roles.first_server
+    servers.addresses = roles.servers  # none: they tell where they listen
+    section.ip, section.port = "localhost", 0
+    if roles.workers:
+        section.ip, port = roles.workers[0].rsplit(":", 1)
+        section.port = int(port)
+    if roles.many_hosts and servers.keys is None and not servers.plain:
+        raise ValueError(
+            "several hosts, and no keys: make them once with `shoal keys make FOLDER`, copy the "
+            "folder to every host and set strategy.ps.keys=FOLDER; on a network of your own, "
+            "strategy.ps.plain=true does without"
+        )
+    return resolved
+
+
+def _servers(config: Config) -> Servers:
+    """The servers of this host; on one host alone they choose their ports themselves."""
+    section, given = config.launch, config.strategy.ps.addresses
+    own = given[section.first_server : section.first_server + section.servers]
+    return Servers(config, own or None)
+
+
+def _launch_ranks(resolved: Resolved, servers: Servers | None, resume: bool) -> None:
+    config = resolved.config
+    if servers is not None and not config.strategy.ps.addresses:
+        config.strategy.ps.addresses = servers.addresses
+        servers.stop_us_on_failure()
     with tempfile.TemporaryDirectory(prefix="shoal-config-") as scratch:
         file = Path(scratch) / "config.yaml"
         file.write_text(config_room.dump(config))
         for note in resolved.notes:
             if note not in resolve([file]).notes:  # carried out already: the ranks cannot know it
                 print(note, flush=True)
-        launch(["train", str(file), *(["--resume"] if resume else [])], section)
-    if section.group_offset:
-        return {}
-    return {**json.loads((folder.path / "result.json").read_text()), "folder": str(folder.path)}
+        try:
+            launch(["train", str(file), *(["--resume"] if resume else [])], config.launch)
+        except (LaunchError, shoal.Interrupted):
+            if servers is not None and servers.culprit is not None:
+                raise LaunchError(servers.culprit) from None
+            raise
 
 
 def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
@@ -157,6 +209,7 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
             config, parts.strategy, parts.reader, parts.evaluator, folder, parts.fingerprint
         )
         result = trainer.fit(shoal.STARTED, resume)
+        parts.strategy.close()
         log.info("run folder: %s", folder.path)
         return {**result, "folder": str(folder.path)}
 
@@ -216,6 +269,10 @@ class Trained:
             raise ValueError(f"{folder} is not a run's folder: it has no config.yaml")
         self.resolved = resolve([self.folder.path / "config.yaml"], overrides, values)
         self.config = self.resolved.config
+        if self.config.strategy.name == "ps":  # rows are keyed by id: no servers are needed
+            self.config.strategy.name = "auto"
+            if self.config.strategy.ps.mode == "geo":  # its servers keep no optimizer's state
+                self.config.train.optimizer.name = "sgd"
         self.world = world or World()
         self.parts = build(self.config, self.world)
         checkpoints = Checkpoints(self.folder.checkpoints, self.world)

@@ -236,12 +236,15 @@ class ServersSection(Section):
     geo_step: int = Field(100, ge=1, description="geo: batches between exchanges of differences")
     ahead: int = Field(1, ge=0, description="async: batches whose rows are fetched ahead")
     staleness: int = Field(
-        8, ge=1, description="async: steps that a worker's pushes may be on their way"
+        16, ge=1, description="async: steps that a worker may be ahead of the slowest one"
     )
     addresses: list[str] = Field(
         default_factory=list, description="HOST:PORT of every server; `shoal launch` fills it in"
     )
-    keys: str | None = Field(None, description="folder of `shoal keys make`; null: plain")
+    keys: str | None = Field(
+        None, description="folder of `shoal keys make`: what travels is encrypted; null: plain"
+    )
+    plain: bool = Field(False, description="go without keys between hosts")
     bfloat16: bool = Field(False, description="rows and gradients travel in half the bytes")
     compress: bool = Field(False, description="ids and rows travel compressed")
     timeout: float = Field(10.0, gt=0, description="seconds of silence before a peer is given up")
@@ -263,11 +266,15 @@ class StrategySection(Section):
 
 
 class LaunchSection(Section):
-    nproc: int = Field(1, ge=1, description="processes on this host")
+    nproc: int = Field(1, ge=0, description="processes on this host (0: only servers)")
     world_size: int = Field(-1, description="processes on all hosts; -1: nproc")
     ip: str = "localhost"
     port: int = Field(0, ge=0, le=65535, description="0: any free port, on one host only")
     group_offset: int = Field(0, ge=0, description="global rank of this host's first process")
+    hosts: int = Field(0, ge=0, description="hosts with processes; 0: world_size / nproc")
+    host: int = Field(0, ge=0, description="which of these hosts this is, when hosts is given")
+    servers: int = Field(0, ge=0, description="strategy ps: servers started on this host")
+    first_server: int = Field(0, ge=0, description="strategy ps: number of this host's first one")
     join_timeout: float = Field(60.0, gt=0, description="seconds to wait for all ranks")
 
 

@@ -14,7 +14,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 FLOORS = [
     {"cli"},
     {"run"},
-    {"launch", "build"},
+    {"servers"},
+    {"launch", "build", "roles"},
     {"trainer"},
     {"evaluation", "run_folder", "progress", "schedule"},
     {"checkpoint"},

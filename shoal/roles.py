@@ -1,0 +1,140 @@
+"""Roles: who runs what. The same command line on every host; each host finds its own part.
+
+--worker_num=2 --server_num=1                      all on this host
+--workers="ip1:port,ip2:port" --servers="ip1:port" on many hosts: an entry is a process
+--role=server --index=0                            only that one, whatever the host
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+
+from shoal.config.errors import did_you_mean
+
+
+@dataclass
+class Roles:
+    """What this host runs."""
+
+    workers: list[str] = field(default_factory=list)  # HOST:PORT of all
+    servers: list[str] = field(default_factory=list)  # HOST:PORT of all; [] when all is here
+    nproc: int = 0  # worker processes here
+    group_offset: int = 0  # rank of the first of them
+    hosts: int = 1  # that run workers
+    host: int = 0  # which of them this is
+    first_server: int = 0  # number of the first server here
+    num_servers: int = 0  # servers here
+
+    @property
+    def world_size(self) -> int:
+        return len(self.workers) or self.nproc
+
+    @property
+    def many_hosts(self) -> bool:
+        """Whether anything leaves this host."""
+        return any(not _is_loopback(one) for one in [*self.workers, *self.servers])
+
+
+def find_roles(
+    worker_num: int | None = None,
+    server_num: int | None = None,
+    workers: str | None = None,
+    servers: str | None = None,
+    role: str | None = None,
+    index: int = 0,
+) -> Roles:
+    """What this host runs, from the command line."""
+    if (workers is None) != (servers is None):
+        raise ValueError("--workers and --servers belong together: give every host both lists")
+    if workers is None:
+        if role is not None:
+            raise ValueError("--role needs --workers and --servers, so that all can meet")
+        one_host = Roles(nproc=1 if worker_num is None else worker_num)
+        one_host.num_servers = 1 if server_num is None else server_num
+        if one_host.nproc < 1 or one_host.num_servers < 1:
+            raise ValueError(
+                f"--worker_num={one_host.nproc} --server_num={one_host.num_servers}: there must be "
+                "at least one of each"
+            )
+        return one_host
+    if worker_num is not None or server_num is not None:
+        raise ValueError("give --worker_num and --server_num, or --workers and --servers, not both")
+    assert servers is not None
+    everyone = Roles(_addresses("--workers", workers), _addresses("--servers", servers))
+    if role is not None:
+        return _by_hand(everyone, role, index)
+    return _by_address(everyone)
+
+
+def _by_hand(roles: Roles, role: str, index: int) -> Roles:
+    known = {"worker": roles.workers, "server": roles.servers}
+    if role not in known:
+        raise ValueError(f"--role={role}; known are worker and server{did_you_mean(role, known)}")
+    if not 0 <= index < len(known[role]):
+        raise ValueError(f"--index={index}: there are {len(known[role])} {role}s, from 0")
+    if role == "worker":
+        roles.nproc, roles.group_offset = 1, index
+        roles.hosts, roles.host = len(roles.workers), index
+    else:
+        roles.first_server, roles.num_servers = index, 1
+    return roles
+
+
+def _by_address(roles: Roles) -> Roles:
+    mine = {address: _is_here(address) for address in {*roles.workers, *roles.servers}}
+    here = [k for k, address in enumerate(roles.workers) if mine[address]]
+    serving = [k for k, address in enumerate(roles.servers) if mine[address]]
+    if not here and not serving:
+        hosts = sorted({address.rsplit(":", 1)[0] for address in mine})
+        raise ValueError(
+            f"none of {', '.join(hosts)} is an address of this host ({socket.gethostname()}): "
+            "correct --workers and --servers, or say what to run with --role and --index"
+        )
+    for what, numbers in (("--workers", here), ("--servers", serving)):
+        if numbers and numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+            raise ValueError(f"{what}: the entries of one host must stand together")
+    if serving:
+        roles.first_server, roles.num_servers = serving[0], len(serving)
+    order = list(dict.fromkeys(address.rsplit(":", 1)[0] for address in roles.workers))
+    roles.hosts = len(order)
+    if here:
+        roles.nproc, roles.group_offset = len(here), here[0]
+        roles.host = order.index(roles.workers[here[0]].rsplit(":", 1)[0])
+    return roles
+
+
+def _addresses(option: str, text: str) -> list[str]:
+    found = [word.strip() for word in text.split(",") if word.strip()]
+    for address in found:
+        host, colon, port = address.rpartition(":")
+        if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(f"{option}: {address!r} is not HOST:PORT")
+    if not found:
+        raise ValueError(f"{option} is empty; it is a list of HOST:PORT")
+    twice = next((a for a in found if found.count(a) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{option}: {twice} stands there twice; every process needs its own port")
+    return found
+
+
+def _is_here(address: str) -> bool:
+    """Whether an address is one of this host's: only then can it be bound."""
+    host = address.rsplit(":", 1)[0]
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ValueError(f"the host {host!r} is unknown ({error.strerror})") from error
+    for family, kind, protocol, _, place in found:
+        with socket.socket(family, kind, protocol) as probe:
+            try:
+                probe.bind(place)
+            except OSError:
+                continue
+            return True
+    return False
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rsplit(":", 1)[0]
+    return host in ("localhost", "::1") or host.startswith("127.")
