@@ -7,27 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from click_batches import MODELS, losses, make_model
 from ranks import run_ranks
 
 from shoal.config.schema import OptimizerSection, StrategySection
-from shoal.data.batch import Batch, Jagged
-from shoal.models import find
-from shoal.models.base import Facts
 from shoal.strategy import make_strategy
 from shoal.world import World
 
-STEPS, BATCH, SLOTS, DENSE, ROWS = 20, 61, 5, 3, 300
-SMALL = {"dim": 6, "layers": [16, 8], "initial_range": 0.1}
-MODELS: dict[str, dict[str, Any]] = {
-    "LR": {},
-    "FM": {"dim": 6},
-    "DNN": SMALL,
-    "WideDeep": {**SMALL, "wide_slots": True},
-    "DeepFM": SMALL,
-    "DCNV2": SMALL,
-    "DLRM": {"dim": 6, "bottom_layers": [16], "top_layers": [16]},
-}
+STEPS = 20
 # name of the strategy, what else it is told
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {"name": "ddp"},
@@ -58,46 +45,11 @@ ALL = [
 ]
 
 
-def global_batch(step: int, kind: str, rows: str) -> Batch:
-    """The same on every rank; some lists are empty."""
-    random = torch.Generator().manual_seed(100 + step)
-    size = BATCH if step % 7 else 1  # one sample: the other ranks have none
-    dense = torch.randn(size, DENSE, generator=random)
-    labels = torch.randint(0, 2, (size,), generator=random).float()
-
-    def draw(*shape: int) -> torch.Tensor:
-        ids = torch.randint(0, ROWS, shape, generator=random)
-        return ids * 0x123456789ABCD - 7 if rows == "grows" else ids
-
-    ids: torch.Tensor | Jagged = draw(size, SLOTS)
-    if kind != "one":
-        lengths = torch.randint(0, 4, (size * SLOTS,), generator=random)
-        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-        values = draw(int(offsets[-1]))
-        weights = torch.rand(len(values), generator=random) if kind == "weighted" else None
-        ids = Jagged(values, offsets, weights)
-    return Batch(size, {"slots": ids}, {"dense": dense}, labels)
-
-
 def curve(world: World, model: str, kind: str, strategy: dict[str, Any], rows: str) -> list[float]:
     """Mean losses of 20 global batches, each rank on its slice, ids sent one batch ahead."""
-    facts = Facts(num_slots=SLOTS, num_dense=DENSE, rows=ROWS if rows == "fixed" else None)
-    torch.manual_seed(5)
-    found = find(model)
-    made = found(found.Options(**MODELS[model]), facts)
     with_rows = make_strategy(StrategySection(**strategy), world)
-    with_rows.setup(made, OptimizerSection(name="adagrad", lr=0.05), seed=1)
-    slices = []
-    for step in range(STEPS):
-        batch = global_batch(step, kind, rows)
-        cuts = [batch.size * rank // world.size for rank in (world.rank, world.rank + 1)]
-        slices.append(batch.rows(*cuts))
-    losses = []
-    for step, batch in enumerate(slices):
-        if step + 1 < STEPS:
-            with_rows.prefetch(slices[step + 1])
-        losses.append(float(with_rows.train_step(batch)))
-    return losses
+    with_rows.setup(make_model(model, rows), OptimizerSection(name="adagrad", lr=0.05), seed=1)
+    return losses(with_rows, STEPS, kind, rows)
 
 
 def every_curve(world: World, cases: list[list[str]]) -> dict[str, list[float]]:
