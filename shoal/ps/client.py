@@ -31,7 +31,7 @@ from shoal.ps.wire import (
     Header,
     Kind,
     WireError,
-    array,
+    numbers,
     numbers_frame,
     parse_header,
     parse_json,
@@ -176,19 +176,19 @@ class Client:
 
     def ask_all(self, kind: Kind, frames: Sequence[Any] = (), flags: int = 0) -> list[int]:
         """The same request to every server; the numbers of the requests."""
-        numbers = []
+        requests = []
         for link in self.links:
             header = self.header(kind, flags)
             link.ask(header, frames)
-            numbers.append(header.sequence)
-        return numbers
+            requests.append(header.sequence)
+        return requests
 
     def tell_all(
         self, kind: Kind, frames: Sequence[Any] = (), patience: float | None = None
     ) -> list[list[memoryview]]:
         """The same request to every server, and all answers."""
-        numbers = self.ask_all(kind, frames)
-        return [link.answer(n, patience) for link, n in zip(self.links, numbers)]
+        requests = self.ask_all(kind, frames)
+        return [link.answer(n, patience) for link, n in zip(self.links, requests)]
 
     # ---- the life of a worker -------------------------------------------------------------------
 
@@ -245,14 +245,14 @@ class Client:
     def start_pull(self, shares: list[Share], step: int = -1, dense: bool = False) -> Pulling:
         """Ask for the rows of some tables; `wait` has them. step=-1: as they are now."""
         flags = self.flags | (WITH_DENSE if dense else 0)
-        numbers = []
+        requests = []
         for link in self.links:
             parts = [(share.table, share.counts[link.index]) for share in shares]
             ids = [share.ids[share.of(link.index)] for share in shares]
             header = self.header(Kind.PULL, flags, step)
             link.ask(header, [parts_frame(parts), send_ids(ids, flags)])
-            numbers.append(header.sequence)
-        return Pulling(self, shares, numbers, flags)
+            requests.append(header.sequence)
+        return Pulling(self, shares, requests, flags)
 
     def start_push(
         self,
@@ -265,7 +265,7 @@ class Client:
     ) -> Pushing:
         """Send gradients: grads[k] [n, dim] of shares[k], dense[s] flat for server s."""
         flags = self.flags | (WITH_DENSE if dense is not None else 0)
-        numbers = []
+        requests = []
         for link in self.links:
             k = link.index
             parts = [(share.table, share.counts[k]) for share in shares]
@@ -280,9 +280,9 @@ class Client:
                 b"" if dense is None else send_rows([dense[k]], 0),
             ]
             link.ask(header, frames)
-            numbers.append(header.sequence)
+            requests.append(header.sequence)
         self.pushes += 1
-        return Pushing(self, numbers, flags)
+        return Pushing(self, requests, flags)
 
     # ---- dense parameters -----------------------------------------------------------------------
 
@@ -293,12 +293,12 @@ class Client:
     def set_dense(self, dense: list[Tensor], state: dict[str, Tensor]) -> None:
         """Give every server its dense parameters, and the optimizer's state."""
         packed = format_tensors(state) if state else b""
-        numbers = []
+        requests = []
         for link, flat in zip(self.links, dense):
             header = self.header(Kind.SET_DENSE)
             link.ask(header, [send_rows([flat], 0), packed])
-            numbers.append(header.sequence)
-        for link, number in zip(self.links, numbers):
+            requests.append(header.sequence)
+        for link, number in zip(self.links, requests):
             link.answer(number)
 
     def dense_state(self) -> dict[str, Tensor]:
@@ -343,8 +343,8 @@ class Client:
 class Pulling:
     """Rows on their way."""
 
-    def __init__(self, client: Client, shares: list[Share], numbers: list[int], flags: int):
-        self.client, self.shares, self.numbers, self.flags = client, shares, numbers, flags
+    def __init__(self, client: Client, shares: list[Share], requests: list[int], flags: int):
+        self.client, self.shares, self.requests, self.flags = client, shares, requests, flags
 
     def wait(self) -> tuple[list[Tensor], list[Tensor]]:
         """Rows [n, dim] of every share, only to be read; and the servers' dense parameters."""
@@ -352,7 +352,7 @@ class Pulling:
         assert client.spec is not None
         dims = [client.spec.tables[share.table].dim for share in shares]
         pieces, dense = [], []
-        for link, number in zip(client.links, self.numbers):
+        for link, number in zip(client.links, self.requests):
             frames = link.answer(number)
             counts = [share.counts[link.index] for share in shares]
             pieces.append(receive_rows(frames[0], counts, dims, self.flags))
@@ -366,16 +366,16 @@ class Pulling:
 class Pushing:
     """Gradients on their way."""
 
-    def __init__(self, client: Client, numbers: list[int], flags: int):
-        self.client, self.numbers, self.flags = client, numbers, flags
+    def __init__(self, client: Client, requests: list[int], flags: int):
+        self.client, self.requests, self.flags = client, requests, flags
 
     def wait(self) -> tuple[float, float, list[Tensor]]:
         """Loss and count of the step they were applied in, and the servers' dense parameters."""
         loss = count = 0.0
         dense = []
-        for link, number in zip(self.client.links, self.numbers):
+        for link, number in zip(self.client.links, self.requests):
             frames = link.answer(number)
-            loss, count = array(frames[0], "<f8", 2).tolist()
+            loss, count = numbers(frames[0], 2)
             if self.flags & WITH_DENSE and len(frames) > 1:
                 dense.append(_flat(frames[1]))
         return loss, count, dense

@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,7 +39,7 @@ from shoal.ps.wire import (
     Header,
     Kind,
     WireError,
-    array,
+    numbers,
     numbers_frame,
     parse_header,
     parse_json,
@@ -149,11 +149,10 @@ class Server:
     def _drain(self) -> None:
         """Every message that is here."""
         for _ in range(1000):
-            try:
-                address, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
+            address, *frames = self.socket.recv_multipart(copy=False)
             self.receive(address.bytes, [frame.buffer for frame in frames])
+            if not self.socket.get(zmq.EVENTS) & zmq.POLLIN:
+                return
 
     def receive(self, address: bytes, frames: list[memoryview]) -> None:
         """Answer one message."""
@@ -183,22 +182,7 @@ class Server:
             raise WireError(self.failure)
 
     def _handle(self, request: Request) -> None:
-        kind = request.header.kind
-        handlers = {
-            Kind.HELLO: self._hello,
-            Kind.PULL: self._pull,
-            Kind.PUSH: self._push,
-            Kind.DENSE: self._dense,
-            Kind.SET_DENSE: self._set_dense,
-            Kind.STATE: self._dense_state,
-            Kind.SAVE: self._save,
-            Kind.SAVED: self._saved,
-            Kind.LOAD: self._load,
-            Kind.STATS: self._stats,
-            Kind.PING: self._ping,
-            Kind.BYE: self._bye,
-        }
-        handlers[kind](request)
+        HANDLERS[request.header.kind](self, request)
 
     # ---- workers --------------------------------------------------------------------------------
 
@@ -276,7 +260,7 @@ class Server:
             return
         state, flags = self._state(), request.header.flags
         parts_bytes, ids_bytes = _only(request.frames, 2)
-        pairs = parse_parts(parts_bytes, state.dims)
+        pairs = parse_parts(parts_bytes, len(state.dims))
         all_ids = receive_ids(ids_bytes, [n for _, n in pairs], flags)
         rows = [state.pull(table, ids) for (table, _), ids in zip(pairs, all_ids)]
         frames = [send_rows(rows, flags)]
@@ -330,13 +314,13 @@ class Server:
 
     def _parse_push(self, request: Request, state: State) -> Push:
         flags = request.header.flags
-        numbers, parts, ids, rows, dense = _only(request.frames, 5)
-        lr, loss, count = array(numbers, "<f8", 3).tolist()
+        told, parts, ids, rows, dense = _only(request.frames, 5)
+        lr, loss, count = numbers(told, 3)
         if not (lr >= 0 and lr < float("inf") and count >= 0):
             raise WireError(f"a learning rate of {lr} and a count of {count}")
         if request.header.step < 0:
             raise WireError(f"gradients of step {request.header.step}")
-        pairs = parse_parts(parts, state.dims)
+        pairs = parse_parts(parts, len(state.dims))
         counts = [n for _, n in pairs]
         all_ids = receive_ids(ids, counts, flags)
         all_rows = receive_rows(rows, counts, [state.dims[t] for t, _ in pairs], flags)
@@ -356,10 +340,10 @@ class Server:
         """Tell the workers of a step that it is done, and what the dense parameters are now."""
         loss = sum(push.loss for _, push in everyone)
         count = sum(push.count for _, push in everyone)
-        numbers = numbers_frame(loss, count)
+        told = numbers_frame(loss, count)
         dense = None
         for request, _ in everyone:
-            frames: list[Any] = [numbers]
+            frames: list[Any] = [told]
             if request.header.flags & WITH_DENSE:
                 dense = send_rows([self._state().flat_dense()], 0) if dense is None else dense
                 frames.append(dense)
@@ -459,6 +443,22 @@ class Server:
         large = any(len(frame) > COPY_BELOW for frame in frames)
         with contextlib.suppress(zmq.ZMQError):  # whoever asked is gone
             self.socket.send_multipart(messages, zmq.NOBLOCK, copy=not large)
+
+
+HANDLERS: dict[Kind, Callable[[Server, Request], None]] = {
+    Kind.HELLO: Server._hello,
+    Kind.PULL: Server._pull,
+    Kind.PUSH: Server._push,
+    Kind.DENSE: Server._dense,
+    Kind.SET_DENSE: Server._set_dense,
+    Kind.STATE: Server._dense_state,
+    Kind.SAVE: Server._save,
+    Kind.SAVED: Server._saved,
+    Kind.LOAD: Server._load,
+    Kind.STATS: Server._stats,
+    Kind.PING: Server._ping,
+    Kind.BYE: Server._bye,
+}
 
 
 def _only(frames: list[memoryview], count: int) -> list[memoryview]:

@@ -18,9 +18,8 @@ import json
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -60,8 +59,10 @@ class Kind(IntEnum):
     ERROR = 101  # JSON: message
 
 
-@dataclass(frozen=True)
-class Header:
+KINDS = {int(kind): kind for kind in Kind}
+
+
+class Header(NamedTuple):
     """The fixed part of a message."""
 
     kind: Kind
@@ -72,19 +73,12 @@ class Header:
     session: int = 0
 
     def pack(self) -> bytes:
-        return HEADER.pack(
-            MAGIC,
-            VERSION,
-            self.kind,
-            self.worker,
-            self.flags,
-            self.sequence,
-            self.step,
-            self.session,
-        )
+        """The bytes of frame 0."""
+        return HEADER.pack(MAGIC, VERSION, *self)
 
     def answer(self, kind: Kind, flags: int = 0) -> Header:
-        return replace(self, kind=kind, flags=flags)
+        """The header of an answer to this message."""
+        return Header(kind, self.worker, flags, self.sequence, self.step, self.session)
 
 
 def parse_header(frame: memoryview | bytes) -> Header:
@@ -101,23 +95,16 @@ def parse_header(frame: memoryview | bytes) -> Header:
         )
     if flags & ~FLAGS:
         raise WireError(f"unknown flags {flags:#x}")
-    try:
-        kind = Kind(kind)
-    except ValueError:
-        raise WireError(f"unknown kind of message {kind}") from None
-    return Header(kind, worker, flags, sequence, step, session)
+    if kind not in KINDS:
+        raise WireError(f"unknown kind of message {kind}")
+    return Header(KINDS[kind], worker, flags, sequence, step, session)
 
 
-def array(
-    frame: memoryview | bytes | bytearray, dtype: Any, count: int | None = None
-) -> np.ndarray:
-    """A frame as a flat array of `count` (any) values; refused when its size does not fit."""
-    size = np.dtype(dtype).itemsize
-    if len(frame) % size or (count is not None and len(frame) != count * size):
-        wanted = "whole values" if count is None else f"{count} values"
-        raise WireError(f"a frame of {len(frame)} bytes; expected {wanted} of {size} bytes")
-    found = np.frombuffer(frame, dtype=dtype)
-    return found if found.flags.aligned else found.copy()
+def numbers(frame: memoryview | bytes, count: int) -> tuple[float, ...]:
+    """A frame of so many float64."""
+    if len(frame) != 8 * count:
+        raise WireError(f"a frame of {len(frame)} bytes; expected {count} numbers of 8 bytes")
+    return struct.unpack(f"<{count}d", frame)
 
 
 def parse_json(frame: memoryview | bytes) -> dict[str, Any]:
@@ -133,15 +120,15 @@ def parse_json(frame: memoryview | bytes) -> dict[str, Any]:
     return found
 
 
-def parse_parts(frame: memoryview | bytes, dims: Sequence[int]) -> list[tuple[int, int]]:
+def parse_parts(frame: memoryview | bytes, num_tables: int) -> list[tuple[int, int]]:
     """(table, number of ids) of every part: known tables, each once."""
-    numbers = array(frame, "<i8")
-    if len(numbers) % 2 or len(numbers) > 2 * len(dims):
-        raise WireError(f"{len(numbers)} numbers do not say which tables are meant")
-    pairs = [(int(t), int(n)) for t, n in numbers.reshape(-1, 2)]
+    if len(frame) % 16 or len(frame) > 16 * num_tables:
+        raise WireError(f"{len(frame)} bytes do not say which of {num_tables} tables are meant")
+    flat = struct.unpack(f"<{len(frame) // 8}q", frame)
+    pairs = list(zip(flat[::2], flat[1::2]))
     for table, count in pairs:
-        if not 0 <= table < len(dims):
-            raise WireError(f"table {table}; there are {len(dims)}")
+        if not 0 <= table < num_tables:
+            raise WireError(f"table {table}; there are {num_tables}")
         if not 0 <= count <= MOST_IDS:
             raise WireError(f"{count} ids in one message; at most {MOST_IDS} are taken")
     if len({table for table, _ in pairs}) < len(pairs):
@@ -150,7 +137,7 @@ def parse_parts(frame: memoryview | bytes, dims: Sequence[int]) -> list[tuple[in
 
 
 def parts_frame(pairs: Sequence[tuple[int, int]]) -> bytes:
-    return np.array(pairs, dtype="<i8").reshape(-1).tobytes()
+    return struct.pack(f"<{2 * len(pairs)}q", *[number for pair in pairs for number in pair])
 
 
 def numbers_frame(*numbers: float) -> bytes:
@@ -183,8 +170,8 @@ def _send(values: np.ndarray, flags: int) -> Any:
 
 def receive_ids(frame: memoryview, counts: Sequence[int], flags: int) -> list[Tensor]:
     """The ids of each table: [n] each."""
-    frame = _expand(frame, sum(counts) * 8, flags)
-    return list(_tensor(array(frame, "<i8", sum(counts))).split(list(counts)))
+    flat = _tensor(_expand(frame, sum(counts) * 8, flags), torch.int64, sum(counts))
+    return [flat] if len(counts) == 1 else list(flat.split(list(counts)))
 
 
 def receive_rows(
@@ -192,13 +179,13 @@ def receive_rows(
 ) -> list[Tensor]:
     """The rows of each table: [n, dim] each."""
     sizes = [n * dim for n, dim in zip(counts, dims)]
-    half = bool(flags & BFLOAT16)
-    frame = _expand(frame, sum(sizes) * (2 if half else 4), flags)
-    if half:
-        flat = _tensor(array(frame, "<i2", sum(sizes))).view(torch.bfloat16).to(torch.float32)
+    total = sum(sizes)
+    if flags & BFLOAT16:
+        flat = _tensor(_expand(frame, total * 2, flags), torch.bfloat16, total).float()
     else:
-        flat = _tensor(array(frame, "<f4", sum(sizes)))
-    return [piece.view(-1, dim) for piece, dim in zip(flat.split(sizes), dims)]
+        flat = _tensor(_expand(frame, total * 4, flags), torch.float32, total)
+    pieces = [flat] if len(sizes) == 1 else flat.split(sizes)
+    return [piece.view(n, dim) for piece, n, dim in zip(pieces, counts, dims)]
 
 
 def _expand(frame: memoryview, size: int, flags: int) -> memoryview | bytes | bytearray:
@@ -218,10 +205,15 @@ def _expand(frame: memoryview, size: int, flags: int) -> memoryview | bytes | by
     return bytearray(found)  # torch wants memory that could be written to
 
 
-def _tensor(values: np.ndarray) -> Tensor:
-    if len(values) == 0:
-        return torch.from_numpy(values.copy())
-    return torch.frombuffer(values.data, dtype=_TORCH[values.dtype.str])
-
-
-_TORCH = {"<i8": torch.int64, "<f4": torch.float32, "<i2": torch.int16}
+def _tensor(frame: memoryview | bytes | bytearray, dtype: torch.dtype, count: int) -> Tensor:
+    """A frame as a tensor without a copy: [count]; refused when its size does not fit."""
+    if len(frame) != count * dtype.itemsize:
+        raise WireError(
+            f"a frame of {len(frame)} bytes; expected {count} values of {dtype.itemsize} bytes"
+        )
+    if count == 0:
+        return torch.empty(0, dtype=dtype)
+    found = torch.frombuffer(frame, dtype=dtype)
+    if found.data_ptr() % dtype.itemsize:  # small frames lie wherever they were received
+        found = torch.frombuffer(bytearray(frame), dtype=dtype)
+    return found

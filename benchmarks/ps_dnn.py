@@ -1,0 +1,233 @@
+"""Parameter servers at the shape of a click model: samples per second, and where the time goes.
+
+    python benchmarks/ps_dnn.py [--seconds 8] [--cases single async geo ...] [--paddle PYTHON]
+
+26 slots, 13 dense values, rows of 9, layers 400-400-400, batch 512, one million ids, Adam, one
+thread per process. Every worker and every server is a process of its own on this machine. Batches
+are made before the clock starts (`--text`: parsed from slot lines while it runs). Figures of one
+run compare; other programs on the machine make all of them slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing as mp
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "dnn": {"slots": 26, "dense": 13, "dim": 9, "layers": [400, 400, 400], "batch": 512},
+    "sparse": {"slots": 200, "dense": 13, "dim": 64, "layers": [64, 32], "batch": 512},
+}
+IDS = 1_000_000
+
+
+def make_batches(shape: dict[str, Any], worker: int, count: int = 24) -> list[Any]:
+    """Batches with ids of a power law, as click logs have them; labels depend on the ids."""
+    from shoal.data.batch import Batch
+
+    random = torch.Generator().manual_seed(100 + worker)
+    size, slots = shape["batch"], shape["slots"]
+    batches = []
+    for _ in range(count):
+        spread = torch.rand(size, slots, generator=random, dtype=torch.float64)
+        ids = (IDS ** spread).long() * 2654435761 % IDS
+        dense = torch.rand(size, shape["dense"], generator=random)
+        labels = ((ids[:, 0] * 7 + ids[:, 1]) % 4 == 0).float()
+        batches.append(Batch(size, {"slots": ids}, {"dense": dense}, labels))
+    return batches
+
+
+def make_strategy(shape: dict[str, Any], world: Any, how: dict[str, Any]) -> Any:
+    from shoal.config.schema import OptimizerSection, ServersSection, StrategySection
+    from shoal.models.base import Facts
+    from shoal.models.dnn import DNN
+    from shoal.strategy import make_strategy
+
+    torch.manual_seed(1)
+    facts = Facts(num_slots=shape["slots"], num_dense=shape["dense"], rows=IDS)
+    model = DNN(DNN.Options(dim=shape["dim"], layers=shape["layers"]), facts)
+    section = StrategySection(name=how.get("name", "ps"), ps=ServersSection(**how.get("ps", {})))
+    strategy = make_strategy(section, world)
+    strategy.setup(model, OptimizerSection(name="adam", lr=1e-3), seed=1)
+    model.train()
+    return strategy
+
+
+class Clock:
+    """Adds up the time inside some calls of an object."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def watch(self, owner: Any, method: str, label: str) -> None:
+        inner = getattr(owner, method)
+
+        def timed(*arguments: Any, **more: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return inner(*arguments, **more)
+            finally:
+                spent = time.perf_counter() - begun
+                self.seconds[label] = self.seconds.get(label, 0.0) + spent
+
+        setattr(owner, method, timed)
+
+
+def worker(rank: int, size: int, port: int, task: dict[str, Any], out: str) -> None:
+    """Train for some seconds; writes what it saw."""
+    torch.set_num_threads(1)
+    from shoal.world import World, connect, set_rank
+
+    if size > 1:
+        set_rank(rank, size, rank, size, "127.0.0.1", port)
+        world = connect("cpu", 60.0, threads=1)
+    else:
+        world = World()
+    shape = SHAPES[task["shape"]]
+    strategy = make_strategy(shape, world, task)
+    batches = make_batches(shape, rank)
+    clock = Clock()
+    if task.get("profile"):
+        clock.watch(strategy.rows, "stage", "pull")
+        clock.watch(strategy.client, "start_push", "push")
+        clock.watch(strategy.model, "forward", "forward")
+        clock.watch(strategy, "backward", "backward")
+    source = text_batches(shape, task["text"]) if task.get("text") else None
+    for k in range(6):
+        strategy.train_step(batches[k % len(batches)])
+    clock.seconds = {}
+    world.barrier()
+    begun, steps, samples = time.perf_counter(), 0, 0
+    following = next(source) if source else batches[0]
+    while time.perf_counter() - begun < task["seconds"]:
+        batch = following
+        following = next(source) if source else batches[(steps + 1) % len(batches)]
+        strategy.prefetch(following)
+        strategy.train_step(batch)
+        steps, samples = steps + 1, samples + batch.size
+    spent = time.perf_counter() - begun
+    parts = {name: seconds / spent for name, seconds in clock.seconds.items()}
+    found = {"samples": samples, "seconds": spent, "parts": parts}
+    Path(out).write_text(json.dumps(found))
+    os._exit(0)  # servers are stopped from outside; batches under way do not matter
+
+
+def text_batches(shape: dict[str, Any], path: str) -> Any:
+    """Batches parsed from slot lines, over and over."""
+    from shoal.data.clicks.bench import stream  # the reader of a run, without a config
+
+    yield from stream(path, shape["batch"])
+
+
+def serve(bind: Any, index: int) -> None:
+    from shoal.ps.server import Server
+
+    torch.set_num_threads(1)
+    server = Server("127.0.0.1:0", index, threads=1, timeout=60)
+    bind.put((index, server.address))
+    sys.exit(server.serve())
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def measure(workers: int, servers: int, task: dict[str, Any]) -> dict[str, Any]:
+    """Samples per second of all workers together."""
+    context = mp.get_context("spawn")
+    queue = context.Queue()
+    serving = [context.Process(target=serve, args=(queue, k)) for k in range(servers)]
+    for process in serving:
+        process.start()
+    addresses = dict(queue.get(timeout=120) for _ in serving)
+    if servers:
+        task["ps"] = {**task.get("ps", {}), "addresses": [addresses[k] for k in range(servers)]}
+        task["ps"]["timeout"] = 60.0
+    with tempfile.TemporaryDirectory() as folder:
+        outs = [f"{folder}/{k}" for k in range(workers)]
+        port = free_port()
+        working = [
+            context.Process(target=worker, args=(k, workers, port, task, outs[k]))
+            for k in range(workers)
+        ]
+        for process in working:
+            process.start()
+        for process in working:
+            process.join()
+        found = [json.loads(Path(out).read_text()) for out in outs]
+    for process in serving:
+        process.terminate()
+        process.join()
+    rate = sum(one["samples"] / one["seconds"] for one in found)
+    return {"rate": rate, "parts": found[0]["parts"]}
+
+
+CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "single": (1, 0, {"name": "single"}),
+    "sync 1+1": (1, 1, {"ps": {"mode": "sync"}}),
+    "async 1+1": (1, 1, {"ps": {"mode": "async"}}),
+    "geo 1+1": (1, 1, {"ps": {"mode": "geo"}}),
+    "async 2+1": (2, 1, {"ps": {"mode": "async"}}),
+    "geo 2+1": (2, 1, {"ps": {"mode": "geo"}}),
+    "sync 2+1": (2, 1, {"ps": {"mode": "sync"}}),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--cases", nargs="+", default=list(CASES))
+    parser.add_argument("--shape", choices=SHAPES, default="dnn")
+    parser.add_argument("--profile", action="store_true", help="also the shares of a worker's time")
+    parser.add_argument("--paddle", help="python of an environment with paddlepaddle 2.6.2")
+    options = parser.parse_args()
+    print(f"torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores")
+    rates: dict[str, list[float]] = {}
+    parts: dict[str, dict[str, float]] = {}
+    for _ in range(options.repeats):
+        if options.paddle:
+            for name, rate in paddle(options.paddle, options.seconds).items():
+                rates.setdefault(name, []).append(rate)
+        for name in options.cases:
+            workers, servers, task = CASES[name]
+            task = {**task, "shape": options.shape, "seconds": options.seconds}
+            task["profile"] = options.profile and servers > 0 and "geo" not in name
+            found = measure(workers, servers, task)
+            rates.setdefault(name, []).append(found["rate"])
+            parts[name] = found["parts"]
+    print(f"\n{options.shape}: samples per second, median of {options.repeats} runs")
+    for name, some in rates.items():
+        shares = ", ".join(f"{k} {v:.0%}" for k, v in parts.get(name, {}).items())
+        print(f"  {name:<24}{statistics.median(some):12,.0f}    {shares}")
+
+
+def paddle(python: str, seconds: float) -> dict[str, float]:
+    """Paddle's own rates at the same shape, from its own environment."""
+    here = Path(__file__).with_name("ps_dnn_peer.py")
+    done = subprocess.run(
+        [python, str(here), str(seconds)], capture_output=True, text=True, timeout=600
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        raise SystemExit(f"paddle gave no figures:\n{done.stdout[-800:]}{done.stderr[-2000:]}")
+    return {f"paddle {name}": rate for name, rate in json.loads(lines[-1]).items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""A pull over loopback beside a bare ZeroMQ echo of the same bytes; with and without CURVE.
+
+    python benchmarks/ps_wire.py [--rounds 300] [--ids 10000000]
+
+The echo answers a request of as many bytes as the ids take with as many bytes as the rows take,
+and looks at neither. Both take turns in one run, medians count. Then ten million distinct ids go
+through two servers, and what each of them holds per row is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing as mp
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import zmq
+
+from shoal.config.schema import OptimizerSection
+from shoal.embedding.table import Init, Table
+from shoal.ps.client import Client, Share
+from shoal.ps.curve import Gate, use_keys
+from shoal.ps.keys import make_keys, read_keys
+from shoal.ps.server import Server
+from shoal.ps.spec import Spec, TableSpec
+
+
+def echo(queue: Any, size: int, folder: str | None) -> None:
+    """Answer every message with `size` bytes."""
+    context = zmq.Context()
+    socket = context.socket(zmq.ROUTER)
+    if folder is not None:
+        Gate(context, socket, read_keys(folder, "server"))
+    socket.bind("tcp://127.0.0.1:0")
+    queue.put(socket.getsockopt_string(zmq.LAST_ENDPOINT))
+    answer = bytes(size)
+    while True:
+        address, *_ = socket.recv_multipart(copy=False)
+        socket.send_multipart([address, b"x" * 40, answer], copy=size < 1 << 16)
+
+
+def serve(queue: Any, folder: str | None, index: int = 0) -> None:
+    torch.set_num_threads(1)
+    keys = None if folder is None else read_keys(folder, "server")
+    server = Server("127.0.0.1:0", index, keys, timeout=600, threads=1)
+    queue.put((index, server.address))
+    server.serve()
+
+
+def start(target: Callable[..., None], *arguments: Any) -> tuple[Any, Any]:
+    context = mp.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=target, args=(queue, *arguments), daemon=True)
+    process.start()
+    return process, queue.get(timeout=120)
+
+
+def make_client(addresses: list[str], dim: int, folder: str | None = None) -> Client:
+    keys = None if folder is None else read_keys(folder, "worker")
+    client = Client(addresses, keys=keys, timeout=120)
+    spec = Spec(
+        seed=1,
+        workers=1,
+        servers=len(addresses),
+        mode="async",
+        staleness=1,
+        tables=[TableSpec.of(Table("t", dim, None, Init("uniform", 0.1)))],
+        optimizer=OptimizerSection(name="adagrad", lr=0.1),
+    )
+    client.hello(spec)
+    return client
+
+
+def compare(rows: int, dim: int, rounds: int, folder: str | None) -> None:
+    """One line: ms of a pull and of an echo."""
+    serving, (_, address) = start(serve, folder)
+    echoing, place = start(echo, rows * dim * 4, folder)
+    client = make_client([address], dim, folder)
+    ids = torch.randperm(10 * rows)[:rows] * 977
+    share = Share(0, ids, [rows])
+    client.start_push([share], [torch.randn(rows, dim)], 0.1, 0.0, 1.0).wait()  # now they are held
+    socket = zmq.Context.instance().socket(zmq.DEALER)
+    if folder is not None:
+        use_keys(socket, read_keys(folder, "worker"))
+    socket.connect(place)
+    request = [bytes(40), bytes(16), bytes(rows * 8)]
+    copy = rows * 8 < 1 << 16
+
+    def bare() -> None:
+        socket.send_multipart(request, copy=copy)
+        socket.recv_multipart(copy=False)
+
+    def pull() -> None:
+        client.start_pull([share]).wait()
+
+    times: dict[str, list[float]] = {"pull": [], "echo": []}
+    for turn in range(rounds + 10):
+        for name, call in (("pull", pull), ("echo", bare)):
+            begun = time.perf_counter()
+            call()
+            if turn >= 10:
+                times[name].append(time.perf_counter() - begun)
+    pulled, echoed = (1e3 * statistics.median(times[name]) for name in ("pull", "echo"))
+    how = "CURVE" if folder else "plain"
+    print(f"  {rows:>7,} × {dim} {how:<6}{pulled:10.3f} ms{echoed:10.3f} ms{pulled / echoed:8.2f} ×")
+    client.close()
+    socket.close(0)
+    for process in (serving, echoing):
+        process.terminate()
+
+
+def many_ids(count: int, dim: int = 16, batch: int = 100_000) -> None:
+    """Distinct ids through two servers: rows and bytes held."""
+    processes, addresses = zip(*(start(serve, None, k) for k in range(2)))
+    client = make_client([address for _, address in addresses], dim)
+    from shoal.ps.remote import Remote
+
+    store = Remote(Table("t", dim, None, Init("uniform", 0.1)), 0, client)
+    grads = torch.randn(batch, dim)
+    begun = time.perf_counter()
+    for first in range(0, count, batch):
+        store.push((torch.arange(first, first + batch) * 0x9E3779B97F4A7C1) - 5, grads, 0.1)
+    spent = time.perf_counter() - begun
+    print(f"\n{count:,} distinct ids, dim {dim}, adagrad, through 2 servers in {spent:.0f} s")
+    for k, stats in enumerate(client.stats()):
+        held = stats["tables"]["t"]
+        more = held["bytes"] / held["rows"] - 4 * 2 * dim
+        resident = _resident(processes[k].pid)
+        print(
+            f"  server {k}: {held['rows']:,} rows, {more:.1f} bytes a row over its floats; "
+            f"resident {resident / 2**20:,.0f} MiB, {resident / held['rows']:.0f} bytes a row"
+        )
+    client.bye()
+    client.close()
+
+
+def _resident(pid: int) -> int:
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--ids", type=int, default=10_000_000)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"torch {torch.__version__}, zmq {zmq.zmq_version()}, {platform.machine()}")
+    print("  rows                     pull           echo    ratio")
+    with tempfile.TemporaryDirectory() as folder:
+        keys = str(make_keys(f"{folder}/keys"))
+        for rows, dim in ((8, 64), (20_000, 64)):
+            for how in (None, keys):
+                compare(rows, dim, options.rounds, how)
+    if options.ids:
+        many_ids(options.ids)
+
+
+if __name__ == "__main__":
+    main()
