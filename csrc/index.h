@@ -41,7 +41,8 @@ class Index {
     for (size_t b = array.home_bucket(hash); b < buckets; ++b) {
       const Bucket& bucket = array.bucket(b);
       uint32_t found = 0;  // without branches: where in the bucket an id lies cannot be guessed
-      for (size_t k = 0; k < kBucket; ++k) found |= bucket.id[k] == id ? bucket.row[k] : 0;
+      for (size_t k = 0; k < kBucket; ++k)
+        found |= bucket.row[k] & (0u - static_cast<uint32_t>(bucket.id[k] == id));
       if (found != 0) return found - 1;
       if (bucket.row[kBucket - 1] == 0) return kNoRow;  // a bucket fills from the front
     }

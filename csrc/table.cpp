@@ -148,8 +148,11 @@ void Table::pull(const int64_t* ids, size_t n, float* out) const {
   }
   const size_t dim = static_cast<size_t>(spec_.dim);
   const char* records[kBlock];
-  for (size_t begin = 0; begin < n; begin += kBlock) {
-    const size_t count = std::min(kBlock, n - begin);
+  // As many as the first cache can hold until they are copied: long rows come in smaller blocks.
+  const size_t lines = (layout_.state + 63) / 64;
+  const size_t block = std::clamp(kBlock / lines, size_t{8}, kBlock);
+  for (size_t begin = 0; begin < n; begin += block) {
+    const size_t count = std::min(block, n - begin);
     find(ids + begin, count, records);
     for (size_t i = 0; i < count; ++i) {
       float* to = out + (begin + i) * dim;

@@ -45,6 +45,7 @@ from shoal.world import PeerLost
 PING_SECONDS = 1.0
 AGAIN_SECONDS = 5.0  # an answer overdue: what was asked is asked again
 COPY_BELOW = 1 << 16
+PULL_VALUES = 1 << 18  # values of rows in one answer, about: 1 MiB
 
 
 class ServerError(ValueError):
@@ -242,17 +243,21 @@ class Client:
 
     # ---- rows -----------------------------------------------------------------------------------
 
-    def start_pull(self, shares: list[Share], step: int = -1, dense: bool = False) -> Pulling:
-        """Ask for the rows of some tables; `wait` has them. step=-1: as they are now."""
-        flags = self.flags | (WITH_DENSE if dense else 0)
-        requests = []
+    def start_pull(self, shares: list[Share], step: int = -1) -> Pulling:
+        """Ask for the rows of some tables; `wait` has them. step=-1: as they are now.
+
+        Many rows are asked for in several requests: the first travel while others are read.
+        """
+        assert self.spec is not None
+        pulling = Pulling(self, shares, self.flags)
         for link in self.links:
-            parts = [(share.table, share.counts[link.index]) for share in shares]
-            ids = [share.ids[share.of(link.index)] for share in shares]
-            header = self.header(Kind.PULL, flags, step)
-            link.ask(header, [parts_frame(parts), send_ids(ids, flags)])
-            requests.append(header.sequence)
-        return Pulling(self, shares, requests, flags)
+            for some in _cut(shares, self.spec, link.index):
+                parts = [(shares[k].table, last - first) for k, first, last in some]
+                ids = [shares[k].ids[first:last] for k, first, last in some]
+                header = self.header(Kind.PULL, pulling.flags, step)
+                link.ask(header, [parts_frame(parts), send_ids(ids, pulling.flags)])
+                pulling.asked.append((link, header.sequence, some))
+        return pulling
 
     def start_push(
         self,
@@ -340,27 +345,49 @@ class Client:
         return [parse_json(frames[0]) for frames in self.tell_all(Kind.STATS)]
 
 
+Pieces = list[tuple[int, int, int]]  # number of a share, first and last of its ids
+
+
+def _cut(shares: list[Share], spec: Spec, server: int) -> list[Pieces]:
+    """What one server is asked for, as requests of about PULL_VALUES values; at least one."""
+    requests: list[Pieces] = [[]]
+    room = PULL_VALUES
+    for k, share in enumerate(shares):
+        dim = spec.tables[share.table].dim
+        piece = share.of(server)
+        first = piece.start
+        while True:
+            last = min(piece.stop, first + max(1, room // dim))
+            requests[-1].append((k, first, last))
+            room -= (last - first) * dim
+            first = last
+            if first == piece.stop:
+                break
+            requests.append([])
+            room = PULL_VALUES
+    return requests
+
+
 class Pulling:
     """Rows on their way."""
 
-    def __init__(self, client: Client, shares: list[Share], requests: list[int], flags: int):
-        self.client, self.shares, self.requests, self.flags = client, shares, requests, flags
+    def __init__(self, client: Client, shares: list[Share], flags: int):
+        self.client, self.shares, self.flags = client, shares, flags
+        self.asked: list[tuple[Link, int, Pieces]] = []
 
-    def wait(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Rows [n, dim] of every share, only to be read; and the servers' dense parameters."""
-        client, shares = self.client, self.shares
-        assert client.spec is not None
-        dims = [client.spec.tables[share.table].dim for share in shares]
-        pieces, dense = [], []
-        for link, number in zip(client.links, self.requests):
+    def wait(self) -> list[Tensor]:
+        """Rows [n, dim] of every share, only to be read."""
+        assert self.client.spec is not None
+        tables = self.client.spec.tables
+        dims = [tables[share.table].dim for share in self.shares]
+        came: list[list[Tensor]] = [[] for _ in self.shares]
+        for link, number, pieces in self.asked:
             frames = link.answer(number)
-            counts = [share.counts[link.index] for share in shares]
-            pieces.append(receive_rows(frames[0], counts, dims, self.flags))
-            if self.flags & WITH_DENSE:
-                dense.append(_flat(frames[1]))
-        if len(pieces) == 1:
-            return pieces[0], dense
-        return [torch.cat([one[k] for one in pieces]) for k in range(len(shares))], dense
+            counts = [last - first for _, first, last in pieces]
+            rows = receive_rows(frames[0], counts, [dims[k] for k, _, _ in pieces], self.flags)
+            for (k, _, _), piece in zip(pieces, rows):
+                came[k].append(piece)
+        return [some[0] if len(some) == 1 else torch.cat(some) for some in came]
 
 
 class Pushing:

@@ -97,20 +97,18 @@ class Trip:
     def shares(self) -> list[Share]:
         return [_share(part) for part in self.parts.values()]
 
-    def start(self, client: Client, step: int, dense: bool = False) -> None:
+    def start(self, client: Client, step: int) -> None:
         """Ask for the rows, once."""
         if self.pulling is None:
-            self.pulling = client.start_pull(self.shares(), step, dense)
+            self.pulling = client.start_pull(self.shares(), step)
 
-    def finish(self, device: torch.device) -> list[Tensor]:
-        """The rows are here; the servers' dense parameters too, where they were asked for."""
+    def finish(self, device: torch.device) -> None:
+        """Have the rows here."""
         assert self.pulling is not None
-        pieces, dense = self.pulling.wait()
-        for part, rows in zip(self.parts.values(), pieces):
+        for part, rows in zip(self.parts.values(), self.pulling.wait()):
             if part.distinct.padded:
                 rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
             part.rows = rows.to(device)
-        return dense
 
 
 class RemoteRows:

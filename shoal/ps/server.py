@@ -51,6 +51,7 @@ from shoal.ps.wire import (
 
 log = logging.getLogger("shoal")
 POLL_SECONDS = 0.2
+LOOK_SECONDS = 0.5  # between looks for workers that went silent
 PARTING_SECONDS = 3.0  # how long a server that gave up goes on telling workers why
 MOST_AHEAD = 1000  # pushes that a worker may have under way
 COPY_BELOW = 1 << 16  # smaller frames are copied into zmq's own memory, which is cheaper
@@ -93,6 +94,7 @@ class Server:
         self.socket = self.context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 2000)
         self.socket.setsockopt(zmq.SNDHWM, 0)  # answers are never dropped
+        self.socket.setsockopt(zmq.RCVTIMEO, int(1000 * POLL_SECONDS))
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
         if keys is not None:
             Gate(self.context, self.socket, keys)
@@ -114,30 +116,37 @@ class Server:
         self._waiting: list[Request] = []  # pulls whose time has not come
         self._writer: ShardWriter | None = None
         self._jobs: list[tuple[Request, Iterator[None]]] = []  # long work, done in parts
+        self._looked = time.monotonic()
+        self._ending = False  # a worker said goodbye
         self.messages = self.refused = 0
 
     # ---- the loop -------------------------------------------------------------------------------
 
     def serve(self) -> int:
         """Until all workers said goodbye; the exit status."""
-        poller = zmq.Poller()
-        poller.register(self.socket, zmq.POLLIN)
         try:
             while True:
-                if poller.poll(0 if self._jobs else 1000 * POLL_SECONDS):
-                    self._drain()
-                else:
+                self._take_one()
+                if self._jobs:
+                    self._go_on()
+                if time.monotonic() - self._looked > LOOK_SECONDS:
                     self._look_after_workers()
-                self._go_on()
-                if self.failure is None and self._all_done():
-                    return 0
-                if self.failure is not None and (
-                    self._all_done() or time.monotonic() - self._failed_at > PARTING_SECONDS
-                ):
+                if self._ending and self._all_done():
+                    return 0 if self.failure is None else 1
+                if self.failure and time.monotonic() - self._failed_at > PARTING_SECONDS:
                     log.error("server %d ends: %s", self.index, self.failure)
                     return 1
         finally:
             self.close()
+
+    def _take_one(self) -> None:
+        """Answer a message, if one comes within a moment."""
+        try:
+            flags = zmq.NOBLOCK if self._jobs else 0
+            address, *frames = self.socket.recv_multipart(flags, copy=False)
+        except zmq.Again:
+            return
+        self.receive(address.bytes, [frame.buffer for frame in frames])
 
     def close(self) -> None:
         """Give the address back."""
@@ -145,14 +154,6 @@ class Server:
             self._writer.abandon()
         self.socket.close()
         self.context.term()
-
-    def _drain(self) -> None:
-        """Every message that is here."""
-        for _ in range(1000):
-            address, *frames = self.socket.recv_multipart(copy=False)
-            self.receive(address.bytes, [frame.buffer for frame in frames])
-            if not self.socket.get(zmq.EVENTS) & zmq.POLLIN:
-                return
 
     def receive(self, address: bytes, frames: list[memoryview]) -> None:
         """Answer one message."""
@@ -220,7 +221,7 @@ class Server:
         self._answer(request, [(self.failure or "").encode()])
 
     def _bye(self, request: Request) -> None:
-        self.workers[request.header.worker].done = True
+        self.workers[request.header.worker].done = self._ending = True
         self._answer(request, [])
         self._release()  # a worker that is done keeps nobody waiting
 
@@ -230,8 +231,8 @@ class Server:
         return all(worker.done for worker in self.workers.values())
 
     def _look_after_workers(self) -> None:
-        """Notice workers that went silent. Called only when every message was read."""
-        now = time.monotonic()
+        """Notice workers that went silent."""
+        now = self._looked = time.monotonic()
         for number, worker in self.workers.items():
             silent = now - worker.heard
             if self.failure is None and not worker.done and silent > self.timeout:
@@ -263,10 +264,7 @@ class Server:
         pairs = parse_parts(parts_bytes, len(state.dims))
         all_ids = receive_ids(ids_bytes, [n for _, n in pairs], flags)
         rows = [state.pull(table, ids) for (table, _), ids in zip(pairs, all_ids)]
-        frames = [send_rows(rows, flags)]
-        if flags & WITH_DENSE:
-            frames.append(send_rows([state.flat_dense()], 0))
-        self._answer(request, frames, flags)
+        self._answer(request, [send_rows(rows, flags)], flags)
 
     def _is_time(self, header: Header) -> bool:
         """Whether the rows that a pull of a step may see are ready."""

@@ -96,7 +96,7 @@ class Geo(ParameterServers):
         """Have this window's rows here, and the lookups answered from the copies."""
         missing = [self.copies[name].missing(part) for name, part in trip.parts.items()]
         if any(len(share.ids) for share in missing):
-            pieces, _ = self.client.start_pull(missing).wait()
+            pieces = self.client.start_pull(missing).wait()
             for name, share, rows in zip(trip.parts, missing, pieces):
                 self.copies[name].take(share.ids, rows)
         for name, part in trip.parts.items():
