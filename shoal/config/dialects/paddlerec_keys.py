@@ -33,7 +33,7 @@ def _runner(said: values.Said) -> list[Row]:
         # who trains, and where
         Row(
             "sync_mode",
-            ("strategy.ps.mode",),
+            ("strategy.ps.mode", "strategy.name"),
             "sync, async, geo: the mode of the servers that `shoal launch` starts; without servers "
             "it has no effect. gpubox: strategy.name sharded. heter is refused",
             values.sync_mode,
@@ -76,7 +76,7 @@ def _runner(said: values.Said) -> list[Row]:
         ),
         Row(
             "train_reader_path",
-            ("data.clicks.custom",),
+            ("data.clicks.custom", "data.clicks.reader"),
             "criteo_reader, benchmark_reader and "
             "queuedataset_reader: not needed, Shoal reads slots itself; another: "
             "FOLDER/PATH.py:RecDataset, with DataLoader and RecDataset",
@@ -216,7 +216,7 @@ def _hyper(said: values.Said) -> list[Row]:
             "less one, the label: 27 is 26",
         ),
         same("sparse_feature_number", "data.clicks.rows", "larger ids are folded; there an error"),
-        free("sparse_fea_num", "not read there; the number of rows is sparse_feature_number"),
+        free("sparse_fea_num", "not used there; the number of rows is sparse_feature_number"),
         same("dense_input_dim", "data.clicks.dense"),
         *[make(said) for make in options],
         Row(
@@ -230,7 +230,7 @@ def _hyper(said: values.Said) -> list[Row]:
         only("use_low_rank_mixture", [False, None], rank),
         free("low_rank", "read with use_low_rank_mixture only"),
         free("num_experts", "read with use_low_rank_mixture only"),
-        free("l2_reg_cross", "not read there"),
+        free("l2_reg_cross", "not used there"),
         only("dnn_use_bn", [False, None], "layers have no batch norm"),
         only("reg", [0, 0.0, None], "there is no L1 penalty; optimizer.weight_decay is L2"),
     ]
