@@ -33,8 +33,8 @@ FOLDERS = {
     "dlrm": "DLRM",
 }
 NOTE = (
-    "keys of PaddleRec are given: the data format, the folder paths begin at, the seed and the "
-    "patience follow its defaults where they are not, as `shoal config show` tells"
+    "keys of PaddleRec are given: its defaults hold for data.format, data.path, run.seed and "
+    "train.patience, as `shoal config show` tells"
 )
 
 
