@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.config.checks import canonical, problems
-from shoal.config.dialects import recbole, torchrec
-from shoal.config.errors import ConfigError
+from shoal.config.dialects import paddlerec, recbole, torchrec
+from shoal.config.errors import ConfigError, nearest
 from shoal.config.keys import LEAVES, MISSING, OPTIONAL, SECTIONS, Leaf, given, options_of, unknown
 from shoal.config.output import dump, json_schema
 from shoal.config.output import show as _show
@@ -79,10 +79,11 @@ def load(
             errors += error.errors
     if errors:
         raise ConfigError(errors)
-    name, options_type = _choose_model(layers, models, errors)
+    paddle = paddlerec.gather(layers, paths)
+    name, options_type = _choose_model(layers, models, paddle, errors)
     options = options_of(options_type) if options_type else None
 
-    reader = _Reader(name, options, errors)
+    reader = _Reader(name, options, errors, paddle)
     state: dict[str, Value] = {
         key: Value(leaf.default, DEFAULT) for key, leaf in {**LEAVES, **(options or {})}.items()
     }
@@ -91,6 +92,9 @@ def load(
         values = torchrec.defaults([layer.values for layer in layers])
         weakest.append(from_python(values, "default of TorchRec's example"))
         reader.notes.append(torchrec.NOTE)
+    if paddle:
+        weakest.append(from_python(paddle.defaults(), "default of PaddleRec"))
+        reader.notes.append(paddlerec.NOTE)
     for layer in [*weakest, *layers]:
         _merge(state, reader.read(layer))
     reader.notes += _multiply(state)
@@ -114,7 +118,10 @@ def load(
 
 
 def _choose_model(
-    layers: list[Layer], models: ModelLookup, errors: list[str]
+    layers: list[Layer],
+    models: ModelLookup,
+    paddle: paddlerec.Spoken | None,
+    errors: list[str],
 ) -> tuple[str, type | None]:
     """The model's canonical name and options; without options if there is no such model."""
     written: tuple[Any, Origin] = (LEAVES["model.name"].default, DEFAULT)
@@ -126,9 +133,13 @@ def _choose_model(
     if not isinstance(name, str):
         return str(name), None  # its type is reported with all others
     try:
+        if paddle:  # a model by the name of its folder there
+            name = (
+                paddle.model_of_folder() if origin is DEFAULT else paddlerec.FOLDERS.get(name, name)
+            )
         return models(name)
     except ValueError as error:
-        errors.append(f"{origin}: {error}")
+        errors.append(str(error) if origin is DEFAULT else f"{origin}: {error}")
         return name, None
 
 
@@ -140,8 +151,16 @@ def show(resolved: Resolved) -> str:
 class _Reader:
     """Turns layers into values by dotted key, and collects what is wrong with them."""
 
-    def __init__(self, model: str, options: dict[str, Leaf] | None, errors: list[str]):
-        self.model, self.options = model, options or {}
+    def __init__(
+        self,
+        model: str,
+        options: dict[str, Leaf] | None,
+        errors: list[str],
+        paddle: paddlerec.Spoken | None,
+    ):
+        self.model, self.options, self.paddle = model, options or {}, paddle
+        if paddle:
+            paddle.model, paddle.options = model, options
         self.options_known = options is not None
         self.errors = errors
         self.notes: list[str] = []
@@ -167,7 +186,9 @@ class _Reader:
     def _top(self, key: str, value: Any) -> None:
         """Decides whose key it is: Shoal's, another tool's, or a flat option of the model."""
         row = self.rows.get(key)
-        if key in SECTIONS or "." in key:
+        if paddlerec.is_key(key):
+            self._paddle(key, value)
+        elif key in SECTIONS or "." in key:
             self._native(key, value, (key,))
         elif row and row.targets:
             self._translate(row, value)
@@ -177,7 +198,9 @@ class _Reader:
             self._translate(row, value)
         elif self.options_known:
             text = unknown(key, self.options, recbole.SPELLINGS)
-            if "did you mean" not in text:
+            if isinstance(value, dict) and (found := nearest(key, paddlerec.SECTIONS)):
+                text = f"unknown key {key}; did you mean {found}, a section of PaddleRec's?"
+            elif "did you mean" not in text:
                 names = ", ".join(name[6:] for name in self.options) or "none"
                 text = (
                     f"unknown key {key}: neither a key of Shoal or RecBole nor an option of "
@@ -205,10 +228,24 @@ class _Reader:
         elif self.options_known or not key.startswith("model."):
             self._error(path, unknown(key, self.options, recbole.SPELLINGS))
 
-    def _translate(self, row: recbole.Row, value: Any) -> None:
-        """A key of another tool."""
-        place = self.layer.origin((row.key,))
-        dialect = self.dialect if row.key in torchrec.ROWS else "RecBole"
+    def _paddle(self, key: str, value: Any) -> None:
+        """A section of PaddleRec's, or one of its keys; a stronger source's value replaces it."""
+        assert self.paddle is not None, "a source has such a key, so the dialect is spoken"
+        for name, _, path in paddlerec.leaves(key, value):
+            try:
+                row = self.paddle.row(name)
+                if self.paddle.sources[name] is self.layer:
+                    self._translate(row, self.paddle.values[name], path, "PaddleRec")
+            except ValueError as error:
+                self._error(path, f"{error}")
+
+    def _translate(
+        self, row: recbole.Row, value: Any, path: tuple[str, ...] = (), dialect: str = ""
+    ) -> None:
+        """A key of another tool; `path` leads to it where it stands in a section."""
+        path = path or (row.key,)
+        place = self.layer.origin(path)
+        dialect = dialect or (self.dialect if row.key in torchrec.ROWS else "RecBole")
         origin = Origin(place.source, place.line, row.key, dialect)
         if value is BARE:
             if not (row.targets and LEAVES.get(row.targets[0], Leaf(str)).type is bool):
@@ -224,9 +261,9 @@ class _Reader:
             if key in OPTIONAL:
                 self._put(key, Value(said, origin))
             else:
-                self._set(key, said, origin, row.key)
+                self._set(key, said, origin, path[0])
         for key, said in translation.implied.items():
-            self._set(key, said, origin, row.key, implied=True)
+            self._set(key, said, origin, path[0], implied=True)
         for key in translation.per_process & self.found.keys():
             self.found[key] = replace(self.found[key], per_process=True)
 

@@ -1,0 +1,289 @@
+"""How the values of PaddleRec's keys are read, where they are not the same in Shoal.
+
+What a key means there may depend on other keys, so most functions take what else is `said`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from shoal.config.dialects.recbole import Row
+from shoal.config.dialects.recbole_values import Translation
+from shoal.config.sources import BARE
+from shoal.config.yaml_io import inline
+
+# Scripts of PaddleRec that read lines of slots, and do no more than Shoal does by itself.
+SLOT_READERS = ("criteo_reader", "benchmark_reader", "queuedataset_reader")
+PIPED = ("QueueDataset", "InmemoryDataset")
+READERS = (*PIPED, "DataLoader", "RecDataset")
+
+
+@dataclass
+class Said:
+    """The strongest value of each of PaddleRec's keys, and what they are said about."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path = Path(".")  # of the config: their relative paths begin here
+    model: str = ""
+    options: Collection[str] | None = ()  # model.KEY of the model; None: there is no such model
+
+    def runner(self, key: str) -> Any:
+        return self._get(f"runner.{key}")
+
+    def hyper(self, key: str) -> Any:
+        return self._get(f"hyper_parameters.{key}")
+
+    def _get(self, key: str) -> Any:
+        value = self.values.get(key)
+        return None if value is BARE else value
+
+
+# Single values -----------------------------------------------------------------------------------
+
+
+def as_bool(value: Any) -> Any:
+    """There 0 and 1 stand for truth values too."""
+    return bool(value) if type(value) is int and value in (0, 1) else value
+
+
+def truth(value: Any) -> bool:
+    value = as_bool(value)
+    if not isinstance(value, bool):
+        raise ValueError(f"given {inline(value)}; allowed: true or false")
+    return value
+
+
+def as_lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+def or_zero(value: Any) -> Any:
+    return 0 if value is None else value
+
+
+def whole(value: Any, least: int) -> int:
+    if type(value) is not int or value < least:
+        raise ValueError(f"given {inline(value)}; allowed: a whole number ≥ {least}")
+    return value
+
+
+def path(target: str, value: Any) -> Translation:
+    """A path that may be left empty."""
+    if isinstance(value, list):
+        raise ValueError(f"given {inline(value)}; it is one folder, file or pattern")
+    return Translation() if value in (None, "") else Translation({target: value})
+
+
+def slots(value: Any) -> int:
+    """There the label is counted as a slot."""
+    return whole(value, 2) - 1
+
+
+def use_gpu(value: Any) -> str:
+    return "cuda" if truth(value) else "cpu"
+
+
+def no_effect(value: Any) -> Translation:
+    """A truth value that changes nothing."""
+    truth(value)
+    return Translation()
+
+
+def train_batch_size(value: Any) -> Translation:
+    return Translation({"train.batch_size": value}, per_process={"train.batch_size"})
+
+
+def sync_mode(value: Any) -> Translation:
+    if value is None:
+        return Translation()
+    if value in ("sync", "async", "geo"):
+        return Translation({"strategy.ps.mode": value})
+    if value == "gpubox":
+        note = (
+            "sync_mode gpubox (parameter servers on GPUs) is strategy sharded: the rows of every "
+            "table are divided over the GPUs, and no servers are needed"
+        )
+        return Translation({"strategy.name": "sharded"}, notes=[note])
+    if value == "heter":
+        raise ValueError(
+            "heter is refused: a model is not cut into a CPU and a GPU part; use async, or gpubox"
+        )
+    raise ValueError(f"given {inline(value)}; allowed: sync, async, geo, gpubox")
+
+
+def model_path(value: Any) -> Translation:
+    if value in (None, "static_model.py", "dygraph_model.py"):
+        return Translation()
+    raise ValueError(f"{inline(value)} is refused: Shoal's own model is trained, see --model")
+
+
+# Readers -----------------------------------------------------------------------------------------
+
+
+def _stem(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"given {inline(value)}; it is the name of a Python file, without .py")
+    return Path(value.removesuffix(".py")).name
+
+
+def reader_type(said: Said, value: Any) -> Translation:
+    if value is None:
+        return Translation()
+    if value not in READERS:
+        raise ValueError(f"given {inline(value)}; allowed: {', '.join(READERS)}")
+    if value == "QueueDataset":
+        return Translation({"data.clicks.reader": "stream"})
+    if value == "InmemoryDataset" or _reads_slots(said.runner("train_reader_path")):
+        return Translation({"data.clicks.reader": "memory"})
+    return Translation()  # train_reader_path names the reader
+
+
+def _reads_slots(reader: Any) -> bool:
+    return reader is None or (isinstance(reader, str) and _stem(reader) in SLOT_READERS)
+
+
+def train_reader_path(said: Said, value: Any) -> Translation:
+    """A script of PaddleRec's is not needed; another is a reader of one's own."""
+    if value is None:
+        return Translation()
+    stem = _stem(value)
+    if stem == "criteo_lr_reader":
+        raise ValueError(
+            "criteo_lr_reader is refused: ids with weights (feat_idx, feat_value) are not read; "
+            "give data of slots, and criteo_reader"
+        )
+    if stem in SLOT_READERS or said.runner("reader_type") in PIPED:
+        return Translation()
+    file = said.folder / f"{value.removesuffix('.py')}.py"
+    note = f"RecDataset of {file} reads the data; what it imports (Paddle too) must be installed"
+    return Translation(
+        {"data.clicks.reader": "custom", "data.clicks.custom": f"{file}:RecDataset"}, notes=[note]
+    )
+
+
+def infer_reader_path(said: Said, value: Any) -> Translation:
+    """One reader reads all files here."""
+    if value is None or value == said.runner("train_reader_path"):
+        return Translation()
+    piped = said.runner("reader_type") in PIPED
+    if _reads_slots(value) and (piped or _reads_slots(said.runner("train_reader_path"))):
+        return Translation()
+    raise ValueError(
+        f"{inline(value)} is refused: one reader reads the training and the test files; give it "
+        "the value of runner.train_reader_path"
+    )
+
+
+def pipe_command(said: Said, value: Any) -> Translation:
+    """A program, as it is; but those of PaddleRec's that write Paddle's own format are not run."""
+    if value in (None, ""):
+        return Translation()
+    if said.runner("reader_type") in ("DataLoader", "RecDataset"):
+        reason = f"reader_type {said.runner('reader_type')} has no program, there as here"
+        return Translation(notes=[f"pipe_command has no effect: {reason}"])
+    if not isinstance(value, str):
+        raise ValueError(f"given {inline(value)}; it is a program and its arguments")
+    try:
+        words = shlex.split(value)
+    except ValueError as error:
+        raise ValueError(f"given {inline(value)}: {error}") from None
+    for number, word in enumerate(words):
+        if not word.endswith(".py"):
+            continue
+        places = (Path(word), said.folder / word, said.folder / Path(word).name)
+        file = next((place for place in places if place.is_file()), None)
+        if file is None:
+            break
+        if _needs_paddle(file) and _stem(word) in SLOT_READERS:
+            note = f"pipe_command is not run: {word} reads lines of slots, which Shoal reads itself"
+            return Translation(notes=[note])
+        if _needs_paddle(file):
+            raise ValueError(
+                f"{value} is refused: {file} imports paddle, so it writes Paddle's own format; "
+                "write lines of slots (click:0 dense_feature:0.5 1:737395) instead"
+            )
+        words[number] = str(file)
+        return Translation({"data.clicks.pipe_command": shlex.join(words)})
+    return Translation({"data.clicks.pipe_command": value})
+
+
+def _needs_paddle(file: Path) -> bool:
+    """Whether a script imports paddle; only its lines are looked at, nothing is run."""
+    lines = file.read_text("utf-8", "replace").splitlines()
+    firsts = [line.split()[:2] for line in lines if line.split()]
+    return any(
+        words[0] in ("import", "from") and words[1:] and words[1].split(".")[0] == "paddle"
+        for words in firsts
+    )
+
+
+# Options of the model ----------------------------------------------------------------------------
+
+
+def option(
+    key: str, name: str, rule: str, convert: Callable[[Said, Any], Any]
+) -> Callable[..., Row]:
+    """A row whose key is an option of the model; refused where the model has no such option."""
+
+    def read(said: Said, value: Any) -> Translation:
+        if said.options is None:  # that error stands already
+            return Translation()
+        if f"model.{name}" not in said.options:
+            raise ValueError(f"is refused: {said.model} has no option {name}; leave it out")
+        return Translation({f"model.{name}": convert(said, value)})
+
+    return lambda said: Row(key, (f"model.{name}",), rule, partial(read, said))
+
+
+def plain(said: Said, value: Any) -> Any:
+    return value
+
+
+def sizes(value: Any) -> list[int]:
+    if not isinstance(value, list) or not value or any(type(size) is not int for size in value):
+        raise ValueError(f"given {inline(value)}; it is a list of sizes, such as [512, 256, 16]")
+    return value
+
+
+def bottom_sizes(said: Said, value: Any) -> list[int]:
+    """The last layer there is the vector of the dense values; here it is model.dim wide."""
+    *layers, last = sizes(value)
+    dim = said.hyper("sparse_feature_dim")
+    if dim is not None and last != dim:
+        raise ValueError(
+            f"given {inline(value)}; the last layer must be as wide as sparse_feature_dim, {dim}"
+        )
+    return layers
+
+
+def top_sizes(said: Said, value: Any) -> list[int]:
+    """The last layer there is the probability of either class; here one logit."""
+    *layers, last = sizes(value)
+    if last not in (1, 2):
+        raise ValueError(f"given {inline(value)}; the last layer must be 2, click or no click")
+    return layers
+
+
+def structure(said: Said, value: Any) -> str:
+    return "stacked" if truth(value) else "parallel"
+
+
+def num_field(said: Said, value: Any) -> Translation:
+    """Says again how many slots (and for LR dense values) there are."""
+    counted, num_dense = said.hyper("sparse_inputs_slots"), said.hyper("dense_input_dim")
+    counted, num_dense = 27 if counted is None else counted, 13 if num_dense is None else num_dense
+    if type(counted) is not int or type(num_dense) is not int:
+        return Translation()  # that error stands already
+    num_slots, both = counted - 1, counted - 1 + num_dense
+    expected = both if said.model == "LR" else num_slots
+    if value != expected:
+        raise ValueError(
+            f"given {inline(value)}, but there are {expected} fields by sparse_inputs_slots and "
+            "dense_input_dim; say the number of slots with sparse_inputs_slots"
+        )
+    return Translation()

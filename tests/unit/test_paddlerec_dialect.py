@@ -1,0 +1,439 @@
+"""Configs of PaddleRec: each key honoured, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal import config as room
+from shoal.config import ConfigError, Resolved
+from shoal.config.dialects import paddlerec
+from shoal.config.dialects.paddlerec_keys import KEYS, table_text
+from shoal.run import resolve
+
+# What PaddleRec's page on distributed training adds to a config.
+PAGE = """\
+runner:
+    # comments may be in any language: 可选
+    sync_mode: "async" # sync/async/geo
+    geo_step: 400
+    split_file_list: False
+    thread_num: 1
+
+    reader_type: "QueueDataset"
+    pipe_command: "python benchmark_reader.py"
+    dataset_debug: False
+"""
+
+# The keys of its dnn model.
+DNN = """\
+runner:
+  train_data_dir: "data/sample_data/train"
+  train_reader_path: "criteo_reader"
+  use_gpu: False
+  use_auc: True
+  train_batch_size: 512
+  epochs: 4
+  print_interval: 10
+  model_save_path: "out"
+  infer_batch_size: 256
+  infer_reader_path: "criteo_reader"
+  test_data_dir: "../test"
+  infer_load_path: "out"
+  infer_start_epoch: 0
+  infer_end_epoch: 3
+  num_workers: 0
+  use_inference: False
+  save_inference_feed_varnames: ["1", "2", "dense_input"]
+  save_inference_fetch_varnames: ["sigmoid_0.tmp_0"]
+  sync_mode: "async"
+  split_file_list: True
+  thread_num: 5
+hyper_parameters:
+  optimizer:
+    class: Adagrad
+    learning_rate: 0.01
+    strategy: async
+  sparse_inputs_slots: 27
+  sparse_feature_number: 1000001
+  sparse_feature_dim: 11
+  dense_input_dim: 13
+  fc_sizes: [400, 300]
+  distributed_embedding: 0
+"""
+
+WIDE_DEEP = """\
+runner:
+  train_data_dir: data/train
+  train_reader_path: criteo_reader
+  use_gpu: False
+  use_xpu: False
+  use_fleet: False
+  use_auc: True
+  train_batch_size: 50
+  epochs: 4
+  print_interval: 2
+  model_save_path: output_model_wide_deep
+  infer_start_epoch: 3
+  infer_end_epoch: 4
+hyper_parameters:
+  optimizer: {class: Adam, learning_rate: 0.001, strategy: async}
+  sparse_inputs_slots: 27
+  sparse_feature_number: 1000001
+  sparse_feature_dim: 9
+  dense_input_dim: 13
+  fc_sizes: [512, 256, 128, 32]
+"""
+
+DLRM = """\
+runner: {train_data_dir: data, epochs: 3}
+hyper_parameters:
+  optimizer: {class: SGD, learning_rate: 0.1}
+  sparse_inputs_slots: 27
+  dense_input_dim: 13
+  bot_layer_sizes: [512, 256, 64, 16]
+  sparse_feature_dim: 16
+  top_layer_sizes: [512, 256, 2]
+  num_field: 26
+"""
+
+DCN_V2 = """\
+hyper_parameters:
+  is_Stacked: True
+  use_low_rank_mixture: False
+  low_rank: 256
+  num_experts: 4
+  fc_sizes: [768, 700]
+  cross_num: 3
+  l2_reg_cross: 0.00003
+  dnn_use_bn: False
+  clip_by_norm: 10.0
+"""
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a config into a folder, as a model's config stands in its folder there."""
+
+    def write(text: str, folder: str = "dnn", name: str = "config.yaml") -> Path:
+        path = tmp_path / folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, "utf-8")
+        return path
+
+    return write
+
+
+def value_of(resolved: Resolved, key: str) -> Any:
+    value: Any = resolved.config
+    for name in key.split("."):
+        value = value[name] if isinstance(value, dict) else getattr(value, name)
+    return value
+
+
+def errors_of(path: Path, *words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolve([path], words)
+    return str(caught.value)
+
+
+def test_the_block_of_the_page(write: Write) -> None:
+    config = resolve([write(PAGE)]).config
+    assert config.model.name == "DNN"
+    assert (config.strategy.ps.mode, config.strategy.ps.geo_step) == ("async", 400)
+    assert config.strategy.name == "auto"  # servers come with the launcher
+    clicks = config.data.clicks
+    assert (clicks.reader, clicks.threads, clicks.split_files) == ("stream", 1, False)
+    assert clicks.pipe_command == "python benchmark_reader.py" and clicks.profile is False
+
+
+def test_the_block_of_the_page_beside_a_config(write: Write, tmp_path: Path) -> None:
+    files = [write(DNN), write(PAGE, "other", "more.yaml")]
+    resolved = resolve(files, ["--runner.sync_mode=geo"])
+    assert resolved.config.model.name == "DNN"  # the only folder that names a model
+    assert resolved.config.data.path == str(tmp_path / "dnn")  # where the data folders are said
+    assert resolved.config.data.clicks.split_files is False
+    assert resolved.config.strategy.ps.mode == "geo"
+    assert resolved.config.train.epochs == 4
+
+
+def test_a_config_of_dnn(write: Write, tmp_path: Path) -> None:
+    config = resolve([write(DNN)]).config
+    options = config.model.options
+    assert (config.model.name, options["dim"], options["layers"]) == ("DNN", 11, [400, 300])
+    assert config.data.format == "slots" and config.data.path == str(tmp_path / "dnn")
+    clicks = config.data.clicks
+    assert (clicks.train, clicks.test) == ("data/sample_data/train", "../test")
+    assert (clicks.slots, clicks.dense, clicks.rows) == (26, 13, 1000001)
+    assert (clicks.reader, clicks.custom, clicks.pipe_command) == ("memory", None, None)
+    assert (clicks.split_files, clicks.threads) == (True, 5)
+    assert (config.train.epochs, config.train.batch_size, config.train.print_every) == (4, 512, 10)
+    assert (config.train.optimizer.name, config.train.optimizer.lr) == ("adagrad", 0.01)
+    assert config.eval.batch_size == 256
+    assert (config.run.device, config.run.root) == ("cpu", "out")
+    # What holds there where nothing is said.
+    assert config.run.seed == 12345 and config.train.patience >= config.train.epochs
+
+
+def test_a_config_of_wide_deep(write: Write) -> None:
+    config = resolve([write(WIDE_DEEP, "wide_deep")]).config
+    assert config.model.name == "WideDeep"
+    assert config.model.options["layers"] == [512, 256, 128, 32]
+    assert (config.train.batch_size, config.train.print_every) == (50, 2)
+
+
+def test_a_config_of_dlrm(write: Write) -> None:
+    path = write(DLRM, "dlrm")
+    config = resolve([path]).config
+    options = config.model.options
+    assert config.model.name == "DLRM" and config.train.optimizer.name == "sgd"
+    assert (options["bottom_layers"], options["dim"]) == ([512, 256, 64], 16)
+    assert options["top_layers"] == [512, 256]
+    assert "as wide as sparse_feature_dim, 8" in errors_of(
+        path, "--hyper_parameters.sparse_feature_dim=8"
+    )
+    assert "the last layer must be 2" in errors_of(path, "--hyper_parameters.top_layer_sizes=[9]")
+    assert "there are 26 fields" in errors_of(path, "--hyper_parameters.num_field=39")
+
+
+def test_a_config_of_dcn_v2(write: Write) -> None:
+    path = write(DCN_V2, "dcn_v2")
+    config = resolve([path]).config
+    options = config.model.options
+    assert (options["structure"], options["cross_layers"]) == ("stacked", 3)
+    assert (options["layers"], options["low_rank"]) == ([768, 700], None)
+    assert config.train.clip_grad_norm == 10.0
+    assert "no mixture of experts" in errors_of(path, "--hyper_parameters.use_low_rank_mixture=1")
+
+
+@pytest.mark.parametrize(
+    ("word", "key", "want"),
+    [
+        ("runner.sync_mode=sync", "strategy.ps.mode", "sync"),
+        ("runner.sync_mode=geo", "strategy.ps.mode", "geo"),
+        ("runner.sync_mode=gpubox", "strategy.name", "sharded"),
+        ("runner.use_gpu=True", "run.device", "cuda"),
+        ("runner.use_gpu=1", "run.device", "cuda"),
+        ("runner.use_gpu=0", "run.device", "cpu"),
+        ("runner.use_fleet=True", "strategy.name", "auto"),
+        ("runner.reader_type=InmemoryDataset", "data.clicks.reader", "memory"),
+        ("runner.reader_type=DataLoader", "data.clicks.reader", "memory"),
+        ("runner.reader_type=RecDataset", "data.clicks.reader", "memory"),
+        ("runner.reader_type=QueueDataset", "data.clicks.reader", "stream"),
+        ("runner.dataset_debug=True", "data.clicks.profile", True),
+        ("runner.pipe_command=awk -f x.awk", "data.clicks.pipe_command", "awk -f x.awk"),
+        ("runner.train_data_dir=2020", "data.clicks.train", "2020"),
+        ("runner.print_interval=null", "train.print_every", 0),
+        ("runner.use_visual=False", "run.tensorboard", False),
+        ("runner.seed=3", "run.seed", 3),
+        ("runner.save_checkpoint_interval=2", "checkpoint.every_epochs", 2),
+        ("runner.model_init_path=null", "run.output", None),
+        ("hyper_parameters.optimizer.class=SGD", "train.optimizer.name", "sgd"),
+        ("hyper_parameters.optimizer.weight_decay=0.1", "train.optimizer.weight_decay", 0.1),
+        ("hyper_parameters.optimizer.clip_by_norm=5", "train.clip_grad_norm", 5.0),
+        ("hyper_parameters.sparse_inputs_slots=301", "data.clicks.slots", 300),
+        ("hyper_parameters.dropout=0.5", "model.options.dropout", 0.5),
+        ("train.epochs=7", "train.epochs", 7),
+    ],
+)
+def test_single_keys(write: Write, word: str, key: str, want: Any) -> None:
+    assert value_of(resolve([write(DNN)], [f"--{word}"]), key) == want
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("runner.sync_mode=heter", "heter is refused"),
+        ("runner.sync_mode=fast", "given fast; allowed: sync, async, geo, gpubox"),
+        ("runner.reader_type=Queue", "given Queue; allowed: QueueDataset"),
+        ("runner.use_gpu=maybe", "given maybe; allowed: true or false"),
+        ("runner.use_fleet=maybe", "given maybe; allowed: true or false"),
+        ("runner.use_xpu=True", "true is refused: devices are CPUs and CUDA GPUs"),
+        ("runner.model_init_path=out/2", "files of Paddle's parameters are not read"),
+        ("runner.warmup_model_path=out/2", "files of Paddle's parameters are not read"),
+        ("runner.use_inference=True", "true is refused: no inference model"),
+        ("runner.model_path=my_model.py", "my_model.py is refused"),
+        ("runner.fs_name=hdfs://x", "is refused: files are read from folders"),
+        ("runner.days={20200101..20200102}", "is refused: a run trains on fixed files"),
+        ("runner.train_data_dir=[a, b]", "it is one folder, file or pattern"),
+        ("runner.train_reader_path=criteo_lr_reader", "ids with weights"),
+        ("runner.infer_reader_path=mine", "one reader reads the training and the test files"),
+        ("runner.pipe_command='awk \"'", "No closing quotation"),
+        ("hyper_parameters.cross_num=2", "is refused: DNN has no option cross_layers"),
+        ("hyper_parameters.reg=0.001", "0.001 is refused: there is no L1 penalty"),
+        ("hyper_parameters.sparse_inputs_slots=1", "allowed: a whole number ≥ 2"),
+        ("hyper_parameters.optimizer.adam_lazy_mode=False", "rows that a batch does not touch"),
+        ("table_parameters={}", "is refused: rows are made by the model's options"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(write: Write, word: str, text: str) -> None:
+    error = errors_of(write(DNN), f"--{word}")
+    assert f"PaddleRec key {word.partition('=')[0]}: " in error and text in error
+
+
+def test_wrong_types_name_both_keys(write: Write) -> None:
+    assert errors_of(write(DNN), "--runner.epochs=many") == (
+        "command line --runner.epochs=many (PaddleRec key runner.epochs): train.epochs: given many "
+        "(text); allowed: a whole number ≥ 0"
+    )
+    error = errors_of(write(DNN), "--hyper_parameters.optimizer.class=Adagard")
+    assert "did you mean adagrad?" in error
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("runner.epoch=3", "runner.epochs"),
+        ("runner.sync_mod=geo", "runner.sync_mode"),
+        ("runner.learning_rate=1", "hyper_parameters.optimizer.learning_rate"),
+        ("hyper_parameters.optimizer.learning_rat=1", "hyper_parameters.optimizer.learning_rate"),
+        ("hyper_parameters.fc_size=[1]", "hyper_parameters.fc_sizes"),
+        ("hyper_parameters.dropot=0.1", "hyper_parameters.dropout"),
+    ],
+)
+def test_a_typo_is_an_error_that_names_the_nearest_key(write: Write, word: str, meant: str) -> None:
+    key = word.partition("=")[0]
+    error = errors_of(write(DNN), f"--{word}")
+    assert error.endswith(f"unknown PaddleRec key {key}; did you mean {meant}?")
+
+
+def test_all_errors_come_at_once_with_their_lines(write: Write) -> None:
+    path = write(
+        "runner:\n  epoch: 3\n  sync_mode: heter\n  thread_num: many\nhyper_parameters: 5\n"
+    )
+    error = errors_of(path)
+    assert "4 errors" in error
+    assert f"{path}:2: unknown PaddleRec key runner.epoch" in error
+    assert f"{path}:3: PaddleRec key runner.sync_mode: heter is refused" in error
+    assert f"{path}:4 (PaddleRec key runner.thread_num): data.clicks.threads: given many" in error
+    assert f"{path}:5: hyper_parameters: given 5 (whole number); it is a section" in error
+    error = errors_of(write("runer: {epochs: 3}\n"))
+    assert "unknown key runer; did you mean runner, a section of PaddleRec's?" in error
+
+
+def test_a_batch_per_worker_is_multiplied_once_and_the_log_says_so(
+    write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = write(DNN)
+    resolved = resolve([path], ["--nproc=4"])
+    assert resolved.config.train.batch_size == 2048
+    (note,) = [note for note in resolved.notes if "×" in note]
+    assert "512 × 4 processes = train.batch_size: 2048" in note and ":6 (PaddleRec key" in note
+    (tmp_path / "dumped.yaml").write_text(room.dump(resolved.config))
+    assert resolve([tmp_path / "dumped.yaml"]).config == resolved.config
+    # A key of Shoal's is global as ever.
+    assert resolve([path], ["--nproc=4", "--train.batch_size=64"]).config.train.batch_size == 64
+    for name, value in {"RANK": "1", "WORLD_SIZE": "3"}.items():  # workers of a launcher
+        monkeypatch.setenv(name, value)
+    assert resolve([path]).config.train.batch_size == 1536
+
+
+def test_show_tells_which_key_of_theirs_set_a_value(write: Write) -> None:
+    path = write(DNN)
+    shown = room.show(resolve([path], ["--runner.epochs=3"]))
+    lines = {line.partition("#")[0].strip(): line.partition("# ")[2] for line in shown.split("\n")}
+    assert lines["epochs: 3"] == "command line --runner.epochs=3 (PaddleRec key runner.epochs)"
+    assert lines["batch_size: 512"] == f"{path}:6 (PaddleRec key runner.train_batch_size)"
+    assert (
+        lines["lr: 0.01"] == f"{path}:26 (PaddleRec key hyper_parameters.optimizer.learning_rate)"
+    )
+    assert lines["format: slots"] == "default of PaddleRec"
+    assert lines["name: DNN"] == "default of PaddleRec"
+
+
+def test_which_model(write: Write) -> None:
+    for folder, model in paddlerec.FOLDERS.items():
+        assert resolve([write("runner: {epochs: 1}", folder)]).config.model.name == model
+    path = write("runner: {epochs: 1}", "mine")
+    error = errors_of(path)
+    assert "its folder is mine" in error and "add --model=NAME" in error
+    assert resolve([path], ["--model=deepfm"]).config.model.name == "DeepFM"
+    assert resolve([path], ["--model=wide_deep"]).config.model.name == "WideDeep"
+    assert resolve([write(DNN)], ["--model=WideDeep"]).config.model.name == "WideDeep"
+    both = write("model: DLRM\nrunner: {epochs: 1}")
+    assert resolve([both]).config.model.name == "DLRM"
+    with pytest.raises(ConfigError, match="there is no config file"):
+        resolve((), ["--runner.epochs=3"])
+    config = resolve((), (), {"model": "DNN", "runner": {"epochs": 3}}).config
+    assert config.train.epochs == 3 and config.data.path == str(Path.cwd())
+
+
+def test_the_strongest_source_of_a_key_is_the_only_one_read(write: Write) -> None:
+    text = "runner: {sync_mode: gpubox, use_fleet: True, model_init_path: old}"
+    path = write(text)
+    words = ["--runner.sync_mode=async", "--runner.model_init_path=null"]
+    config = resolve([path], words).config
+    assert (config.strategy.name, config.strategy.ps.mode) == ("auto", "async")
+    note = resolve([path], words[1:]).notes[1]
+    assert "sync_mode gpubox" in note and "strategy sharded" in note
+
+
+def test_a_setting_spelled_twice_in_one_source_is_an_error(write: Write) -> None:
+    path = write("runner: {epochs: 3}\ntrain.epochs: 4\n")
+    assert "train.epochs is set twice" in errors_of(path)
+    path = write("runner: {epochs: 3}\nrunner.epochs: 3\n")
+    assert "train.epochs is set twice" in errors_of(path)
+
+
+def test_a_reader_of_ones_own(write: Write, tmp_path: Path) -> None:
+    text = "runner: {train_reader_path: my_reader, infer_reader_path: my_reader}"
+    path = write(text)
+    for words in ([], ["--runner.reader_type=RecDataset"], ["--runner.reader_type=DataLoader"]):
+        clicks = resolve([path], words).config.data.clicks
+        assert clicks.reader == "custom"
+        assert clicks.custom == f"{tmp_path / 'dnn' / 'my_reader.py'}:RecDataset"
+    clicks = resolve([path], ["--runner.reader_type=QueueDataset"]).config.data.clicks
+    assert (clicks.reader, clicks.custom) == ("stream", None)
+
+
+def test_programs(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(PAGE)
+    script = tmp_path / "dnn" / "benchmark_reader.py"
+    script.write_text("import sys\nsys.stdout.write(sys.stdin.read())\n")
+    command = resolve([path]).config.data.clicks.pipe_command
+    assert command == f"python {script}"  # found beside the config, as there
+    monkeypatch.chdir(tmp_path / "dnn")
+    assert resolve([path]).config.data.clicks.pipe_command == "python benchmark_reader.py"
+    # Scripts of PaddleRec's write the format of Paddle and do what Shoal does itself.
+    script.write_text("import paddle.distributed.fleet as fleet\n")
+    resolved = resolve([path])
+    assert resolved.config.data.clicks.pipe_command is None
+    assert any("benchmark_reader.py reads lines of slots" in note for note in resolved.notes)
+    script.rename(script.with_name("mine.py"))
+    error = errors_of(path, "--runner.pipe_command=python mine.py")
+    assert "python mine.py is refused: mine.py imports paddle" in error
+    resolved = resolve([path], ["--runner.reader_type=DataLoader"])
+    assert resolved.config.data.clicks.pipe_command is None
+    assert any("reader_type DataLoader has no program" in note for note in resolved.notes)
+
+
+def test_a_workspace_is_put_in_its_place(write: Write) -> None:
+    path = write("workspace: folder\nrunner: {train_data_dir: '{workspace}/data'}\n")
+    assert resolve([path]).config.data.clicks.train == "folder/data"
+
+
+def test_other_configs_are_as_they_were() -> None:
+    resolved = resolve((), ["--model=DNN", "--epochs=3", "--train_batch_size=8", "--nproc=2"])
+    assert resolved.config.train.batch_size == 8 and resolved.config.run.seed == 2020
+    assert not any("PaddleRec" in note for note in resolved.notes)
+
+
+def test_every_key_of_the_configs_above_is_in_the_table() -> None:
+    import yaml
+
+    for text in (PAGE, DNN, WIDE_DEEP, DLRM, DCN_V2):
+        for section, keys in yaml.safe_load(text).items():
+            for key, value in keys.items():
+                names = [f"{key}.{name}" for name in value] if key == "optimizer" else [key]
+                assert {f"{section}.{name}" for name in names} <= set(KEYS)
+    assert len(KEYS) == len(set(KEYS))
+
+
+def test_the_table_in_the_docs_is_the_one_in_the_code() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "paddlerec.md"
+    assert table_text() in page.read_text()
