@@ -62,19 +62,19 @@ class ClickEvaluator:
             for batch in progress(batches, reader.num_tiles(self.world.size)):
                 logits = model.logits(batch.to(self.world.device)).double().cpu()
                 # In double: a float32 probability would tie predictions that differ.
-                metrics.update(Valued(self._groups(batch), torch.sigmoid(logits), batch.labels))
+                groups = self._groups(batch, len(reader.layout.slots))
+                metrics.update(Valued(groups, torch.sigmoid(logits), batch.labels))
         model.train(was_training)
         metrics.reduce(self._sum, self._gather)
         return metrics.compute()
 
-    def _groups(self, batch: Batch) -> Tensor:
+    def _groups(self, batch: Batch, num_slots: int) -> Tensor:
         """What GAUC groups by, int64 [b]."""
         if self.group is None:
             return torch.zeros(batch.size, dtype=torch.int64)
         ids = batch.ids["slots"]
         if isinstance(ids, Jagged):
-            slots = len(ids) // max(1, batch.size)
-            return ids.values[ids.offsets[self.group : -1 : slots]]
+            return ids.values[ids.offsets[self.group : -1 : num_slots]]
         return ids[:, self.group]
 
     def _sum(self, state: Tensor) -> Tensor:

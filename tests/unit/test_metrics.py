@@ -403,7 +403,7 @@ def test_wants():
 
 def test_names():
     assert canonical("ndcg") == "NDCG" and canonical("ITEMCOVERAGE") == "ItemCoverage"
-    assert len(METRICS) == 16
+    assert len(METRICS) == 17
     worse = {name for name in METRICS if not higher_is_better(name)}
     assert worse == {"MAE", "RMSE", "LogLoss", "GiniIndex", "AveragePopularity"}
     assert higher_is_better("mrr@10") and not higher_is_better("giniindex@5")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.data.clicks.lines import BadLine, Cells, Parser
+from shoal.data.clicks.lines import Cells, Parser
 from shoal.data.clicks.samples import Layout, Samples
 
 NUM_DENSE, NUM_SLOTS = 13, 26
@@ -17,6 +17,7 @@ DENSE = tuple(f"I{k + 1}" for k in range(NUM_DENSE))
 SLOTS = tuple(f"C{k + 1}" for k in range(NUM_SLOTS))
 LABEL = "label"
 WIDTH = 1 + NUM_DENSE + NUM_SLOTS
+INTEGERS, STRINGS = slice(1, 1 + NUM_DENSE), slice(1 + NUM_DENSE, WIDTH)
 
 
 def has_header(first_line: bytes) -> bool:
@@ -29,19 +30,10 @@ def parser(layout: Layout) -> Parser:
 
     def parse(data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Samples:
         cells = Cells.split(data, starts, stops, ord("\t"), WIDTH)
-        dense = np.empty((len(starts), NUM_DENSE), np.float32)
-        for k in range(NUM_DENSE):
-            whole, sound = cells.integers(1 + k)
-            empty = cells.starts[:, 1 + k] == cells.stops[:, 1 + k]
-            if len(odd := np.flatnonzero(~sound & ~empty)):
-                index = int(odd[0])
-                raise BadLine(
-                    index, f"{DENSE[k]} is {cells.text(index, 1 + k)}; it must be a whole number"
-                )
-            dense[:, k] = np.log1p(np.maximum(whole, 0))
-        ids = np.empty((len(starts), NUM_SLOTS), np.int64)
-        for k in range(NUM_SLOTS):
-            ids[:, k] = cells.ids(1 + NUM_DENSE + k, k, layout, keep_integers=False)
+        whole, sound = cells.integers(INTEGERS)
+        cells.check(sound, INTEGERS, DENSE, "it must be a whole number")
+        dense = np.log1p(np.maximum(whole, 0)).astype(np.float32)
+        ids = cells.ids(STRINGS, np.arange(NUM_SLOTS), layout, keep_integers=False)
         return Samples(NUM_SLOTS, cells.labels(0, LABEL), dense, ids)
 
     return parse

@@ -46,6 +46,8 @@ def parser(layout: Layout, names: list[str], separator: int, file: str) -> Parse
     """What turns lines below that header into samples."""
     check_columns(layout, names, file)
     place = {name: number for number, name in enumerate(names)}
+    dense_places = [place[name] for name in layout.dense]
+    slot_places = [place[name] for name in layout.slots]
 
     def parse(data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Samples:
         if len(starts) and (data[starts[0] : stops[-1]] == ord('"')).any():
@@ -54,12 +56,9 @@ def parser(layout: Layout, names: list[str], separator: int, file: str) -> Parse
             shown = show(data, int(starts[index]), int(stops[index]))
             raise BadLine(index, f"quoted cells are not read: {shown}; write Parquet instead")
         cells = Cells.split(data, starts, stops, separator, len(names))
-        dense = np.empty((len(starts), len(layout.dense)), np.float32)
-        for k, name in enumerate(layout.dense):
-            dense[:, k] = cells.floats(place[name], name)
-        ids = np.empty((len(starts), len(layout.slots)), np.int64)
-        for k, name in enumerate(layout.slots):
-            ids[:, k] = cells.ids(place[name], k, layout, keep_integers=True)
+        dense = cells.pick(dense_places).floats(slice(None), layout.dense)
+        every = np.arange(len(layout.slots))
+        ids = cells.pick(slot_places).ids(slice(None), every, layout, keep_integers=True)
         labels = cells.labels(place[layout.label], layout.label)
         return Samples(len(layout.slots), labels, dense, ids)
 

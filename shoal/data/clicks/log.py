@@ -39,7 +39,7 @@ class ClickLog:
         form: str,
         layout: Layout,
         command: str | None = None,
-        separator: str = ",",
+        separator: str = "\t",
     ):
         self.files, self.form, self.layout, self.separator = files, form, layout, separator
         self.command = command

@@ -142,7 +142,7 @@ def _ids(
     if series.dtype in (pl.String, pl.Categorical) or isinstance(series.dtype, pl.Enum):
         tokens = series.cast(pl.String).fill_null("").to_list()
         cells = Cells.of([token.encode() for token in tokens])
-        return cells.ids(0, slot, layout, keep_integers=True), None
+        return cells.ids(slice(None), np.array([slot]), layout, keep_integers=True)[:, 0], None
     raise ValueError(
         f"{path}: column {series.name} is {series.dtype}; a slot holds whole numbers, text, or "
         "lists of them"

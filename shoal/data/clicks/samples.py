@@ -28,7 +28,7 @@ class Layout:
     def fold(self, ids: np.ndarray) -> np.ndarray:
         """Ids below `rows`. Those that fit stay; 0 (missing) stays 0, and no other becomes 0."""
         rows = self.rows
-        if rows is None or len(ids) == 0:
+        if rows is None or ids.size == 0:
             return ids
         if ids.min() >= 0 and ids.max() < rows:
             return ids
