@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +17,18 @@ from shoal.embedding.table import Init, Table
 from shoal.models.base import ClickModel, Facts
 from shoal.run import resolve
 
-models.MODELS.setdefault("TinyClicks", "click_model")
+
+def register() -> None:
+    """Let configs name the model below, in this process."""
+    models.MODELS["TinyClicks"] = "click_model"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tiny_clicks() -> Iterator[None]:
+    """The same for the tests of a module that imports this: others count the models there are."""
+    register()
+    yield
+    del models.MODELS["TinyClicks"]
 
 
 class TinyClicks(ClickModel):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click_model import click_config
+from click_model import click_config, register, tiny_clicks
 from ranks import run_ranks
 
 from shoal.build import build
@@ -19,6 +19,7 @@ from shoal.run_folder import RunFolder
 from shoal.trainer import Trainer
 from shoal.world import World
 
+__all__ = ["tiny_clicks"]  # used by being there
 STEPS = 50
 METRICS = ["AUC", "LogLoss", "Calibration", "GAUC"]
 SECTION = PlantedClicksSection(samples=3100, slots=5, ids_per_slot=40)
@@ -126,6 +127,7 @@ def own(files: str) -> dict[str, Any]:
 
 def everything(world: World, files: str, scratch: str) -> dict[str, Any]:
     """All that ranks are asked for, in one go: processes are slow to start."""
+    register()
     found: dict[str, Any] = {}
     for reader in ("memory", "stream"):
         given = values(files, data__clicks__reader=reader)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from click_model import click_config
+from click_model import click_config, tiny_clicks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +24,7 @@ from shoal.data.clicks.readers import InMemory, Split, Stream, load, share
 from shoal.data.clicks.samples import Layout
 from shoal.world import World
 
+__all__ = ["tiny_clicks"]  # used by being there
 LAYOUT = Layout(("1", "2"), ("d",), "click")
 SIZES = [5, 0, 1, 7, 12]  # samples of the files: one is empty, one smaller than a batch
 

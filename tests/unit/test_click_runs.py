@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import sklearn.metrics
 import torch
-from click_model import TinyClicks, click_config
+from click_model import TinyClicks, click_config, tiny_clicks
 
 import shoal
 from shoal.build import build
@@ -24,6 +24,7 @@ from shoal.models.base import Facts
 from shoal.run import Trained, resolve
 from shoal.world import World
 
+__all__ = ["tiny_clicks"]  # used by being there
 SHORT = {
     "data.clicks.planted.samples": 3000,
     "data.clicks.planted.slots": 5,
