@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
-import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,6 @@ from hypothesis import strategies as st
 
 from shoal.data.batch import Batch, Jagged
 from shoal.data.clicks import readers as room
-from shoal.data.clicks.ahead import ahead
 from shoal.data.clicks.custom import Custom
 from shoal.data.clicks.data import open_clicks
 from shoal.data.clicks.log import ClickLog
@@ -203,14 +199,16 @@ def test_split_files(tmp_path: Path, kind: str, size: int) -> None:
         train__batch_size=8,
         train__eval_every=0,
     )
+    every = ClickLog(sorted(tmp_path.iterdir()), "slots", LAYOUT)
+    totals = [sum(counts_of(every.part(rank, size))) for rank in range(size)]
+    steps = [-(-total // share(8, rank, size)) for rank, total in enumerate(totals)]
     readers = []
     for rank in range(size):
         world = World()
         world.rank, world.size = rank, size
-        # Counting is shared by the ranks; here each counts all.
-        opened = None
-        every = ClickLog(sorted(tmp_path.iterdir()), "slots", LAYOUT)
-        world.all_reduce = lambda tensor, every=every: torch.tensor(counts_of(every))  # type: ignore[method-assign]
+        # What the other ranks would say: the samples of all files, and everybody's steps.
+        world.all_reduce = lambda tensor: torch.tensor(SIZES)  # type: ignore[method-assign]
+        world.stack = lambda tensor: torch.tensor(steps)  # type: ignore[method-assign]
         opened = open_clicks(config, world, 4)
         assert isinstance(opened.reader, Split)
         readers.append(opened.reader)
@@ -218,7 +216,7 @@ def test_split_files(tmp_path: Path, kind: str, size: int) -> None:
     found = []
     for rank, reader in enumerate(readers):
         batches = [numbers(b) for b in reader.batches(0, rank, size)]
-        assert len(batches) == reader.num_batches == readers[0].num_batches
+        assert len(batches) == reader.num_batches == max(steps)
         assert all(len(batch) <= share(8, rank, size) for batch in batches)
         mine = [n for batch in batches for n in batch]
         starts = [sum(SIZES[:k]) for k in range(5)]
@@ -353,41 +351,6 @@ def test_what_is_wrong_with_a_reader_of_ones_own(tmp_path: Path) -> None:
         own(tmp_path, ":Nobody")
     with pytest.raises(ValueError, match="there is no file"):
         Custom("nowhere.py", [], {}, LAYOUT, 4)
-
-
-# ---- threads ----------------------------------------------------------------------------------
-
-
-def test_work_ahead_keeps_its_order_and_its_bounds() -> None:
-    begun: list[int] = []
-
-    def items():
-        for number in range(40):
-            begun.append(number)
-            yield number
-
-    def work(number: int) -> int:
-        time.sleep(0.002 * (number % 3))
-        return number * number
-
-    results = ahead(work, items(), 3)
-    assert [next(results) for _ in range(5)] == [0, 1, 4, 9, 16]
-    assert len(begun) <= 5 + 2 * 3 + 2  # those taken, those that wait, one each in hand
-    results.close()  # type: ignore[attr-defined]
-    names = Counter(thread.name.partition("_")[0] for thread in threading.enumerate())
-    assert not names["shoal-parse"] and not names["shoal-read"]
-    assert list(ahead(work, range(20), 2)) == [n * n for n in range(20)]
-
-
-def test_errors_in_threads_come_through() -> None:
-    def broken():
-        yield 1
-        raise ValueError("no more")
-
-    with pytest.raises(ValueError, match="no more"):
-        list(ahead(lambda x: x, broken(), 2))
-    with pytest.raises(ZeroDivisionError):
-        list(ahead(lambda x: 1 // x, [1, 0], 2))
 
 
 def test_the_readers_own_speed_is_logged(

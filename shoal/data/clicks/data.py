@@ -159,13 +159,12 @@ class _Maker:
 
     def evaluation(self, files: ClickLog) -> ClickReader:
         """In tiles; never split by files, so that every rank makes as many steps."""
-        counts = self._counts(files) if self.section.reader == "stream" else None
-        return self._make(files, self.tile, counts, self.tile)
+        return self._make(files, self.tile, self._counts(files), self.tile)
 
     def training(self, files: ClickLog) -> ClickReader:
         """In global batches, or in batches of this worker's own files."""
         batch_size = self.config.train.batch_size
-        counts = self._counts(files) if self.section.reader != "custom" else None
+        counts = self._counts(files)
         if not self.section.split_files:
             return self._make(files, batch_size, counts)
         rank, size = self.world.rank, self.world.size
@@ -173,7 +172,7 @@ class _Maker:
         first = sum(len(files.part(worker, size).files) for worker in range(rank))
         kept = None if counts is None else counts[first : first + len(own.files)]
         inner = self._make(own, share(batch_size, rank, size), kept)
-        return Split(inner, rank, size, self._steps(files, counts))
+        return Split(inner, rank, size, self._most(inner.num_batches))
 
     def _make(
         self, files: ClickLog, batch_size: int, counts: list[int] | None, tile: int | None = None
@@ -190,9 +189,8 @@ class _Maker:
         return InMemory(samples, files.layout, batch_size, seed, shuffle, tile)
 
     def _counts(self, files: ClickLog) -> list[int] | None:
-        """Samples of every file: each rank counts some. None where a program decides."""
-        needed = self.section.reader == "stream" or self.section.split_files
-        if files.command is not None or not needed:
+        """Samples of every file, for a stream: each rank counts some. None: a program decides."""
+        if self.section.reader != "stream" or files.command is not None:
             return None
         rank, size = self.world.rank, self.world.size
         counts = torch.zeros(len(files.files), dtype=torch.int64)
@@ -200,17 +198,11 @@ class _Maker:
             counts[number] = files.count(files.files[number]) or 0
         return self.world.all_reduce(counts.to(self.world.device)).tolist()
 
-    def _steps(self, files: ClickLog, counts: list[int] | None) -> int | None:
-        """The most steps that any worker makes with its own files."""
-        if counts is None:
+    def _most(self, steps: int | None) -> int | None:
+        """The most steps that any worker makes with its own files; None where nobody knows."""
+        if steps is None:
             return None
-        size, first, most = self.world.size, 0, 0
-        for worker in range(size):
-            number = len(files.part(worker, size).files)
-            samples = sum(counts[first : first + number])
-            most = max(most, -(-samples // share(self.config.train.batch_size, worker, size)))
-            first += number
-        return most
+        return int(self.world.stack(torch.tensor([steps], device=self.world.device)).max())
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
