@@ -24,8 +24,8 @@ class Interval:
 
     def __init__(self, model: Model, world: World, every: int, decimals: int = 4):
         self.world, self.every, self.decimals = world, every, decimals
-        self.clicks = model.kind == "clicks"
-        if every and self.clicks:
+        self.scored = False  # whether the model tells what it predicts
+        if every and model.kind == "clicks":
             model.register_forward_hook(self._keep)
         self.begin()
 
@@ -41,6 +41,7 @@ class Interval:
         if output.scores is not None and labels is not None and model.training:
             users = torch.zeros(len(labels), dtype=torch.int64)
             self.metrics.update(Valued(users, output.scores.cpu(), labels.cpu()))
+            self.scored = True
 
     def step(self, epoch: int, number: int, size: int, loss: Tensor) -> None:
         """Count a step of `size` samples on this rank; every rank calls it for every step."""
@@ -54,7 +55,7 @@ class Interval:
         samples = self._sum(torch.tensor([self.samples], dtype=torch.float64))
         line = f"loss: {float(self.loss) / self.steps:.{self.decimals}f}"
         line += f", samples/s: {float(samples) / (time.perf_counter() - self.begun):.0f}"
-        if self.clicks:
+        if self.scored:
             self.metrics.reduce(self._sum, self._gather)
             line += f", auc: {self.metrics.compute()['auc']:.{self.decimals}f}"
         log.info("epoch %d step %d [%s]", epoch, number, line)
