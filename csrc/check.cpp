@@ -1,5 +1,6 @@
 // A program that works the core hard, for builds with a sanitizer: no Python, no torch.
 // Prints what it did; aborts on the first wrong answer.
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdio>
@@ -8,6 +9,7 @@
 #include <thread>
 #include <unordered_map>
 
+#include "slots.h"
 #include "table.h"
 
 using namespace shoal;
@@ -222,10 +224,38 @@ void check_life(bool bloom) {
   table.dot(ids.data(), 400, source.data(), grads.data(), dots.data());
 }
 
+// Lines of slots, most of them damaged: what is written must fit, whatever they hold.
+void check_slots() {
+  const std::string sound = "click:1 d:0.5 d:-1e-3 1:7 2:9223372036854775807 1:8 x:5";
+  const std::string letters = "0123456789:: .-+eEdx12click\n";
+  for (int round = 0; round < 20000; ++round) {
+    const SlotKeys keys({"1", "2", "x"}, {"d"}, {2}, "click", round % 2 == 0);
+    std::string line = sound;
+    for (uint64_t k = random_word() % 4; k > 0; --k) {
+      const size_t at = random_word() % line.size();
+      if (random_word() % 3 == 0)
+        line.erase(at, random_word() % 9);
+      else
+        line.insert(at, 1 + random_word() % 2, letters[random_word() % letters.size()]);
+      if (line.empty()) line = ":";
+    }
+    const std::vector<char> text(line.begin(), line.end());  // its own memory, without an end mark
+    const int64_t starts[] = {0}, stops[] = {static_cast<int64_t>(text.size())};
+    std::vector<float> label(1), dense(2);
+    std::vector<int64_t> ids(3), lengths(3);
+    parse_slots(keys, text.data(), starts, stops, 1, label.data(), dense.data(), ids.data(), nullptr);
+    std::vector<int64_t> lists(3 + static_cast<size_t>(std::count(line.begin(), line.end(), ':')));
+    const SlotResult found = parse_slots(keys, text.data(), starts, stops, 1, label.data(),
+                                         dense.data(), lists.data(), lengths.data());
+    if (line == sound) CHECK(found.fault == -1 && found.num_ids == 4 && lengths[0] == 2);
+  }
+}
+
 }  // namespace
 
 int main() {
   check_index();
+  check_slots();
   check_chosen_ids();
   for (int kind = 0; kind <= static_cast<int>(Optimizer::rmsprop); ++kind)
     for (int64_t rows : {int64_t{500}, int64_t{-1}})

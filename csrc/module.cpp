@@ -1,6 +1,7 @@
 // What Python sees. Arrays come as addresses of torch tensors: shoal/embedding/native.py has
 // checked their type, shape and layout, and holds them alive during the call.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <shared_mutex>
 
 #include "route.h"
+#include "slots.h"
 #include "softmax.h"
 #include "table.h"
 
@@ -292,5 +294,20 @@ NB_MODULE(_core, m) {
                        bool begun, int threads) {
     add_rows(at<float>(total), rows, dim, at<int64_t>(places), at<float>(grads), n, begun, threads);
   }, release());
+  nb::class_<SlotKeys>(m, "SlotKeys")
+      .def(nb::init<const std::vector<std::string>&, const std::vector<std::string>&,
+                    const std::vector<int64_t>&, const std::string&, bool>());
+  // (line at fault or -1, whether a slot has several ids where none may, ids written)
+  m.def("parse_slots", [](const SlotKeys& keys, Address text, Address starts, Address stops, size_t n,
+                          Address labels, Address dense, Address ids, Address lengths) {
+    SlotResult result;
+    {
+      nb::gil_scoped_release free;
+      result = parse_slots(keys, at<char>(text), at<int64_t>(starts), at<int64_t>(stops), n,
+                           at<float>(labels), at<float>(dense), at<int64_t>(ids),
+                           at<int64_t>(lengths));
+    }
+    return nb::make_tuple(result.fault, result.repeated, result.num_ids);
+  });
   m.def("instruction_set", [] { return kernels().name; });
 }

@@ -11,13 +11,15 @@ import numpy as np
 import torch
 
 from shoal.config.schema import Config
+from shoal.data.clicks import FORMATS, ClickData, open_clicks
 from shoal.data.dataset import Dataset
 from shoal.data.history import Histories
 from shoal.data.masking import MaskedWindows, Masking
 from shoal.data.prepare import load_dataset
 from shoal.data.reader import Interactions, Reader, Windows
 from shoal.data.statistics import describe
-from shoal.evaluation import Evaluator
+from shoal.evaluation import ClickEvaluator, Evaluator
+from shoal.evaluation.clicks import TILE_ROWS
 from shoal.models import find
 from shoal.models.base import Facts, Model
 from shoal.strategy import Strategy, make_strategy
@@ -30,18 +32,26 @@ log = logging.getLogger("shoal")
 class Parts:
     """What a run is made of."""
 
-    dataset: Dataset
+    dataset: Dataset | ClickData
     model: Model
     strategy: Strategy
     reader: Reader
-    evaluator: Evaluator
+    evaluator: Evaluator | ClickEvaluator
     fingerprint: dict[str, Any]  # must be the same for a checkpoint to fit
 
 
 def build(config: Config, world: World) -> Parts:
     """Load the data, construct the model and set it up with its strategy."""
-    dataset = _load(config, world)
     model_class = find(config.model.name)
+    if model_class.kind == "clicks":
+        return _build_clicks(config, world, model_class)
+    if config.data.format in FORMATS or config.data.clicks.train is not None:
+        raise ValueError(
+            f"{config.model.name} learns from interactions of users with items, and data.format "
+            f"{config.data.format} with data.clicks is a click log; choose a click model such as "
+            "LR or DeepFM (`shoal models` lists them), or name interactions with data.name"
+        )
+    dataset = _load(config, world)
     negatives = config.train.negatives
     facts = Facts(
         num_users=dataset.num_users,
@@ -74,6 +84,20 @@ def build(config: Config, world: World) -> Parts:
         dataset, config.eval, world, config.run.seed, config.data.max_len, sequential
     )
     return Parts(dataset, model, strategy, reader, evaluator, fingerprint(config, dataset))
+
+
+def _build_clicks(config: Config, world: World, model_class: type[Model]) -> Parts:
+    """The same for a click model and a click log."""
+    data = open_clicks(config, world, TILE_ROWS)
+    facts = Facts(
+        num_slots=len(data.layout.slots), num_dense=len(data.layout.dense), rows=data.layout.rows
+    )
+    torch.manual_seed(config.run.seed)
+    model = model_class(model_class.Options(**config.model.options), facts)
+    strategy = make_strategy(config.strategy, world)
+    strategy.setup(model, config.train.optimizer, config.run.seed, config.train.clip_grad_norm)
+    evaluator = ClickEvaluator(data.readers, config.eval, world, data.group)
+    return Parts(data, model, strategy, data.reader, evaluator, click_fingerprint(config, data))
 
 
 def _load(config: Config, world: World) -> Dataset:
@@ -110,9 +134,38 @@ def fingerprint(config: Config, dataset: Dataset) -> dict[str, Any]:
     }
 
 
+def click_fingerprint(config: Config, data: ClickData) -> dict[str, Any]:
+    """What a checkpoint of a click model depends on besides its own bytes."""
+    return {
+        "model": config.model.name,
+        "options": config.model.options,
+        **data.fingerprint,
+        "optimizer": config.train.optimizer.name,
+        "batch_size": config.train.batch_size,
+        "seed": config.run.seed,
+    }
+
+
+def describe_data(dataset: Dataset | ClickData) -> str:
+    """The block of figures of a data set."""
+    return dataset.describe() if isinstance(dataset, ClickData) else describe(dataset)
+
+
 def announce(config: Config, parts: Parts) -> None:
     """The block of facts at the head of a log."""
-    log.info("%s", describe(parts.dataset))
+    log.info("%s", describe_data(parts.dataset))
+    if isinstance(parts.dataset, ClickData):
+        order = "in the order of the files"
+        if getattr(getattr(parts.reader, "inner", parts.reader), "shuffle", False):
+            order = "shuffled"
+        log.info("[Training]: train_batch_size = [%d] %s", config.train.batch_size, order)
+        log.info("[Evaluation]: metrics: [%s]", ", ".join(config.eval.metrics))
+    else:
+        _announce_interactions(config)
+    _announce_model(parts)
+
+
+def _announce_interactions(config: Config) -> None:
     section = config.train.negatives
     negatives = {section.distribution: section.num} if section else None
     log.info(
@@ -131,6 +184,9 @@ def announce(config: Config, parts: Parts) -> None:
     log.info(
         "[Evaluation]: eval_batch_size = [%d] eval_args: [%s]", config.eval.batch_size, arguments
     )
+
+
+def _announce_model(parts: Parts) -> None:
     tables = [store.table for store in parts.strategy.stores.values()]
     count = sum((table.rows or 0) * table.dim for table in tables)
     count += sum(p.numel() for p in parts.model.parameters() if p.requires_grad)

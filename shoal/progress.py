@@ -31,7 +31,12 @@ def memory(device: torch.device) -> str:
 
 
 def bar(
-    steps: Iterable[T], total: int, label: str, device: torch.device, show: bool, start: int = 0
+    steps: Iterable[T],
+    total: int | None,
+    label: str,
+    device: torch.device,
+    show: bool,
+    start: int = 0,
 ) -> Iterator[T]:
     """`Train     3: 100%|█████| 20/20 [00:00<00:00, 341.07it/s, RAM: 0.31 G/23.40 G]`"""
     if not (show and sys.stderr.isatty()):

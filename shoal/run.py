@@ -24,13 +24,14 @@ import torch
 
 import shoal
 from shoal import config as config_room
-from shoal.build import announce, build
+from shoal.build import announce, build, describe_data
 from shoal.checkpoint import Checkpoints, give
 from shoal.config import Resolved
 from shoal.config.schema import Config
-from shoal.data.statistics import describe
+from shoal.data.dataset import Dataset
+from shoal.evaluation import Evaluator
 from shoal.launch import GRACE_SECONDS, LaunchError, host_of, launch
-from shoal.models import lookup
+from shoal.models import find, lookup
 from shoal.roles import Roles
 from shoal.run_folder import RunFolder, start_logging
 from shoal.servers import END_SECONDS, Servers
@@ -46,7 +47,9 @@ def resolve(
     values: dict[str, Any] | None = None,
 ) -> Resolved:
     """Load a config: files, then Python values, then command-line overrides."""
-    return config_room.load(files, overrides, values, models=lookup)
+    return config_room.load(
+        files, overrides, values, models=lookup, kinds=lambda name: find(name).kind
+    )
 
 
 def run(
@@ -318,6 +321,11 @@ class Trained:
     def recommend(self, user: str, topk: int = 10) -> list[tuple[str, float]]:
         """The best items for one user, original ids in and out; items already seen are left out."""
         dataset, evaluator = self.parts.dataset, self.parts.evaluator
+        if not isinstance(dataset, Dataset) or not isinstance(evaluator, Evaluator):
+            raise ValueError(
+                f"{self.config.model.name} predicts clicks of samples: it knows neither users nor "
+                "a catalogue of items, so there is nothing to recommend from; use `shoal eval`"
+            )
         found = np.flatnonzero(dataset.vocab[dataset.user_field][1:] == str(user)) + 1
         if len(found) == 0:
             known = ", ".join(map(str, dataset.vocab[dataset.user_field][1:6]))
@@ -327,7 +335,7 @@ class Trained:
         return evaluator.recommend(self.model, int(found[0]), topk)
 
 
-IRRELEVANT = ("batch_size", "optimizer")  # for using a trained model
+IRRELEVANT = ("batch_size", "optimizer", "order", "shuffle", "split_over")  # for using a model
 
 
 def evaluate(
@@ -348,7 +356,7 @@ def evaluate(
         if output is not None and world.is_main:  # before the work, not after it
             RunFolder(output).create(resume=True)
         trained = Trained(folder, overrides, world, values)
-        log.info("%s", describe(trained.parts.dataset))
+        log.info("%s", describe_data(trained.parts.dataset))
         result = trained.evaluate()
         if world.is_main:
             if output is not None:

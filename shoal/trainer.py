@@ -23,13 +23,14 @@ from shoal.checkpoint import CheckpointError, Checkpoints, give
 from shoal.config.schema import Config
 from shoal.data.batch import Batch
 from shoal.data.reader import Reader
-from shoal.evaluation import Evaluator
+from shoal.evaluation import ClickEvaluator, Evaluator, Interval
 from shoal.metrics import higher_is_better
 from shoal.models.base import Model
 from shoal.progress import bar
 from shoal.run_folder import RunFolder
 from shoal.schedule import learning_rate
 from shoal.strategy.base import Strategy
+from shoal.world import World
 
 log = logging.getLogger("shoal")
 
@@ -58,7 +59,7 @@ class Trainer:
         config: Config,
         strategy: Strategy,
         reader: Reader,
-        evaluator: Evaluator,
+        evaluator: Evaluator | ClickEvaluator,
         folder: RunFolder,
         fingerprint: dict[str, Any],
         on_step: Callable[[int, Tensor], None] | None = None,
@@ -75,6 +76,16 @@ class Trainer:
         self.train_seconds: list[float] = []
         self.eval_seconds: list[float] = []
         self.curves: SummaryWriter | None = None
+        self.interval = Interval(
+            self.model, self.world, config.train.print_every, config.run.loss_decimals
+        )
+        schedule = config.train.optimizer.schedule
+        if reader.num_batches is None and schedule != "constant":
+            raise ValueError(
+                f"train.optimizer.schedule {schedule} depends on the number of steps, which this "
+                "reader of clicks knows only when it has read all; use constant, or "
+                "data.clicks.reader memory"
+            )
 
     def fit(self, started: float, resume: bool = False) -> dict[str, Any]:
         """Train, evaluate, and test the best checkpoint."""
@@ -120,11 +131,11 @@ class Trainer:
         log.info(
             "epoch %d training [time: %.2fs, train loss: %.*f]", epoch, seconds, places, loss_sum
         )
-        steps = self.reader.num_batches - first_batch
+        steps = cursor.batch - first_batch
         if self.world.size > 1 and steps > 0:
             sent = (self.world.bytes_sent - sent) // steps
             log.info("epoch %d sent %.1f KiB per step from this process", epoch, sent / 1024)
-        loss = loss_sum / max(1, self.reader.num_batches)
+        loss = loss_sum / max(1, cursor.batch)
         line: dict[str, Any] = {"epoch": epoch, "step": cursor.step, "loss": loss}
         line["train_seconds"] = seconds
         cursor.epoch, cursor.batch, cursor.loss_sum = epoch + 1, 0, 0.0
@@ -145,6 +156,9 @@ class Trainer:
             return 0.0
         total = torch.tensor(cursor.loss_sum, dtype=torch.float64, device=self.world.device)
         batches = reader.batches(cursor.epoch, self.world.rank, self.world.size, cursor.batch)
+        if reader.num_batches is None:
+            batches = in_step(batches, reader, self.world)
+        self.interval.begin()
         shown = bar(
             batches,
             reader.num_batches,
@@ -159,15 +173,16 @@ class Trainer:
             batch = keep_hardest(self.model, batch, config)
             if following is not None and not drawn_later:
                 self.strategy.prefetch(following)
-            lr = learning_rate(config.train.optimizer, cursor.step, reader.num_batches, epochs)
+            lr = learning_rate(config.train.optimizer, cursor.step, reader.num_batches or 0, epochs)
             loss = self.strategy.train_step(batch, lr)
             total += loss
             cursor.step += 1
             cursor.batch += 1
             if self.on_step is not None:
                 self.on_step(cursor.step, loss)
+            self.interval.step(cursor.epoch, cursor.step, batch.size, loss)
             every = config.checkpoint.every_steps
-            if every and cursor.step % every == 0 and cursor.batch < reader.num_batches:
+            if every and cursor.step % every == 0 and following is not None:
                 cursor.loss_sum = float(total)
                 self.strategy.settle()
                 self._save()
@@ -299,6 +314,16 @@ def one_ahead(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
         before = batch
     if before is not None:
         yield before, None
+
+
+def in_step(batches: Iterator[Batch], reader: Reader, world: World) -> Iterator[Batch]:
+    """Batches until no rank has any left; a rank that has none goes on with empty ones."""
+    while True:
+        batch = next(batches, None)
+        left = torch.tensor([0 if batch is None else 1], device=world.device)
+        if not world.all_reduce(left).item():
+            return
+        yield reader.empty() if batch is None else batch
 
 
 def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:

@@ -12,8 +12,9 @@ from shoal.config.schema import Config
 
 TOPK_METRICS = ["Recall", "MRR", "NDCG", "Hit", "MAP", "Precision", "ItemCoverage"]
 TOPK_METRICS += ["AveragePopularity", "GiniIndex", "ShannonEntropy", "TailPercentage"]
-LABEL_METRICS = ["AUC", "LogLoss", "MAE", "RMSE"]  # of predicted values against labels
+LABEL_METRICS = ["AUC", "LogLoss", "Calibration", "MAE", "RMSE"]  # of values against labels
 METRICS = [*TOPK_METRICS, "GAUC", *LABEL_METRICS]
+CLICK_METRICS = [*LABEL_METRICS, "GAUC"]
 CANONICAL = {name.lower(): name for name in METRICS}
 MODE = re.compile(r"full|labeled|(?:uni|pop)[1-9]\d*")
 
@@ -29,11 +30,16 @@ def canonical(values: dict[str, Any]) -> None:
         values[key] = values[key].replace("\\t", "\t")  # as a shell passes '\t'
 
 
-def problems(config: Config, origins: dict[str, str], failed: Collection[str]) -> list[str]:
-    """Every failed check as one line with its place; checks of keys in `failed` cannot be made."""
+def problems(
+    config: Config, origins: dict[str, str], failed: Collection[str], clicks: bool = False
+) -> list[str]:
+    """Every failed check as one line with its place; checks of keys in `failed` cannot be made.
+
+    `clicks`: the model is a click model.
+    """
     return [
-        f"{origins[key]}: {key}: {text}"
-        for check, keys in CHECKS.items()
+        f"{origins.get(key, 'default')}: {key}: {text}"
+        for check, keys in {**CHECKS, **(CLICK_CHECKS if clicks else {})}.items()
         if not any(key.startswith(keys) for key in failed)
         for key, text in check(config)
     ]
@@ -137,6 +143,13 @@ def valid_metric(config: Config) -> Iterator[Problem]:
             f"eval.metrics and eval.topk give: {', '.join(computed)}",
         )
 
+    if chosen.valid_metric == "Calibration":
+        yield (
+            "eval.valid_metric",
+            "Calibration is best at 1, neither high nor low, so it cannot choose a checkpoint; "
+            "use AUC or LogLoss",
+        )
+
 
 def _meant(given: str, computed: list[str]) -> str:
     alike = [name for name in computed if name.partition("@")[0] == given.partition("@")[0]]
@@ -160,6 +173,35 @@ def processes(config: Config) -> Iterator[Problem]:
         yield "launch.port", "must be named when there are several hosts, the same on each"
 
 
+def click_metrics(config: Config) -> Iterator[Problem]:
+    chosen = config.eval
+    ranking = [name for name in chosen.metrics if name in TOPK_METRICS]
+    if ranking:
+        yield (
+            "eval.metrics",
+            f"{', '.join(ranking)} rank items for a user, and {config.model.name} predicts clicks "
+            f"of single samples; choose among {', '.join(CLICK_METRICS)}",
+        )
+    if "GAUC" in chosen.metrics and config.data.clicks.group is None:
+        yield "eval.metrics", "GAUC needs the slot that it groups by: set data.clicks.group"
+    modes = {chosen.mode} if isinstance(chosen.mode, str) else set(chosen.mode.values())
+    if modes != {"labeled"}:
+        yield (
+            "eval.mode",
+            f"given {chosen.mode}; click logs have labels, and {config.model.name} is evaluated on "
+            "them: leave it out, or write labeled",
+        )
+
+
+def click_negatives(config: Config) -> Iterator[Problem]:
+    if config.train.negatives is not None:
+        yield (
+            "train.negatives",
+            f"{config.model.name} learns from labels, and click logs hold their own negatives: "
+            "leave it out, or write null",
+        )
+
+
 # Each check with the keys (or beginnings of keys) that it reads.
 CHECKS: dict[Callable[[Config], Iterator[Problem]], tuple[str, ...]] = {
     split: ("data.split", "data.presplit"),
@@ -170,4 +212,9 @@ CHECKS: dict[Callable[[Config], Iterator[Problem]], tuple[str, ...]] = {
     metrics: ("eval.metrics", "eval.topk", "eval.mode"),
     valid_metric: ("eval.metrics", "eval.topk", "eval.valid_metric"),
     processes: ("launch.",),
+}
+# Those of click models besides.
+CLICK_CHECKS: dict[Callable[[Config], Iterator[Problem]], tuple[str, ...]] = {
+    click_metrics: ("eval.metrics", "eval.mode", "data.clicks"),
+    click_negatives: ("train.negatives",),
 }

@@ -24,7 +24,17 @@ from shoal.config.sources import BARE, Layer, Origin, from_file, from_overrides,
 # Model name as written -> (its canonical name, dataclass of its options). ValueError if unknown.
 ModelLookup = Callable[[str], tuple[str, type]]
 
+# What the model is for, by its canonical name: general, sequential or clicks.
+KindLookup = Callable[[str], str]
+
 DEFAULT = Origin("default")
+CLICK_DEFAULTS: dict[str, Any] = {
+    "data.name": "clicks",
+    "eval.mode": "labeled",
+    "eval.metrics": ["AUC", "LogLoss"],
+    "eval.valid_metric": "AUC",
+    "train.negatives": None,
+}
 
 __all__ = [
     "ConfigError",
@@ -63,6 +73,7 @@ def load(
     values: Mapping[str, Any] | None = None,
     *,
     models: ModelLookup,
+    kinds: KindLookup = lambda name: "general",
 ) -> Resolved:
     """Reads, translates, merges and checks a config; ConfigError tells all that is wrong."""
     errors: list[str] = []
@@ -88,6 +99,9 @@ def load(
         key: Value(leaf.default, DEFAULT) for key, leaf in {**LEAVES, **(options or {})}.items()
     }
     weakest = [from_python(getattr(options_type, "DEFAULTS", {}), f"default of {name}")]
+    clicks = options_type is not None and kinds(name) == "clicks"
+    if clicks:
+        weakest.insert(0, from_python(CLICK_DEFAULTS, "default of click models"))
     if any(torchrec.is_spoken(layer.values, name, options or {}) for layer in layers):
         values = torchrec.defaults([layer.values for layer in layers])
         weakest.append(from_python(values, "default of TorchRec's example"))
@@ -110,7 +124,7 @@ def load(
     config = Config.model_validate(_nested(plain))
     if options_type and not any(key.startswith("model.") for key in reader.failed):
         errors += _check_options(config, options_type)
-    errors += problems(config, origins, reader.failed)
+    errors += problems(config, origins, reader.failed, clicks)
     if errors:
         raise ConfigError(errors)
     assert options_type is not None, "a model that is not found is an error above"

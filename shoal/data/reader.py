@@ -33,8 +33,8 @@ class Reader:
         self.shuffle = shuffle
 
     @property
-    def num_batches(self) -> int:
-        """Global batches per epoch; the last one may be smaller."""
+    def num_batches(self) -> int | None:
+        """Global batches per epoch; the last one may be smaller. None: known only at the end."""
         return -(-self.num_samples // self.batch_size)
 
     def batches(self, epoch: int, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
@@ -59,6 +59,10 @@ class Reader:
     def make(self, samples: np.ndarray, epoch: int) -> Batch:
         """The batch of the given sample numbers."""
         raise NotImplementedError  # every reader writes its own
+
+    def empty(self) -> Batch:
+        """A batch without samples, where num_batches is None and a rank runs out before others."""
+        raise NotImplementedError  # readers that know their number of batches need none
 
 
 class Interactions(Reader):

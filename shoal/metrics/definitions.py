@@ -301,6 +301,18 @@ class LogLoss(PerRow):
         return -of_label.clamp(min=1e-15).log()
 
 
+class Calibration(Metric):
+    """Mean predicted probability / mean label: 1 where clicks come as often as predicted."""
+
+    needs = "valued"
+
+    def measure(self, block: Valued) -> State:
+        return {"predicted": block.scores.sum(), "observed": block.labels.sum()}
+
+    def compute(self, state: State) -> Tensor:
+        return state["predicted"] / state["observed"]  # inf or nan where nobody clicked
+
+
 class AUC(Metric):
     """Share of all (positive, negative) pairs of rows in the right order, ties counting half."""
 
@@ -350,7 +362,7 @@ METRICS: dict[str, type[Metric]] = {
     metric.__name__: metric
     for metric in (
         *(Recall, MRR, NDCG, Hit, MAP, Precision, GAUC, ItemCoverage, AveragePopularity),
-        *(GiniIndex, ShannonEntropy, TailPercentage, AUC, LogLoss, MAE, RMSE),
+        *(GiniIndex, ShannonEntropy, TailPercentage, AUC, LogLoss, Calibration, MAE, RMSE),
     )
 }
 

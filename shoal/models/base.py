@@ -22,6 +22,7 @@ class Output:
 
     loss: Tensor  # scalar
     count: int | Tensor
+    scores: Tensor | None = None  # [b], of click models: what was predicted, without gradient
 
 
 @dataclass(frozen=True)
@@ -121,5 +122,6 @@ class ClickModel(Model):
 
     def forward(self, batch: Batch) -> Output:
         assert batch.labels is not None, "a click model learns from labels"
-        loss = binary_cross_entropy_with_logits(self.logits(batch), batch.labels, reduction="sum")
-        return Output(loss, batch.size)
+        logits = self.logits(batch)
+        loss = binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
+        return Output(loss, batch.size, logits.detach())

@@ -165,7 +165,7 @@ def send_rows(pieces: Sequence[Tensor], flags: int) -> Any:
 def _send(values: np.ndarray, flags: int) -> Any:
     if flags & COMPRESSED:
         return zlib.compress(values.data if values.size else b"", FAST)
-    return memoryview(values).cast("B") if values.size else b""
+    return values.data.cast("B") if values.size else b""
 
 
 def receive_ids(frame: memoryview, counts: Sequence[int], flags: int) -> list[Tensor]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,7 @@ class ParameterServers(Strategy):
 
     # ---- dense parameters at the servers --------------------------------------------------------
 
-    def _split(self, tensors: list[Tensor]) -> list[Tensor]:
+    def _split(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """One flat tensor per server: of those parameters that are its own."""
         owners = self.spec.owners()
         flat: list[list[Tensor]] = [[] for _ in self.section.addresses]

@@ -1,0 +1,34 @@
+"""Click logs: labelled samples with slots of ids and dense values.
+
+samples.py    Layout and Samples: which columns there are, and the columns of many samples
+lines.py      blocks of whole lines, and cells of separated text as numbers and ids
+slots.py      the formats, one file each: lines of slots
+criteo.py       raw Criteo
+delimited.py    csv with a header
+parquet.py      Parquet
+planted.py    the generated log, whose best possible AUC is known
+log.py        ClickLog: files of a format, in order, as blocks of samples
+pipe.py       a user's program between the files and the parser
+ahead.py      work done ahead in threads, in order
+readers.py    batches: InMemory, Stream, Split
+custom.py     batches of a reader that a user wrote
+data.py       ClickData: what a config describes, opened
+"""
+
+from shoal.data.clicks.data import ClickData, open_clicks
+from shoal.data.clicks.log import FORMATS, ClickLog
+from shoal.data.clicks.readers import ClickReader, InMemory, Split, Stream
+from shoal.data.clicks.samples import Layout, Samples
+
+__all__ = [
+    "FORMATS",
+    "ClickData",
+    "ClickLog",
+    "ClickReader",
+    "InMemory",
+    "Layout",
+    "Samples",
+    "Split",
+    "Stream",
+    "open_clicks",
+]

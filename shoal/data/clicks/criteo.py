@@ -1,0 +1,39 @@
+"""Raw Criteo: label, 13 integers and 26 hexadecimal strings, tab-separated, missing ones empty.
+
+A dense value x becomes log(1 + max(x, 0)), a missing one 0. A string becomes a 64-bit id hashed
+from the number of its column and its text, so that equal strings of two columns are two ids; a
+missing one is the id 0, which no string has.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shoal.data.clicks.lines import Cells, Parser
+from shoal.data.clicks.samples import Layout, Samples
+
+NUM_DENSE, NUM_SLOTS = 13, 26
+DENSE = tuple(f"I{k + 1}" for k in range(NUM_DENSE))
+SLOTS = tuple(f"C{k + 1}" for k in range(NUM_SLOTS))
+LABEL = "label"
+WIDTH = 1 + NUM_DENSE + NUM_SLOTS
+INTEGERS, STRINGS = slice(1, 1 + NUM_DENSE), slice(1 + NUM_DENSE, WIDTH)
+
+
+def has_header(first_line: bytes) -> bool:
+    """Whether the file begins with names: its first cell is then no number."""
+    return first_line.split(b"\t")[0].strip() not in (b"0", b"1")
+
+
+def parser(layout: Layout) -> Parser:
+    """What turns lines into samples."""
+
+    def parse(data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Samples:
+        cells = Cells.split(data, starts, stops, ord("\t"), WIDTH)
+        whole, sound = cells.integers(INTEGERS)
+        cells.check(sound, INTEGERS, DENSE, "it must be a whole number")
+        dense = np.log1p(np.maximum(whole, 0)).astype(np.float32)
+        ids = cells.ids(STRINGS, np.arange(NUM_SLOTS), layout, keep_integers=False)
+        return Samples(NUM_SLOTS, cells.labels(0, LABEL), dense, ids)
+
+    return parse

@@ -1,0 +1,214 @@
+"""ClickData: the click log that a config describes, with its readers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal.config.errors import did_you_mean
+from shoal.config.schema import Config
+from shoal.data.clicks import planted
+from shoal.data.clicks.custom import Custom
+from shoal.data.clicks.log import ClickLog, find_files, make_layout, pick_format
+from shoal.data.clicks.readers import ClickReader, InMemory, Split, Stream, load, share
+from shoal.data.clicks.samples import Layout
+from shoal.world import World
+
+PHASES = ("train", "valid", "test")
+
+
+@dataclass
+class ClickData:
+    """What a run reads: the layout, the training reader and a reader for each phase to evaluate."""
+
+    name: str
+    form: str
+    how: str  # memory, stream or custom
+    layout: Layout
+    group: int | None  # the slot that GAUC groups by
+    reader: ClickReader
+    readers: dict[str, ClickReader]
+    files: dict[str, list[Path]]
+    fingerprint: dict[str, Any]
+
+    def describe(self) -> str:
+        """The block of facts that the log shows."""
+        lines = [
+            f"{self.name} ({self.form}, reader {self.how})",
+            f"The number of slots: {len(self.layout.slots)}",
+            f"The number of dense values: {len(self.layout.dense)}",
+            f"Ids are: {f'below {self.layout.rows}' if self.layout.rows else 'any of 64 bits'}",
+        ]
+        for phase, reader in {"train": self.reader, **self.readers}.items():
+            inner = reader.inner if isinstance(reader, Split) else reader
+            files = f"{len(self.files[phase])} files, " if phase in self.files else ""
+            known = inner.known_samples
+            count = "a number of samples known at the end" if known is None else f"{known} samples"
+            own = " of this process" if isinstance(reader, Split) else ""
+            rate = ""
+            if isinstance(inner, InMemory) and known:
+                rate = f", click rate {inner.samples.labels.mean(dtype='float64'):.4f}"
+            lines.append(f"The {phase} log: {files}{count}{own}{rate}")
+        return "\n".join(lines)
+
+
+def open_clicks(config: Config, world: World, tile: int) -> ClickData:
+    """Find the files, agree on what they hold, and make the readers.
+
+    tile: samples that a rank predicts at a time in evaluation.
+    """
+    form = pick_format(config.data)
+    opened = _planted(config, tile) if form == "planted_clicks" else _logged(config, world, tile)
+    section, layout = config.data.clicks, opened.layout
+    if section.group is not None:
+        if section.group not in layout.slots:
+            raise ValueError(
+                f"data.clicks.group: there is no slot {section.group}"
+                f"{did_you_mean(section.group, layout.slots)}; slots are {', '.join(layout.slots)}"
+            )
+        opened.group = layout.slots.index(section.group)
+    if not opened.readers and config.train.eval_every:
+        raise ValueError(
+            "there is nothing to evaluate on: name files with data.clicks.valid or "
+            "data.clicks.test, or set train.eval_every=0"
+        )
+    return opened
+
+
+def _planted(config: Config, tile: int) -> ClickData:
+    section, clicks = config.data.clicks.planted, config.data.clicks
+    given = [key for key in (*PHASES, "pipe_command", "custom") if getattr(clicks, key) is not None]
+    given += ["split_files"] if clicks.split_files else []
+    given += ["reader"] if clicks.reader == "custom" else []
+    if given:
+        raise ValueError(
+            f"data.clicks.{given[0]} is for logs in files, and data.format planted_clicks is "
+            "generated; leave it out, or name the format of your files"
+        )
+    layout = planted.layout(section)
+    made = {phase: planted.planted_clicks(section, phase).samples for phase in PHASES}  # type: ignore[arg-type]
+    train, shuffle = config.train, config.train.shuffle and clicks.reader == "memory"
+    reader = InMemory(made["train"], layout, train.batch_size, config.run.seed, shuffle)
+    readers: dict[str, ClickReader] = {
+        phase: InMemory(made[phase], layout, tile, tile=tile) for phase in ("valid", "test")
+    }
+    print_of = {"planted": section.model_dump(mode="json"), "shuffle": shuffle}
+    return ClickData(
+        *(config.data.name, "planted_clicks", clicks.reader, layout, None),
+        *(reader, readers, {}, print_of),
+    )
+
+
+def _logged(config: Config, world: World, tile: int) -> ClickData:
+    data, clicks = config.data, config.data.clicks
+    form = pick_format(data)
+    if clicks.train is None:
+        raise ValueError("data.clicks.train must name the files to train on")
+    if clicks.reader == "custom" and clicks.custom is None:
+        raise ValueError("data.clicks.reader custom needs data.clicks.custom: FILE.py[:CLASS]")
+    if clicks.reader == "custom" and clicks.pipe_command is not None:
+        raise ValueError("data.clicks: a custom reader and pipe_command exclude each other")
+    if clicks.pipe_command is not None and form == "parquet":
+        raise ValueError("data.clicks.pipe_command works on lines; Parquet files have none")
+    layout = make_layout(clicks, form)
+    patterns = {
+        "train": clicks.train,
+        "valid": clicks.valid or clicks.test,
+        "test": clicks.test or clicks.valid,
+    }
+    files = {
+        phase: find_files(pattern, data.path, phase)
+        for phase, pattern in patterns.items()
+        if pattern is not None
+    }
+    logs = {
+        phase: ClickLog(found, form, layout, clicks.pipe_command, data.separator)
+        for phase, found in files.items()
+    }
+    maker = _Maker(config, world, tile)
+    readers: dict[str, ClickReader] = {}
+    if "valid" in logs:
+        readers["valid"] = maker.evaluation(logs["valid"])
+        same = files["valid"] == files["test"]
+        readers["test"] = readers["valid"] if same else maker.evaluation(logs["test"])
+    reader = maker.training(logs["train"])
+    if reader.num_batches == 0:
+        raise ValueError(f"data.clicks.train: {clicks.train} has no samples")
+    print_of = {
+        "layout": [list(layout.slots), list(layout.dense), layout.label, layout.rows],
+        "files": logs["train"].fingerprint(),
+        "command": clicks.pipe_command,
+        "order": [clicks.reader, config.train.shuffle and clicks.reader == "memory"],
+        "split_over": world.size if clicks.split_files else None,
+    }
+    return ClickData(
+        *(data.name, form, clicks.reader, layout, None, reader, readers, files, print_of)
+    )
+
+
+class _Maker:
+    """Makes readers of the kind that the config names."""
+
+    def __init__(self, config: Config, world: World, tile: int):
+        self.config, self.world, self.tile = config, world, tile
+        self.section = config.data.clicks
+        self.flat = _flat(config.model_dump(mode="json"))
+
+    def evaluation(self, files: ClickLog) -> ClickReader:
+        """In tiles; never split by files, so that every rank makes as many steps."""
+        return self._make(files, self.tile, self._counts(files), self.tile)
+
+    def training(self, files: ClickLog) -> ClickReader:
+        """In global batches, or in batches of this worker's own files."""
+        batch_size = self.config.train.batch_size
+        counts = self._counts(files)
+        if not self.section.split_files:
+            return self._make(files, batch_size, counts)
+        rank, size = self.world.rank, self.world.size
+        own = files.part(rank, size)
+        first = sum(len(files.part(worker, size).files) for worker in range(rank))
+        kept = None if counts is None else counts[first : first + len(own.files)]
+        inner = self._make(own, share(batch_size, rank, size), kept)
+        return Split(inner, rank, size, self._most(inner.num_batches))
+
+    def _make(
+        self, files: ClickLog, batch_size: int, counts: list[int] | None, tile: int | None = None
+    ) -> ClickReader:
+        section = self.section
+        if section.reader == "custom":
+            assert section.custom is not None
+            return Custom(section.custom, files.files, self.flat, files.layout, batch_size, tile)
+        if section.reader == "stream":
+            return Stream(files, batch_size, counts, section.threads, tile, section.profile)
+        samples = load(files, section.threads, section.profile)
+        shuffle = tile is None and self.config.train.shuffle
+        seed = self.config.run.seed
+        return InMemory(samples, files.layout, batch_size, seed, shuffle, tile)
+
+    def _counts(self, files: ClickLog) -> list[int] | None:
+        """Samples of every file, for a stream: each rank counts some. None: a program decides."""
+        if self.section.reader != "stream" or files.command is not None:
+            return None
+        rank, size = self.world.rank, self.world.size
+        counts = torch.zeros(len(files.files), dtype=torch.int64)
+        for number in range(rank, len(files.files), size):
+            counts[number] = files.count(files.files[number]) or 0
+        return self.world.all_reduce(counts.to(self.world.device)).tolist()
+
+    def _most(self, steps: int | None) -> int | None:
+        """The most steps that any worker makes with its own files; None where nobody knows."""
+        if steps is None:
+            return None
+        return int(self.world.stack(torch.tensor([steps], device=self.world.device)).max())
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}, for readers that a user wrote."""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        inner = isinstance(value, dict) and value
+        result |= _flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return result

@@ -1,0 +1,149 @@
+"""Parquet: columns are named in the config.
+
+Columns of whole numbers hold ids as they stand; text is an id where it is a whole number, else it
+is hashed with the number of the slot, as in csv; lists hold several ids. Null is the id 0, or the
+dense value 0. Polars reads the files, and is imported here alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.data.clicks.delimited import check_columns
+from shoal.data.clicks.lines import Cells
+from shoal.data.clicks.samples import Layout, Samples
+
+BLOCK_ROWS = 1 << 16
+
+
+class FrameBlock:
+    """Some rows of a file. They are decoded at once, when the first of them are asked for."""
+
+    def __init__(self, path: Path, first: int, count: int, layout: Layout):
+        self.path, self.first, self.count, self.layout = path, first, count, layout
+
+    def __len__(self) -> int:
+        return self.count
+
+    def samples(self, start: int, stop: int) -> Samples:
+        """The samples of rows start to stop - 1."""
+        # Two threads may both decode; the results are the same, and the later one is kept.
+        decoded = getattr(self, "_decoded", None)
+        if decoded is None:
+            decoded = self._decoded = _decode(self.path, self.first, self.count, self.layout)
+        return decoded.slice(start, stop)
+
+    def num_bytes(self, start: int, stop: int) -> int:
+        """About how many bytes those rows have."""
+        width = len(self.layout.slots) * 8 + len(self.layout.dense) * 4 + 4
+        return (stop - start) * width
+
+
+def count(path: Path) -> int:
+    """Rows of a file."""
+    import polars as pl
+
+    return int(_read(path, lambda: pl.scan_parquet(path).select(pl.len()).collect().item()))
+
+
+def blocks(path: Path, layout: Layout) -> Iterator[FrameBlock]:
+    """The rows of a file, some at a time."""
+    import polars as pl
+
+    names = list(_read(path, lambda: pl.read_parquet_schema(path)))
+    check_columns(layout, names, str(path))
+    rows = count(path)
+    for first in range(0, rows, BLOCK_ROWS):
+        yield FrameBlock(path, first, min(BLOCK_ROWS, rows - first), layout)
+
+
+def _read(path: Path, read: Any) -> Any:
+    import polars as pl
+
+    try:
+        return read()
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as Parquet: {error}") from None
+
+
+def _decode(path: Path, first: int, count: int, layout: Layout) -> Samples:
+    import polars as pl
+
+    names = [*dict.fromkeys([layout.label, *layout.slots, *layout.dense])]
+    frame = _read(path, lambda: pl.scan_parquet(path).select(names).slice(first, count).collect())
+    labels = _floats(frame[layout.label], path, first)
+    if len(odd := np.flatnonzero((labels != 0) & (labels != 1))) or frame[layout.label].has_nulls():
+        row = int(odd[0]) if len(odd) else int(frame[layout.label].is_null().arg_max() or 0)
+        value = frame[layout.label][row]
+        raise ValueError(
+            f"{path}, row {first + row + 1}: {layout.label} is {value}; a label is 0 or 1"
+        )
+    dense = np.zeros((len(frame), len(layout.dense)), np.float32)
+    for k, name in enumerate(layout.dense):
+        dense[:, k] = _floats(frame[name], path, first)
+    columns = [_ids(frame[name], k, layout, path) for k, name in enumerate(layout.slots)]
+    slots = len(columns)
+    if all(lengths is None for _, lengths in columns):
+        ids = np.stack([ids for ids, _ in columns], axis=1) if columns else np.zeros((count, 0))
+        return Samples(slots, labels, dense, ids.astype(np.int64))
+    every = [np.ones(len(frame), np.int64) if each is None else each for _, each in columns]
+    offsets = np.concatenate([[0], np.cumsum(np.stack(every, axis=1).reshape(-1))])
+    flat = np.empty(offsets[-1], np.int64)
+    for k, (ids, _) in enumerate(columns):
+        lengths = every[k]
+        inner = np.cumsum(lengths) - lengths
+        flat[np.repeat(offsets[k:-1:slots] - inner, lengths) + np.arange(len(ids))] = ids
+    return Samples(slots, labels, dense, flat, offsets)
+
+
+def _floats(series: Any, path: Path, first: int) -> np.ndarray:
+    if not series.dtype.is_numeric() and str(series.dtype) != "Boolean":
+        raise ValueError(f"{path}: column {series.name} is {series.dtype}; it must hold numbers")
+    filled = series.cast(_float64()).fill_null(0.0).to_numpy()
+    with np.errstate(over="ignore"):
+        values = filled.astype(np.float32)
+    if len(odd := np.flatnonzero(~np.isfinite(values))):
+        row = int(odd[0])
+        raise ValueError(
+            f"{path}, row {first + row + 1}: {series.name} is {filled[row]}; it must be finite"
+        )
+    return values
+
+
+def _float64() -> Any:
+    import polars as pl
+
+    return pl.Float64
+
+
+def _ids(
+    series: Any, slot: int, layout: Layout, path: Path
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Ids one after the other, and how many each row has (None: one each)."""
+    import polars as pl
+
+    if isinstance(series.dtype, pl.List):
+        lengths = series.list.len().fill_null(0).to_numpy().astype(np.int64)
+        inner, _ = _ids(series.filter(pl.Series(lengths > 0)).explode(), slot, layout, path)
+        ids = np.zeros(int(np.maximum(lengths, 1).sum()), np.int64)
+        ids[np.repeat(lengths > 0, np.maximum(lengths, 1))] = inner
+        return ids, np.maximum(lengths, 1)
+    if series.dtype.is_integer():
+        try:
+            return layout.fold(series.cast(pl.Int64).fill_null(0).to_numpy().copy()), None
+        except pl.exceptions.InvalidOperationError:
+            raise ValueError(
+                f"{path}: column {series.name} has ids that do not fit 64 bits with a sign"
+            ) from None
+    if series.dtype in (pl.String, pl.Categorical) or isinstance(series.dtype, pl.Enum):
+        tokens = series.cast(pl.String).fill_null("").to_list()
+        cells = Cells.of([token.encode() for token in tokens])
+        return cells.ids(slice(None), np.array([slot]), layout, keep_integers=True)[:, 0], None
+    raise ValueError(
+        f"{path}: column {series.name} is {series.dtype}; a slot holds whole numbers, text, or "
+        "lists of them"
+    )

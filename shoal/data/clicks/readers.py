@@ -1,0 +1,287 @@
+"""Readers of click logs: batches of samples, global batch k sliced over ranks.
+
+InMemory  all samples are loaded and shuffled by (seed, epoch); exact global batches
+Stream    samples in the order of the files; a rank parses only its slice of every batch
+Split     a worker's batches come from its own share of the files
+
+Every sample is given exactly once per epoch, for any number of ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from shoal.data.batch import Batch
+from shoal.data.clicks.ahead import ahead
+from shoal.data.clicks.log import Block, ClickLog
+from shoal.data.clicks.samples import Layout, Samples, join
+from shoal.data.random import permutation
+from shoal.data.reader import Reader
+
+log = logging.getLogger("shoal")
+
+Span = tuple[Block, int, int]  # samples start to stop - 1 of a block
+
+
+class Speed:
+    """What a reader did and how long it took, summed over its threads."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.samples = self.bytes = 0
+        self.seconds = 0.0
+
+    def parse(self, spans: list[Span], layout: Layout) -> Samples:
+        """The samples of the spans, on the clock."""
+        begun = time.thread_time()
+        parts = [block.samples(start, stop) for block, start, stop in spans if stop > start]
+        result = join(parts) if parts else Samples.none(layout)
+        seconds = time.thread_time() - begun
+        size = sum(block.num_bytes(start, stop) for block, start, stop in spans)
+        with self.lock:
+            self.samples += len(result)
+            self.bytes += size
+            self.seconds += seconds
+        return result
+
+    def report(self, what: str) -> None:
+        """Log it, and begin anew."""
+        with self.lock:
+            seconds = max(self.seconds, 1e-9)
+            log.info(
+                "%s: %d samples, %.1f MB; a thread parses %.0f samples/s, %.1f MB/s",
+                *(what, self.samples, self.bytes / 1e6),
+                *(self.samples / seconds, self.bytes / 1e6 / seconds),
+            )
+            self.samples = self.bytes = 0
+            self.seconds = 0.0
+
+
+class ClickReader(Reader):
+    """Base: how a global batch is cut over ranks.
+
+    tile: for evaluation, every rank is given whole tiles of so many samples, so that the arithmetic
+    of a tile does not depend on the number of ranks; a global batch is then a tile for each rank.
+    """
+
+    known_samples: int | None = None  # None: known only when all have been read
+
+    def __init__(
+        self,
+        layout: Layout,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = False,
+        tile: int | None = None,
+    ):
+        super().__init__(batch_size, seed, shuffle)
+        self.layout, self.tile = layout, tile
+
+    @property
+    def num_batches(self) -> int | None:
+        """Global batches per epoch, or None where that is known only at the end."""
+        if self.known_samples is None:
+            return None
+        return -(-self.known_samples // self.batch_size)
+
+    def num_tiles(self, size: int) -> int | None:
+        """Steps of an evaluation on `size` ranks; None where that is known only at the end."""
+        return (
+            None if self.known_samples is None else -(-self.known_samples // self.global_size(size))
+        )
+
+    def empty(self) -> Batch:
+        """A batch without samples, for a rank that has none left."""
+        return Samples.none(self.layout).batch()
+
+    def global_size(self, size: int) -> int:
+        """Samples of a global batch."""
+        return self.batch_size if self.tile is None else self.tile * size
+
+    def cut(self, count: int, rank: int, size: int) -> tuple[int, int]:
+        """This rank's part of a global batch of `count` samples."""
+        if self.tile is None:
+            return count * rank // size, count * (rank + 1) // size
+        return min(count, rank * self.tile), min(count, (rank + 1) * self.tile)
+
+
+class InMemory(ClickReader):
+    """All samples, loaded. Order: a permutation of (seed, epoch), or that of the files."""
+
+    def __init__(
+        self,
+        samples: Samples,
+        layout: Layout,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = False,
+        tile: int | None = None,
+    ):
+        super().__init__(layout, batch_size, seed, shuffle, tile)
+        self.samples, self.num_samples = samples, len(samples)
+        self.known_samples = self.num_samples
+
+    def batches(self, epoch: int, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
+        """This rank's slices of the global batches start, start + 1, ... of an epoch."""
+        step = self.global_size(size)
+        order = permutation(self.num_samples, self.seed, epoch) if self.shuffle else None
+        bounds = []
+        for first in range(start * step, self.num_samples, step):
+            low, high = self.cut(min(step, self.num_samples - first), rank, size)
+            bounds.append((first + low, first + high))
+        # Several batches are made at once: many small numpy calls would cost more than the work.
+        together = max(1, self.chunk_samples * size // step)
+        for number in range(0, len(bounds), together):
+            some = bounds[number : number + together]
+            if order is None:
+                yield from (self.samples.slice(low, high).batch() for low, high in some)
+                continue
+            made = self.samples.take(np.concatenate([order[low:high] for low, high in some]))
+            stops = np.cumsum([high - low for low, high in some]).tolist()
+            for (low, high), stop in zip(some, stops):
+                yield made.slice(stop - (high - low), stop).batch()
+
+
+def load(files: ClickLog, threads: int = 1, profile: bool = False) -> Samples:
+    """All samples of the files, in order."""
+    speed = Speed()
+    spans = ([(block, 0, len(block))] for file in files.files for block in files.blocks(file))
+    parts = list(ahead(lambda some: speed.parse(some, files.layout), spans, threads))
+    parts = [part for part in parts if len(part)]
+    if profile:
+        speed.report("loaded")
+    return join(parts) if parts else Samples.none(files.layout)
+
+
+class Stream(ClickReader):
+    """Samples in the order of the files, which are read on. `counts`: samples of each file.
+
+    Lines are found first, so that a rank parses its own alone.
+    """
+
+    def __init__(
+        self,
+        files: ClickLog,
+        batch_size: int,
+        counts: list[int] | None,
+        threads: int = 1,
+        tile: int | None = None,
+        profile: bool = False,
+    ):
+        super().__init__(files.layout, batch_size, tile=tile)
+        self.files, self.counts, self.threads, self.profile = files, counts, threads, profile
+        self.known_samples = None if counts is None else sum(counts)
+        self.speed = Speed()
+
+    def batches(self, epoch: int, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
+        """This rank's slices of the global batches start, start + 1, ...; the same every epoch."""
+
+        def parse(spans: list[Span]) -> Batch:
+            return self.speed.parse(spans, self.layout).batch()
+
+        yield from ahead(parse, self._slices(rank, size, start), self.threads)
+        if self.profile:
+            self.speed.report(f"reader in epoch {epoch}")
+
+    def _slices(self, rank: int, size: int, start: int) -> Iterator[list[Span]]:
+        """The spans of this rank's slice of every global batch."""
+        step = self.global_size(size)
+        for spans in _cut(self._blocks(start * step), step):
+            low, high = self.cut(sum(stop - first for _, first, stop in spans), rank, size)
+            yield _within(spans, low, high)
+
+    def _blocks(self, skip: int) -> Iterator[Span]:
+        """All blocks but the first `skip` samples. Files before them are not opened if counted."""
+        for number, file in enumerate(self.files.files):
+            if self.counts is not None and skip >= self.counts[number]:
+                skip -= self.counts[number]
+                continue
+            found = 0
+            for block in self.files.blocks(file):
+                found += len(block)
+                if skip < len(block):
+                    yield block, skip, len(block)
+                skip = max(0, skip - len(block))
+            if self.counts is not None and found != self.counts[number]:
+                raise ValueError(_changed(file, self.counts[number], found))
+
+
+def _changed(file: Path, counted: int, found: int) -> str:
+    return (
+        f"{file} changed during the run: it had {counted} samples and now has {found}; give the "
+        "run files that nobody writes to"
+    )
+
+
+def _cut(blocks: Iterable[Span], step: int) -> Iterator[list[Span]]:
+    """Spans of `step` samples together; the last may have fewer."""
+    held: list[Span] = []
+    missing = step
+    for block, start, stop in blocks:
+        while start < stop:
+            end = min(stop, start + missing)
+            held.append((block, start, end))
+            missing -= end - start
+            start = end
+            if missing == 0:
+                yield held
+                held, missing = [], step
+    if held:
+        yield held
+
+
+def _within(spans: list[Span], low: int, high: int) -> list[Span]:
+    """Samples low to high - 1 of what the spans hold together."""
+    result = []
+    position = 0
+    for block, start, stop in spans:
+        first, last = max(low - position, 0), min(high - position, stop - start)
+        if first < last:
+            result.append((block, start + first, start + last))
+        position += stop - start
+    return result
+
+
+class Split(ClickReader):
+    """A worker's share of the files: `inner` reads them alone, in batches of the worker's share.
+
+    Workers whose files end first go on with empty batches, so that all make as many steps.
+    """
+
+    def __init__(self, inner: ClickReader, worker: int, workers: int, num_batches: int | None):
+        super().__init__(inner.layout, inner.batch_size * workers)
+        self.inner, self.worker, self.workers = inner, worker, workers
+        self._num_batches = num_batches
+
+    @property
+    def num_batches(self) -> int | None:
+        """The most that any worker has; None where nobody knows before the end."""
+        return self._num_batches
+
+    def batches(self, epoch: int, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
+        """This worker's batches start, start + 1, ... of an epoch."""
+        assert (rank, size) == (self.worker, self.workers), "the files were split for another world"
+        number = start
+        for batch in self.inner.batches(epoch, 0, 1, start):
+            yield batch
+            number += 1
+        while self._num_batches is not None and number < self._num_batches:
+            yield self.empty()
+            number += 1
+
+
+def share(batch_size: int, worker: int, workers: int) -> int:
+    """Samples of a global batch that come from one worker's files."""
+    count = batch_size * (worker + 1) // workers - batch_size * worker // workers
+    if count == 0:
+        raise ValueError(
+            f"train.batch_size {batch_size} is below the {workers} processes; with "
+            "data.clicks.split_files every process needs at least one sample of each batch"
+        )
+    return count

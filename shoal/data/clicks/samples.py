@@ -1,0 +1,119 @@
+"""Samples of a click log as columns, and which columns there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from shoal.data.batch import Batch, Jagged
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of a click log.
+
+    A name may come several times in `dense`: so many values it has. `rows`: ids are folded below
+    this number. `others`: what is not named here is passed over; else it is an error.
+    """
+
+    slots: tuple[str, ...]
+    dense: tuple[str, ...]
+    label: str
+    rows: int | None = None
+    others: bool = False
+
+    def fold(self, ids: np.ndarray) -> np.ndarray:
+        """Ids below `rows`. Those that fit stay; 0 (missing) stays 0, and no other becomes 0."""
+        rows = self.rows
+        if rows is None or ids.size == 0:
+            return ids
+        if ids.min() >= 0 and ids.max() < rows:
+            return ids
+        outside = (ids < 0) | (ids >= rows)
+        # Modulo first: id - 1 would overflow for the smallest id.
+        folded = (ids % (rows - 1) - 1) % (rows - 1) + 1 if rows > 1 else np.zeros_like(ids)
+        return np.where(outside, folded, ids)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Columns of n samples.
+
+    labels   float32 [n]
+    dense    float32 [n, num_dense]
+    ids      int64 [n, num_slots]; or, where slots hold lists, their values one after the other
+    offsets  None; or int64 [n * num_slots + 1]: slot s of sample i holds the ids
+             offsets[i * num_slots + s] to offsets[i * num_slots + s + 1]
+    """
+
+    num_slots: int
+    labels: np.ndarray
+    dense: np.ndarray
+    ids: np.ndarray
+    offsets: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @classmethod
+    def none(cls, layout: Layout) -> Samples:
+        """No samples of this layout."""
+        slots = len(layout.slots)
+        dense = np.zeros((0, len(layout.dense)), np.float32)
+        return cls(slots, np.zeros(0, np.float32), dense, np.zeros((0, slots), np.int64))
+
+    def slice(self, start: int, stop: int) -> Samples:
+        """Samples start to stop - 1, as views."""
+        labels, dense = self.labels[start:stop], self.dense[start:stop]
+        if self.offsets is None:
+            return Samples(self.num_slots, labels, dense, self.ids[start:stop])
+        offsets = self.offsets[start * self.num_slots : stop * self.num_slots + 1]
+        ids = self.ids[offsets[0] : offsets[-1]]
+        return Samples(self.num_slots, labels, dense, ids, offsets - offsets[0])
+
+    def take(self, rows: np.ndarray) -> Samples:
+        """The given samples, in the given order."""
+        labels, dense = self.labels[rows], self.dense[rows]
+        if self.offsets is None:
+            return Samples(self.num_slots, labels, dense, self.ids[rows])
+        lists = (rows[:, None] * self.num_slots + np.arange(self.num_slots)).reshape(-1)
+        starts = self.offsets[lists]
+        lengths = self.offsets[lists + 1] - starts
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        places = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return Samples(self.num_slots, labels, dense, self.ids[places], offsets)
+
+    def first_ids(self, slot: int) -> np.ndarray:
+        """The first id of one slot, int64 [n]."""
+        if self.offsets is None:
+            return self.ids[:, slot]
+        return self.ids[self.offsets[slot : -1 : self.num_slots]]
+
+    def batch(self) -> Batch:
+        """ids `slots` (a tensor [n, num_slots] or a Jagged), dense `dense`, labels."""
+        ids: torch.Tensor | Jagged = torch.from_numpy(self.ids)
+        if self.offsets is not None:
+            ids = Jagged(torch.from_numpy(self.ids), torch.from_numpy(self.offsets))
+        dense = {"dense": torch.from_numpy(self.dense)} if self.dense.shape[1] else {}
+        return Batch(len(self), {"slots": ids}, dense, torch.from_numpy(self.labels))
+
+
+def join(parts: Sequence[Samples]) -> Samples:
+    """All samples of the parts, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    labels = np.concatenate([part.labels for part in parts])
+    dense = np.concatenate([part.dense for part in parts])
+    if all(part.offsets is None for part in parts):
+        return Samples(first.num_slots, labels, dense, np.concatenate([p.ids for p in parts]))
+    lengths = [
+        np.ones(part.ids.size, np.int64) if part.offsets is None else np.diff(part.offsets)
+        for part in parts
+    ]
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
+    ids = np.concatenate([part.ids.reshape(-1) for part in parts])
+    return Samples(first.num_slots, labels, dense, ids, offsets)

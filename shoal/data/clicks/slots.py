@@ -1,0 +1,180 @@
+"""Lines of slots: `click:0 dense_feature:0.5 dense_feature:0 1:737395 2:210498 ...`
+
+Tokens KEY:VALUE with single spaces between them, in any order. A slot that comes several times has
+several ids, in the order they came; one that does not come reads the id 0. A dense key comes
+exactly as often as it has values. The native core finds the tokens; `parse_line` is the reference,
+the fallback where there is no core, and what says what is wrong with a line.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from shoal.config.errors import nearest
+from shoal.data.clicks.lines import SHOWN, BadLine, Parser
+from shoal.data.clicks.samples import Layout, Samples
+
+try:
+    from shoal import _core
+except ImportError:  # built without a C++ compiler
+    _core = None
+
+LABEL, DENSE = "click", "dense_feature"
+NUM_SLOTS, NUM_DENSE = 26, 13  # of the Criteo data in this format
+INTEGER = re.compile(rb"-?[0-9]+")
+NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+def parser(layout: Layout) -> Parser:
+    """What turns lines into samples; the native core where it is there."""
+    return NativeParser(layout) if hasattr(_core, "parse_slots") else PlainParser(layout)
+
+
+class PlainParser:
+    """Line after line in Python."""
+
+    def __init__(self, layout: Layout):
+        self.layout = layout
+
+    def __call__(self, data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Samples:
+        layout, n = self.layout, len(starts)
+        labels = np.zeros(n, np.float32)
+        dense = np.zeros((n, len(layout.dense)), np.float32)
+        lists: list[list[int]] = []
+        for index, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist())):
+            try:
+                labels[index], dense[index], found = parse_line(data[start:stop].tobytes(), layout)
+            except ValueError as error:
+                raise BadLine(index, str(error)) from None
+            lists += found
+        lengths = np.array([len(one) for one in lists], np.int64)
+        ids = layout.fold(np.array([i for one in lists for i in one], np.int64))
+        if (lengths == 1).all():
+            slots = len(layout.slots)
+            return Samples(slots, labels, dense, ids.reshape(n, slots))
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        return Samples(len(layout.slots), labels, dense, ids, offsets)
+
+
+class NativeParser:
+    """The same by the native core, which lets other threads run meanwhile."""
+
+    def __init__(self, layout: Layout):
+        self.layout = layout
+        counts = Counter(layout.dense)
+        self.keys: Any = _core.SlotKeys(
+            list(layout.slots), list(counts), list(counts.values()), layout.label, layout.others
+        )
+
+    def __call__(self, data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Samples:
+        layout, n, slots = self.layout, len(starts), len(self.layout.slots)
+        data, starts, stops = map(np.ascontiguousarray, (data, starts, stops))
+        labels = np.empty(n, np.float32)
+        dense = np.empty((n, len(layout.dense)), np.float32)
+        ids: np.ndarray = np.empty((n, slots), np.int64)
+        lengths: np.ndarray | None = None
+        fault, repeated, used = self._parse(data, starts, stops, labels, dense, ids, lengths)
+        if repeated:
+            colons = int(np.count_nonzero(data[starts[0] : stops[-1]] == ord(":")))
+            ids, lengths = np.empty(colons + n * slots, np.int64), np.empty(n * slots, np.int64)
+            fault, _, used = self._parse(data, starts, stops, labels, dense, ids, lengths)
+        if fault >= 0:
+            try:
+                parse_line(data[starts[fault] : stops[fault]].tobytes(), layout)
+            except ValueError as error:
+                raise BadLine(fault, str(error)) from None
+            raise AssertionError("the native parser refused a line that is sound")
+        if lengths is None:
+            return Samples(slots, labels, dense, layout.fold(ids.reshape(-1)).reshape(n, slots))
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        return Samples(slots, labels, dense, layout.fold(ids[:used].copy()), offsets)
+
+    def _parse(
+        self,
+        data: np.ndarray,
+        starts: np.ndarray,
+        stops: np.ndarray,
+        labels: np.ndarray,
+        dense: np.ndarray,
+        ids: np.ndarray,
+        lengths: np.ndarray | None,
+    ) -> tuple[int, bool, int]:
+        arrays = [data, starts, stops, labels, dense, ids]
+        at = [array.ctypes.data for array in arrays]
+        more = 0 if lengths is None else lengths.ctypes.data
+        return _core.parse_slots(self.keys, *at[:3], len(starts), *at[3:], more)
+
+
+def parse_line(line: bytes, layout: Layout) -> tuple[float, list[float], list[list[int]]]:
+    """(label, dense values, a list of ids for each slot); ValueError says what is wrong."""
+    label: float | None = None
+    dense: dict[str, list[float]] = {name: [] for name in layout.dense}
+    ids: dict[str, list[int]] = {name: [] for name in layout.slots}
+    for token in line.split(b" "):
+        key_bytes, colon, value = token.partition(b":")
+        key = key_bytes.decode("utf-8", "replace")
+        if not colon or not key:
+            what = "an empty token (a space too many)" if not token else f"found {_show(token)}"
+            raise ValueError(f"{what}; tokens are KEY:VALUE with single spaces between them")
+        if key in ids:
+            ids[key].append(_id(key, value))
+        elif key in dense:
+            dense[key].append(_number(key, value))
+        elif key == layout.label:
+            if label is not None:
+                raise ValueError(f"{key} comes twice")
+            label = _number(key, value)
+            if label not in (0.0, 1.0):
+                raise ValueError(f"{key} is {_show(value)}; a label is 0 or 1")
+        elif not layout.others:
+            raise ValueError(_unknown(key, layout))
+    if label is None:
+        raise ValueError(
+            f"has no {layout.label}; every line has a label (its name: data.clicks.label)"
+        )
+    for name, count in Counter(layout.dense).items():
+        if len(dense[name]) != count:
+            raise ValueError(
+                f"{name} comes {len(dense[name])} times, not {count}; data.clicks.dense says how "
+                "many dense values a line has"
+            )
+    flat = [value for values in dense.values() for value in values]
+    return label, flat, [found or [0] for found in ids.values()]
+
+
+def _id(key: str, value: bytes) -> int:
+    if not INTEGER.fullmatch(value):
+        raise ValueError(f"slot {key} holds {_show(value)}; an id is a whole number")
+    number = int(value) if len(value) <= 20 else 2**64
+    # More than 19 digits are refused even where they are zeros in front.
+    if not -(2**63) <= number < 2**63 or len(value.lstrip(b"-")) > 19:
+        raise ValueError(f"slot {key} holds {_show(value)}, which does not fit 64 bits with a sign")
+    return number
+
+
+def _number(key: str, value: bytes) -> float:
+    number = float(value) if NUMBER.fullmatch(value) else math.nan
+    if not abs(number) < 3.4028235677973366e38:  # half a step above the largest float32
+        raise ValueError(f"{key} is {_show(value)}; it must be a finite number")
+    return number
+
+
+def _unknown(key: str, layout: Layout) -> str:
+    known = [*layout.slots, *dict.fromkeys(layout.dense), layout.label]
+    near = nearest(key, known)
+    slots = f"{layout.slots[0]} to {layout.slots[-1]}" if layout.slots else "none"
+    return (
+        f"unknown key {key!r}{f', did you mean {near}?' if near else ''}; slots are {slots}, dense "
+        f"values {', '.join(dict.fromkeys(layout.dense)) or 'none'}, the label {layout.label}. "
+        "Name them with data.clicks.slots, dense and label; a list of slots passes over the others"
+    )
+
+
+def _show(value: bytes) -> str:
+    text = value[:SHOWN].decode("utf-8", "replace")
+    return repr(text) + ("…" if len(value) > SHOWN else "")

@@ -1,0 +1,70 @@
+"""A click model for tests: logistic regression over one table of weights and the dense values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shoal import models
+from shoal.config.schema import Config
+from shoal.data.batch import Batch, Jagged
+from shoal.embedding.module import Embeddings
+from shoal.embedding.table import Init, Table
+from shoal.models.base import ClickModel, Facts
+from shoal.run import resolve
+
+
+def register() -> None:
+    """Let configs name the model below, in this process."""
+    models.MODELS["TinyClicks"] = "click_model"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tiny_clicks() -> Iterator[None]:
+    """The same for the tests of a module that imports this: others count the models there are."""
+    register()
+    yield
+    del models.MODELS["TinyClicks"]
+
+
+class TinyClicks(ClickModel):
+    """The sum of the ids' weights and a linear layer."""
+
+    def __init__(self, options: Any, facts: Facts):
+        super().__init__(options, facts)
+        self.embed = Embeddings(slots=Table("weights", 1, facts.rows, Init("normal", 0.01)))
+        self.dense = nn.Linear(max(1, facts.num_dense), 1)
+
+    def logits(self, batch: Batch) -> Tensor:
+        slots = batch.ids["slots"]
+        if isinstance(slots, Jagged):
+            sample = torch.repeat_interleave(
+                torch.arange(len(slots)) // self.facts.num_slots, slots.lengths
+            )
+            weights = self.embed.rows("slots", slots.values)[:, 0]
+            total = torch.zeros(batch.size).index_add(0, sample, weights)
+        else:
+            total = self.embed.rows("slots", slots).sum((1, 2))
+        dense = batch.dense.get("dense", torch.ones(batch.size, 1))
+        return total + self.dense(dense)[:, 0]
+
+
+def click_config(**values: Any) -> Config:
+    """A config of the model above on small planted clicks; keyword a__b stands for the key a.b."""
+    given = {key.replace("__", "."): value for key, value in values.items()}
+    small = {
+        "model": "TinyClicks",
+        "data.clicks.planted.samples": 3000,
+        "data.clicks.planted.slots": 5,
+        "data.clicks.planted.ids_per_slot": 40,
+        "train.batch_size": 100,
+        "train.epochs": 2,
+        "train.optimizer.lr": 0.01,
+        "run.progress": False,
+        "run.tensorboard": False,
+    }
+    return resolve(values={**small, **given}).config
