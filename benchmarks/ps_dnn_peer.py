@@ -23,7 +23,8 @@ def build(paddle, with_servers):
     label = paddle.static.data("label", [None, 1], "int64")
     rows = []
     for one in slots:
-        start = paddle.ParamAttr(name="rows", initializer=paddle.nn.initializer.Uniform(-1e-4, 1e-4))
+        begin = paddle.nn.initializer.Uniform(-1e-4, 1e-4)
+        start = paddle.ParamAttr(name="rows", initializer=begin)
         if with_servers:
             row = paddle.static.nn.sparse_embedding(one, size=[IDS, DIM], param_attr=start)
         else:

@@ -108,7 +108,8 @@ def compare(rows: int, dim: int, rounds: int, folder: str | None) -> None:
                 times[name].append(time.perf_counter() - begun)
     pulled, echoed = (1e3 * statistics.median(times[name]) for name in ("pull", "echo"))
     how = "CURVE" if folder else "plain"
-    print(f"  {rows:>7,} × {dim} {how:<6}{pulled:10.3f} ms{echoed:10.3f} ms{pulled / echoed:8.2f} ×")
+    ratio = pulled / echoed
+    print(f"  {rows:>7,} × {dim} {how:<6}{pulled:10.3f} ms{echoed:10.3f} ms{ratio:8.2f} ×")
     client.close()
     socket.close(0)
     for process in (serving, echoing):

@@ -69,7 +69,8 @@ def build(config: Config, world: World) -> Parts:
     strategy.setup(model, config.train.optimizer, config.run.seed, config.train.clip_grad_norm)
     sequential = model.kind == "sequential"
     section = config.train
-    how = (negatives, section.batch_size, config.run.seed, section.shuffle)
+    batch_size = config.samples_per_step(world.size)
+    how = (negatives, batch_size, config.run.seed, section.shuffle)
     reader: Reader
     if sequential:
         histories = Histories(dataset, ("train",), config.data.max_len)
@@ -94,7 +95,7 @@ def _build_clicks(config: Config, world: World, model_class: type[Model]) -> Par
     )
     torch.manual_seed(config.run.seed)
     model = model_class(model_class.Options(**config.model.options), facts)
-    strategy = make_strategy(config.strategy, world)
+    strategy = make_strategy(config.strategy, world, config.launch.join_timeout)
     strategy.setup(model, config.train.optimizer, config.run.seed, config.train.clip_grad_norm)
     evaluator = ClickEvaluator(data.readers, config.eval, world, data.group)
     return Parts(data, model, strategy, data.reader, evaluator, click_fingerprint(config, data))

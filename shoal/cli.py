@@ -112,7 +112,8 @@ def launch_command(
         files = [str(run_config(output))]
     if output is not None:
         overrides.append(f"--run.output={json.dumps(output)}")
-    resolved = with_roles(resolve(files, overrides, {"strategy.name": "ps"}), roles)
+    processes = {"launch.nproc": max(1, roles.nproc), "launch.world_size": roles.world_size}
+    resolved = with_roles(resolve(files, overrides, {"strategy.name": "ps", **processes}), roles)
     result = train(resolved, resume)
     if result:
         print_result(result)

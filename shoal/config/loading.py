@@ -344,6 +344,9 @@ def _multiply(state: dict[str, Value]) -> list[str]:
 
     launch = [state["launch.nproc"].value, state["launch.world_size"].value]
     processes = launched_size() or max(launch)
+    apart = (state["strategy.name"].value, state["strategy.ps.mode"].value) == ("ps", "async")
+    if apart:  # every worker makes updates of its own, so a size per worker is what we mean too
+        processes = 1
     notes = []
     for key in keys:
         each, origin = state[key].value, state[key].origin
@@ -382,6 +385,8 @@ def _notes(config: Config) -> list[str]:
     ranks = max(config.launch.world_size, config.launch.nproc)
     if ranks == 1:
         return []
+    if config.updates_apart:
+        return [f"every worker makes updates of its own, of {config.train.batch_size} samples each"]
     return [
         f"batch sizes are global: each batch of {config.train.batch_size} samples is split over "
         f"{ranks} processes"

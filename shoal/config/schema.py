@@ -182,7 +182,9 @@ class OptimizerSection(Section):
 
 class TrainSection(Section):
     epochs: int = Field(300, ge=0)
-    batch_size: int = Field(2048, ge=1, description="global batch, whatever the number of ranks")
+    batch_size: int = Field(
+        2048, ge=1, description="samples per update, whatever the number of processes"
+    )
     shuffle: bool = True
     negatives: NegativesSection | None = NegativesSection()
     optimizer: OptimizerSection = OptimizerSection()
@@ -305,3 +307,12 @@ class Config(Section):
     strategy: StrategySection = StrategySection()
     launch: LaunchSection = LaunchSection()
     run: RunSection = RunSection()
+
+    @property
+    def updates_apart(self) -> bool:
+        """Whether every process makes updates of its own: batch_size is then each one's."""
+        return self.strategy.name == "ps" and self.strategy.ps.mode == "async"
+
+    def samples_per_step(self, processes: int) -> int:
+        """Samples that all processes together take at a time."""
+        return self.train.batch_size * (processes if self.updates_apart else 1)

@@ -61,7 +61,9 @@ def open_clicks(config: Config, world: World, tile: int) -> ClickData:
     tile: samples that a rank predicts at a time in evaluation.
     """
     form = pick_format(config.data)
-    opened = _planted(config, tile) if form == "planted_clicks" else _logged(config, world, tile)
+    opened = (
+        _planted(config, world, tile) if form == "planted_clicks" else _logged(config, world, tile)
+    )
     section, layout = config.data.clicks, opened.layout
     if section.group is not None:
         if section.group not in layout.slots:
@@ -78,7 +80,7 @@ def open_clicks(config: Config, world: World, tile: int) -> ClickData:
     return opened
 
 
-def _planted(config: Config, tile: int) -> ClickData:
+def _planted(config: Config, world: World, tile: int) -> ClickData:
     section, clicks = config.data.clicks.planted, config.data.clicks
     given = [key for key in (*PHASES, "pipe_command", "custom") if getattr(clicks, key) is not None]
     given += ["split_files"] if clicks.split_files else []
@@ -90,8 +92,9 @@ def _planted(config: Config, tile: int) -> ClickData:
         )
     layout = planted.layout(section)
     made = {phase: planted.planted_clicks(section, phase).samples for phase in PHASES}  # type: ignore[arg-type]
-    train, shuffle = config.train, config.train.shuffle and clicks.reader == "memory"
-    reader = InMemory(made["train"], layout, train.batch_size, config.run.seed, shuffle)
+    shuffle = config.train.shuffle and clicks.reader == "memory"
+    batch_size = config.samples_per_step(world.size)
+    reader = InMemory(made["train"], layout, batch_size, config.run.seed, shuffle)
     readers: dict[str, ClickReader] = {
         phase: InMemory(made[phase], layout, tile, tile=tile) for phase in ("valid", "test")
     }
@@ -163,7 +166,7 @@ class _Maker:
 
     def training(self, files: ClickLog) -> ClickReader:
         """In global batches, or in batches of this worker's own files."""
-        batch_size = self.config.train.batch_size
+        batch_size = self.config.samples_per_step(self.world.size)
         counts = self._counts(files)
         if not self.section.split_files:
             return self._make(files, batch_size, counts)

@@ -1,0 +1,68 @@
+"""async and geo with two workers reach the AUC that one process reaches, within 0.005."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from commands import shoal
+
+from shoal.config.schema import PlantedClicksSection
+from shoal.data.clicks.planted import planted_clicks
+
+QUIET = ["--run.progress=false", "--run.tensorboard=false", "--run.threads=1"]
+PLANTED = [
+    "--model=DNN",
+    "--model.dim=8",
+    "--model.layers=[64,32]",
+    "--data.format=planted_clicks",
+    "--train.epochs=3",
+    "--train.batch_size=256",
+    "--train.optimizer.lr=0.001",
+]
+CRITEO = [  # a convex model: on so few samples the others hang on when one stops
+    "--model=LR",
+    "--data.format=criteo",
+    "--data.clicks.train=criteo_train.csv",
+    "--data.clicks.valid=criteo_dev.csv",
+    "--data.clicks.test=criteo_test.csv",
+    "--train.epochs=3",
+    "--train.batch_size=32",
+    "--train.optimizer.name=adagrad",
+    "--train.optimizer.lr=0.02",
+]
+
+
+def auc(folder: Path, *words: str) -> float:
+    """The test AUC of a run."""
+    done = shoal(*words, *QUIET, "--output", str(folder))
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "result.json").read_text())["test"]["auc"]
+
+
+def launch(mode: str) -> list[str]:
+    servers = ["--worker_num=2", "--server_num=2"]
+    return ["launch", *servers, f"--strategy.ps.mode={mode}", "--strategy.ps.geo_step=5"]
+
+
+@pytest.mark.slow
+def test_planted_clicks(tmp_path: Path) -> None:
+    best = planted_clicks(PlantedClicksSection(), "test").best_auc()
+    alone = auc(tmp_path / "single", "train", *PLANTED)
+    assert best - 0.03 < alone < best, "the model did not learn, or learned what cannot be known"
+    for mode in ("async", "geo"):
+        assert auc(tmp_path / mode, *launch(mode), *PLANTED) > alone - 0.005
+
+
+@pytest.mark.slow
+def test_criteo(tmp_path: Path) -> None:
+    data = os.environ.get("SHOAL_TEST_DATA")
+    if data is None or not (Path(data) / "criteo").is_dir():
+        pytest.skip("SHOAL_TEST_DATA names no folder with the Criteo sample")
+    words = [*CRITEO, f"--data.path={data}/criteo"]
+    alone = auc(tmp_path / "single", "train", *words)
+    assert alone > 0.72
+    for mode in ("async", "geo"):
+        assert auc(tmp_path / mode, *launch(mode), *words) > alone - 0.005
