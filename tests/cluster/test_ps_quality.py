@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import pytest
-from commands import shoal
+from commands import finish, result
 
 from shoal.config.schema import PlantedClicksSection
 from shoal.data.clicks.planted import planted_clicks
@@ -37,9 +36,8 @@ CRITEO = [  # a convex model: on so few samples the others hang on when one stop
 
 def auc(folder: Path, *words: str) -> float:
     """The test AUC of a run."""
-    done = shoal(*words, *QUIET, "--output", str(folder))
-    assert done.returncode == 0, done.stderr
-    return json.loads((folder / "result.json").read_text())["test"]["auc"]
+    finish(*words, *QUIET, "--output", folder, cwd=folder.parent)
+    return result(folder)["test"]["auc"]
 
 
 def launch(mode: str) -> list[str]:
@@ -51,7 +49,7 @@ def launch(mode: str) -> list[str]:
 def test_planted_clicks(tmp_path: Path) -> None:
     best = planted_clicks(PlantedClicksSection(), "test").best_auc()
     alone = auc(tmp_path / "single", "train", *PLANTED)
-    assert best - 0.03 < alone < best, "the model did not learn, or learned what cannot be known"
+    assert 0.72 < alone < best, "the model did not learn, or learned what cannot be known"
     for mode in ("async", "geo"):
         assert auc(tmp_path / mode, *launch(mode), *PLANTED) > alone - 0.005
 
