@@ -151,7 +151,7 @@ class Trainer:
             cursor.batch,
         )
         drawn_later = config.train.negatives is not None and config.train.negatives.dynamic
-        for batch, following in one_ahead(each.to(self.world.device) for each in shown):
+        for batch, following in one_ahead(self.strategy.receive(each) for each in shown):
             seed_step(config.run.seed, cursor.step, self.world.rank, self.world.device)
             batch = keep_hardest(self.model, batch, config)
             if following is not None and not drawn_later:
