@@ -149,8 +149,10 @@ def main() -> None:
         return
     print("| batch | side | ms per step | records/s | × plain PyTorch | loss |")
     print("| --- | --- | --- | --- | --- | --- |")
+    steps = {side: SIDES[side](options.items, shape, device) for side in options.sides}
     for size in options.batch:
-        compare(size, shape, options, device)
+        compare(size, shape, steps, options, device)
+    del steps
     if {"shoal", "shoal, no kernels"} <= set(options.sides):
         print("\n| batch | loss after 20 steps | without graph and kernels | largest difference |")
         print("| --- | --- | --- | --- |")
@@ -158,23 +160,25 @@ def main() -> None:
             agreement(size, shape, options.items, device)
 
 
-def compare(size: int, shape: Shape, options: argparse.Namespace, device: torch.device) -> None:
+def compare(
+    size: int,
+    shape: Shape,
+    steps: dict[str, Callable],
+    options: argparse.Namespace,
+    device: torch.device,
+) -> None:
     """One line for each side: the median of alternating rounds."""
-    steps = max(16, options.steps // max(1, size // 64))
-    data = batches(options.items, shape, size, steps + 10)
-    seconds: dict[str, list[float]] = {side: [] for side in options.sides}
+    count = max(16, options.steps // max(1, size // 64))
+    data = batches(options.items, shape, size, count + 5)
+    seconds: dict[str, list[float]] = {side: [] for side in steps}
     losses = {}
+    for step in steps.values():  # every shape comes twice, so that all are recorded
+        for one in data * 2:
+            step(*one)
     for _ in range(options.rounds):
-        for side in options.sides:
-            step = SIDES[side](options.items, shape, device)
-            for one in data * 2:  # every shape comes twice, so that all are recorded
-                step(*one)
-            one, losses[side] = measure(step, data, device, warm_up=10)
+        for side, step in steps.items():
+            one, losses[side] = measure(step, data, device, warm_up=5)
             seconds[side].append(one)
-            del step
-            gc.collect()
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
     median = {side: statistics.median(values) for side, values in seconds.items()}
     for side, value in median.items():
         ratio = median.get("plain PyTorch", float("nan")) / value

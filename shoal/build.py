@@ -40,6 +40,7 @@ class Parts:
 
 def build(config: Config, world: World) -> Parts:
     """Load the data, construct the model and set it up with its strategy."""
+    torch.set_float32_matmul_precision("high" if config.run.tf32 else "highest")
     dataset = _load(config, world)
     model_class = find(config.model.name)
     negatives = config.train.negatives

@@ -46,7 +46,7 @@ class Device(Leaf):
         self.device = torch.device(device)
         self.values = torch.empty(table.rows, table.dim, device=self.device)
         for start in range(0, table.rows, INIT_CHUNK):
-            ids = torch.arange(start, min(start + INIT_CHUNK, table.rows))
+            ids = torch.arange(start, min(start + INIT_CHUNK, table.rows), device=self.device)
             self.values[start : start + INIT_CHUNK] = initial_rows(table, seed, ids)
         self.state = {
             key: torch.full(shape, begin, device=self.device)
@@ -56,10 +56,9 @@ class Device(Leaf):
         }
         self._fused: torch.optim.Optimizer | None = None
         self.kernels = find_kernels(optimizer, self.device) if fused else None
-        if self.kernels is not None:  # they read step and learning rate where they run
-            self.steps = torch.zeros((), dtype=torch.int64, device=self.device)
-            self.lr = torch.zeros((), dtype=torch.float64, device=self.device)
-            self._known_lr = 0.0
+        if self.kernels is not None:  # they read step size, eps and learning rate where they run
+            self.numbers = torch.zeros(3, device=self.device)
+            self._known = [0.0, 0.0, 0.0]
             rows = 0 if table.whole else table.rows
             self._slot = torch.zeros(rows, dtype=torch.int64, device=self.device)
 
@@ -112,10 +111,12 @@ class Device(Leaf):
         """Count a step. Whoever replays a recorded push calls it before: nothing else is Python."""
         self._step += 1
         if self.kernels is not None:
-            self.steps.fill_(self._step)
-            if lr != self._known_lr:
-                self.lr.fill_(lr)
-                self._known_lr = lr
+            size, eps = self.optimizer.step_numbers(lr, self._step)
+            for place, number in enumerate((size, eps, lr)):
+                if number != self._known[place]:
+                    # Not a copy: it would have to wait, or leave memory that must not change.
+                    self.numbers[place].fill_(number)
+                    self._known[place] = number
 
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
         """Adam's: values, first and second moments."""
@@ -136,8 +137,7 @@ class Device(Leaf):
             slots,
             sums,
             self.parts(),
-            self.steps,
-            self.lr,
+            self.numbers,
             self.table.padding,
             self.optimizer,
         )

@@ -20,9 +20,13 @@ def can_fuse(rows: Store | None, bias: Store | None) -> bool:
     parts = [part for part in (rows, bias) if part is not None]
     if not all(isinstance(part, Device) and part.kernels is not None for part in parts):
         return False
-    if any(part.table.padding != 0 for part in parts) or bias is not None and bias.table.dim != 1:
+    if any(part.table.padding != 0 for part in parts):
         return False
-    return isinstance(rows, Device) and rows.table.dim in rows.kernels.DIMS
+    if bias is not None and bias.table.dim != 1:
+        return False
+    from shoal.embedding import triton_softmax  # there is Triton, where stores have kernels
+
+    return isinstance(rows, Device) and rows.table.dim in triton_softmax.DIMS
 
 
 class FusedSoftmax:
@@ -31,8 +35,7 @@ class FusedSoftmax:
     def __init__(self, rows: Device, bias: Device | None, targets: Tensor, stop: int):
         self.rows, self.bias, self.stop = rows, bias, stop
         self.targets = targets.contiguous()
-        self.hidden: Tensor | None = None
-        self.normalizers: Tensor | None = None
+        self.normalizers, self.parts = targets, targets  # set by forward
         self.scale: Tensor | None = None  # set by backward
 
     def loss(self, hidden: Tensor) -> Tensor:
@@ -43,16 +46,17 @@ class FusedSoftmax:
         """A step of rows and bias, whose own count of steps has gone up already."""
         if self.scale is None:
             return  # backward never came by
+        from shoal.embedding import triton_softmax
+
         rows, bias = self.rows, self.bias
-        rows.kernels.update(
-            self.hidden,
+        triton_softmax.update(
+            self.parts,
             self.targets,
             self.normalizers,
             self.scale,
             rows.parts(),
             None if bias is None else bias.parts(),
-            rows.steps,
-            rows.lr,
+            rows.numbers,
             self.stop,
             rows.optimizer,
         )
@@ -63,14 +67,11 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, softmax: FusedSoftmax) -> Tensor:
-        rows, bias = softmax.rows, softmax.bias
-        softmax.hidden = hidden.detach().contiguous()
-        losses, softmax.normalizers, ctx.grads = rows.kernels.pool(
-            softmax.hidden,
-            rows.values,
-            None if bias is None else bias.values,
-            softmax.targets,
-            softmax.stop,
+        from shoal.embedding import triton_softmax
+
+        bias = None if softmax.bias is None else softmax.bias.values
+        losses, ctx.grads, softmax.normalizers, softmax.parts = triton_softmax.pool(
+            hidden.contiguous(), softmax.rows.values, bias, softmax.targets, softmax.stop
         )
         ctx.softmax = softmax
         return losses.sum()

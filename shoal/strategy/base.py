@@ -87,7 +87,8 @@ class Strategy:
     def leaf(self, table: Table) -> Store:
         """Rows in this process, on its device."""
         # Clipping needs the gradients of all rows at once, which kernels never write down.
-        fused = self.fused and self.clip_grad_norm is None
+        on_gpu = self.world.device.type == "cuda"
+        fused = self.fused and on_gpu and self.clip_grad_norm is None
         return make_local(
             table, self.row_optimizer, self.seed, device=self.world.device, fused=fused
         )
