@@ -9,7 +9,6 @@ its own pass (shoal.embedding.fused); the arithmetic is the same.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -219,16 +218,15 @@ class Device(Leaf):
 
 def find_kernels(optimizer: RowOptimizer, device: torch.device) -> Any | None:
     """The module of Triton kernels, where they can run and know this optimizer; else None."""
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if device.type != "cuda" and not (interpreted and device.type == "cpu"):
-        return None
     if optimizer.name not in ("adam", "adamw") or optimizer.clip is not None:
         return None
     try:
         from shoal.embedding import triton_rows
     except ImportError:  # torch without Triton
         return None
-    return triton_rows
+    if device.type == "cuda" or (device.type == "cpu" and triton_rows.INTERPRETED):
+        return triton_rows
+    return None
 
 
 def _is_recording(device: torch.device) -> bool:

@@ -4,11 +4,15 @@
 
 from __future__ import annotations
 
+import os
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from shoal.embedding.optim import RowOptimizer
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # when imported: kernels run on the CPU
 
 
 # fmt: off

@@ -16,19 +16,18 @@ be rounded (torch.set_float32_matmul_precision("high")), two parts and three pro
 
 from __future__ import annotations
 
-import os
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from shoal.embedding import triton_rows
 from shoal.embedding.optim import RowOptimizer
 from shoal.embedding.triton_rows import adam, constants
 
 DIMS = (16, 32, 64, 128, 256)  # of rows that the kernels are written for
 LOWEST = tl.constexpr(-1e30)  # below any logit, and finite: differences of it are numbers
-INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+INTERPRETED = tl.constexpr(triton_rows.INTERPRETED)
 PROGRAMS = 264  # that share the rows: two for each multiprocessor of a large GPU
 FEW = 64  # positions; a step of all rows is bound by memory then, else by products
 
