@@ -133,7 +133,8 @@ def main() -> None:
     parser.add_argument("--mask", type=float, default=0.2)
     parser.add_argument("--batch", type=int, nargs="+", default=[8, 64, 512])
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="0: compare losses only")
+    parser.add_argument("--compared", type=int, default=20, help="steps whose losses are compared")
     parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=list(SIDES))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tf32", action="store_true", help="products of 10 bits, on all sides")
@@ -147,16 +148,18 @@ def main() -> None:
     if options.profile:
         profile(SIDES[options.sides[0]](options.items, shape, device), options, shape, device)
         return
-    print("| batch | side | ms per step | records/s | × plain PyTorch | loss |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    steps = {side: SIDES[side](options.items, shape, device) for side in options.sides}
-    for size in options.batch:
-        compare(size, shape, steps, options, device)
-    del steps
-    print("\n| batch | Shoal's loss after 20 steps | no graph | no kernels | largest difference |")
+    if options.rounds:
+        print("| batch | side | ms per step | records/s | × plain PyTorch | loss |")
+        print("| --- | --- | --- | --- | --- | --- |")
+        steps = {side: SIDES[side](options.items, shape, device) for side in options.sides}
+        for size in options.batch:
+            compare(size, shape, steps, options, device)
+        del steps
+    after = f"Shoal's loss after {options.compared} steps"
+    print(f"\n| batch | {after} | no graph | no kernels | largest difference |")
     print("| --- | --- | --- | --- | --- |")
     for size in options.batch:
-        agreement(size, shape, options.items, device)
+        agreement(size, shape, options, device)
 
 
 def compare(
@@ -188,12 +191,13 @@ def compare(
         )
 
 
-def agreement(size: int, shape: Shape, items: int, device: torch.device) -> None:
-    """Losses of 20 steps on the three paths, dropout off; the difference is relative."""
-    data = batches(items, shape, size, 5) * 4
+def agreement(size: int, shape: Shape, options: argparse.Namespace, device: torch.device) -> None:
+    """Losses of some steps on the three paths, dropout off; the difference is relative."""
+    made = batches(options.items, shape, size, 5)
+    data = [made[k % 5] for k in range(options.compared)]
     losses = []
     for path in ("graph", "fused", "plain"):
-        step = shoal_step(items, shape, device, path, dropout=0.0)
+        step = shoal_step(options.items, shape, device, path, dropout=0.0)
         losses.append(torch.stack([step(*one) for one in data]).double().cpu())
         del step
         gc.collect()
