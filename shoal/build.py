@@ -42,6 +42,7 @@ class Parts:
 
 def build(config: Config, world: World) -> Parts:
     """Load the data, construct the model and set it up with its strategy."""
+    torch.set_float32_matmul_precision("high" if config.run.tf32 else "highest")
     model_class = find(config.model.name)
     if model_class.kind == "clicks":
         return _build_clicks(config, world, model_class)

@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -168,7 +169,8 @@ class Trainer:
             cursor.batch,
         )
         drawn_later = config.train.negatives is not None and config.train.negatives.dynamic
-        for batch, following in one_ahead(each.to(self.world.device) for each in shown):
+        move = partial(Batch.to, device=self.world.device) if drawn_later else self.strategy.receive
+        for batch, following in one_ahead(move(each) for each in shown):
             seed_step(config.run.seed, cursor.step, self.world.rank, self.world.device)
             batch = keep_hardest(self.model, batch, config)
             if following is not None and not drawn_later:

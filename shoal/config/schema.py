@@ -266,6 +266,14 @@ class StrategySection(Section):
     )
     memory: float | None = Field(None, gt=0, description="GiB of rows a rank may hold; null: any")
     overlap: bool = Field(True, description="ids of the next batch travel during this one")
+    fused: bool = Field(
+        True, description="single on a GPU: rows learn in Triton kernels, where Adam moves them"
+    )
+    graph: bool = Field(
+        False,
+        description="single on a GPU: record a step once per shape of batch and replay it; for "
+        "models whose step does the same work every time",
+    )
 
 
 class LaunchSection(Section):
@@ -290,6 +298,9 @@ class RunSection(Section):
         None, description='GPUs to use, e.g. "0,1,2,3"; null: all, "": none'
     )
     threads: int = Field(0, ge=0, description="threads per process; 0: cores / processes")
+    tf32: bool = Field(
+        False, description="matrix products on a GPU round their factors to 10 bits: much faster"
+    )
     progress: bool = True
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     loss_decimals: int = Field(4, ge=0)

@@ -2,13 +2,15 @@
 
 Nothing here waits for the device: repeated ids are found by sorting, and each of them writes the
 same new row. When every row has a gradient (a softmax over the catalogue), rows are updated where
-they are.
+they are. With `fused`, Adam runs in Triton kernels, and a softmax over the rows may update them in
+its own pass (shoal.embedding.fused); the arithmetic is the same.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +29,12 @@ class Device(Leaf):
     """Rows of one fixed table as tensors on a device."""
 
     def __init__(
-        self, table: Table, optimizer: RowOptimizer, seed: int, device: torch.device | str
+        self,
+        table: Table,
+        optimizer: RowOptimizer,
+        seed: int,
+        device: torch.device | str,
+        fused: bool = False,
     ):
         super().__init__(table, optimizer, seed)
         if table.rows is None:
@@ -38,7 +45,7 @@ class Device(Leaf):
         self.device = torch.device(device)
         self.values = torch.empty(table.rows, table.dim, device=self.device)
         for start in range(0, table.rows, INIT_CHUNK):
-            ids = torch.arange(start, min(start + INIT_CHUNK, table.rows))
+            ids = torch.arange(start, min(start + INIT_CHUNK, table.rows), device=self.device)
             self.values[start : start + INIT_CHUNK] = initial_rows(table, seed, ids)
         self.state = {
             key: torch.full(shape, begin, device=self.device)
@@ -47,6 +54,12 @@ class Device(Leaf):
             )
         }
         self._fused: torch.optim.Optimizer | None = None
+        self.kernels = find_kernels(optimizer, self.device) if fused else None
+        if self.kernels is not None:  # they read step size, eps and learning rate where they run
+            self.numbers = torch.zeros(3, device=self.device)
+            self._known = [0.0, 0.0, 0.0]
+            rows = 0 if table.whole else table.rows
+            self._slot = torch.zeros(rows, dtype=torch.int64, device=self.device)
 
     def lend(self) -> Tensor:
         """The rows themselves, [rows, dim], to be read until the next push."""
@@ -64,12 +77,17 @@ class Device(Leaf):
         """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
         ids = self.flat_ids(ids)
         grads = self.flat_grads(grads, len(ids))
-        if is_every(ids, len(self.values)):
-            self._step += 1
+        whole = is_every(ids, len(self.values))
+        if not whole:
+            self._check_inside(ids)
+        if not _is_recording(self.device):
+            self.begin(lr)
+        if self.kernels is not None:
+            self._push_with_kernels(ids, grads, whole)
+            return
+        if whole:
             self._update_all(grads, lr)
             return
-        self._check_inside(ids)
-        self._step += 1
         if len(ids) == 0:
             return
         ids, order = ids.sort(stable=True)
@@ -87,6 +105,41 @@ class Device(Leaf):
                 is_padding = (ids == self.table.padding).view(-1, *[1] * (part.dim() - 1))
                 part = torch.where(is_padding, old[key].index_select(0, ids), part)
             old[key].index_copy_(0, ids, part)
+
+    def begin(self, lr: float) -> None:
+        """Count a step. Whoever replays a recorded push calls it before: nothing else is Python."""
+        self._step += 1
+        if self.kernels is not None:
+            size, eps = self.optimizer.step_numbers(lr, self._step)
+            for place, number in enumerate((size, eps, lr)):
+                if number != self._known[place]:
+                    # Not a copy: it would have to wait, or leave memory that must not change.
+                    self.numbers[place].fill_(number)
+                    self._known[place] = number
+
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Adam's: values, first and second moments."""
+        return self.values, self.state["exp_avg"], self.state["exp_avg_sq"]
+
+    def _push_with_kernels(self, ids: Tensor, grads: Tensor, whole: bool) -> None:
+        """Without sorting: of all places of an id one is its slot, and sums are made there."""
+        slots, sums = ids, grads
+        if not whole and len(ids):
+            if len(self._slot) == 0:
+                self._slot = torch.zeros_like(self.values[:, 0], dtype=torch.int64)
+            self._slot.index_copy_(0, ids, every_id(len(ids), self.device))
+            slots = self._slot.index_select(0, ids)
+            sums = torch.zeros_like(grads).index_add_(0, slots, grads)
+        assert self.kernels is not None
+        self.kernels.step_rows(
+            ids,
+            slots,
+            sums,
+            self.parts(),
+            self.numbers,
+            self.table.padding,
+            self.optimizer,
+        )
 
     def _update_all(self, grads: Tensor, lr: float) -> None:
         """A step of every row, in place."""
@@ -161,3 +214,20 @@ class Device(Leaf):
             for bound in ids.aminmax():
                 if not 0 <= int(bound) < len(self.values):
                     raise self.outside(int(bound))
+
+
+def find_kernels(optimizer: RowOptimizer, device: torch.device) -> Any | None:
+    """The module of Triton kernels, where they can run and know this optimizer; else None."""
+    if optimizer.name not in ("adam", "adamw") or optimizer.clip is not None:
+        return None
+    try:
+        from shoal.embedding import triton_rows
+    except ImportError:  # torch without Triton
+        return None
+    if device.type == "cuda" or (device.type == "cpu" and triton_rows.INTERPRETED):
+        return triton_rows
+    return None
+
+
+def _is_recording(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -60,10 +60,13 @@ def recipe(table: Table, seed: int) -> Recipe:
 
 
 def initial_rows(table: Table, seed: int, ids: Tensor) -> Tensor:
-    """Initial rows of `ids` [n] int64: [n, dim] float32; the padding id reads as zeros."""
+    """Initial rows of `ids` [n] int64: [n, dim] float32; the padding id reads as zeros.
+
+    Made where the ids are: integers are the same on every device.
+    """
     made = recipe(table, seed)
     ids = ids.reshape(-1)
-    out = torch.empty(len(ids), table.dim, dtype=torch.float32)
+    out = torch.empty(len(ids), table.dim, dtype=torch.float32, device=ids.device)
     step = max(1, CHUNK_VALUES // table.dim)
     for start in range(0, len(ids), step):
         part = ids[start : start + step]
@@ -76,9 +79,9 @@ def initial_rows(table: Table, seed: int, ids: Tensor) -> Tensor:
 def _values(made: Recipe, ids: Tensor, dim: int) -> Tensor:
     """Values of one chunk: [n] -> [n, dim] float32."""
     if made.kind == "constant":
-        return torch.full((len(ids), dim), made.factor, dtype=torch.float32)
+        return torch.full((len(ids), dim), made.factor, dtype=torch.float32, device=ids.device)
     row = _mix(ids * _signed(INCREMENT) ^ _signed(made.key))[:, None]
-    column = torch.arange(dim, dtype=torch.int64)[None, :]
+    column = torch.arange(dim, dtype=torch.int64, device=ids.device)[None, :]
     if made.kind == "uniform":
         word = _mix(row + (column + 1) * _signed(INCREMENT))
         integer = _shift(word, 40) - (1 << 23)

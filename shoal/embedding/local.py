@@ -31,19 +31,21 @@ def make_local(
     admission: Admission | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    fused: bool = False,
 ) -> Store:
     """A store that holds the table's rows here; `threads=None` means torch's number of threads.
 
     dtype=torch.bfloat16 halves the memory of values (not of state); updates round stochastically.
     On a GPU the rows of a fixed table live in its memory; those of a growing one stay on the host.
     Rows that are read whole are tensors on the host as well: they are lent without a copy.
+    `fused` lets rows on a GPU be updated by Triton kernels, where there are any for the optimizer.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r} is not known; known are {', '.join(BACKENDS)}")
     as_tensors = table.rows is not None and (torch.device(device).type != "cpu" or table.whole)
     as_tensors = as_tensors and admission is None and dtype == torch.float32
     if backend == "device" or (backend == "auto" and as_tensors):
-        return Device(table, optimizer, seed, device)
+        return Device(table, optimizer, seed, device, fused)
     if backend == "native" or (backend == "auto" and native_is_built()):
         return native.Native(table, optimizer, seed, admission, dtype, threads=threads)
     if backend == "auto":

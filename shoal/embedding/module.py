@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from shoal.data.batch import Batch
 from shoal.embedding.exchange import Exchange, Lookups
+from shoal.embedding.fused import FusedSoftmax, can_fuse
 from shoal.embedding.pooling import pool_rows
 from shoal.embedding.softmax import parallel_softmax_loss
 from shoal.embedding.store import Store
@@ -47,6 +48,7 @@ class Embeddings(nn.Module):
         self.exchange: Exchange | None = None
         self._pending: dict[str, list[tuple[Tensor, Tensor]]] = {}
         self._softmax_fields: set[str] = set()
+        self._fused: FusedSoftmax | None = None
         self._candidates: dict[tuple[str, int | None], tuple[Tensor, Tensor]] = {}
         # Moves with the model, so it tells which device rows are wanted on.
         self.register_buffer("_here", torch.empty(0), persistent=False)
@@ -132,14 +134,50 @@ class Embeddings(nn.Module):
         """Summed cross entropy over a fixed table's rows: hidden [n, d], targets [n] -> scalar.
 
         Row 0 is padding, never a candidate nor a target. `bias_field` names a table of dim 1 whose
-        rows are added to the logits; candidates end before row `stop` (default: all rows).
+        rows are added to the logits; candidates end before row `stop` (default: all rows). A
+        position whose target is 0 does not count.
         """
         self._softmax_fields.add(field)
         table = self.fields[field]
         if self.exchange is not None and self.exchange.stores[table.name].layout.cut_by_rows:
             return self._parallel_softmax(self.exchange, table, hidden, targets, bias_field, stop)
+        if self.learns and self._can_fuse(field, bias_field):
+            return self._fused_softmax(field, hidden, targets, bias_field, stop)
         bias = None if bias_field is None else self._lent(bias_field).squeeze(1)
         return full_softmax_loss(hidden, self._lent(field), targets, bias=bias, stop=stop)
+
+    def _can_fuse(self, field: str, bias_field: str | None) -> bool:
+        """Whether the tables are read by this softmax alone, and their stores can update in it."""
+        tables = [self.fields[f] for f in (field, bias_field) if f is not None]
+        if any(list(self.fields.values()).count(table) > 1 for table in tables):
+            return False
+        stores = [self.stores.get(table.name) for table in tables]
+        return can_fuse(stores[0], stores[1] if len(stores) > 1 else None)
+
+    def _fused_softmax(
+        self, field: str, hidden: Tensor, targets: Tensor, bias_field: str | None, stop: int | None
+    ) -> Tensor:
+        """Rows learn in `step_softmax`, without gradients of theirs being seen by anybody."""
+        if self._fused is not None and self._fused.scale is not None:
+            raise RuntimeError(
+                "a second softmax before the step of the first: gradients of its rows cannot be "
+                "added up where they are never written; set strategy.fused=false"
+            )
+        table = self.fields[field]
+        bias = None if bias_field is None else self.stores[self.fields[bias_field].name]
+        self._fused = FusedSoftmax(
+            self.stores[table.name],  # type: ignore[arg-type]
+            bias,  # type: ignore[arg-type]
+            targets,
+            stop or table.rows or 0,
+        )
+        return self._fused.loss(hidden)
+
+    def step_softmax(self) -> None:
+        """Let the rows of a fused softmax learn; after the pushes, which count the steps."""
+        if self._fused is not None:
+            self._fused.step()
+            self._fused = None
 
     def _parallel_softmax(
         self,

@@ -132,7 +132,7 @@ class BERT4Rec(Retrieval):
             loss = self.embed.full_softmax(
                 "output", states, targets, "output_bias", stop=self.mask_token
             )
-            return Output(loss, states.shape[0])
+            return Output(loss, torch.count_nonzero(targets))
 
         if "neg_item" not in batch.ids:
             raise ValueError(

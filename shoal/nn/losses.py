@@ -44,8 +44,8 @@ def full_softmax_loss(
 ) -> Tensor:
     """Sum of cross entropies over the whole catalogue: [n, d], [items, d], [n] -> scalar.
 
-    Item 0 is padding: never a candidate, never a target; nor are items from `stop` on. `bias`
-    [items] is added to the logits.
+    Item 0 is padding: never a candidate, and a position whose target it is does not count. Items
+    from `stop` on are no candidates either. `bias` [items] is added to the logits.
     Logits exist for `block` of the n positions at a time (None: as many as make 64 MiB), so memory
     never holds n x items.
     """
@@ -75,11 +75,13 @@ class _FullSoftmax(torch.autograd.Function):
             # Masked here, not cut off: a slice's gradient would be one more pass over all rows.
             logits[:, 0] = -torch.inf
             logits[:, stop:] = -torch.inf
-            loss -= logits.gather(1, wanted.unsqueeze(1)).sum()
+            right = logits.gather(1, wanted.unsqueeze(1)).squeeze(1)
             highest, totals = exponentials_(logits)
-            loss += totals.log().sum() + highest.sum()
+            counts = wanted > 0
+            loss += (totals.log() + highest - right).where(counts, 0.0).sum()
             if made is not None:
-                made.add(start, logits, totals.reciprocal(), states, items, None, wanted)
+                shares = totals.reciprocal().where(counts, 0.0)
+                made.add(start, logits, shares, states, items, None, wanted)
         ctx.made = made
         return loss
 

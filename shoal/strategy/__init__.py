@@ -5,6 +5,7 @@ from __future__ import annotations
 from shoal.config.schema import StrategySection
 from shoal.strategy.base import Strategy
 from shoal.strategy.ddp import DDP
+from shoal.strategy.graphed import Graphed
 from shoal.strategy.sharded import Sharded
 from shoal.strategy.single import Single
 from shoal.world import World
@@ -21,6 +22,8 @@ def make_strategy(section: StrategySection, world: World, join_timeout: float = 
         raise ValueError(
             f"strategy single cannot run on {world.size} processes; use ddp or sharded"
         )
+    if name == "single" and world.device.type == "cuda":
+        return Graphed(world) if section.graph else Single(world, fused=section.fused)
     if name == "sharded":
         return Sharded(world, section)
     if name == "ps":
@@ -32,4 +35,4 @@ def make_strategy(section: StrategySection, world: World, join_timeout: float = 
     return STRATEGIES[name](world)
 
 
-__all__ = ["DDP", "STRATEGIES", "Sharded", "Single", "Strategy", "make_strategy"]
+__all__ = ["DDP", "STRATEGIES", "Graphed", "Sharded", "Single", "Strategy", "make_strategy"]

@@ -41,6 +41,8 @@ class Strategy:
     def __init__(self, world: World | None = None):
         self.world = world or World()
 
+    fused = False  # whether rows on a GPU are updated by kernels of their own
+
     def setup(
         self,
         model: Model,
@@ -73,7 +75,16 @@ class Strategy:
 
     def leaf(self, table: Table) -> Store:
         """Rows in this process, on its device."""
-        return make_local(table, self.row_optimizer, self.seed, device=self.world.device)
+        # Clipping needs the gradients of all rows at once, which kernels never write down.
+        on_gpu = self.world.device.type == "cuda"
+        fused = self.fused and on_gpu and self.clip_grad_norm is None
+        return make_local(
+            table, self.row_optimizer, self.seed, device=self.world.device, fused=fused
+        )
+
+    def receive(self, batch: Batch) -> Batch:
+        """The batch where `train_step` wants it."""
+        return batch.to(self.world.device)
 
     def prefetch(self, batch: Batch) -> None:
         """A hint: this batch comes after the next `train_step`."""
@@ -91,9 +102,13 @@ class Strategy:
     def backward(self, output: Output) -> None:
         """Leave the gradients of the mean loss on the dense parameters and the pulled rows."""
         # Seeding backward with 1 / count costs nothing; scaling the gradients afterwards would.
-        scale = 1.0 / output.count if output.count else 0.0
-        output.loss.backward(torch.as_tensor(scale, dtype=output.loss.dtype))
-        self._mean_loss = output.loss.detach() * scale
+        loss, count = output.loss, output.count
+        if isinstance(count, Tensor):  # a GPU is not waited for
+            scale = count.clamp(min=1).to(loss).reciprocal()
+        else:
+            scale = torch.as_tensor(1.0 / count if count else 0.0, dtype=loss.dtype)
+        loss.backward(scale)
+        self._mean_loss = loss.detach() * scale
 
     def step(self, lr: float) -> Tensor:
         """Update dense parameters and rows; the mean loss of the global batch."""
@@ -114,6 +129,8 @@ class Strategy:
         if self.dense_optimizer is not None:
             dense_step(self.dense_optimizer, lr)
         self.push(gradients, lr)
+        for module in self.embeddings:
+            module.step_softmax()
 
     def push(self, gradients: Gradients, lr: float) -> None:
         """Update the rows of every table."""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from shoal.strategy.base import Strategy
+from shoal.world import World
 
 
 class Single(Strategy):
     """The reference that every other strategy must equal."""
 
     name = "single"
+
+    def __init__(self, world: World | None = None, fused: bool = True):
+        super().__init__(world)
+        self.fused = fused

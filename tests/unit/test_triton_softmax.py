@@ -1,0 +1,178 @@
+"""Triton kernels of rows against float64 arithmetic and torch.optim.
+
+On a GPU where there is one, else by Triton's interpreter, which must be asked for before Triton is
+imported; where Triton is absent the tests are skipped.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+with pytest.MonkeyPatch.context() as patch:
+    if DEVICE == "cpu":
+        patch.setenv("TRITON_INTERPRET", "1")
+    triton = pytest.importorskip("triton", reason="Triton is not installed")
+    from shoal.embedding import triton_softmax
+
+    @triton.jit
+    def probe(numbers):
+        for _ in range(0, triton.language.load(numbers)):
+            pass
+
+    try:
+        probe[(1,)](torch.ones(1, dtype=torch.int32, device=DEVICE))
+    except triton.runtime.errors.InterpreterError as error:
+        reason = f"this Triton's interpreter fails with this NumPy: {error}"
+        pytest.skip(reason, allow_module_level=True)
+
+from shoal.embedding.device import Device  # noqa: E402
+from shoal.embedding.fused import can_fuse  # noqa: E402
+from shoal.embedding.module import Embeddings  # noqa: E402
+from shoal.embedding.optim import RowOptimizer  # noqa: E402
+from shoal.embedding.table import Init, Table  # noqa: E402
+
+SHAPES = {"POSITIONS": 16, "ROWS": 16}
+
+
+@pytest.fixture(autouse=True)
+def run_there(monkeypatch):
+    if DEVICE == "cpu":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with torch.device(DEVICE):
+        yield
+
+
+def exact_loss(hidden, rows, bias, targets, stop):
+    """Summed cross entropy in float64, row 0 and rows from stop on left out."""
+    logits = hidden @ rows.T + (0 if bias is None else bias)
+    logits = logits[targets > 0, 1:stop]
+    return torch.nn.functional.cross_entropy(logits, targets[targets > 0] - 1, reduction="sum")
+
+
+def problem(positions, rows, dim, stop, with_bias, seed=0):
+    torch.manual_seed(seed)
+    hidden = torch.randn(positions, dim)
+    values = torch.randn(rows, dim) * 0.5
+    values[0] = 0.0
+    bias = torch.randn(rows) if with_bias else None
+    if bias is not None:
+        bias[0] = 0.0
+    targets = torch.randint(1, stop, (positions,))
+    targets[::5] = 0  # these do not count
+    return hidden, values, bias, targets
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize(
+    ("positions", "rows", "dim", "stop"),
+    [(1, 2, 16, 2), (7, 33, 16, 33), (19, 130, 32, 100), (33, 70, 64, 70)],
+)
+def test_losses_and_gradients_of_states(positions, rows, dim, stop, with_bias, monkeypatch):
+    monkeypatch.setattr(triton_softmax, "PROGRAMS", 6)
+    hidden, values, bias, targets = problem(positions, rows, dim, stop, with_bias)
+    losses, grads, _, _ = triton_softmax.pool(hidden, values, bias, targets, stop, shape=SHAPES)
+    states = hidden.double().requires_grad_()
+    exact = exact_loss(
+        states, values.double(), None if bias is None else bias.double(), targets, stop
+    )
+    exact.backward()
+    torch.testing.assert_close(losses.sum().double(), exact.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(grads.double(), states.grad, rtol=1e-4, atol=1e-5)
+    assert torch.equal(grads[targets == 0], torch.zeros_like(grads[targets == 0]))
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sparse_adam"])
+@pytest.mark.parametrize(("positions", "rows", "stop"), [(5, 40, 40), (19, 33, 30)])
+def test_a_step_of_all_rows_is_adams(name, positions, rows, stop):
+    hidden, values, bias, targets = problem(positions, rows, 16, stop, True)
+    decay = 0.0 if name == "sparse_adam" else 0.1
+    optimizer = RowOptimizer(name, weight_decay=decay, eps=1e-3)
+    exact = [x.double().requires_grad_() for x in (values, bias)]
+    kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
+    ours = [(x.clone(), torch.zeros_like(x), torch.zeros_like(x)) for x in (values, bias)]
+    for step in (1, 2, 3):
+        eps = 1e-3
+        if name == "sparse_adam":  # adds eps before the second moment is corrected
+            eps = eps / (1 - 0.999**step) ** 0.5
+        if step == 1:
+            theirs = kind(exact, lr=0.05, eps=eps, weight_decay=decay)
+        theirs.param_groups[0]["eps"] = eps
+        theirs.zero_grad()
+        (exact_loss(hidden.double(), *exact, targets, stop) * 0.25).backward()
+        for x in exact:
+            x.grad[0] = 0.0
+        theirs.step()
+        _, _, normalizers, parts = triton_softmax.pool(
+            hidden, ours[0][0], ours[1][0], targets, stop, shape=SHAPES
+        )
+        numbers = torch.tensor([*optimizer.step_numbers(0.05, step), 0.05])
+        triton_softmax.update(
+            parts, targets, normalizers, torch.tensor(0.25), *ours, numbers, stop, optimizer, SHAPES
+        )
+    for mine, right in zip(ours, exact):
+        torch.testing.assert_close(mine[0][1:].double(), right[1:].detach(), rtol=1e-4, atol=1e-5)
+    assert torch.equal(ours[0][0][0], values[0]) and ours[1][0][0] == 0.0
+
+
+@pytest.mark.parametrize("name", ["adam", "sparse_adam", "adamw"])
+@pytest.mark.parametrize("dim", [1, 6, 16])
+def test_touched_rows_learn_as_without_kernels(name, dim):
+    table = Table("t", dim, 30, padding=0)
+    optimizer = RowOptimizer(name)
+    plain = Device(table, optimizer, 3, DEVICE)
+    fused = Device(table, optimizer, 3, DEVICE, fused=True)
+    assert fused.kernels is not None and plain.kernels is None
+    torch.manual_seed(0)
+    whole = torch.arange(30)
+    for ids in [torch.tensor([4, 0, 4, 29, 7, 4]), torch.tensor([7]), whole[:0], whole]:
+        grads = torch.randn(len(ids), dim)
+        for store in (plain, fused):
+            store.push(ids, grads.clone(), 0.05)
+    for mine, right in zip(
+        next(fused.export()).state.values(), next(plain.export()).state.values()
+    ):
+        torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(fused.values, plain.values, rtol=1e-5, atol=1e-6)
+    assert fused.step == plain.step == 4
+
+
+def test_a_module_learns_as_without_kernels():
+    tables = {
+        "output": Table("output", 16, 21, Init("normal", 0.5), padding=0, whole=True),
+        "bias": Table("bias", 1, 21, Init("constant", 0.0), padding=0, whole=True),
+    }
+    learned = []
+    for fused in (False, True):
+        torch.manual_seed(1)
+        embed = Embeddings(tables)
+        embed.attach(
+            lambda table, fused=fused: Device(table, RowOptimizer("adam"), 5, DEVICE, fused)
+        )
+        assert can_fuse(embed.stores["output"], embed.stores["bias"]) == fused
+        losses, states = [], []
+        for _ in range(4):
+            hidden = torch.randn(9, 16, requires_grad=True)
+            targets = torch.randint(0, 20, (9,))
+            loss = embed.full_softmax("output", hidden, targets, "bias", stop=20)
+            loss.backward(torch.tensor(0.2))
+            losses.append(loss.detach())
+            states.append(hidden.grad)
+            for name, (ids, grads) in embed.take_gradients().items():
+                assert len(ids) == (0 if fused else 21)
+                embed.stores[name].push(ids, grads, 0.05)
+            embed.step_softmax()
+        values = [embed.stores[name].values for name in tables]
+        learned.append([torch.stack(losses), torch.stack(states), *values])
+    for plain, fused in zip(*learned):
+        torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_two_softmaxes_before_a_step_are_refused():
+    embed = Embeddings(output=Table("output", 16, 21, padding=0, whole=True))
+    embed.attach(lambda table: Device(table, RowOptimizer("adam"), 5, DEVICE, True))
+    hidden, targets = torch.randn(3, 16, requires_grad=True), torch.tensor([1, 2, 3])
+    embed.full_softmax("output", hidden, targets).backward()
+    with pytest.raises(RuntimeError, match=r"strategy\.fused=false"):
+        embed.full_softmax("output", hidden, targets)
