@@ -70,6 +70,7 @@ class Link:
     def __init__(self, client: Client, index: int, address: str):
         self.client, self.index, self.address = client, index, address
         self.socket = client.connect(address)
+        self.greeting = Header(Kind.HELLO, client.worker)
         self.due: dict[int, tuple[Header, list[Any]]] = {}  # asked and not answered
         self.came: dict[int, tuple[Header, list[memoryview]]] = {}
 
@@ -196,15 +197,21 @@ class Client:
         """Describe the model to every server; waits for servers that are not up yet."""
         self.spec = spec
         values = {**json.loads(spec.json()), "host": sockets.gethostname()}
+        for link in self.links:
+            text = json.dumps({**values, "server": link.index}).encode()
+            link.greeting = self.header(Kind.HELLO)
+            link.ask(link.greeting, [text])
+        # Servers that are up must hear of this worker while it waits for others.
+        self._beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._beating.start()
         try:
-            self.tell_all(Kind.HELLO, [json.dumps(values).encode()], join_timeout)
+            for link in self.links:
+                link.answer(link.greeting.sequence, join_timeout)
         except PeerLost as error:
             raise PeerLost(
                 f"{error}. Start the servers, check their addresses and keys, or raise "
                 "launch.join_timeout"
             ) from None
-        self._beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self._beating.start()
 
     def _beat(self) -> None:
         """Tell the servers every second that this worker lives."""
@@ -215,7 +222,8 @@ class Client:
                 socket.send(header)
                 while socket.poll(0):
                     answer = socket.recv_multipart()
-                    if len(answer) == 2 and answer[1] and not self.failure:
+                    told = parse_header(answer[0]).kind == Kind.OK and answer[1]
+                    if told and not self.failure:  # an error: hello is still on its way
                         self.failure = f"{link.name}: {answer[1].decode(errors='replace')}"
         for _, socket in links:
             socket.close()
@@ -330,10 +338,12 @@ class Client:
             files |= report["files"]
         return files
 
-    def load(self, folder: str, files: dict[str, Any], steps: dict[str, int]) -> None:
-        """Let every server take over its rows of a checkpoint."""
-        text = json.dumps({"folder": os.path.abspath(folder), "files": files, "steps": steps})
-        self.tell_all(Kind.LOAD, [text.encode()])
+    def load(
+        self, folder: str, files: dict[str, Any], steps: dict[str, int], fresh: bool = False
+    ) -> None:
+        """Let every server take over its rows of a checkpoint; fresh: and forget all others."""
+        values = {"folder": os.path.abspath(folder), "files": files, "steps": steps}
+        self.tell_all(Kind.LOAD, [json.dumps({**values, "fresh": fresh}).encode()])
 
     def stats(self) -> list[dict[str, Any]]:
         """What each server holds."""

@@ -37,7 +37,7 @@ class ShardWriter:
         if not isinstance(folder, str) or not isinstance(delta, bool) or len(values) > 2:
             raise WireError("a save is {folder: text, delta: true or false}")
         self.folder = Path(folder)
-        if not self.folder.is_dir():
+        if not os.path.isdir(self.folder):
             raise WireError(
                 f"server {state.index} cannot see the folder {folder}: run.output must be on a "
                 "disk that all hosts share"
@@ -59,7 +59,8 @@ class ShardWriter:
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             torch.set_num_threads(1)
-            report: dict[str, Any] = {"files": write_shards(state, self.folder, marks)}
+            server = os.getppid()
+            report: dict[str, Any] = {"files": write_shards(state, self.folder, marks, server)}
             status = 0
         except BaseException as error:
             report = {"error": f"server {state.index} could not save its rows: {error}"}
@@ -96,12 +97,19 @@ class ShardWriter:
                 pass
 
 
-def write_shards(state: State, folder: Path, marks: list[int] | None) -> dict[str, Any]:
-    """Write every row, or those changed since the marks; file -> bytes and SHA-256."""
+def write_shards(
+    state: State, folder: Path, marks: list[int] | None, server: int | None = None
+) -> dict[str, Any]:
+    """Write every row, or those changed since the marks; file -> bytes and SHA-256.
+
+    In a child, `server` is the process that it must not outlive.
+    """
     files: dict[str, Any] = {}
     for number, (table, store) in enumerate(zip(state.spec.tables, state.stores)):
         since = {} if marks is None else {"since": marks[number]}
         for part, rows in enumerate(store.export(CHUNK_ROWS, **since)):
+            if server is not None and os.getppid() != server:
+                raise RuntimeError("the server is gone")
             tensors = {"ids": rows.ids, "values": rows.values}
             tensors |= {f"state.{key}": value for key, value in rows.state.items()}
             data = format_tensors({key: value.contiguous() for key, value in tensors.items()})
@@ -115,10 +123,24 @@ def write_shards(state: State, folder: Path, marks: list[int] | None) -> dict[st
 
 
 def load_shards(state: State, values: dict[str, Any]) -> Iterator[None]:
-    """Take over the rows of a checkpoint that belong to this server, file by file."""
+    """Take over the rows of a checkpoint that belong to this server, file by file.
+
+    fresh: rows that the checkpoint has not are forgotten. Nothing changes before all is read.
+    """
     folder, files, steps = values.get("folder"), values.get("files"), values.get("steps")
-    if not isinstance(folder, str) or not isinstance(files, dict) or not isinstance(steps, dict):
-        raise WireError("a load is {folder: text, files: {...}, steps: {...}}")
+    fresh = values.get("fresh", False)
+    if not (
+        isinstance(folder, str)
+        and isinstance(files, dict)
+        and all(isinstance(facts, dict) for facts in files.values())
+        and isinstance(steps, dict)
+        and all(type(step) is int and 0 <= step < 1 << 62 for step in steps.values())
+        and isinstance(fresh, bool)
+    ):
+        raise WireError(
+            "a load is {folder: text, files: {...}, steps: {...}, fresh: true or false}"
+        )
+    stores = state.make_stores() if fresh else state.stores
     numbers = {one.name: k for k, one in enumerate(state.spec.tables)}
     for name, facts in files.items():
         if not name.startswith("rows-") or "/" in name:
@@ -138,13 +160,15 @@ def load_shards(state: State, values: dict[str, Any]) -> Iterator[None]:
             raise WireError(f"checkpoint {folder} is damaged: {name} fails its checksum")
         try:
             rows = _rows_of_here(parse_tensors(data), state, numbers[table])
-        except (SafetensorError, KeyError) as error:
+        except (SafetensorError, KeyError, RuntimeError) as error:
             raise WireError(f"checkpoint {folder} is damaged: {name}: {error}") from None
-        state.stores[numbers[table]].restore(rows)
+        stores[numbers[table]].restore(rows)
         yield
     for table, step in steps.items():
         if table in numbers:
-            state.stores[numbers[table]].step = int(step)
+            stores[numbers[table]].step = step
+    if fresh:
+        state.stores, state.marks = stores, None  # a delta cannot tell of rows that are forgotten
 
 
 def _rows_of_here(tensors: dict[str, Tensor], state: State, number: int) -> Rows:
