@@ -40,9 +40,10 @@ class State:
         owners = spec.owners()
         self.own = [k for k, owner in enumerate(owners) if owner == index]
         self.sizes = [spec.sizes[k] for k in self.own]
-        self.dense = [torch.zeros(spec.dense[k]) for k in self.own]
-        section = spec.optimizer
-        self.optimizer = None if spec.mode == "geo" else make_optimizer(section, self.dense)
+        # Not filled, so that memory is only taken when the values really come.
+        self.dense = [torch.empty(spec.dense[k]) for k in self.own]
+        self.optimizer: torch.optim.Optimizer | None = None
+        self._state_names = _state_names(spec)
         self.marks: list[int] | None = None  # of the last save, for a delta
         self.has_dense = False  # whether a worker has said what they begin with
 
@@ -133,7 +134,7 @@ class State:
 
     def _check_state(self, here: dict[str, Tensor]) -> None:
         """Refuse what the optimizer would stumble over at its next step."""
-        names = self._state_names() if here else set()
+        names = self._state_names
         for number, target in enumerate(self.dense):
             found = {key.split(".", 1)[1] for key in here if key.startswith(f"{number}.")}
             if found and found != names:
@@ -150,22 +151,23 @@ class State:
                         f"torch.float32 {list(shape)}"
                     )
 
-    def _state_names(self) -> set[str]:
-        """What the optimizer keeps for a parameter that has been taught."""
-        probe = torch.zeros(1)
-        probe.grad = torch.zeros(1)
-        optimizer = make_optimizer(self.spec.optimizer, [probe])
-        if optimizer is None or self.spec.mode == "geo":
-            return set()
-        dense_step(optimizer, 0.0)
-        return {key.split(".", 1)[1] for key in state_tensors(optimizer, [probe])}
-
     def dense_state(self) -> dict[str, Tensor]:
         """The dense optimizer's state, by the model's numbers of the parameters."""
         return {
             f"{self.own[int(key.split('.', 1)[0])]}.{key.split('.', 1)[1]}": value
             for key, value in state_tensors(self.optimizer, self.dense).items()
         }
+
+
+def _state_names(spec: Spec) -> set[str]:
+    """What the optimizer keeps for a dense parameter that has been taught."""
+    probe = torch.zeros(1)
+    probe.grad = torch.zeros(1)
+    optimizer = None if spec.mode == "geo" else make_optimizer(spec.optimizer, [probe])
+    if optimizer is None:
+        return set()
+    dense_step(optimizer, 0.0)  # the first step of a process takes long: now, nobody waits
+    return {key.split(".", 1)[1] for key in state_tensors(optimizer, [probe])}
 
 
 EMPTY = torch.empty(0)
