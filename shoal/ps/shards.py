@@ -27,6 +27,7 @@ from shoal.ps.state import State
 from shoal.ps.wire import WireError
 
 CHUNK_ROWS = 1 << 18
+FOLLOW_SECONDS = 0.5
 
 
 class ShardWriter:
@@ -46,21 +47,22 @@ class ShardWriter:
             raise WireError("a delta needs a whole save before it")
         self._report = self.folder / f".server-{state.index}.json"
         self._found: dict[str, Any] | None = None
+        server = os.getpid()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the child starts no thread
             self._pid = os.fork()
         if self._pid == 0:
-            self._write(state, state.marks if delta else None)
+            self._write(state, state.marks if delta else None, server)
         state.marks = [store.mark() for store in state.stores]  # type: ignore[attr-defined]
 
-    def _write(self, state: State, marks: list[int] | None) -> None:
+    def _write(self, state: State, marks: list[int] | None, server: int) -> None:
         """In the child: write, report, and be gone without any clean-up of the parent's things."""
         status = 1
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            _follow(server)
             torch.set_num_threads(1)
-            server = os.getppid()
-            report: dict[str, Any] = {"files": write_shards(state, self.folder, marks, server)}
+            report: dict[str, Any] = {"files": write_shards(state, self.folder, marks)}
             status = 0
         except BaseException as error:
             report = {"error": f"server {state.index} could not save its rows: {error}"}
@@ -97,19 +99,23 @@ class ShardWriter:
                 pass
 
 
-def write_shards(
-    state: State, folder: Path, marks: list[int] | None, server: int | None = None
-) -> dict[str, Any]:
-    """Write every row, or those changed since the marks; file -> bytes and SHA-256.
+def _follow(server: int) -> None:
+    """In the child: end when the server is gone, however that ended."""
 
-    In a child, `server` is the process that it must not outlive.
-    """
+    def look(*_: Any) -> None:
+        if os.getppid() != server:
+            os._exit(1)
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, FOLLOW_SECONDS, FOLLOW_SECONDS)
+
+
+def write_shards(state: State, folder: Path, marks: list[int] | None) -> dict[str, Any]:
+    """Write every row, or those changed since the marks; file -> bytes and SHA-256."""
     files: dict[str, Any] = {}
     for number, (table, store) in enumerate(zip(state.spec.tables, state.stores)):
         since = {} if marks is None else {"since": marks[number]}
         for part, rows in enumerate(store.export(CHUNK_ROWS, **since)):
-            if server is not None and os.getppid() != server:
-                raise RuntimeError("the server is gone")
             tensors = {"ids": rows.ids, "values": rows.values}
             tensors |= {f"state.{key}": value for key, value in rows.state.items()}
             data = format_tensors({key: value.contiguous() for key, value in tensors.items()})
