@@ -7,6 +7,7 @@ tells the servers that this worker lives, whatever it computes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -86,7 +87,9 @@ class Link:
     def _send(self, header: Header, frames: Sequence[Any]) -> None:
         large = any(len(frame) > COPY_BELOW for frame in frames)
         self.client.bytes_sent += sum(len(frame) for frame in frames)
-        self.socket.send_multipart([header.pack(), *frames], copy=not large)
+        # A server that does not take our key leaves nobody to send to: that is silence, too.
+        with contextlib.suppress(zmq.Again):
+            self.socket.send_multipart([header.pack(), *frames], zmq.NOBLOCK, copy=not large)
 
     def answer(self, number: int, patience: float | None = None) -> list[memoryview]:
         """The frames of an answer; waits for it as long as the server lives."""
@@ -219,7 +222,8 @@ class Client:
         header = Header(Kind.PING, self.worker, session=self.session).pack()
         while not self._stop.wait(PING_SECONDS):
             for link, socket in links:
-                socket.send(header)
+                with contextlib.suppress(zmq.Again):
+                    socket.send(header, zmq.NOBLOCK)
                 while socket.poll(0):
                     answer = socket.recv_multipart()
                     told = parse_header(answer[0]).kind == Kind.OK and answer[1]
