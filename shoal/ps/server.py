@@ -539,7 +539,10 @@ def run_server(
     threads: int = 1,
     announce: str | None = None,
 ) -> int:
-    """Serve from this process until the workers are done; writes its address to `announce`."""
+    """Serve from this process until the workers are done.
+
+    It writes its address to the file `announce`, and why it failed to `announce`.failed.
+    """
     torch.set_num_threads(threads)
     server = Server(bind, index, keys, timeout, threads)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -548,4 +551,8 @@ def run_server(
             file.write(server.address)
         os.replace(announce + ".new", announce)
     log.info("server %d listens on %s", index, server.address)
-    return server.serve()
+    status = server.serve()
+    if status and announce is not None:  # whoever started us tells it
+        with open(announce + ".failed", "w") as file:
+            json.dump({"message": server.failure}, file)
+    return status

@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Command, errors, finish, is_alive, metrics, newest_step, processes, result, shoal
+from commands import (
+    Command,
+    errors,
+    finish,
+    is_alive,
+    metrics,
+    newest_step,
+    processes,
+    result,
+    shoal,
+)
 from conftest import LONG, MODELS, SHORT, write_config
 from ranks import free_port
 

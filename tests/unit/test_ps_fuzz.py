@@ -192,7 +192,9 @@ def test_a_server_withstands_100000_messages(tmp_path: Path) -> None:
             under_way = []
             for client in (one, two):
                 dense = [torch.randn(shape, generator=generator) for shape in spec.dense]
-                rows = {t: (ids, torch.randn(4, d, generator=generator)) for t, d in ((0, 4), (1, 3))}
+                rows = {
+                    t: (ids, torch.randn(4, d, generator=generator)) for t, d in ((0, 4), (1, 3))
+                }
                 under_way.append(push(client, rows, dense=dense))
             for pushing in under_way:
                 pushing.wait()

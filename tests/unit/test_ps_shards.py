@@ -43,9 +43,10 @@ def teach(client: Client, steps: int, begin: int = 0) -> None:
     assert client.spec is not None
     for step in range(begin, begin + steps):
         users, words = USERS[step::2], WORDS[step % 3 :]
-        dense = [grads(step + k, 1, size).view(shape) for k, (size, shape) in enumerate(
-            zip(client.spec.sizes, client.spec.dense)
-        )]
+        dense = [
+            grads(step + k, 1, size).view(shape)
+            for k, (size, shape) in enumerate(zip(client.spec.sizes, client.spec.dense))
+        ]
         rows = {
             0: (users, grads(step, len(users), 4)),
             1: (words, grads(step, len(words), 3)),
@@ -218,9 +219,7 @@ def test_a_writer_that_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("many, others", [(1, 3), (3, 2)])
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
-def test_another_number_of_servers(
-    tmp_path: Path, optimizer: str, many: int, others: int
-) -> None:
+def test_another_number_of_servers(tmp_path: Path, optimizer: str, many: int, others: int) -> None:
     """Same rows, same state: the steps that follow are the same as well."""
     with serving(many) as running:
         spec = make_spec(optimizer, servers=many)
@@ -315,9 +314,11 @@ def test_loads_that_are_refused(tmp_path: Path) -> None:
         refused(f"cannot read .*{word}")
         (folder / word).write_bytes(good)
         # Whole files that do not fit: of another table, of another optimizer.
-        refused("values is torch.float32", files={word.replace("word", "user"): facts} | {
-            word.replace("word", "user"): shadow(folder, word, word.replace("word", "user"))
-        })
+        refused(
+            "values is torch.float32",
+            files={word.replace("word", "user"): facts}
+            | {word.replace("word", "user"): shadow(folder, word, word.replace("word", "user"))},
+        )
         client.load(str(folder), {word: facts}, {})
         assert_same(everything(client), before)
 

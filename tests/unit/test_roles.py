@@ -127,5 +127,7 @@ def test_an_unknown_host() -> None:
 def test_entries_of_a_host_stand_together(option: str) -> None:
     lists = {"workers": f"{HERE}:1", "servers": f"{HERE}:2"}
     lists[option] = f"{HERE}:3,{THERE}:4,{HERE}:5"
-    with pytest.raises(ValueError, match=f"--{option}: the entries of one host must stand together"):
+    with pytest.raises(
+        ValueError, match=f"--{option}: the entries of one host must stand together"
+    ):
         find_roles(**lists)
