@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -155,6 +156,10 @@ def push(
     return client.start_push(shares, grads, lr, loss, count, flat)
 
 
+def grads(seed: int, n: int = 3, dim: int = 4) -> Tensor:
+    return torch.randn(n, dim, generator=torch.Generator().manual_seed(seed))
+
+
 # ---- dense parameters ---------------------------------------------------------------------------
 
 
@@ -240,3 +245,49 @@ class Bare:
     def close(self) -> None:
         self.socket.close()
         self.context.term()
+
+
+class Proxy:
+    """Passes bytes on between a worker and a server, or loses them."""
+
+    def __init__(self, address: str):
+        self.host, port = address.split(":")
+        self.port = int(port)
+        self.loses_answers = False
+        self.lost = threading.Event()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listening.accept()
+            except OSError:
+                return
+            far = socket.create_connection((self.host, self.port))
+            self._open += [near, far]
+            for source, target, answers in ((near, far, False), (far, near, True)):
+                arguments = (source, target, answers)
+                threading.Thread(target=self._pass_on, args=arguments, daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                if answers and self.loses_answers:
+                    self.lost.set()
+                else:
+                    target.sendall(data)
+        except OSError:
+            pass
+
+    def cut(self) -> None:
+        """End all connections; new ones are taken."""
+        while self._open:
+            one = self._open.pop()
+            one.close() if one.fileno() < 0 else one.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listening.close()
+        self.cut()

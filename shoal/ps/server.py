@@ -129,7 +129,10 @@ class Server:
         poller.register(self.socket, zmq.POLLIN)
         try:
             while True:
-                if not poller.poll(0 if self._jobs else 1000 * POLL_SECONDS) or self._drain():
+                if (
+                    not poller.poll(0 if self._jobs else round(1000 * POLL_SECONDS))
+                    or self._drain()
+                ):
                     self._look_after_workers()
                 self._go_on()
                 if self.failure is None and self._all_done():

@@ -39,7 +39,7 @@ class TableSpec(Section):
             name=table.name,
             dim=table.dim,
             rows=table.rows,
-            init=kind,  # type: ignore[arg-type]
+            init=kind,
             scale=scale,
             padding=table.padding,
         )

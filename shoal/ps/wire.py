@@ -184,13 +184,13 @@ def send_rows(pieces: Sequence[Tensor], flags: int) -> Any:
 def _send(values: np.ndarray, flags: int) -> Any:
     if flags & COMPRESSED:
         return zlib.compress(values.data if values.size else b"", FAST)
-    return memoryview(values).cast("B") if values.size else b""
+    return values.data.cast("B") if values.size else b""
 
 
 def receive_ids(frame: memoryview, counts: Sequence[int], flags: int) -> list[Tensor]:
     """The ids of each table: [n] each."""
-    frame = _expand(frame, sum(counts) * 8, flags)
-    return list(_tensor(array(frame, "<i8", sum(counts))).split(list(counts)))
+    data = _expand(frame, sum(counts) * 8, flags)
+    return list(_tensor(array(data, "<i8", sum(counts))).split(list(counts)))
 
 
 def receive_rows(
@@ -199,11 +199,11 @@ def receive_rows(
     """The rows of each table: [n, dim] each."""
     sizes = [n * dim for n, dim in zip(counts, dims)]
     half = bool(flags & BFLOAT16)
-    frame = _expand(frame, sum(sizes) * (2 if half else 4), flags)
+    data = _expand(frame, sum(sizes) * (2 if half else 4), flags)
     if half:
-        flat = _tensor(array(frame, "<i2", sum(sizes))).view(torch.bfloat16).to(torch.float32)
+        flat = _tensor(array(data, "<i2", sum(sizes))).view(torch.bfloat16).to(torch.float32)
     else:
-        flat = _tensor(array(frame, "<f4", sum(sizes)))
+        flat = _tensor(array(data, "<f4", sum(sizes)))
     return [piece.view(-1, dim) for piece, dim in zip(flat.split(sizes), dims)]
 
 

@@ -14,7 +14,6 @@ from commands import (
     Command,
     errors,
     finish,
-    is_alive,
     metrics,
     newest_step,
     processes,
@@ -118,6 +117,7 @@ def test_a_server_that_is_killed(endless: Path, tmp_path: Path) -> None:
         assert part in message
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed(endless: Path, tmp_path: Path) -> None:
     command = started(endless, tmp_path / "run")
     victim = command.ranks()[1]
@@ -127,6 +127,7 @@ def test_a_worker_that_is_killed(endless: Path, tmp_path: Path) -> None:
         assert part in message
 
 
+@pytest.mark.slow
 def test_ctrl_c(endless: Path, tmp_path: Path) -> None:
     command = started(endless, tmp_path / "run")
     command.interrupt()
@@ -147,7 +148,7 @@ def test_servers_follow_a_killed_launcher(endless: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     "workers, servers",
-    [(1, 3), pytest.param(3, 1, marks=pytest.mark.slow)],
+    [pytest.param(1, 3, marks=pytest.mark.slow), pytest.param(3, 1, marks=pytest.mark.slow)],
 )
 def test_going_on_with_other_numbers(
     config: Path, whole: Path, tmp_path: Path, workers: int, servers: int
@@ -162,7 +163,7 @@ def test_going_on_with_other_numbers(
     while processes() and time.monotonic() < deadline:  # servers notice that they are alone
         time.sleep(0.05)
     saved = newest_step(folder)
-    assert 5 <= saved
+    assert saved >= 5
     words = (f"--worker_num={workers}", f"--server_num={servers}", "--resume", "--output", folder)
     output = finish("launch", *words, cwd=tmp_path)
     assert f"(step {newest_of(output)})" in output and "damaged" not in output
@@ -190,6 +191,7 @@ def test_a_port_in_use(config: Path, tmp_path: Path) -> None:
     assert f"server 0 cannot listen on 127.0.0.1:{port}: Address already in use" in message
 
 
+@pytest.mark.slow
 def test_lists_on_one_host(config: Path, whole: Path, tmp_path: Path) -> None:
     """The way of many hosts, with one: same numbers."""
     ports = [free_port() for _ in range(4)]

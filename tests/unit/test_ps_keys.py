@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ps_cluster import Threads, get_dense, joined, make_spec, pull, push, serving
+from ps_cluster import Proxy, Threads, get_dense, joined, make_spec, pull, push, serving
 
 from shoal.ps.client import Client
 from shoal.ps.keys import Keys, KeysError, make_keys, read_keys
@@ -73,7 +73,7 @@ def test_secrets_that_others_can_read(folder: Path, mode: int) -> None:
 
 
 def test_keys_that_are_absent_or_damaged(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(KeysError, match="cannot read the key .* make keys with `shoal keys make"):
+    with pytest.raises(KeysError, match=r"cannot read the key .* make keys with `shoal keys make"):
         read_keys(tmp_path / "nowhere", "server")
     (folder / "server.public").write_bytes(b"short\n")
     with pytest.raises(KeysError, match="holds no key: 5 characters, there must be 40"):
@@ -160,8 +160,6 @@ def test_a_worker_with_keys_at_a_server_without(folder: Path) -> None:
 
 def test_what_travels_cannot_be_read(folder: Path, running: Threads) -> None:
     """A line between them carries neither the names of tables nor the values of rows."""
-    from test_ps_server import Proxy
-
     seen: list[bytes] = []
 
     class Listening(Proxy):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from ps_cluster import (
     SECONDS,
     Bare,
     get_dense,
+    grads,
     joined,
     make_spec,
     pull,
@@ -32,10 +34,6 @@ from shoal.ps.wire import Header, Kind
 
 USERS = list(range(0, 1000, 7))
 WORDS = [-(1 << 62), -5, 1, 2, 3, 1 << 33, (1 << 63) - 1]
-
-
-def grads(seed: int, n: int, dim: int) -> torch.Tensor:
-    return torch.randn(n, dim, generator=torch.Generator().manual_seed(seed))
 
 
 def teach(client: Client, steps: int, begin: int = 0) -> None:
@@ -154,7 +152,7 @@ def test_a_folder_that_cannot_be_seen(tmp_path: Path, folder: str) -> None:
     (tmp_path / "file").touch()
     with serving() as running, joined(running.addresses, make_spec()) as client:
         teach(client, 1)
-        with pytest.raises(ServerError, match="server 0 cannot see the folder .* all hosts share"):
+        with pytest.raises(ServerError, match=r"server 0 cannot see the folder .* all hosts"):
             client.save(f"{tmp_path}/{folder}")
         with pytest.raises(ServerError, match="nothing was saved"):
             client.saved()
@@ -169,7 +167,7 @@ def test_a_folder_that_goes_away(tmp_path: Path) -> None:
         for name in ("user", "word"):
             (tmp_path / "gone" / f"rows-{name}-00000000.safetensors").mkdir()
         client.save(str(tmp_path / "gone"))
-        with pytest.raises(ServerError, match="server 0 could not save its rows: .*directory"):
+        with pytest.raises(ServerError, match=r"server 0 could not save its rows: .*directory"):
             client.saved()
         save(client, tmp_path / "good")
 
@@ -287,7 +285,7 @@ def test_loads_that_are_refused(tmp_path: Path) -> None:
         teach(client, 2)
         folder = tmp_path / "s"
         files, before = save(client, folder), everything(client)
-        user, word = sorted(files)
+        _user, word = sorted(files)
         good = (folder / word).read_bytes()
 
         def refused(message: str, **values: object) -> None:
@@ -325,8 +323,6 @@ def test_loads_that_are_refused(tmp_path: Path) -> None:
 
 def shadow(folder: Path, source: str, target: str) -> dict[str, object]:
     """Put one table's file where another's is; the facts of it."""
-    import hashlib
-
     tensors = load_file(folder / source)
     save_file(tensors, folder / target)
     return {"sha256": hashlib.sha256((folder / target).read_bytes()).hexdigest()}

@@ -119,7 +119,7 @@ def test_this_host_has_no_part() -> None:
 
 
 def test_an_unknown_host() -> None:
-    with pytest.raises(ValueError, match="the host 'no.such.host.invalid' is unknown"):
+    with pytest.raises(ValueError, match=r"the host 'no\.such\.host\.invalid' is unknown"):
         find_roles(workers="no.such.host.invalid:1", servers=f"{HERE}:2")
 
 
