@@ -14,7 +14,7 @@ import secrets
 import socket as sockets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,6 +151,9 @@ class Client:
         self.context = zmq.Context()
         self.bytes_sent = 0
         self.failure = ""  # what a server said while nothing was asked
+        # Called from the heartbeat when a failure stays unheard, as in a collective that never ends
+        self.on_lost: Callable[[str], None] | None = None
+        self._greeted = False
         self.flags = 0  # of rows on the wire
         self._number = 0
         self.pushes = 0  # made so far: the step that the servers count
@@ -215,20 +218,29 @@ class Client:
                 f"{error}. Start the servers, check their addresses and keys, or raise "
                 "launch.join_timeout"
             ) from None
+        self._greeted = True
 
     def _beat(self) -> None:
-        """Tell the servers every second that this worker lives."""
+        """Tell the servers every second that this worker lives, and notice when they do not."""
         links = [(link, self.connect(link.address)) for link in self.links]
         header = Header(Kind.PING, self.worker, session=self.session).pack()
+        heard, failed = dict.fromkeys(range(len(links)), 0.0), 0.0
         while not self._stop.wait(PING_SECONDS):
             for link, socket in links:
                 with contextlib.suppress(zmq.Again):
                     socket.send(header, zmq.NOBLOCK)
                 while socket.poll(0):
-                    answer = socket.recv_multipart()
+                    answer, heard[link.index] = socket.recv_multipart(), time.monotonic()
                     told = parse_header(answer[0]).kind == Kind.OK and answer[1]
                     if told and not self.failure:  # an error: hello is still on its way
                         self.failure = f"{link.name}: {answer[1].decode(errors='replace')}"
+                silent = time.monotonic() - (heard[link.index] or time.monotonic())
+                if self._greeted and silent > self.timeout and not self.failure:
+                    self.failure = f"{link.name} has not answered for {silent:.0f} s"
+            failed = failed or (time.monotonic() if self.failure else 0.0)
+            if failed and self.on_lost and time.monotonic() - failed > self.timeout:
+                self.on_lost(self.failure)
+                self.on_lost = None
         for _, socket in links:
             socket.close()
 

@@ -214,6 +214,20 @@ def test_a_server_that_is_gone(tmp_path: Path) -> None:
         assert time.monotonic() - begun < 10
 
 
+def test_a_server_that_is_gone_while_nothing_is_asked(quick: None, tmp_path: Path) -> None:
+    """A worker may wait for other workers: its second thread finds out, and tells."""
+    with (
+        server_process(tmp_path) as (process, address),
+        joined([address], make_spec(), timeout=1.0) as client,
+    ):
+        told, came = [], threading.Event()
+        client.on_lost = lambda text: (told.append(text), came.set())  # type: ignore[assignment]
+        assert not came.wait(2.5) and client.failure == ""
+        process.kill()
+        assert came.wait(SECONDS)
+        assert told == [client.failure] and f"server 0 at {address} has not answered" in told[0]
+
+
 def test_a_server_that_never_comes() -> None:
     with socket.create_server(("127.0.0.1", 0)) as place:
         address = f"127.0.0.1:{place.getsockname()[1]}"
