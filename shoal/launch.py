@@ -132,9 +132,11 @@ def host_of(section: LaunchSection) -> tuple[int, int]:
 def describe_failure(failures: dict[int, ProcessFailure], hosts: int = 1) -> str:
     """One message about the rank that failed first by itself, not of those that lost it."""
 
-    def order(entry: tuple[int, ProcessFailure]) -> tuple[bool, int, int]:
+    def order(entry: tuple[int, ProcessFailure]) -> tuple[bool, bool, int, int]:
         rank, failure = entry
-        return failure.error_file_data.get("kind") == "peer lost", failure.timestamp, rank
+        lost = failure.error_file_data.get("kind") == "peer lost"
+        stopped = failure.exitcode == -signal.SIGTERM  # by the agent, because of another one
+        return lost, stopped, failure.timestamp, rank
 
     rank, failure = min(failures.items(), key=order)
     kind, cause = failure.error_file_data.get("kind"), failure.message

@@ -62,6 +62,9 @@ def find_roles(
         raise ValueError("give --worker_num and --server_num, or --workers and --servers, not both")
     assert servers is not None
     everyone = Roles(_addresses("--workers", workers), _addresses("--servers", servers))
+    both = next((one for one in everyone.workers if one in everyone.servers), None)
+    if both is not None:
+        raise ValueError(f"{both} is a worker and a server; every process needs its own port")
     if role is not None:
         return _by_hand(everyone, role, index)
     return _by_address(everyone)
@@ -108,7 +111,7 @@ def _addresses(option: str, text: str) -> list[str]:
     found = [word.strip() for word in text.split(",") if word.strip()]
     for address in found:
         host, colon, port = address.rpartition(":")
-        if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ValueError(f"{option}: {address!r} is not HOST:PORT")
     if not found:
         raise ValueError(f"{option} is empty; it is a list of HOST:PORT")

@@ -30,7 +30,7 @@ from shoal.config import Resolved
 from shoal.config.schema import Config
 from shoal.data.dataset import Dataset
 from shoal.evaluation import Evaluator
-from shoal.launch import GRACE_SECONDS, LaunchError, host_of, launch
+from shoal.launch import GRACE_SECONDS, LaunchError, host_of, launch, record_failure
 from shoal.models import find, lookup
 from shoal.roles import Roles
 from shoal.run_folder import RunFolder, start_logging
@@ -207,6 +207,7 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
             log.info("%s", note)
         parts = build(config, world)
         agree(world, "data", parts.fingerprint)
+        parts.strategy.on_peer_lost(_leave)
         announce(config, parts)
         trainer = Trainer(
             config, parts.strategy, parts.reader, parts.evaluator, folder, parts.fingerprint
@@ -215,6 +216,12 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
         parts.strategy.close()
         log.info("run folder: %s", folder.path)
         return {**result, "folder": str(folder.path)}
+
+
+def _leave(why: str) -> None:
+    """Servers or workers are lost, and this process may wait where it cannot hear of it."""
+    record_failure(PeerLost(why))
+    os._exit(2)
 
 
 def run_folder(config: Config) -> RunFolder:

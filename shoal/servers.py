@@ -6,6 +6,7 @@ goodbye; they are ended when the run fails, and they end when whoever started th
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -58,10 +59,15 @@ class Servers:
             words += [f"--announce={self._announce(number)}"]
             words += [f"--keys={self.keys}"] if self.keys is not None else []
             command = [sys.executable, "-u", "-m", "shoal.cli", *words]
-            self._processes.append(subprocess.Popen(command, env=environment))
+            # It leaves its error there, so that only we tell of it. Ctrl-C is for us alone.
+            own = {**environment, "TORCHELASTIC_ERROR_FILE": str(self._failed(number))}
+            self._processes.append(subprocess.Popen(command, env=own, process_group=0))
 
     def _announce(self, number: int) -> Path:
         return Path(self._scratch.name) / f"server-{number}"
+
+    def _failed(self, number: int) -> Path:
+        return self._announce(number).with_suffix(".failed")
 
     def _address(self, number: int) -> str:
         """Where a server listens, once it does."""
@@ -75,6 +81,8 @@ class Servers:
     def stop_us_on_failure(self) -> None:
         """From now on a server that dies ends this process's wait for its workers, at once."""
         self._stops_us = True
+        if self.culprit is not None:
+            raise LaunchError(self.culprit)
 
     def _watch(self) -> None:
         while not self._over.wait(0.1):
@@ -86,7 +94,7 @@ class Servers:
 
     def _describe(self, number: int) -> str:
         """One message about a server that failed."""
-        process, failed = self._processes[number], self._announce(number).with_suffix(".failed")
+        process, failed = self._processes[number], self._failed(number)
         status = process.poll()
         if status is None:
             cause = f"did not listen within {START_SECONDS:.0f} s"
@@ -95,7 +103,9 @@ class Servers:
             if status == -signal.SIGKILL:
                 cause += "; the system does that when memory runs out"
         else:
-            told = failed.read_text() if failed.exists() else "its output stands above"
+            told = "its output stands above"
+            if failed.exists():
+                told = json.loads(failed.read_text())["message"]
             cause = f"failed (exit status {status}): {told}"
         return (
             f"server {self.first + number} on host {socket.gethostname()} (pid {process.pid}) "

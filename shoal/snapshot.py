@@ -70,8 +70,8 @@ def give(strategy: Strategy, snapshot: Snapshot) -> None:
     model.load_state_dict(dense)
     strategy.restore_dense(parse_tensors(snapshot.files["optimizer.safetensors"]))
     steps = snapshot.state["steps"]
-    for folder, files in snapshot.rows:
-        strategy.load_rows(Path(folder), files, steps)
+    for number, (folder, files) in enumerate(snapshot.rows):
+        strategy.load_rows(Path(folder), files, steps, fresh=number == 0)
     for file, data in snapshot.files.items():
         name = table_of(file)
         if name is None:

@@ -7,13 +7,14 @@ tells the servers that this worker lives, whatever it computes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import socket as sockets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +72,7 @@ class Link:
     def __init__(self, client: Client, index: int, address: str):
         self.client, self.index, self.address = client, index, address
         self.socket = client.connect(address)
+        self.greeting = Header(Kind.HELLO, client.worker)
         self.due: dict[int, tuple[Header, list[Any]]] = {}  # asked and not answered
         self.came: dict[int, tuple[Header, list[memoryview]]] = {}
 
@@ -86,7 +88,9 @@ class Link:
     def _send(self, header: Header, frames: Sequence[Any]) -> None:
         large = any(len(frame) > COPY_BELOW for frame in frames)
         self.client.bytes_sent += sum(len(frame) for frame in frames)
-        self.socket.send_multipart([header.pack(), *frames], copy=not large)
+        # A server that does not take our key leaves nobody to send to: that is silence, too.
+        with contextlib.suppress(zmq.Again):
+            self.socket.send_multipart([header.pack(), *frames], zmq.NOBLOCK, copy=not large)
 
     def answer(self, number: int, patience: float | None = None) -> list[memoryview]:
         """The frames of an answer; waits for it as long as the server lives."""
@@ -148,6 +152,9 @@ class Client:
         self.context = zmq.Context()
         self.bytes_sent = 0
         self.failure = ""  # what a server said while nothing was asked
+        # Called from the heartbeat when a failure stays unheard, as in a collective that never ends
+        self.on_lost: Callable[[str], None] | None = None
+        self._greeted = False
         self.flags = 0  # of rows on the wire
         self._number = 0
         self.pushes = 0  # made so far: the step that the servers count
@@ -197,27 +204,44 @@ class Client:
         """Describe the model to every server; waits for servers that are not up yet."""
         self.spec = spec
         values = {**json.loads(spec.json()), "host": sockets.gethostname()}
+        for link in self.links:
+            text = json.dumps({**values, "server": link.index}).encode()
+            link.greeting = self.header(Kind.HELLO)
+            link.ask(link.greeting, [text])
+        # Servers that are up must hear of this worker while it waits for others.
+        self._beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._beating.start()
         try:
-            self.tell_all(Kind.HELLO, [json.dumps(values).encode()], join_timeout)
+            for link in self.links:
+                link.answer(link.greeting.sequence, join_timeout)
         except PeerLost as error:
             raise PeerLost(
                 f"{error}. Start the servers, check their addresses and keys, or raise "
                 "launch.join_timeout"
             ) from None
-        self._beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self._beating.start()
+        self._greeted = True
 
     def _beat(self) -> None:
-        """Tell the servers every second that this worker lives."""
+        """Tell the servers every second that this worker lives, and notice when they do not."""
         links = [(link, self.connect(link.address)) for link in self.links]
         header = Header(Kind.PING, self.worker, session=self.session).pack()
+        heard, failed = dict.fromkeys(range(len(links)), 0.0), 0.0
         while not self._stop.wait(PING_SECONDS):
             for link, socket in links:
-                socket.send(header)
+                with contextlib.suppress(zmq.Again):
+                    socket.send(header, zmq.NOBLOCK)
                 while socket.poll(0):
-                    answer = socket.recv_multipart()
-                    if len(answer) == 2 and answer[1] and not self.failure:
+                    answer, heard[link.index] = socket.recv_multipart(), time.monotonic()
+                    told = parse_header(answer[0]).kind == Kind.OK and answer[1]
+                    if told and not self.failure:  # an error: hello is still on its way
                         self.failure = f"{link.name}: {answer[1].decode(errors='replace')}"
+                silent = time.monotonic() - (heard[link.index] or time.monotonic())
+                if self._greeted and silent > self.timeout and not self.failure:
+                    self.failure = f"{link.name} has not answered for {silent:.0f} s"
+            failed = failed or (time.monotonic() if self.failure else 0.0)
+            if failed and self.on_lost and time.monotonic() - failed > self.timeout:
+                self.on_lost(self.failure)
+                self.on_lost = None
         for _, socket in links:
             socket.close()
 
@@ -335,10 +359,12 @@ class Client:
             files |= report["files"]
         return files
 
-    def load(self, folder: str, files: dict[str, Any], steps: dict[str, int]) -> None:
-        """Let every server take over its rows of a checkpoint."""
-        text = json.dumps({"folder": os.path.abspath(folder), "files": files, "steps": steps})
-        self.tell_all(Kind.LOAD, [text.encode()])
+    def load(
+        self, folder: str, files: dict[str, Any], steps: dict[str, int], fresh: bool = False
+    ) -> None:
+        """Let every server take over its rows of a checkpoint; fresh: and forget all others."""
+        values = {"folder": os.path.abspath(folder), "files": files, "steps": steps}
+        self.tell_all(Kind.LOAD, [json.dumps({**values, "fresh": fresh}).encode()])
 
     def stats(self) -> list[dict[str, Any]]:
         """What each server holds."""

@@ -54,6 +54,8 @@ POLL_SECONDS = 0.2
 LOOK_SECONDS = 0.5  # between looks for workers that went silent
 PARTING_SECONDS = 3.0  # how long a server that gave up goes on telling workers why
 MOST_AHEAD = 1000  # pushes that a worker may have under way
+MOST_WAITING = 1000  # pulls that may wait for their time, of each worker
+ORDERS = (Kind.SET_DENSE, Kind.SAVE, Kind.LOAD)  # carried out once, however often they come
 COPY_BELOW = 1 << 16  # smaller frames are copied into zmq's own memory, which is cheaper
 
 
@@ -67,6 +69,7 @@ class Worker:
     step: int = 0  # pushes that came
     answer: list[Any] | None = None  # to its last push, once it is given
     done: bool = False
+    orders: dict[int, bool] = field(default_factory=dict)  # number of the last ones -> carried out
 
 
 @dataclass
@@ -76,6 +79,7 @@ class Request:
     address: bytes
     header: Header
     frames: list[memoryview] = field(default_factory=list)
+    ids: list[tuple[int, Tensor]] = field(default_factory=list)  # of a pull: table, its ids
 
 
 class Server:
@@ -113,10 +117,10 @@ class Server:
         self.failure: str | None = None
         self._failed_at = 0.0
         self._pushes: dict[int, tuple[Request, Push]] = {}  # sync: of the step under way
-        self._waiting: list[Request] = []  # pulls whose time has not come
+        self._waiting: dict[tuple[bytes, int], Request] = {}  # pulls whose time has not come
+        self._looked = time.monotonic()  # when the workers were last looked after
         self._writer: ShardWriter | None = None
         self._jobs: list[tuple[Request, Iterator[None]]] = []  # long work, done in parts
-        self._looked = time.monotonic()
         self._ending = False  # a worker said goodbye
         self.messages = self.refused = 0
 
@@ -167,8 +171,10 @@ class Server:
             self._check_sender(header)
             self._handle(request)
         except WireError as error:
-            self.refused += 1
-            self._send_error(address, header, str(error))
+            self._refuse(address, header, str(error))
+        except Exception as error:  # checks that failed to foresee something must not end a server
+            log.exception("server %d could not handle a message", self.index)
+            self._refuse(address, header, f"server {self.index} stumbled: {error!r}")
 
     def _check_sender(self, header: Header) -> None:
         if header.kind >= Kind.OK:
@@ -183,24 +189,47 @@ class Server:
             raise WireError(self.failure)
 
     def _handle(self, request: Request) -> None:
-        HANDLERS[request.header.kind](self, request)
+        kind = request.header.kind
+        if kind not in ORDERS:
+            HANDLERS[kind](self, request)
+            return
+        # What is asked again because its answer was late or lost may come at any later time.
+        orders, number = self.workers[request.header.worker].orders, request.header.sequence
+        if number not in orders:
+            orders[number] = False
+            try:
+                HANDLERS[kind](self, request)
+            except Exception:
+                del orders[number]
+                raise
+            while len(orders) > MOST_AHEAD:
+                del orders[next(iter(orders))]
+        elif orders[number]:
+            self._answer(request, [])
+
+    def _carried_out(self, request: Request) -> None:
+        self.workers[request.header.worker].orders[request.header.sequence] = True
+        self._answer(request, [])
 
     # ---- workers --------------------------------------------------------------------------------
 
     def _hello(self, request: Request) -> None:
         header = request.header
         values = parse_json(_only(request.frames, 1)[0])
-        host = str(values.pop("host", "?"))[:200]
+        host, server = str(values.pop("host", "?"))[:200], values.pop("server", None)
         spec = parse_spec(values)
         if header.worker >= spec.workers:
             raise WireError(f"worker {header.worker} of {spec.workers}")
-        if self.index >= spec.servers:
+        if server != self.index or self.index >= spec.servers:
             raise WireError(
-                f"this is server {self.index}, and the run has {spec.servers}: give every host the "
-                "same --servers"
+                f"this is server {self.index}, and worker {header.worker} on host {host} takes it "
+                f"for server {server} of {spec.servers}: give every host the same --servers"
             )
         if self.spec is None:
-            self.state = State(spec, self.index, self.threads)
+            try:
+                self.state = State(spec, self.index, self.threads)
+            except (ValueError, RuntimeError, MemoryError) as error:
+                raise WireError(f"server {self.index} cannot hold this model: {error}") from None
             self.spec = spec
         elif spec.json() != self.spec.json():
             raise WireError(
@@ -221,8 +250,11 @@ class Server:
         self._answer(request, [(self.failure or "").encode()])
 
     def _bye(self, request: Request) -> None:
-        self.workers[request.header.worker].done = self._ending = True
+        number = request.header.worker
+        self.workers[number].done = self._ending = True
         self._answer(request, [])
+        if self._pushes and number not in self._pushes:
+            self._fail(f"worker {number} is done, and others wait for its gradients")
         self._release()  # a worker that is done keeps nobody waiting
 
     def _all_done(self) -> bool:
@@ -232,7 +264,10 @@ class Server:
 
     def _look_after_workers(self) -> None:
         """Notice workers that went silent."""
-        now = self._looked = time.monotonic()
+        now = time.monotonic()
+        busy, self._looked = now - self._looked > self.timeout / 2, now
+        if busy:  # what came meanwhile may not have been handed over yet
+            return
         for number, worker in self.workers.items():
             silent = now - worker.heard
             if self.failure is None and not worker.done and silent > self.timeout:
@@ -244,26 +279,33 @@ class Server:
     def _fail(self, why: str) -> None:
         """Give up: tell everybody who waits, and everybody who will ask."""
         self.failure, self._failed_at = why, time.monotonic()
-        waiting = [*self._waiting, *(request for request, _ in self._pushes.values())]
+        waiting = [*self._waiting.values(), *(request for request, _ in self._pushes.values())]
         for request in waiting:
             self._send_error(request.address, request.header, why, lost=True)
-        self._waiting, self._pushes = [], {}
+        self._waiting, self._pushes = {}, {}
 
     # ---- rows and dense parameters --------------------------------------------------------------
 
     def _pull(self, request: Request) -> None:
-        if not self._is_time(request.header):
-            if request.header.step > self.workers[request.header.worker].step + MOST_AHEAD:
-                raise WireError(f"rows of step {request.header.step}, far ahead of all others")
-            asked = (request.address, request.header.sequence)
-            if asked not in [(one.address, one.header.sequence) for one in self._waiting]:
-                self._waiting.append(request)
-            return
-        state, flags = self._state(), request.header.flags
+        state, header = self._state(), request.header
         parts_bytes, ids_bytes = _only(request.frames, 2)
         pairs = parse_parts(parts_bytes, len(state.dims))
-        all_ids = receive_ids(ids_bytes, [n for _, n in pairs], flags)
-        rows = [state.pull(table, ids) for (table, _), ids in zip(pairs, all_ids)]
+        all_ids = receive_ids(ids_bytes, [n for _, n in pairs], header.flags)
+        request.ids = [(table, ids) for (table, _), ids in zip(pairs, all_ids)]
+        for table, ids in request.ids:
+            state.check_ids(table, ids)
+        if self._is_time(header):
+            self._answer_pull(request)
+            return
+        if header.step > self.workers[header.worker].step + MOST_AHEAD:
+            raise WireError(f"rows of step {header.step}, far ahead of all others")
+        if len(self._waiting) >= MOST_WAITING * state.spec.workers:
+            raise WireError(f"{len(self._waiting)} requests for rows wait already")
+        self._waiting[request.address, header.sequence] = request
+
+    def _answer_pull(self, request: Request) -> None:
+        state, flags = self._state(), request.header.flags
+        rows = [state.stores[table].pull(ids) for table, ids in request.ids]
         self._answer(request, [send_rows(rows, flags)], flags)
 
     def _is_time(self, header: Header) -> bool:
@@ -279,13 +321,9 @@ class Server:
 
     def _release(self) -> None:
         """Answer the pulls whose time has come."""
-        waiting, self._waiting = self._waiting, []
-        for request in waiting:
-            try:
-                self._pull(request)
-            except WireError as error:
-                self.refused += 1
-                self._send_error(request.address, request.header, str(error))
+        ready = [key for key, one in self._waiting.items() if self._is_time(one.header)]
+        for key in ready:
+            self._answer_pull(self._waiting.pop(key))
 
     def _push(self, request: Request) -> None:
         header, state = request.header, self._state()
@@ -296,18 +334,31 @@ class Server:
             return
         if header.step > worker.step:  # one before it was lost on the way; both will come again
             return
-        worker.step, worker.answer = header.step + 1, None
         if state.spec.mode != "sync":
-            state.apply([push])
-            self._applied([(request, push)])
-        else:
-            self._pushes[header.worker] = request, push
-            if len(self._pushes) == state.spec.workers:
-                everyone = [self._pushes[number] for number in sorted(self._pushes)]
-                self._pushes = {}
-                state.apply([push for _, push in everyone])
-                self.applied += 1
-                self._applied(everyone)
+            worker.step, worker.answer = header.step + 1, None
+            self._apply([(request, push)])
+            return
+        done = [number for number, one in self.workers.items() if one.done]
+        if done:
+            raise WireError(f"gradients of step {header.step}, and worker {done[0]} is done")
+        worker.step, worker.answer = header.step + 1, None
+        self._pushes[header.worker] = request, push
+        if len(self._pushes) == state.spec.workers:
+            everyone = [self._pushes[number] for number in sorted(self._pushes)]
+            self._pushes = {}
+            self._apply(everyone)
+
+    def _apply(self, everyone: list[tuple[Request, Push]]) -> None:
+        try:
+            self._state().apply([push for _, push in everyone])
+        except Exception as error:  # a part may be applied: nobody may go on with that
+            log.exception("server %d could not apply gradients", self.index)
+            self._fail(f"server {self.index} could not apply gradients: {error!r}")
+            for request, _ in everyone:
+                self._send_error(request.address, request.header, str(self.failure), lost=True)
+            return
+        self.applied += 1
+        self._applied(everyone)
         self._release()
 
     def _parse_push(self, request: Request, state: State) -> Push:
@@ -351,8 +402,11 @@ class Server:
 
     def _again(self, request: Request, worker: Worker) -> None:
         """A push that came before: it is not applied again."""
-        if request.header.step < worker.step - 1:
-            self._answer(request, [numbers_frame(0.0, 0.0)])
+        if request.header.step < worker.step - 1:  # a later one was answered, or will be
+            frames: list[Any] = [numbers_frame(0.0, 0.0)]
+            if request.header.flags & WITH_DENSE:
+                frames.append(send_rows([self._state().flat_dense()], 0))
+            self._answer(request, frames, request.header.flags)
         elif worker.answer is not None:
             self._answer(request, worker.answer, request.header.flags)
         elif request.header.worker in self._pushes:  # still waits for the others
@@ -371,10 +425,10 @@ class Server:
         flat = _floats(values, state.num_dense)
         try:
             tensors = parse_tensors(bytes(optimizer)) if len(optimizer) else {}
-        except SafetensorError as error:
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
             raise WireError(f"the optimizer's state cannot be read: {error}") from None
         state.set_dense(flat, tensors)
-        self._answer(request, [])
+        self._carried_out(request)
 
     def _dense_state(self, request: Request) -> None:
         self._answer(request, [format_tensors(self._state().dense_state())])
@@ -392,7 +446,7 @@ class Server:
         if self._writer is not None and self._writer.running():
             raise WireError("the last save is still being written")
         self._writer = ShardWriter(state, values)
-        self._answer(request, [])
+        self._carried_out(request)
 
     def _saved(self, request: Request) -> None:
         if self._writer is None:
@@ -412,10 +466,11 @@ class Server:
             next(job)
         except StopIteration:
             self._jobs.pop(0)
-            self._answer(request, [])
-        except ValueError as error:
+            self._carried_out(request)
+        except Exception as error:
             self._jobs.pop(0)
-            self._send_error(request.address, request.header, str(error))
+            self.workers[request.header.worker].orders.pop(request.header.sequence, None)
+            self._refuse(request.address, request.header, str(error))
 
     def _stats(self, request: Request) -> None:
         state = self._state()
@@ -430,6 +485,10 @@ class Server:
 
     def _answer(self, request: Request, frames: list[Any], flags: int = 0) -> None:
         self._send(request.address, request.header.answer(Kind.OK, flags), frames)
+
+    def _refuse(self, address: bytes, header: Header, message: str) -> None:
+        self.refused += 1
+        self._send_error(address, header, message)
 
     def _send_error(self, address: bytes, header: Header, message: str, lost: bool = False) -> None:
         lost = lost or message == self.failure
@@ -477,7 +536,10 @@ def run_server(
     threads: int = 1,
     announce: str | None = None,
 ) -> int:
-    """Serve from this process until the workers are done; writes its address to `announce`."""
+    """Serve from this process until the workers are done.
+
+    It writes its address to the file `announce`, and why it failed to `announce`.failed.
+    """
     torch.set_num_threads(threads)
     server = Server(bind, index, keys, timeout, threads)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -486,4 +548,8 @@ def run_server(
             file.write(server.address)
         os.replace(announce + ".new", announce)
     log.info("server %d listens on %s", index, server.address)
-    return server.serve()
+    status = server.serve()
+    if status and announce is not None:  # whoever started us tells it
+        with open(announce + ".failed", "w") as file:
+            json.dump({"message": server.failure}, file)
+    return status

@@ -27,6 +27,7 @@ from shoal.ps.state import State
 from shoal.ps.wire import WireError
 
 CHUNK_ROWS = 1 << 18
+FOLLOW_SECONDS = 0.5
 
 
 class ShardWriter:
@@ -37,7 +38,7 @@ class ShardWriter:
         if not isinstance(folder, str) or not isinstance(delta, bool) or len(values) > 2:
             raise WireError("a save is {folder: text, delta: true or false}")
         self.folder = Path(folder)
-        if not self.folder.is_dir():
+        if not os.path.isdir(self.folder):
             raise WireError(
                 f"server {state.index} cannot see the folder {folder}: run.output must be on a "
                 "disk that all hosts share"
@@ -46,18 +47,20 @@ class ShardWriter:
             raise WireError("a delta needs a whole save before it")
         self._report = self.folder / f".server-{state.index}.json"
         self._found: dict[str, Any] | None = None
+        server = os.getpid()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the child starts no thread
             self._pid = os.fork()
         if self._pid == 0:
-            self._write(state, state.marks if delta else None)
+            self._write(state, state.marks if delta else None, server)
         state.marks = [store.mark() for store in state.stores]  # type: ignore[attr-defined]
 
-    def _write(self, state: State, marks: list[int] | None) -> None:
+    def _write(self, state: State, marks: list[int] | None, server: int) -> None:
         """In the child: write, report, and be gone without any clean-up of the parent's things."""
         status = 1
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            _follow(server)
             torch.set_num_threads(1)
             report: dict[str, Any] = {"files": write_shards(state, self.folder, marks)}
             status = 0
@@ -96,6 +99,17 @@ class ShardWriter:
                 pass
 
 
+def _follow(server: int) -> None:
+    """In the child: end when the server is gone, however that ended."""
+
+    def look(*_: Any) -> None:
+        if os.getppid() != server:
+            os._exit(1)
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, FOLLOW_SECONDS, FOLLOW_SECONDS)
+
+
 def write_shards(state: State, folder: Path, marks: list[int] | None) -> dict[str, Any]:
     """Write every row, or those changed since the marks; file -> bytes and SHA-256."""
     files: dict[str, Any] = {}
@@ -115,10 +129,24 @@ def write_shards(state: State, folder: Path, marks: list[int] | None) -> dict[st
 
 
 def load_shards(state: State, values: dict[str, Any]) -> Iterator[None]:
-    """Take over the rows of a checkpoint that belong to this server, file by file."""
+    """Take over the rows of a checkpoint that belong to this server, file by file.
+
+    fresh: rows that the checkpoint has not are forgotten. Nothing changes before all is read.
+    """
     folder, files, steps = values.get("folder"), values.get("files"), values.get("steps")
-    if not isinstance(folder, str) or not isinstance(files, dict) or not isinstance(steps, dict):
-        raise WireError("a load is {folder: text, files: {...}, steps: {...}}")
+    fresh = values.get("fresh", False)
+    if not (
+        isinstance(folder, str)
+        and isinstance(files, dict)
+        and all(isinstance(facts, dict) for facts in files.values())
+        and isinstance(steps, dict)
+        and all(type(step) is int and 0 <= step < 1 << 62 for step in steps.values())
+        and isinstance(fresh, bool)
+    ):
+        raise WireError(
+            "a load is {folder: text, files: {...}, steps: {...}, fresh: true or false}"
+        )
+    stores = state.make_stores() if fresh else state.stores
     numbers = {one.name: k for k, one in enumerate(state.spec.tables)}
     for name, facts in files.items():
         if not name.startswith("rows-") or "/" in name:
@@ -138,13 +166,15 @@ def load_shards(state: State, values: dict[str, Any]) -> Iterator[None]:
             raise WireError(f"checkpoint {folder} is damaged: {name} fails its checksum")
         try:
             rows = _rows_of_here(parse_tensors(data), state, numbers[table])
-        except (SafetensorError, KeyError) as error:
+        except (SafetensorError, KeyError, RuntimeError) as error:
             raise WireError(f"checkpoint {folder} is damaged: {name}: {error}") from None
-        state.stores[numbers[table]].restore(rows)
+        stores[numbers[table]].restore(rows)
         yield
     for table, step in steps.items():
         if table in numbers:
-            state.stores[numbers[table]].step = int(step)
+            stores[numbers[table]].step = step
+    if fresh:
+        state.stores, state.marks = stores, None  # a delta cannot tell of rows that are forgotten
 
 
 def _rows_of_here(tensors: dict[str, Tensor], state: State, number: int) -> Rows:

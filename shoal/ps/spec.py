@@ -19,12 +19,12 @@ MOST_VALUES = 1 << 33  # dense values of one model
 class TableSpec(Section):
     """A table. On a server all tables grow: it holds those rows that were ever taught."""
 
-    name: str = Field(min_length=1, max_length=200)
+    name: str = Field(pattern=r"^[^/\x00-\x1f]{1,200}$", description="a part of files' names")
     dim: int = Field(ge=1, le=1 << 20)
-    rows: int | None = Field(None, ge=1)
+    rows: int | None = Field(None, ge=1, lt=1 << 63)
     init: Literal["uniform", "normal", "constant"]
-    scale: float
-    padding: int | None = None
+    scale: float = Field(allow_inf_nan=False)
+    padding: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
 
     @classmethod
     def of(cls, table: Table) -> TableSpec:
@@ -103,7 +103,8 @@ def parse_spec(values: dict) -> Spec:
     names = [table.name for table in spec.tables]
     if len(set(names)) < len(names):
         raise WireError("two tables have the same name")
-    if any(side < 0 for shape in spec.dense for side in shape) or sum(spec.sizes) > MOST_VALUES:
+    sides = [side for shape in spec.dense for side in shape]
+    if not all(0 <= side <= MOST_VALUES for side in sides) or sum(spec.sizes) > MOST_VALUES:
         raise WireError("the dense parameters have impossible shapes")
     return spec
 

@@ -34,20 +34,26 @@ class State:
     """One server's share of a model."""
 
     def __init__(self, spec: Spec, index: int, threads: int | None = None):
-        self.spec, self.index = spec, index
-        self.stores: list[Store] = [
-            make_local(one.table(), spec.row_optimizer, spec.seed, threads=threads)
-            for one in spec.tables
-        ]
+        self.spec, self.index, self.threads = spec, index, threads
+        self.stores = self.make_stores()
         self.dims = [one.dim for one in spec.tables]
         owners = spec.owners()
         self.own = [k for k, owner in enumerate(owners) if owner == index]
         self.sizes = [spec.sizes[k] for k in self.own]
-        self.dense = [torch.zeros(spec.dense[k]) for k in self.own]
-        section = spec.optimizer
-        self.optimizer = None if spec.mode == "geo" else make_optimizer(section, self.dense)
+        # Not filled, so that memory is only taken when the values really come.
+        self.dense = [torch.empty(spec.dense[k]) for k in self.own]
+        self.optimizer: torch.optim.Optimizer | None = None
+        self._state_names = _state_names(spec)
         self.marks: list[int] | None = None  # of the last save, for a delta
         self.has_dense = False  # whether a worker has said what they begin with
+
+    def make_stores(self) -> list[Store]:
+        """A store for each table, in which nothing was taught yet."""
+        spec = self.spec
+        return [
+            make_local(one.table(), spec.row_optimizer, spec.seed, threads=self.threads)
+            for one in spec.tables
+        ]
 
     @property
     def num_dense(self) -> int:
@@ -64,11 +70,6 @@ class State:
                 f"table {self.spec.tables[table].name!r} has rows 0 to {rows - 1}; ids "
                 f"{int(low)} to {int(high)} were asked for"
             )
-
-    def pull(self, table: int, ids: Tensor) -> Tensor:
-        """Rows [n, dim]."""
-        self.check_ids(table, ids)
-        return self.stores[table].pull(ids)
 
     def apply(self, pushes: Sequence[Push]) -> None:
         """One step with the gradients of some workers, in the order given.
@@ -116,27 +117,39 @@ class State:
 
     def set_dense(self, flat: Tensor, state: dict[str, Tensor]) -> None:
         """Take over dense parameters and their optimizer's state ("NUMBER.NAME" -> tensor)."""
-        here = {f"{self.own.index(k)}.{name}": value for k, name, value in self._of_here(state)}
-        for name, value in here.items():
-            number = int(name.split(".", 1)[0])
-            if value.numel() not in (1, self.dense[number].numel()):
-                raise WireError(f"the state {name!r} of {value.numel()} values does not fit")
-        for value, piece in zip(self.dense, flat.split(self.sizes)):
-            value.copy_(piece.view(value.shape))
-        if self.optimizer is not None:
-            self.optimizer.state.clear()
+        here: dict[str, Tensor] = {}
+        for key, value in state.items():
+            number, _, name = key.partition(".")
+            if not number.isdecimal() or len(number) > 9 or int(number) >= len(self.spec.dense):
+                raise WireError(f"{key!r} names no state of a dense parameter")
+            if int(number) in self.own:
+                here[f"{self.own.index(int(number))}.{name}"] = value
+        self._check_state(here)
+        for target, piece in zip(self.dense, flat.split(self.sizes)):
+            target.copy_(piece.view(target.shape))
+        if self.spec.mode != "geo":
+            self.optimizer = make_optimizer(self.spec.optimizer, self.dense)
             restore_state(self.optimizer, self.dense, here)
         self.has_dense = True
 
-    def _of_here(self, state: dict[str, Tensor]) -> list[tuple[int, str, Tensor]]:
-        found = []
-        for key, value in state.items():
-            number, _, name = key.partition(".")
-            if not number.isdigit() or not name:
-                raise WireError(f"{key!r} names no state of a dense parameter")
-            if int(number) in self.own:
-                found.append((int(number), name, value))
-        return found
+    def _check_state(self, here: dict[str, Tensor]) -> None:
+        """Refuse what the optimizer would stumble over at its next step."""
+        names = self._state_names
+        for number, target in enumerate(self.dense):
+            found = {key.split(".", 1)[1] for key in here if key.startswith(f"{number}.")}
+            if found and found != names:
+                raise WireError(
+                    f"the state {sorted(found)} of a dense parameter; {self.spec.optimizer.name} "
+                    f"keeps {sorted(names)}"
+                )
+            for name in found:
+                value = here[f"{number}.{name}"]
+                shape = () if name == "step" else tuple(target.shape)
+                if tuple(value.shape) != shape or value.dtype != torch.float32:
+                    raise WireError(
+                        f"the state {name!r} is {value.dtype} {list(value.shape)}; it must be "
+                        f"torch.float32 {list(shape)}"
+                    )
 
     def dense_state(self) -> dict[str, Tensor]:
         """The dense optimizer's state, by the model's numbers of the parameters."""
@@ -144,6 +157,17 @@ class State:
             f"{self.own[int(key.split('.', 1)[0])]}.{key.split('.', 1)[1]}": value
             for key, value in state_tensors(self.optimizer, self.dense).items()
         }
+
+
+def _state_names(spec: Spec) -> set[str]:
+    """What the optimizer keeps for a dense parameter that has been taught."""
+    probe = torch.zeros(1)
+    probe.grad = torch.zeros(1)
+    optimizer = None if spec.mode == "geo" else make_optimizer(spec.optimizer, [probe])
+    if optimizer is None:
+        return set()
+    dense_step(optimizer, 0.0)  # the first step of a process takes long: now, nobody waits
+    return {key.split(".", 1)[1] for key in state_tensors(optimizer, [probe])}
 
 
 EMPTY = torch.empty(0)

@@ -29,6 +29,7 @@ MAGIC, VERSION = b"SHOL", 1
 HEADER = struct.Struct("<4sHHIIQqQ")
 MOST_FRAMES = 8
 MOST_IDS = 1 << 28  # ids in one message
+MOST_EXPANDED = 1 << 31  # bytes that a compressed frame may hold
 MOST_JSON = 64 << 20
 FAST = 1  # level of compression
 
@@ -129,8 +130,11 @@ def parse_parts(frame: memoryview | bytes, num_tables: int) -> list[tuple[int, i
     for table, count in pairs:
         if not 0 <= table < num_tables:
             raise WireError(f"table {table}; there are {num_tables}")
-        if not 0 <= count <= MOST_IDS:
-            raise WireError(f"{count} ids in one message; at most {MOST_IDS} are taken")
+        if count < 0:
+            raise WireError(f"{count} ids of table {table}")
+    total = sum(count for _, count in pairs)
+    if total > MOST_IDS:
+        raise WireError(f"{total} ids in one message; at most {MOST_IDS} are taken")
     if len({table for table, _ in pairs}) < len(pairs):
         raise WireError("a table is named twice")
     return pairs
@@ -149,6 +153,8 @@ def numbers_frame(*numbers: float) -> bytes:
 
 def send_ids(pieces: Sequence[Tensor], flags: int) -> Any:
     """Ids of several tables as one frame."""
+    if not pieces:
+        return _send(np.empty(0, "<i8"), flags)
     joined = pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
     return _send(joined.contiguous().numpy(), flags)
 
@@ -192,15 +198,15 @@ def _expand(frame: memoryview, size: int, flags: int) -> memoryview | bytes | by
     """Decompressed where it is compressed, never beyond the size that is stated."""
     if not flags & COMPRESSED:
         return frame
-    if size == 0:
-        return b""
+    if size > MOST_EXPANDED:
+        raise WireError(f"{size} bytes in a compressed frame; at most {MOST_EXPANDED} are taken")
     worker = zlib.decompressobj()
     try:
-        found = worker.decompress(frame, size)
+        found = worker.decompress(frame, size or 1)  # 0 would stand for any number
         rest = worker.decompress(worker.unconsumed_tail, 1)
     except zlib.error:
         raise WireError("a compressed frame is damaged") from None
-    if len(found) != size or rest or not worker.eof:
+    if len(found) != size or rest or not worker.eof or worker.unused_data:
         raise WireError(f"a compressed frame that does not hold {size} bytes")
     return bytearray(found)  # torch wants memory that could be written to
 

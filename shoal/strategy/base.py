@@ -10,7 +10,7 @@ It is applied to a model from outside. Without any config file:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -166,9 +166,14 @@ class Strategy:
         """Where rows live apart (`saves_rows`): let them be written into a folder; see Saving."""
         raise NotImplementedError  # only such strategies are asked
 
-    def load_rows(self, folder: Path, files: dict[str, Any], steps: dict[str, int]) -> None:
-        """Likewise: let the rows of a checkpoint's files be read."""
+    def load_rows(
+        self, folder: Path, files: dict[str, Any], steps: dict[str, int], fresh: bool
+    ) -> None:
+        """Likewise: let rows be read from files of a checkpoint; fresh: and all others forgotten."""
         raise NotImplementedError
+
+    def on_peer_lost(self, leave: Callable[[str], None]) -> None:
+        """What to call when a peer is lost while this process waits where it cannot hear of it."""
 
     def close(self) -> None:
         """The run is over."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -219,11 +219,16 @@ class ParameterServers(Strategy):
         other = self.client.second()
         return Saving(other)
 
-    def load_rows(self, folder: Path, files: dict[str, Any], steps: dict[str, int]) -> None:
+    def load_rows(
+        self, folder: Path, files: dict[str, Any], steps: dict[str, int], fresh: bool
+    ) -> None:
         """Let the servers take over the rows of a checkpoint."""
         if self.world.is_main:
-            self.client.load(str(folder), files, steps)
+            self.client.load(str(folder), files, steps, fresh)
         self.world.barrier()
+
+    def on_peer_lost(self, leave: Callable[[str], None]) -> None:
+        self.client.on_lost = leave
 
     def close(self) -> None:
         """Say goodbye: when all workers did, the servers end."""
