@@ -1,6 +1,6 @@
 """TorchRec's Bert4Rec example, by its own commands: BERT4Rec from that example's flags.
 
-torchx run -s local_cwd dist.ddp -j 1x2 --script bert4rec_main.py -- --dataset_name random --mode dmp
+torchx run -s local_cwd dist.ddp -j 1x2 --script bert4rec_main.py -- --dataset_name random
 torchrun --nproc_per_node 2 bert4rec_main.py --dataset_name random --mode ddp
 python bert4rec_main.py --dataset_name random
 

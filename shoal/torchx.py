@@ -1,4 +1,4 @@
-"""TorchX components: Shoal's jobs on the schedulers that TorchX knows. Only the torchx CLI loads it.
+"""TorchX components: Shoal's jobs on the schedulers that TorchX knows. Only `torchx` imports this.
 
 torchx run -s local_cwd shoal.train -j 2x4 -- CONFIG.yaml --section.key=value
 torchx run -s slurm shoal.ps --workers 2 --servers 1 -- CONFIG.yaml --section.key=value
@@ -123,7 +123,6 @@ def ps(
                 num_replicas=number,
                 resource=resource,
                 env=dict(env or {}),
-                port_map={"shoal": port},
                 mounts=specs.parse_mounts(mounts) if mounts else [],
             )
             for role, (number, resource) in sizes.items()
