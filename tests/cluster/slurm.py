@@ -10,11 +10,13 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ranks import free_port
 
-NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "squeue", "sinfo")
+DAEMONS = ("munged", "slurmctld", "slurmd")
+NEEDED = (*DAEMONS, "sbatch", "srun", "scancel", "scontrol", "squeue", "sinfo")
 # The loopback network has many addresses, so that each node has a name that all can look up. One
 # node would not do: Slurm gives every part of a heterogeneous job a node of its own.
 NODES = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
@@ -126,7 +128,7 @@ class Slurm:
                 )
             )
 
-    def _until(self, what: str, happened) -> None:  # type: ignore[no-untyped-def]
+    def _until(self, what: str, happened: Callable[[], bool]) -> None:
         deadline = time.monotonic() + START_SECONDS
         while not happened():
             ended = [daemon for daemon in self._daemons if daemon.poll() is not None]

@@ -1,20 +1,26 @@
-"""Jobs on a real Slurm, which the test starts on this machine: through TorchX, and by its own."""
+"""Jobs on a real Slurm, started on this machine for the test: by sbatch, and through TorchX."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import finish, result
+from commands import MARK, ROOT, finish, result
 from ranks import free_port
 from slurm import NoSlurm, Slurm
 from torchx_runs import CLICKS, COMPONENT, need_torchx, torchx
 
-need_torchx()
 pytestmark = pytest.mark.slow
 JOB_SECONDS = 150.0
+SCRIPT = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1 --output={place}/slurm-%j.out
+export PYTHONPATH={root} {mark} ip=$(scontrol show hostnames | head -n 1)
+srun bash -c '{python} -m shoal.cli train {config} --output={place}/run --nproc=1 \\
+    --ip=$ip --port={port} --world_size=$SLURM_NNODES --group_offset=$SLURM_NODEID'
+"""
 
 
 @pytest.fixture(scope="module")
@@ -26,15 +32,31 @@ def slurm() -> Iterator[Slurm]:
         pytest.skip(str(error))
 
 
+def finished(slurm: Slurm, job: str, place: Path) -> None:
+    """Wait for a job, which must do well."""
+    states = slurm.wait(job, JOB_SECONDS)
+    told = "\n".join(file.read_text() for file in sorted(place.glob(f"slurm-{job}*")))
+    assert states == {"COMPLETED"}, f"{states}\n{told}"
+
+
 def run(slurm: Slurm, place: Path, *words: str | Path) -> None:
     """Submit a job through TorchX and wait for it."""
+    need_torchx()
     command = torchx("run", "-s", "slurm", *words, cwd=place, **slurm.environment)
     assert command.wait() == 0, command.output
     found = re.search(r"slurm://torchx/(\d+)", command.output)
     assert found, command.output
-    states = slurm.wait(found[1], JOB_SECONDS)
-    told = "\n".join(file.read_text() for file in sorted(place.glob(f"slurm-{found[1]}*")))
-    assert states == {"COMPLETED"}, f"{states}\n{told}"
+    finished(slurm, found[1], place)
+
+
+def test_sbatch(slurm: Slurm, short: Path, alone: Path, tmp_path: Path) -> None:
+    file = tmp_path / "job.sh"
+    values = {"place": tmp_path, "root": ROOT, "mark": MARK, "python": sys.executable}
+    file.write_text(SCRIPT.format(**values, config=short, port=free_port()))
+    (job,) = slurm.ask("sbatch", "--parsable", str(file))
+    finished(slurm, job, tmp_path)
+    assert result(tmp_path / "run")["world_size"] == 2
+    assert result(tmp_path / "run")["test"] == pytest.approx(result(alone)["test"], rel=0, abs=1e-6)
 
 
 def test_train(slurm: Slurm, short: Path, alone: Path, tmp_path: Path) -> None:
