@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 from shoal import cli, replica
+from shoal.config import Resolved
 from shoal.replica import command, find_hosts, wait_for_names
 from shoal.roles import find_roles
 
@@ -70,6 +72,19 @@ def test_every_replica_has_a_port_of_its_own() -> None:
         None, None, options["workers"], options["servers"], options["role"], int(options["index"])
     )
     assert (roles.nproc, roles.group_offset, roles.num_servers, roles.world_size) == (1, 1, 0, 2)
+
+
+def test_launch_takes_a_role_on_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Resolved] = []
+    monkeypatch.setattr("shoal.run.train", lambda resolved, resume: seen.append(resolved))
+    words = ["--servers=127.0.0.1:6000", "--workers=127.0.0.2:6001,127.0.0.3:6002"]
+    words += ["--role=worker", "--index=1", "--model=DNN"]
+    done = CliRunner().invoke(cli.app, ["launch", *words], catch_exceptions=False)
+    assert done.exit_code == 0
+    launch, servers = seen[0].config.launch, seen[0].config.strategy.ps
+    assert (launch.ip, launch.port) == ("127.0.0.2", 6001)  # where the workers meet
+    assert (launch.nproc, launch.world_size, launch.group_offset) == (1, 2, 1)
+    assert servers.addresses == ["127.0.0.1:6000"] and launch.servers == 0
 
 
 def test_a_name_that_nobody_knows() -> None:
