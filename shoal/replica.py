@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping
 
@@ -76,6 +78,18 @@ def wait_for_names(hosts: list[str], seconds: float) -> None:
             time.sleep(1)
 
 
+def follow_parent() -> None:
+    """End when whoever started us is gone: TorchX on this machine may be killed, we go with it."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="follow parent", daemon=True).start()
+
+
 def main() -> None:
     """Find the others, then be the command `shoal launch`."""
     parser = argparse.ArgumentParser(prog="python -m shoal.replica", description=main.__doc__)
@@ -88,6 +102,7 @@ def main() -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     own = parser.parse_args()
     rest = own.arguments[1:] if own.arguments[:1] == ["--"] else own.arguments
+    follow_parent()
     from shoal import cli
 
     try:

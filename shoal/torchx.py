@@ -42,7 +42,7 @@ def train(
         gpu: GPUs of a host
         memMB: memory of a host
         env: variables for the processes: KEY=VALUE,KEY=VALUE
-        max_retries: how often the scheduler may start the job again; give --output and --resume too
+        max_retries: how often the scheduler may start the job again, from its beginning
         port: of the first host, where several hosts meet
         mounts: of containers: type=bind,src=/host,dst=/job
     """

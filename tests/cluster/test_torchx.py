@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import sys
 import tomllib
 from pathlib import Path
@@ -92,6 +94,22 @@ def test_a_job_that_fails(tmp_path: Path) -> None:
     )
     assert command.wait() == 1, command.output
     assert "did you mean train.epochs?" in command.output and "FAILED" in command.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_torchx_is_ended(number: signal.Signals, tmp_path: Path) -> None:
+    """Replicas are in sessions of their own; none is left (which the fixture of all tests sees)."""
+    words = [word for word in CLICKS if not word.startswith("--train.epochs")]
+    words += ["--train.epochs=10000", "--train.patience=10000", f"--output={tmp_path / 'run'}"]
+    command = torchx(
+        *("run", "-s", "local_cwd", f"{COMPONENT}:ps", "--workers", "2", "--port", free_port()),
+        *("--", *words),
+        cwd=tmp_path,
+    )
+    command.until("an epoch", lambda: "epoch 1 training" in command.output)
+    os.kill(command.process.pid, number)
+    assert command.wait() != 0
 
 
 def test_kubernetes(tmp_path: Path) -> None:
