@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 import pytest
 from typer.testing import CliRunner
@@ -76,7 +77,8 @@ def test_every_replica_has_a_port_of_its_own() -> None:
 
 def test_launch_takes_a_role_on_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Resolved] = []
-    monkeypatch.setattr("shoal.run.train", lambda resolved, resume: seen.append(resolved))
+    module = import_module("shoal.run")  # `shoal.run` alone is the function
+    monkeypatch.setattr(module, "train", lambda resolved, resume: seen.append(resolved))
     words = ["--servers=127.0.0.1:6000", "--workers=127.0.0.2:6001,127.0.0.3:6002"]
     words += ["--role=worker", "--index=1", "--model=DNN"]
     done = CliRunner().invoke(cli.app, ["launch", *words], catch_exceptions=False)
@@ -97,6 +99,7 @@ def test_main_becomes_shoal_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     given = ["--", "config.yaml", "--train.epochs=2"]
     monkeypatch.setattr(sys, "argv", ["replica", *own, "--hosts=127.0.0.1,127.0.0.2", *given])
     seen: list[str] = []
+    monkeypatch.setattr(replica, "follow_parent", lambda: None)
     monkeypatch.setattr(cli, "main", lambda: seen.extend(sys.argv[1:]))
     replica.main()
     assert seen == [
