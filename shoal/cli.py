@@ -113,6 +113,8 @@ def launch_command(
     if output is not None:
         overrides.append(f"--run.output={json.dumps(output)}")
     processes = {"launch.nproc": max(1, roles.nproc), "launch.world_size": roles.world_size}
+    if roles.workers:  # several hosts are asked for the port at which they meet
+        processes["launch.port"] = int(roles.workers[0].rsplit(":", 1)[1])
     resolved = with_roles(resolve(files, overrides, {"strategy.name": "ps", **processes}), roles)
     result = train(resolved, resume)
     if result:

@@ -12,6 +12,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # From the top down; a room imports from its own row and the rows below it.
 FLOORS = [
+    {"replica", "torchx"},
     {"cli"},
     {"run"},
     {"servers"},

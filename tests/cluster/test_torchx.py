@@ -1,0 +1,155 @@
+"""TorchX starts Shoal's jobs: the commands of TorchRec's page, and components of our own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from commands import ROOT, Command, finish, result
+from ranks import free_port
+from torchx_runs import CLICKS, COMPONENT, QUIET, need_torchx, torchx
+
+need_torchx()
+
+# The shared flags of the page at a size of our own; without dropout, so that numbers can be equal.
+PAGE = (
+    "--dataset_name random --random_user_count 40 --random_item_count 90 --random_size 900 "
+    "--lr 0.001 --mask_prob 0.2 --val_batch_size 8 --max_len 16 --emb_dim 16 --num_epochs 1"
+)
+COMMAND = "run -s local_cwd dist.ddp -j 1x2 --script bert4rec_main.py --"
+PLAIN = ["--model.hidden_dropout_prob=0", "--model.attn_dropout_prob=0", *QUIET]
+
+
+def assert_equal(mine: dict[str, Any], alone: dict[str, Any]) -> None:
+    assert mine["test"] == pytest.approx(alone["test"], rel=0, abs=1e-5)
+    assert mine["best_valid"] == pytest.approx(alone["best_valid"], rel=0, abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page's flags on one process; its batch is that of two."""
+    place = tmp_path_factory.mktemp("page")
+    script = (sys.executable, str(ROOT / "examples" / "bert4rec_main.py"))
+    words = (*PAGE.split(), "--train_batch_size=16", *PLAIN, "--output=alone")
+    command = Command((*script, *words), place)
+    assert command.wait() == 0, command.output
+    return place / "alone"
+
+
+@pytest.mark.parametrize("mode", ["dmp", "ddp"])
+def test_the_page(mode: str, one_process: Path, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "examples" / "bert4rec_main.py", tmp_path)
+    command = torchx(
+        *COMMAND.split(),
+        *(*PAGE.split(), "--train_batch_size", "8", "--mode", mode, *PLAIN),
+        cwd=tmp_path,
+    )
+    assert command.wait() == 0, command.output
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert result(folder)["world_size"] == 2 and result(folder)["model"] == "BERT4Rec"
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["strategy"]["name"] == {"dmp": "sharded", "ddp": "ddp"}[mode]
+    assert config["train"]["batch_size"] == 16
+    assert_equal(result(folder), result(one_process))
+
+
+@pytest.mark.slow
+def test_train_on_two_hosts(short: Path, alone: Path, tmp_path: Path) -> None:
+    command = torchx(
+        *("run", "-s", "local_cwd", f"{COMPONENT}:train", "-j", "2x1", "--port", free_port()),
+        *("--", short, f"--output={tmp_path / 'run'}"),
+        cwd=tmp_path,
+    )
+    assert command.wait() == 0, command.output
+    assert result(tmp_path / "run")["world_size"] == 2
+    assert_equal(result(tmp_path / "run"), result(alone))
+
+
+@pytest.mark.slow
+def test_servers_and_workers(tmp_path: Path) -> None:
+    finish("train", *CLICKS, "--output", tmp_path / "alone", cwd=tmp_path)
+    command = torchx(
+        *("run", "-s", "local_cwd", f"{COMPONENT}:ps", "--workers", "2", "--servers", "1"),
+        *("--port", free_port(), "--", *CLICKS, f"--output={tmp_path / 'run'}"),
+        cwd=tmp_path,
+    )
+    assert command.wait() == 0, command.output
+    assert result(tmp_path / "run")["world_size"] == 2
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert config["strategy"]["name"] == "ps" and len(config["strategy"]["ps"]["addresses"]) == 1
+    assert_equal(result(tmp_path / "run"), result(tmp_path / "alone"))
+
+
+def test_a_job_that_fails(tmp_path: Path) -> None:
+    command = torchx(
+        *("run", "-s", "local_cwd", f"{COMPONENT}:ps", "--", *CLICKS, "--train.epoch=2"),
+        cwd=tmp_path,
+    )
+    assert command.wait() == 1, command.output
+    assert "did you mean train.epochs?" in command.output and "FAILED" in command.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_torchx_is_ended(number: signal.Signals, tmp_path: Path) -> None:
+    """Replicas are in sessions of their own; none is left (which the fixture of all tests sees)."""
+    words = [word for word in CLICKS if not word.startswith("--train.epochs")]
+    words += ["--train.epochs=10000", "--train.patience=10000", f"--output={tmp_path / 'run'}"]
+    command = torchx(
+        *("run", "-s", "local_cwd", f"{COMPONENT}:ps", "--workers", "2", "--port", free_port()),
+        *("--", *words),
+        cwd=tmp_path,
+    )
+    command.until("an epoch", lambda: "epoch 1 training" in command.output)
+    os.kill(command.process.pid, number)
+    assert command.wait() != 0
+
+
+def test_kubernetes(tmp_path: Path) -> None:
+    pytest.importorskip("kubernetes", reason="the package kubernetes is not installed")
+    command = torchx(
+        *("run", "--dryrun", "--workspace=", "-s", "kubernetes", "--scheduler_args", "queue=test"),
+        *(f"{COMPONENT}:ps", "--workers", "2", "--servers", "1", "--image", "shoal:1"),
+        *("--cpu", "3", "--server_memMB", "9000", "--port", "6000"),
+        *("--", "config.yaml", "--strategy.ps.keys=/keys"),
+        cwd=tmp_path,
+    )
+    assert command.wait() == 0, command.output
+    request = command.output.partition("=== SCHEDULER REQUEST ===")[2]
+    job = yaml.safe_load(request.partition("\ntorchx ")[0])  # a line of its log may follow
+    assert job["spec"]["queue"] == "test"
+    assert "svc" in job["spec"]["plugins"]  # it sets VC_SERVER_0_HOSTS and makes the names known
+    tasks = {
+        task["name"]: task["template"]["spec"]["containers"][0] for task in job["spec"]["tasks"]
+    }
+    assert list(tasks) == ["server-0", "worker-0", "worker-1"]
+    end = ["--workers=2", "--servers=1", "--port=6000"]
+    end += ["--", "config.yaml", "--strategy.ps.keys=/keys"]
+    for name, task in tasks.items():
+        role, index = name.split("-")
+        begin = ["python", "-u", "-m", "shoal.replica", f"--role={role}", f"--index={index}"]
+        assert task["command"] == begin + end and task["image"] == "shoal:1"
+    assert tasks["worker-1"]["resources"]["limits"]["cpu"] == "3000m"
+    assert tasks["server-0"]["resources"]["limits"]["memory"] == "9000M"
+
+
+def test_components_are_registered_beside_those_of_torchx(tmp_path: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    points = project["entry-points"]["torchx.components"]
+    installed = tmp_path / "site" / "stand_in-0.dist-info"  # as installing the project makes it
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: stand-in\nVersion: 0\n")
+    lines = [f"{name} = {module}" for name, module in points.items()]
+    (installed / "entry_points.txt").write_text("\n".join(["[torchx.components]", *lines, ""]))
+    command = torchx("builtins", cwd=tmp_path, PYTHONPATH=f"{ROOT}:{tmp_path / 'site'}")
+    assert command.wait() == 0, command.output
+    for name in ("shoal.train", "shoal.ps", "dist.ddp", "utils.echo"):
+        assert name in command.output
+    assert command.output.count("shoal.") == 2

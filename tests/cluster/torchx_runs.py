@@ -1,0 +1,38 @@
+"""`torchx` commands for tests, and the small configs that they run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from commands import ROOT, Command
+
+BIN = Path(sys.executable).parent
+COMPONENT = ROOT / "shoal" / "torchx.py"
+QUIET = ["--run.threads=1", "--run.progress=false", "--run.tensorboard=false"]
+CLICKS = [  # planted: the same log on every host
+    "--model=DNN",
+    "--model.dim=4",
+    "--model.layers=[16]",
+    "--data.format=planted_clicks",
+    "--data.clicks.planted.samples=3000",
+    "--train.epochs=2",
+    "--train.batch_size=256",
+    *QUIET,
+]
+
+
+def need_torchx() -> None:
+    """Skip where TorchX is not installed."""
+    pytest.importorskip("torchx", reason="TorchX is not installed: pip install 'shoal-rec[torchx]'")
+    if not (BIN / "torchx").is_file() or not (BIN / "torchrun").is_file():
+        pytest.skip(f"{BIN} has no torchx and torchrun commands", allow_module_level=True)
+
+
+def torchx(*words: str | Path, cwd: Path, **env: str) -> Command:
+    """Start `torchx WORDS`, with our Python's commands first on the path."""
+    path = os.pathsep.join([env.pop("PATH", ""), str(BIN), os.environ["PATH"]]).strip(os.pathsep)
+    env = {"OMP_NUM_THREADS": "1", "LOGLEVEL": "WARNING", **env, "PATH": path}
+    return Command((str(BIN / "torchx"), *map(str, words)), cwd, **env)

@@ -1,0 +1,109 @@
+"""Where a cluster's scheduler put the replicas of a job, from the variables it sets."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal import cli, replica
+from shoal.config import Resolved
+from shoal.replica import command, find_hosts, wait_for_names
+from shoal.roles import find_roles
+
+
+def test_slurm_tells_the_node_of_each_group() -> None:
+    # As in a heterogeneous job of one server and two workers: a group each, in this order.
+    environment = {
+        "SLURM_JOB_NODELIST_HET_GROUP_0": "node7",
+        "SLURM_JOB_NODELIST_HET_GROUP_1": "node3",
+        "SLURM_JOB_NODELIST_HET_GROUP_2": "node4",
+        "TORCHX_RANK0_HOST": "localhost",
+    }
+    assert find_hosts(1, 2, None, environment) == ["node7", "node3", "node4"]
+
+
+def test_volcano_tells_the_hosts_of_each_task() -> None:
+    environment = {
+        "VC_SERVER_0_HOSTS": "job-server-0-0.job",
+        "VC_SERVER_1_HOSTS": "job-server-1-0.job",
+        "VC_WORKER_0_HOSTS": "job-worker-0-0.job",
+        "TORCHX_RANK0_HOST": "localhost",  # TorchX says so to the first replica
+    }
+    assert find_hosts(2, 1, None, environment) == [
+        "job-server-0-0.job",
+        "job-server-1-0.job",
+        "job-worker-0-0.job",
+    ]
+
+
+def test_local_replicas_share_the_host() -> None:
+    assert find_hosts(1, 2, None, {"TORCHX_RANK0_HOST": "localhost"}) == ["127.0.0.1"] * 3
+
+
+def test_given_hosts_win() -> None:
+    environment = {"TORCHX_RANK0_HOST": "localhost"}
+    assert find_hosts(1, 1, "a, b", environment) == ["a", "b"]
+    with pytest.raises(ValueError, match="names 2 hosts; there are 1 servers and 2 workers"):
+        find_hosts(1, 2, "a,b", environment)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"TORCHX_RANK0_HOST": "job-server-0"},
+        {"SLURM_JOB_NODELIST_HET_GROUP_0": "node7"},  # of a job with fewer replicas
+        {"VC_SERVER_0_HOSTS": "a", "VC_WORKER_0_HOSTS": ""},
+    ],
+)
+def test_unknown_hosts_are_asked_for(environment: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="give their hosts, servers first: --hosts="):
+        find_hosts(1, 1, None, environment)
+
+
+def test_every_replica_has_a_port_of_its_own() -> None:
+    words = command("worker", 1, 2, 2, ["s", "t", "v", "w"], 6000)
+    assert words[0] == "launch"
+    options = dict(word.lstrip("-").split("=") for word in words[1:])
+    assert options["servers"] == "s:6000,t:6001" and options["workers"] == "v:6002,w:6003"
+    roles = find_roles(
+        None, None, options["workers"], options["servers"], options["role"], int(options["index"])
+    )
+    assert (roles.nproc, roles.group_offset, roles.num_servers, roles.world_size) == (1, 1, 0, 2)
+
+
+def test_launch_takes_a_role_on_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Resolved] = []
+    module = import_module("shoal.run")  # `shoal.run` alone is the function
+    monkeypatch.setattr(module, "train", lambda resolved, resume: seen.append(resolved))
+    words = ["--servers=127.0.0.1:6000", "--workers=127.0.0.2:6001,127.0.0.3:6002"]
+    words += ["--role=worker", "--index=1", "--model=DNN"]
+    done = CliRunner().invoke(cli.app, ["launch", *words], catch_exceptions=False)
+    assert done.exit_code == 0
+    launch, servers = seen[0].config.launch, seen[0].config.strategy.ps
+    assert (launch.ip, launch.port) == ("127.0.0.2", 6001)  # where the workers meet
+    assert (launch.nproc, launch.world_size, launch.group_offset) == (1, 2, 1)
+    assert servers.addresses == ["127.0.0.1:6000"] and launch.servers == 0
+
+
+def test_a_name_that_nobody_knows() -> None:
+    with pytest.raises(ValueError, match=r"host 'no-such-host\.invalid' is unknown"):
+        wait_for_names(["127.0.0.1", "no-such-host.invalid"], 0.0)
+
+
+def test_main_becomes_shoal_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = ["--role=server", "--index=0", "--servers=1", "--workers=1", "--port=6000"]
+    given = ["--", "config.yaml", "--train.epochs=2"]
+    monkeypatch.setattr(sys, "argv", ["replica", *own, "--hosts=127.0.0.1,127.0.0.2", *given])
+    seen: list[str] = []
+    monkeypatch.setattr(replica, "follow_parent", lambda: None)
+    monkeypatch.setattr(cli, "main", lambda: seen.extend(sys.argv[1:]))
+    replica.main()
+    assert seen == [
+        *("launch", "--role=server", "--index=0"),
+        *("--servers=127.0.0.1:6000", "--workers=127.0.0.2:6001"),
+        *("config.yaml", "--train.epochs=2"),
+    ]
