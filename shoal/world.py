@@ -238,8 +238,21 @@ class World:
         """This rank's [start, stop) of `size` things: contiguous, sizes differ by at most one."""
         return size * self.rank // self.size, size * (self.rank + 1) // self.size
 
+    def group(self) -> dist.ProcessGroup:
+        """The ranks as a torch.distributed group, for libraries that talk among them themselves."""
+        if not dist.is_initialized():  # alone: a group of one
+            interface = interface_towards("127.0.0.1")
+            if interface is not None:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        assert dist.group.WORLD is not None and dist.get_world_size() == self.size
+        return dist.group.WORLD
+
     def close(self) -> None:
         """Leave the group."""
+        if dist.is_initialized() and dist.get_world_size() == self.size:
+            dist.destroy_process_group()
 
 
 class Group(World):
@@ -403,7 +416,3 @@ class Group(World):
 
     def barrier(self) -> None:
         self.all_reduce(torch.zeros(1, device=self.device))
-
-    def close(self) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
