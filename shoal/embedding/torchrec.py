@@ -86,6 +86,7 @@ class Collection:
             plain,
             {key: row_wise(compute_kernel=kernel) for key in self._keys},
             sharder,
+            local_size=1 if world.size == 1 else None,  # None: as the launcher says
             world_size=world.size,
             device_type=world.device.type,
         )
@@ -102,13 +103,15 @@ class Collection:
 
     def look_up(self, ids: list[Tensor]) -> list[Tensor]:
         """Distinct ids of every table [n] -> rows [n, width], through which `teach` goes back."""
-        device = self.world.device
-        lengths = torch.tensor([len(one) for one in ids], device=device)  # one list per table
-        found = self._module(KeyedJaggedTensor(self._keys, torch.cat(ids), lengths=lengths))
-        return [found[key].values() for key in self._keys]
+        # FBGEMM has no kernels for inference mode; without gradients they do the same.
+        with torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled()):
+            # One list of ids per table.
+            lengths = torch.tensor([len(one) for one in ids], device=self.world.device)
+            found = self._module(KeyedJaggedTensor(self._keys, torch.cat(ids), lengths=lengths))
+            return [found[key].values() for key in self._keys]
 
     def set_lr(self, lr: float) -> None:
-        """The learning rate of the lookups to come."""
+        """The learning rate of lookups to come: FBGEMM notes it when rows are read."""
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()  # fused: this only hands the learning rate on
@@ -181,6 +184,7 @@ class Trip:
             self.order.append((name, len(requested)))
             requested.append(ids)
         self.parts = {name: Part(rows.stores[name], ids) for name, ids in grouped.items()}
+        self.lr = rows.lr  # that its rows are read with
         self.answers: dict[int, list[Tensor]] = {}  # collection -> its rows, with their graph
 
     def fetch(self) -> None:
@@ -225,7 +229,8 @@ class TorchRecRows(Exchange):
         by_width: dict[int, list[Table]] = {}
         for table in tables:  # TorchRec wants the tables of a collection to be of one width
             by_width.setdefault(-(-table.dim // LANES) * LANES, []).append(table)
-        self.collections = []
+        self.lr = 0.0
+        self.collections: list[Collection] = []
         for width, some in by_width.items():
             collection = Collection(some, width, world, optimizer)
             self.collections.append(collection)
@@ -235,21 +240,24 @@ class TorchRecRows(Exchange):
                 _begin(leaf, layout.ids(world.rank), optimizer, seed)
 
     def set_lr(self, lr: float) -> None:
-        """The learning rate of the step to come."""
-        for collection in self.collections:
-            collection.set_lr(lr)
+        """The learning rate of steps to come; best said before their rows are looked up."""
+        if lr != self.lr:
+            for collection in self.collections:
+                collection.set_lr(lr)
+        self.lr = lr
 
-    def teach(self, scale: float) -> None:
+    def teach(self, scale: float, lr: float) -> None:
         """Teach the rows of this step's lookups, each by the sum of its gradients times `scale`."""
         trips, own = self._pending, self._own
         self.forget()
+        self.set_lr(lr)
         for number, collection in enumerate(self.collections):
             mine = [trip for trip in trips if number in trip.answers]
             beside = [one for one in own if one[0] in collection.names]
             if not mine and not beside:
                 continue  # the same on every rank
-            one = len(mine) == 1 and not beside
-            trip = mine[0] if one else self._joined(collection, mine, beside)
+            ready = len(mine) == 1 and not beside and mine[0].lr == lr
+            trip = mine[0] if ready else self._joined(collection, mine, beside)
             grads = [trip.grads(name) for name in collection.names]
             collection.teach(trip.answers[number], grads, scale)
 
@@ -267,7 +275,7 @@ class TorchRecRows(Exchange):
     ) -> Trip:
         """One trip with the ids and gradients of several, and of rows read where they lie.
 
-        A row of several trips would otherwise be taught several times.
+        They are looked up again: a row of several trips would otherwise be taught several times.
         """
         lookups, gradients = [], []
         for name in collection.names:

@@ -101,6 +101,6 @@ class ShardedByTorchRec(Sharded):
         return {}
 
     def push(self, gradients: Gradients, lr: float) -> None:
-        self.exchange.teach(self._scale)
+        self.exchange.teach(self._scale, lr)
         for store in self.stores.values():
             store.step += 1
