@@ -117,7 +117,7 @@ class Collection:
         self._optimizer.step()  # fused: this only hands the learning rate on
 
     def teach(self, rows: list[Tensor], grads: list[Tensor], scale: float) -> None:
-        """One optimizer step with the gradients of `look_up`'s rows, summed over the ranks."""
+        """One optimizer step with gradients [n, dim] of `look_up`'s rows, summed over the ranks."""
         if get_gradient_division():
             scale *= self.world.size  # TorchRec takes the mean over ranks
         width = self.width
@@ -194,12 +194,19 @@ class Trip:
                 continue
             answer = collection.look_up([self.ids(name) for name in collection.names])
             self.answers[number] = answer
+            # Rows that an owner sends are counted where they arrive: only there are they known.
+            self.rows.world.bytes_sent += self.num_away(collection) * (8 + 4 * collection.width)
             for name, rows in zip(collection.names, answer):
                 part = self.parts.get(name)
                 if part is not None:
                     rows = rows.detach()[:, : part.store.table.dim]
                     # The padding id's row of zeros stands after the others.
                     part.rows = F.pad(rows, (0, 0, 0, int(part.distinct.padded))).contiguous()
+
+    def num_away(self, collection: Collection) -> int:
+        """How many of a collection's rows belong to other ranks."""
+        parts = [self.parts[name] for name in collection.names if name in self.parts]
+        return sum(len(part.keys) - part.counts[self.rows.world.rank] for part in parts)
 
     def ids(self, name: str) -> Tensor:
         """The distinct ids of a table, ascending."""
@@ -217,6 +224,13 @@ class Trip:
             dim, length = self.rows.stores[name].table.dim, 0 if part is None else len(part.keys)
             return torch.zeros(length, dim, device=self.rows.world.device)
         return part.grads[: len(part.keys)]
+
+    def teach(self, number: int, scale: float) -> None:
+        """Teach the rows that came from one of the collections."""
+        collection = self.rows.collections[number]
+        grads = [self.grads(name) for name in collection.names]
+        collection.teach(self.answers[number], grads, scale)
+        self.rows.world.bytes_sent += self.num_away(collection) * 4 * collection.width
 
 
 class TorchRecRows(Exchange):
@@ -258,17 +272,15 @@ class TorchRecRows(Exchange):
                 continue  # the same on every rank
             ready = len(mine) == 1 and not beside and mine[0].lr == lr
             trip = mine[0] if ready else self._joined(collection, mine, beside)
-            grads = [trip.grads(name) for name in collection.names]
-            collection.teach(trip.answers[number], grads, scale)
+            trip.teach(number, scale)
 
     def teach_alone(self, name: str, ids: Tensor, grads: Tensor) -> None:
         """One step of one table by itself."""
         trip = Trip(self, [(name, ids)])
         trip.fetch()
         trip.parts[name].add(trip.parts[name].inverse[0], grads.to(self.world.device))
-        for number, answer in trip.answers.items():
-            collection = self.collections[number]
-            collection.teach(answer, [trip.grads(other) for other in collection.names], 1.0)
+        for number in trip.answers:
+            trip.teach(number, 1.0)
 
     def _joined(
         self, collection: Collection, trips: list[Trip], own: list[tuple[str, Tensor, Tensor]]

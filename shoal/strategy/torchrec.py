@@ -49,8 +49,8 @@ class ShardedByTorchRec(Sharded):
         reason = None
         if optimizer.name not in OPTIMIZERS:
             reason = (
-                f"train.optimizer.name is {self.optimizer_section.name}: FBGEMM has no such "
-                "optimizer of rows for CPUs, and none that is used here for GPUs; use one of "
+                f"train.optimizer.name is {self.optimizer_section.name}: on CPUs FBGEMM teaches "
+                "rows by sgd and adagrad, and those alone are offered on GPUs too; use one of "
                 f"{', '.join(OPTIMIZERS)}"
             )
         elif optimizer.weight_decay:

@@ -154,7 +154,10 @@ def by_hand(world: World) -> dict[str, Any]:
     ids_read = torch.tensor([3, 0, 6])
     pulled = strategy.stores["my.many"].pull(ids_read)[:, 0].tolist()
     strategy.stores["few"].push(torch.zeros(2, dtype=torch.int64), torch.ones(2, 3), 0.0)
-    return {**rows_of(strategy), "step": step, "pulled": pulled}
+    rows, before = rows_of(strategy), world.bytes_sent
+    strategy.train_step(mine)
+    sent = world.bytes_sent - before
+    return {**rows, "step": step, "pulled": pulled, "sent": sent}
 
 
 def everything(world: World) -> dict[str, Any]:
@@ -227,6 +230,11 @@ def test_gradients_are_those_of_the_mean_loss_summed_before_the_optimizer(
     # One row, and ranks that have none: 4 weights of 1 over 4 samples; then size pushes of 2 ones.
     assert found["few"] == pytest.approx([1 - 0.5 - 0.25 / 2**0.5] * 3, rel=1e-6)
     assert found["few sum"] == pytest.approx([2.0 + (2 * size) ** 2] * 3, rel=1e-6)
+    if size == 2:
+        # Rank 0 has ids 0 to 3 and the one row of `few`. It asks for 3, 5 and 6, two of them of
+        # rank 1, which asks for 6, 3, 1 and that row: three of rank 0. Each is an id, a row and a
+        # gradient of 4 floats; loss, count and note of each rank are 3 floats more.
+        assert sum(rank["by hand"]["sent"] for rank in ranks) == 5 * (8 + 16 + 16) + 2 * 12
     third, sixth = found["my.many"][12], found["my.many"][24]
     for rank in ranks:
         assert rank["by hand"]["step"] == {"my.many": 2, "few": 2}
