@@ -189,6 +189,7 @@ class World:
 
     def __init__(self, device: torch.device | str = "cpu"):
         self.device = torch.device(device)
+        self._made_group = False
         self.bytes_sent = 0  # payload this rank put on the wire, for logs and benchmarks
 
     @property
@@ -246,12 +247,13 @@ class World:
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
             backend = "nccl" if self.device.type == "cuda" else "gloo"
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            self._made_group = True
         assert dist.group.WORLD is not None and dist.get_world_size() == self.size
         return dist.group.WORLD
 
     def close(self) -> None:
         """Leave the group."""
-        if dist.is_initialized() and dist.get_world_size() == self.size:
+        if self._made_group and dist.is_initialized():
             dist.destroy_process_group()
 
 
@@ -287,6 +289,7 @@ class Group(World):
                 world_size=self.size,
                 timeout=timedelta(minutes=10),
             )
+            self._made_group = True
         except (RuntimeError, ValueError) as error:
             raise WorldError(
                 f"rank {self.rank} could not form the {backend} group: {error}"
