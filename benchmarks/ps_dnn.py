@@ -41,7 +41,7 @@ def make_batches(shape: dict[str, Any], worker: int, count: int = 24) -> list[An
     batches = []
     for _ in range(count):
         spread = torch.rand(size, slots, generator=random, dtype=torch.float64)
-        ids = (IDS ** spread).long() * 2654435761 % IDS
+        ids = (IDS**spread).long() * 2654435761 % IDS
         dense = torch.rand(size, shape["dense"], generator=random)
         labels = ((ids[:, 0] * 7 + ids[:, 1]) % 4 == 0).float()
         batches.append(Batch(size, {"slots": ids}, {"dense": dense}, labels))

@@ -28,9 +28,7 @@ def build(paddle, with_servers):
         if with_servers:
             row = paddle.static.nn.sparse_embedding(one, size=[IDS, DIM], param_attr=start)
         else:
-            row = paddle.static.nn.embedding(
-                one, size=[IDS, DIM], is_sparse=True, param_attr=start
-            )
+            row = paddle.static.nn.embedding(one, size=[IDS, DIM], is_sparse=True, param_attr=start)
         rows.append(paddle.reshape(row, [-1, DIM]))
     x = paddle.concat([*rows, dense], axis=1)
     for width in LAYERS:

@@ -189,6 +189,7 @@ class World:
 
     def __init__(self, device: torch.device | str = "cpu"):
         self.device = torch.device(device)
+        self._made_group = False
         self.bytes_sent = 0  # payload this rank put on the wire, for logs and benchmarks
 
     @property
@@ -238,8 +239,22 @@ class World:
         """This rank's [start, stop) of `size` things: contiguous, sizes differ by at most one."""
         return size * self.rank // self.size, size * (self.rank + 1) // self.size
 
+    def group(self) -> dist.ProcessGroup:
+        """The ranks as a torch.distributed group, for libraries that talk among them themselves."""
+        if not dist.is_initialized():  # alone: a group of one
+            interface = interface_towards("127.0.0.1")
+            if interface is not None:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            self._made_group = True
+        assert dist.group.WORLD is not None and dist.get_world_size() == self.size
+        return dist.group.WORLD
+
     def close(self) -> None:
         """Leave the group."""
+        if self._made_group and dist.is_initialized():
+            dist.destroy_process_group()
 
 
 class Group(World):
@@ -274,6 +289,7 @@ class Group(World):
                 world_size=self.size,
                 timeout=timedelta(minutes=10),
             )
+            self._made_group = True
         except (RuntimeError, ValueError) as error:
             raise WorldError(
                 f"rank {self.rank} could not form the {backend} group: {error}"
@@ -403,7 +419,3 @@ class Group(World):
 
     def barrier(self) -> None:
         self.all_reduce(torch.zeros(1, device=self.device))
-
-    def close(self) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()

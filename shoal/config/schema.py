@@ -255,6 +255,9 @@ class ServersSection(Section):
 
 class StrategySection(Section):
     name: Literal["auto", "single", "ddp", "sharded", "ps"] = "auto"
+    backend: Literal["native", "torchrec"] = Field(
+        "native", description="sharded: whose code holds, sends and teaches the rows"
+    )
     ps: ServersSection = ServersSection()
     place: Place = Field("auto", description="sharded: how tables are cut; auto: by their size")
     row_by: Literal["hash", "range"] = Field("hash", description="place row: how ids are cut")

@@ -107,7 +107,7 @@ class Sharded:
             ranges = [slice(0, len(ids))]
         else:
             assert self.table.rows is not None
-            steps = range(0, self.table.rows + chunk_rows - 1, chunk_rows)
+            steps = range(0, self.table.rows + chunk_rows, chunk_rows)
             places = torch.searchsorted(ids, torch.tensor(steps)).tolist()
             ranges = [slice(a, b) for a, b in pairwise(places)]
         for part in ranges:

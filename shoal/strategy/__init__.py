@@ -22,6 +22,15 @@ def make_strategy(section: StrategySection, world: World, join_timeout: float = 
         raise ValueError(
             f"strategy single cannot run on {world.size} processes; use ddp or sharded"
         )
+    if section.backend != "native" and name != "sharded":
+        raise ValueError(
+            f"strategy.backend is {section.backend}, which strategy {name} does not have; set "
+            "strategy.name=sharded, or strategy.backend=native"
+        )
+    if name == "sharded" and section.backend == "torchrec":
+        from shoal.strategy.torchrec import ShardedByTorchRec  # only here is TorchRec needed
+
+        return ShardedByTorchRec(world, section)
     if name == "single" and world.device.type == "cuda":
         return Graphed(world) if section.graph else Single(world, fused=section.fused)
     if name == "sharded":

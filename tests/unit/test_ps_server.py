@@ -255,7 +255,7 @@ def test_a_pull_of_a_step_waits_for_it() -> None:
         pulling = one.start_pull([share], 1)
         push(two, {0: ([3], grads(2, 1))}, 1.0).wait()
         pushing.wait()
-        (rows,), _ = pulling.wait()
+        (rows,) = pulling.wait()
         torch.testing.assert_close(rows, before - (grads(1, 1) + grads(2, 1)) / 2)
         with pytest.raises(ServerError, match="far ahead of all others"):
             pull(one, 0, [3], 1_000_000)

@@ -173,6 +173,16 @@ def copied(world: World, store: Sharded, copy: Sharded, ids: Tensor) -> bool:
     return bool(torch.equal(store.pull(ids), copy.pull(ids)))
 
 
+@pytest.mark.parametrize("rows", [1, 7, 8, 14, 15])
+def test_the_last_row_is_exported_too(rows: int) -> None:
+    """With 1, 8 and 15 rows it stands alone in its chunk."""
+    layout = Layout(Table("t", 4, rows), Placement("row"), 1)
+    store = Sharded(layout, World(), RowOptimizer("sgd"), seed=3)
+    chunks = list(store.export(7))
+    assert [id_ for chunk in chunks for id_ in chunk.ids.tolist()] == list(range(rows))
+    assert max(len(chunk.ids) for chunk in chunks) <= 7
+
+
 class Bag(Model):
     """One table of items with a bias each, to ask the softmax of."""
 
