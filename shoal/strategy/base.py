@@ -169,7 +169,7 @@ class Strategy:
     def load_rows(
         self, folder: Path, files: dict[str, Any], steps: dict[str, int], fresh: bool
     ) -> None:
-        """Likewise: let rows be read from files of a checkpoint; fresh: and all others forgotten."""
+        """Likewise: let rows be read from files of a checkpoint; fresh: forget all others."""
         raise NotImplementedError
 
     def on_peer_lost(self, leave: Callable[[str], None]) -> None:
