@@ -37,7 +37,7 @@ class TinyClicks(ClickModel):
     def __init__(self, options: Any, facts: Facts):
         super().__init__(options, facts)
         self.embed = Embeddings(slots=Table("weights", 1, facts.rows, Init("normal", 0.01)))
-        self.dense = nn.Linear(max(1, facts.num_dense), 1)
+        self.linear = nn.Linear(max(1, facts.num_dense), 1)
 
     def logits(self, batch: Batch) -> Tensor:
         slots = batch.ids["slots"]
@@ -50,7 +50,7 @@ class TinyClicks(ClickModel):
         else:
             total = self.embed.rows("slots", slots).sum((1, 2))
         dense = batch.dense.get("dense", torch.ones(batch.size, 1))
-        return total + self.dense(dense)[:, 0]
+        return total + self.linear(dense)[:, 0]
 
 
 def click_config(**values: Any) -> Config:
