@@ -25,6 +25,8 @@ from conftest import LONG, MODELS, SHORT, write_config
 
 from shoal.ps.keys import make_keys
 
+pytestmark = pytest.mark.slow
+
 TUNSETIFF, TAP = 0x400454CA, 0x1002  # of linux/if_tun.h: a device of frames, and nothing before
 SECONDS_TO_END = 30.0  # some ten on a quiet machine: silence is noticed after three
 PS = {"strategy.ps.mode": "sync", "strategy.ps.timeout": 3.0, "train.epochs": 2}
@@ -193,7 +195,6 @@ def test_two_workers_and_a_server(
     assert train(hosts, config, tmp_path / "run") == expected
 
 
-@pytest.mark.slow
 def test_a_delay_changes_no_number(
     apart: Hosts, config: Path, expected: list[dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -208,7 +209,6 @@ def test_a_delay_changes_no_number(
         switch.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("host", [1, 2], ids=["worker 1", "server 0"])
 def test_a_line_that_is_cut(
     hosts: Hosts, place: Path, keys: Path, tmp_path: Path, host: int

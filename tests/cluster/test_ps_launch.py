@@ -182,6 +182,7 @@ def test_evaluating_without_servers(whole: Path, tmp_path: Path) -> None:
     assert result(tmp_path / "eval")["test"] == pytest.approx(result(whole)["test"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_port_in_use(config: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

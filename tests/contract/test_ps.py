@@ -98,7 +98,10 @@ def check(case: Case, found: list[Any]) -> None:
         assert says == pytest.approx(said, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("workers", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=SLOW), 2, pytest.param(3, marks=SLOW)])
 @pytest.mark.parametrize("case", QUICK, ids=lambda case: " ".join(map(str, case)))
 def test_sync_equals_single(workers: int, case: Case, folder: Path) -> None:
     check(case, run(workers, True, folder)[case])
