@@ -66,8 +66,7 @@ def build(config: Config, world: World) -> Parts:
     )
     torch.manual_seed(config.run.seed)  # dense parameters: the same on every rank
     model = model_class(model_class.Options(**config.model.options), facts)
-    strategy = make_strategy(config.strategy, world, config.launch.join_timeout)
-    strategy.setup(model, config.train.optimizer, config.run.seed, config.train.clip_grad_norm)
+    strategy = set_up(config, world, model)
     sequential = model.kind == "sequential"
     section = config.train
     batch_size = config.samples_per_step(world.size)
@@ -96,10 +95,17 @@ def _build_clicks(config: Config, world: World, model_class: type[Model]) -> Par
     )
     torch.manual_seed(config.run.seed)
     model = model_class(model_class.Options(**config.model.options), facts)
-    strategy = make_strategy(config.strategy, world, config.launch.join_timeout)
-    strategy.setup(model, config.train.optimizer, config.run.seed, config.train.clip_grad_norm)
+    strategy = set_up(config, world, model)
     evaluator = ClickEvaluator(data.readers, config.eval, world, data.group)
     return Parts(data, model, strategy, data.reader, evaluator, click_fingerprint(config, data))
+
+
+def set_up(config: Config, world: World, model: Model) -> Strategy:
+    """The strategy of a config, with the model in it."""
+    strategy = make_strategy(config.strategy, world, config.launch.join_timeout)
+    strategy.precision, strategy.compiled = config.train.precision, config.train.compile
+    strategy.setup(model, config.train.optimizer, config.run.seed, config.train.clip_grad_norm)
+    return strategy
 
 
 def _load(config: Config, world: World) -> Dataset:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from shoal.strategy.base import Strategy
 from shoal.world import World
 
 log = logging.getLogger("shoal")
+T = TypeVar("T")
 
 
 @dataclass
@@ -80,6 +81,13 @@ class Trainer:
         self.interval = Interval(
             self.model, self.world, config.train.print_every, config.run.loss_decimals
         )
+        if config.train.accumulate > 1 and (
+            reader.num_batches is None or config.data.clicks.split_files
+        ):
+            raise ValueError(
+                "train.accumulate cuts batches whose samples every process can count; with "
+                "data.clicks.split_files, or a reader that does not know its length, set it to 1"
+            )
         schedule = config.train.optimizer.schedule
         if reader.num_batches is None and schedule != "constant":
             raise ValueError(
@@ -156,9 +164,7 @@ class Trainer:
         if not self.model.trainable:
             return 0.0
         total = torch.tensor(cursor.loss_sum, dtype=torch.float64, device=self.world.device)
-        batches = reader.batches(cursor.epoch, self.world.rank, self.world.size, cursor.batch)
-        if reader.num_batches is None:
-            batches = in_step(batches, reader, self.world)
+        batches = self._parts()
         self.interval.begin()
         shown = bar(
             batches,
@@ -170,19 +176,20 @@ class Trainer:
         )
         drawn_later = config.train.negatives is not None and config.train.negatives.dynamic
         move = partial(Batch.to, device=self.world.device) if drawn_later else self.strategy.receive
-        for batch, following in one_ahead(move(each) for each in shown):
+        for parts, following in one_ahead([move(part) for part in parts] for parts in shown):
             seed_step(config.run.seed, cursor.step, self.world.rank, self.world.device)
-            batch = keep_hardest(self.model, batch, config)
-            if following is not None and not drawn_later:
-                self.strategy.prefetch(following)
+            parts = [keep_hardest(self.model, part, config) for part in parts]
+            if following is not None and len(following) == 1 and not drawn_later:
+                self.strategy.prefetch(following[0])
             lr = learning_rate(config.train.optimizer, cursor.step, reader.num_batches or 0, epochs)
-            loss = self.strategy.train_step(batch, lr)
+            loss = self.strategy.train_parts(parts, lr)
             total += loss
             cursor.step += 1
             cursor.batch += 1
             if self.on_step is not None:
                 self.on_step(cursor.step, loss)
-            self.interval.step(cursor.epoch, cursor.step, batch.size, loss)
+            samples = sum(part.size for part in parts)
+            self.interval.step(cursor.epoch, cursor.step, samples, loss)
             every = config.checkpoint.every_steps
             if every and cursor.step % every == 0 and following is not None:
                 cursor.loss_sum = float(total)
@@ -196,6 +203,22 @@ class Trainer:
                 "train.clip_grad_norm. The checkpoints before it are kept"
             )
         return loss_sum
+
+    def _parts(self) -> Iterator[list[Batch]]:
+        """This rank's slices of the epoch's batches, each in as many parts as are asked for.
+
+        A part is the slice that a rank would have if there were so many more of them.
+        """
+        cursor, reader, world = self.cursor, self.reader, self.world
+        number = self.config.train.accumulate
+        if reader.num_batches is None:
+            whole = reader.batches(cursor.epoch, world.rank, world.size, cursor.batch)
+            return ([batch] for batch in in_step(whole, reader, world))
+        slices = [
+            reader.batches(cursor.epoch, world.rank * number + k, world.size * number, cursor.batch)
+            for k in range(number)
+        ]
+        return (list(parts) for parts in zip(*slices))
 
     def _validate(self, epoch: int, line: dict[str, Any]) -> bool:
         """Evaluate, and decide whether to go on. A tie counts as an improvement."""
@@ -307,7 +330,7 @@ class Trainer:
             self.curves.add_scalar(f"valid/{name}", value, epoch)
 
 
-def one_ahead(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
+def one_ahead(batches: Iterable[T]) -> Iterator[tuple[T, T | None]]:
     """Each batch with the one after it, so that the one after may be prepared."""
     before = None
     for batch in batches:

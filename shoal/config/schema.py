@@ -192,6 +192,13 @@ class TrainSection(Section):
     eval_every: int = Field(1, ge=0, description="epochs between evaluations; 0: never")
     patience: int = Field(10, ge=0, description="evaluations without improvement before the end")
     print_every: int = Field(0, ge=0, description="steps between lines about training; 0: none")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of products in the dense part; parameters and sums stay float32"
+    )
+    accumulate: int = Field(
+        1, ge=1, description="parts that a batch is computed in, one after the other: less memory"
+    )
+    compile: bool = Field(False, description="let torch.compile make the dense part faster")
 
 
 class EvalSection(Section):

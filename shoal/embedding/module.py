@@ -84,6 +84,7 @@ class Embeddings(nn.Module):
         """Whether a lookup now takes part in training."""
         return torch.is_grad_enabled() and self.training
 
+    @torch.compiler.disable
     def _look_up(self, wanted: list[tuple[str, Tensor]]) -> list[Tensor]:
         tables = [self.fields[field] for field, _ in wanted]
         if self.exchange is not None:
@@ -123,6 +124,7 @@ class Embeddings(nn.Module):
             self._pending[table.name].append((every_id(table.rows, leaf.device), leaf))
         return leaf
 
+    @torch.compiler.disable
     def full_softmax(
         self,
         field: str,
@@ -137,6 +139,7 @@ class Embeddings(nn.Module):
         rows are added to the logits; candidates end before row `stop` (default: all rows). A
         position whose target is 0 does not count.
         """
+        hidden = hidden.float()  # under autocast the layers before may have been in bfloat16
         self._softmax_fields.add(field)
         table = self.fields[field]
         if self.exchange is not None and self.exchange.stores[table.name].layout.cut_by_rows:

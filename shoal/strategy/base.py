@@ -10,7 +10,7 @@ It is applied to a model from outside. Without any config file:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,8 @@ class Strategy:
         self.world = world or World()
 
     fused = False  # whether rows on a GPU are updated by kernels of their own
+    precision = "float32"  # of products in the dense part
+    compiled = False  # whether torch.compile makes the dense part; to be set before `setup`
 
     def setup(
         self,
@@ -68,6 +70,9 @@ class Strategy:
             module.attach(lambda table: self.stores[table.name])
         self.dense = [p for p in model.parameters() if p.requires_grad]
         self.dense_optimizer = make_optimizer(optimizer, self.dense)
+        self._call: Callable[[Batch], Output] = (
+            torch.compile(model, dynamic=True) if self.compiled else model
+        )
 
     def make_stores(self, tables: dict[str, Table]) -> dict[str, Store]:
         """A store for every table of the model."""
@@ -95,9 +100,38 @@ class Strategy:
         self.backward(output)
         return self.step(self.optimizer_section.lr if lr is None else lr)
 
+    def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
+        """As `train_step`, with this rank's slice in parts: one update, less memory."""
+        if len(parts) == 1:
+            return self.train_step(parts[0], lr)
+        loss, count = torch.zeros((), device=self.world.device), 0
+        for part in parts:
+            output = self.forward(part)
+            output.loss.backward()
+            loss = loss + output.loss.detach()
+            count = count + output.count  # type: ignore[assignment]
+        return self.step_sums(loss, count, self.optimizer_section.lr if lr is None else lr)
+
+    def step_sums(self, loss: Tensor, count: int | Tensor, lr: float) -> Tensor:
+        """Update by gradients of a summed loss that has `count` terms; the mean loss."""
+        scale = 1.0 / max(1.0, float(count))
+        for parameter in self.dense:
+            if parameter.grad is not None:
+                parameter.grad.mul_(scale)
+        gradients = {name: (ids, g * scale) for name, (ids, g) in self.take_gradients().items()}
+        self.update(gradients, lr)
+        return loss * scale
+
+    def compute(self, batch: Batch) -> Output:
+        """What the model makes of a batch, in the precision asked for."""
+        if self.precision == "float32":
+            return self._call(batch)
+        with torch.autocast(self.world.device.type, torch.bfloat16):
+            return self._call(batch)
+
     def forward(self, batch: Batch) -> Output:
         """The summed loss of this rank's slice."""
-        return self.model(batch)
+        return self.compute(batch)
 
     def backward(self, output: Output) -> None:
         """Leave the gradients of the mean loss on the dense parameters and the pulled rows."""

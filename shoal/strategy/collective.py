@@ -16,6 +16,10 @@ class Collective(Strategy):
         output.loss.backward()
         self._loss, self._count = output.loss.detach(), output.count
 
+    def step_sums(self, loss: Tensor, count: int | Tensor, lr: float) -> Tensor:
+        self._loss, self._count = loss, count
+        return self.step(lr)
+
     def step(self, lr: float) -> Tensor:
         # One all-reduce carries the dense gradients, the loss, the count and the rows' note.
         grads = []

@@ -90,7 +90,7 @@ class Geo(ParameterServers):
             trip = Trip(self.stores, lookups)
             self._fetch(trip)
             self.rows.use(trip)
-        return self.model(batch)
+        return self.compute(batch)
 
     def _fetch(self, trip: Trip) -> None:
         """Have this window's rows here, and the lookups answered from the copies."""

@@ -10,6 +10,7 @@ which counts for nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -64,6 +65,11 @@ class Graphed(Single):
                     f"strategy.graph needs Triton and tables in the GPU's memory; {name!r} is not: "
                     "set strategy.graph=false"
                 )
+
+    def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
+        if len(parts) > 1:
+            raise ValueError("strategy.graph records whole steps; set train.accumulate=1")
+        return self.train_step(parts[0], lr)
 
     def receive(self, batch: Batch) -> Batch:
         """As it is: it goes to the GPU when its step does."""

@@ -119,11 +119,15 @@ class ParameterServers(Strategy):
         lookups = self._lookups(batch)
         if lookups:
             self.rows.stage(batch, lookups, self.client.pushes)
-        return self.model(batch)
+        return self.compute(batch)
 
     def backward(self, output: Output) -> None:
         output.loss.backward()
         self._loss, self._count = output.loss.detach(), float(output.count)
+
+    def step_sums(self, loss: Tensor, count: int | Tensor, lr: float) -> Tensor:
+        self._loss, self._count = loss, float(count)
+        return self.step(lr)
 
     def step(self, lr: float) -> Tensor:
         if self.rows.staged is not None:

@@ -63,7 +63,7 @@ class Sharded(Collective):
         lookups = self._lookups(batch)
         if lookups:
             self.exchange.stage(batch, lookups)
-        output = self.model(batch)
+        output = self.compute(batch)
         self.exchange.advance()
         return output
 

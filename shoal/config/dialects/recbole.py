@@ -126,8 +126,8 @@ TABLE: list[Row] = [
     ),
     same("loss_decimal_place", "run.loss_decimals"),
     only("require_pow", [False], "unless it is an option of the model"),
-    only("enable_amp", [False, None], "training is in float32"),
-    only("enable_scaler", [False, None], "training is in float32"),
+    read_as("enable_amp", "train.precision", values.as_precision, "true: bfloat16"),
+    only("enable_scaler", [False, None], "bfloat16 needs no scaling of the loss"),
     only("transform", [None], "batches are not transformed; masking belongs to the model"),
     # evaluation
     Row(

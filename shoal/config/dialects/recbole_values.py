@@ -228,6 +228,13 @@ def read_reproducibility(value: Any) -> Translation:
     return Translation(notes=notes)
 
 
+def as_precision(value: Any) -> str:
+    """enable_amp: products in bfloat16, or all in float32."""
+    if not (value is None or isinstance(value, bool)):
+        raise ValueError(f"given {value!r}; it must be true or false")
+    return "bfloat16" if value else "float32"
+
+
 def read_eval_step(value: Any) -> Any:
     """Zero and less: never."""
     return max(value, 0) if type(value) is int else value
