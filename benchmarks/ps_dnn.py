@@ -4,8 +4,8 @@
 
 26 slots, 13 dense values, rows of 9, layers 400-400-400, batch 512, one million ids, Adam, one
 thread per process. Every worker and every server is a process of its own on this machine. Batches
-are made before the clock starts (`--text`: parsed from slot lines while it runs). Figures of one
-run compare; other programs on the machine make all of them slower.
+are made before the clock starts, or parsed from slot lines while it runs ("from text"). Figures of
+one run compare; other programs on the machine make all of them slower.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -123,11 +124,32 @@ def worker(rank: int, size: int, port: int, task: dict[str, Any], out: str) -> N
     os._exit(0)  # servers are stopped from outside; batches under way do not matter
 
 
-def text_batches(shape: dict[str, Any], path: str) -> Any:
-    """Batches parsed from slot lines, over and over."""
-    from shoal.data.clicks.bench import stream  # the reader of a run, without a config
+def write_lines(shape: dict[str, Any], path: str, count: int = 120_000) -> None:
+    """A file of slot lines as PaddleRec's reader writes them."""
+    random = torch.Generator().manual_seed(7)
+    with open(path, "w") as file:
+        for _ in range(count // 2000):
+            spread = torch.rand(2000, shape["slots"], generator=random, dtype=torch.float64)
+            ids = ((IDS**spread).long() * 2654435761 % IDS).tolist()
+            dense = torch.rand(2000, shape["dense"], generator=random).tolist()
+            for row, values in zip(ids, dense):
+                words = [f"click:{int((row[0] * 7 + row[1]) % 4 == 0)}"]
+                words += [f"dense_feature:{value:.4f}" for value in values]
+                words += [f"{slot}:{id_}" for slot, id_ in enumerate(row, start=1)]
+                file.write(" ".join(words) + "\n")
 
-    yield from stream(path, shape["batch"])
+
+def text_batches(shape: dict[str, Any], path: str) -> Iterator[Any]:
+    """Batches parsed from slot lines by the reader of a run, over and over."""
+    from shoal.config.schema import ClicksSection
+    from shoal.data.clicks.log import ClickLog, make_layout
+    from shoal.data.clicks.readers import Stream
+
+    section = ClicksSection(slots=shape["slots"], dense=shape["dense"], rows=IDS)
+    log = ClickLog([Path(path)], "slots", make_layout(section, "slots"))
+    reader = Stream(log, shape["batch"], None)
+    for epoch in range(1_000_000):
+        yield from reader.batches(epoch)
 
 
 def serve(bind: Any, index: int) -> None:
@@ -181,6 +203,7 @@ CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "single": (1, 0, {"name": "single"}),
     "sync 1+1": (1, 1, {"ps": {"mode": "sync"}}),
     "async 1+1": (1, 1, {"ps": {"mode": "async"}}),
+    "async 1+1, from text": (1, 1, {"ps": {"mode": "async"}, "text": True}),
     "geo 1+1": (1, 1, {"ps": {"mode": "geo"}}),
     "async 2+1": (2, 1, {"ps": {"mode": "async"}}),
     "geo 2+1": (2, 1, {"ps": {"mode": "geo"}}),
@@ -198,6 +221,10 @@ def main() -> None:
     parser.add_argument("--paddle", help="python of an environment with paddlepaddle 2.6.2")
     options = parser.parse_args()
     print(f"torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores")
+    scratch = tempfile.TemporaryDirectory()
+    lines = f"{scratch.name}/lines.txt"
+    if any("text" in name for name in options.cases):
+        write_lines(SHAPES[options.shape], lines)
     rates: dict[str, list[float]] = {}
     parts: dict[str, dict[str, float]] = {}
     for _ in range(options.repeats):
@@ -207,6 +234,7 @@ def main() -> None:
         for name in options.cases:
             workers, servers, task = CASES[name]
             task = {**task, "shape": options.shape, "seconds": options.seconds}
+            task["text"] = lines if task.get("text") else None
             task["profile"] = options.profile and servers > 0 and "geo" not in name
             found = measure(workers, servers, task)
             rates.setdefault(name, []).append(found["rate"])

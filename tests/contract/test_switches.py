@@ -27,6 +27,8 @@ def losses(world: World, model: str, folder: str, **values: Any) -> list[float]:
     given = {"train__batch_size": 211, **MODELS[model], **values}
     config = small_config(model, train__epochs=1, train__eval_every=0, **given)
     parts = build(config, world)
+    if world.is_main:
+        RunFolder(folder).create()
     found: list[float] = []
     trainer = Trainer(
         config,
