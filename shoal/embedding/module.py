@@ -53,6 +53,12 @@ class Embeddings(nn.Module):
         # Moves with the model, so it tells which device rows are wanted on.
         self.register_buffer("_here", torch.empty(0), persistent=False)
 
+    def stay_out_of_compilation(self) -> None:
+        """Lookups go to stores, which torch.compile must not look into."""
+        # Here and not as decorators: naming torch.compiler at all takes seconds to import.
+        for name in ("_look_up", "full_softmax"):
+            setattr(self, name, torch.compiler.disable(getattr(self, name)))
+
     def attach(self, make_store: Callable[[Table], Store]) -> None:
         """Give every table its store. Called by the strategy, once."""
         self.stores = {name: make_store(table) for name, table in self.tables.items()}
@@ -84,7 +90,6 @@ class Embeddings(nn.Module):
         """Whether a lookup now takes part in training."""
         return torch.is_grad_enabled() and self.training
 
-    @torch.compiler.disable
     def _look_up(self, wanted: list[tuple[str, Tensor]]) -> list[Tensor]:
         tables = [self.fields[field] for field, _ in wanted]
         if self.exchange is not None:
@@ -124,7 +129,6 @@ class Embeddings(nn.Module):
             self._pending[table.name].append((every_id(table.rows, leaf.device), leaf))
         return leaf
 
-    @torch.compiler.disable
     def full_softmax(
         self,
         field: str,

@@ -70,9 +70,11 @@ class Strategy:
             module.attach(lambda table: self.stores[table.name])
         self.dense = [p for p in model.parameters() if p.requires_grad]
         self.dense_optimizer = make_optimizer(optimizer, self.dense)
-        self._call: Callable[[Batch], Output] = (
-            torch.compile(model, dynamic=True) if self.compiled else model
-        )
+        self._call: Callable[[Batch], Output] = model
+        if self.compiled:
+            for module in self.embeddings:
+                module.stay_out_of_compilation()
+            self._call = torch.compile(model, dynamic=True)
 
     def make_stores(self, tables: dict[str, Table]) -> dict[str, Store]:
         """A store for every table of the model."""
