@@ -143,8 +143,14 @@ class Embeddings(nn.Module):
         rows are added to the logits; candidates end before row `stop` (default: all rows). A
         position whose target is 0 does not count.
         """
-        hidden = hidden.float()  # under autocast the layers before may have been in bfloat16
         self._softmax_fields.add(field)
+        # Layers before it may be in bfloat16; sums of exponentials over a catalogue are not.
+        with torch.autocast(hidden.device.type, enabled=False):
+            return self._softmax_loss(field, hidden.float(), targets, bias_field, stop)
+
+    def _softmax_loss(
+        self, field: str, hidden: Tensor, targets: Tensor, bias_field: str | None, stop: int | None
+    ) -> Tensor:
         table = self.fields[field]
         if self.exchange is not None and self.exchange.stores[table.name].layout.cut_by_rows:
             return self._parallel_softmax(self.exchange, table, hidden, targets, bias_field, stop)
