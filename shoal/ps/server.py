@@ -199,7 +199,7 @@ class Server:
             orders[number] = False
             try:
                 HANDLERS[kind](self, request)
-            except Exception:
+            except Exception:  # whatever it was: not carried out, so it may be asked again
                 del orders[number]
                 raise
             while len(orders) > MOST_AHEAD:
@@ -467,7 +467,7 @@ class Server:
         except StopIteration:
             self._jobs.pop(0)
             self._carried_out(request)
-        except Exception as error:
+        except Exception as error:  # of a file that may hold anything; the server goes on
             self._jobs.pop(0)
             self.workers[request.header.worker].orders.pop(request.header.sequence, None)
             self._refuse(request.address, request.header, str(error))

@@ -206,7 +206,7 @@ class Strategy:
         self, folder: Path, files: dict[str, Any], steps: dict[str, int], fresh: bool
     ) -> None:
         """Likewise: let rows be read from files of a checkpoint; fresh: forget all others."""
-        raise NotImplementedError
+        raise NotImplementedError  # only such strategies are asked
 
     def on_peer_lost(self, leave: Callable[[str], None]) -> None:
         """What to call when a peer is lost while this process waits where it cannot hear of it."""
