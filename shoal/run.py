@@ -27,6 +27,7 @@ from shoal import config as config_room
 from shoal.build import announce, build, describe_data
 from shoal.checkpoint import Checkpoints, give
 from shoal.config import Resolved
+from shoal.config.output import flat
 from shoal.config.schema import Config
 from shoal.data.dataset import Dataset
 from shoal.evaluation import Evaluator
@@ -234,15 +235,6 @@ def comparable(config: Config) -> dict[str, Any]:
     values = flat(config.model_dump(mode="json", exclude={"launch", "run"}))
     values.pop("data.path")  # hosts may keep the data in different places
     return values | {"run.seed": config.run.seed}
-
-
-def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}"""
-    result: dict[str, Any] = {}
-    for key, value in values.items():
-        inner = isinstance(value, dict) and value
-        result |= flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
-    return result
 
 
 def agree(world: World, what: str, mine: dict[str, Any]) -> None:

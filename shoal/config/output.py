@@ -84,3 +84,12 @@ def json_schema(model_options: Mapping[str, type] | None = None) -> dict[str, An
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "Shoal config"
     return schema
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}"""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        inner = isinstance(value, dict) and value
+        result |= flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return result

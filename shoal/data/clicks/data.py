@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from shoal.config.errors import did_you_mean
+from shoal.config.output import flat
 from shoal.config.schema import Config
 from shoal.data.clicks import planted
 from shoal.data.clicks.custom import Custom
@@ -158,7 +159,7 @@ class _Maker:
     def __init__(self, config: Config, world: World, tile: int):
         self.config, self.world, self.tile = config, world, tile
         self.section = config.data.clicks
-        self.flat = _flat(config.model_dump(mode="json"))
+        self.flat = flat(config.model_dump(mode="json"))
 
     def evaluation(self, files: ClickLog) -> ClickReader:
         """In tiles; never split by files, so that every rank makes as many steps."""
@@ -206,12 +207,3 @@ class _Maker:
         if steps is None:
             return None
         return int(self.world.stack(torch.tensor([steps], device=self.world.device)).max())
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}, for readers that a user wrote."""
-    result: dict[str, Any] = {}
-    for key, value in values.items():
-        inner = isinstance(value, dict) and value
-        result |= _flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
-    return result
