@@ -285,9 +285,9 @@ class Trained:
         if best is not None and best != newest.state["step"]:
             newest = checkpoints.load_step(best)
         self.state = newest.state
-        saved = {k: v for k, v in self.state["fingerprint"].items() if k not in IRRELEVANT}
-        now = {k: v for k, v in self.parts.fingerprint.items() if k not in IRRELEVANT}
-        check_fingerprint(saved, now, self.folder)
+        ranking = self.parts.model.options.RANKING
+        saved = _for_use(self.state["fingerprint"], ranking)
+        check_fingerprint(saved, _for_use(self.parts.fingerprint, ranking), self.folder)
         give(self.parts.strategy, newest)
         self.model = self.parts.model.eval()
 
@@ -335,6 +335,13 @@ class Trained:
 
 
 IRRELEVANT = ("batch_size", "optimizer", "order", "shuffle", "split_over")  # for using a model
+
+
+def _for_use(fingerprint: dict[str, Any], ranking: Sequence[str]) -> dict[str, Any]:
+    """What must be the same for a trained model to be used: not how it was trained or ranks."""
+    options = {k: v for k, v in fingerprint["options"].items() if k not in ranking}
+    kept = {k: v for k, v in fingerprint.items() if k not in IRRELEVANT}
+    return {**kept, "options": options}
 
 
 def evaluate(

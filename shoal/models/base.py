@@ -60,6 +60,8 @@ class Model(nn.Module):
     class Options:
         """The model's own options, with defaults; shown by `shoal config show`."""
 
+        RANKING: ClassVar[tuple[str, ...]] = ()  # those that learning does not depend on
+
     def __init__(self, options: Any, facts: Facts):
         super().__init__()
         self.options = options

@@ -34,6 +34,7 @@ class BERT4Rec(Retrieval):
     """
 
     kind: ClassVar[Literal["general", "sequential"]] = "sequential"
+    popularity: Tensor
 
     @dataclass
     class Options(Retrieval.Options):
@@ -53,6 +54,7 @@ class BERT4Rec(Retrieval):
         ft_ratio: float = 0.0  # of the samples hide their last item alone, as when asked
         dupe_factor: int = 1  # samples of each window in an epoch, each with its own masks
         window_stride: int | None = None  # null: a tenth of data.max_len
+        debias: float = 0.0  # ranked by score - debias · ln(times an item occurs in training)
 
         DEFAULTS: ClassVar[dict[str, Any]] = {
             "data.split.by": "leave_one_out",
@@ -60,6 +62,7 @@ class BERT4Rec(Retrieval):
             "train.negatives": None,
             "eval.repeatable": True,
         }
+        RANKING: ClassVar[tuple[str, ...]] = ("debias",)
 
         def __post_init__(self) -> None:
             for name in ("mask_ratio", "random_ratio", "ft_ratio"):
@@ -67,6 +70,8 @@ class BERT4Rec(Retrieval):
                     raise ValueError(f"{name} is {getattr(self, name)}; it must be from 0 to 1")
             if self.mask_ratio == 0.0 and self.ft_ratio == 0.0:
                 raise ValueError("mask_ratio is 0: nothing would be asked for; give it more")
+            if not self.debias >= 0.0:
+                raise ValueError(f"debias is {self.debias}; it must be 0 or more")
             for name in ("dupe_factor", "window_stride", "inner_size"):
                 if getattr(self, name) is not None and getattr(self, name) < 1:
                     raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
@@ -88,6 +93,8 @@ class BERT4Rec(Retrieval):
         zeros = Init("constant", 0.0)
         bias = Table("output_bias", 1, outputs.rows, zeros, padding=0, whole=True)
         self.embed = Embeddings(history=items, output=outputs, output_bias=bias)
+        counts = torch.bincount(facts.train_items, minlength=facts.num_items)
+        self.register_buffer("popularity", counts.clamp(min=1).log(), persistent=False)
         self.positions = nn.Parameter(torch.empty(facts.max_len, width))
         nn.init.normal_(self.positions, std=options.initializer_range)
         self.norm = nn.LayerNorm(width, eps=options.layer_norm_eps)
@@ -162,7 +169,11 @@ class BERT4Rec(Retrieval):
         return F.pad(states, (0, 1), value=1.0)  # meets the bias that encode_item appends
 
     def encode_item(self, ids: Tensor) -> Tensor:
-        return torch.cat([self.embed.rows("output", ids), self.embed.rows("output_bias", ids)], -1)
+        # The softmax learns how likely an item comes next, and what is popular always is. Less all
+        # of ln(popularity), the score says how much likelier than ever the history makes it.
+        bias = self.embed.rows("output_bias", ids)
+        bias = bias - self.options.debias * self.popularity[ids].unsqueeze(-1)
+        return torch.cat([self.embed.rows("output", ids), bias], -1)
 
 
 def places(batch: Batch) -> Tensor:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small import small_config
+from small import DATA, NO_DROPOUT, small_config
 from torch import Tensor, nn
 
 from shoal.build import Parts, build
+from shoal.checkpoint import CheckpointError
+from shoal.data.history import Histories
 from shoal.models.bert4rec import ask
 from shoal.nn.losses import full_softmax_loss, sampled_softmax_loss
 from shoal.nn.transformer import Attention, Transformer
+from shoal.run import Trained, run
 from shoal.world import World
 
 
@@ -239,9 +245,35 @@ def test_sampled_softmax_wants_negatives() -> None:
         without.model(next(without.reader.batches(0)))
 
 
+def test_debias_takes_popularity_off_the_scores() -> None:
+    plain, less = parts_of(), parts_of(model__debias=0.5)
+    items = less.dataset.item_ids("train")
+    query = less.evaluator.query(np.array([1, 2]), Histories(less.dataset, ("train",), 12))
+    candidates = torch.arange(1, less.dataset.num_items)
+    taken = plain.model.score(query, candidates) - less.model.score(query, candidates)
+    want = [0.5 * math.log(max(1, int((items == item).sum()))) for item in candidates.tolist()]
+    torch.testing.assert_close(taken, torch.tensor(want).expand(2, -1), atol=1e-5, rtol=1e-5)
+
+
+def test_a_trained_model_may_be_ranked_otherwise(tmp_path: Path) -> None:
+    values = {**DATA, **NO_DROPOUT["BERT4Rec"], "train.epochs": 1}
+    result = run(model="BERT4Rec", config_dict={**values, "run.output": str(tmp_path / "run")})
+    again = Trained(tmp_path / "run", ["--model.debias=0"]).evaluate()
+    assert again["test"] == result["test"]
+    assert Trained(tmp_path / "run", ["--model.debias=2"]).evaluate()["test"] != result["test"]
+    with pytest.raises(CheckpointError, match="options was"):
+        Trained(tmp_path / "run", ["--model.hidden_act=gelu"])
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("mask_ratio", 1.5), ("mask_ratio", 0.0), ("ft_ratio", -0.1), ("dupe_factor", 0)],
+    [
+        ("mask_ratio", 1.5),
+        ("mask_ratio", 0.0),
+        ("ft_ratio", -0.1),
+        ("dupe_factor", 0),
+        ("debias", -1.0),
+    ],
 )
 def test_senseless_options_are_refused(option: str, value: float) -> None:
     with pytest.raises(ValueError, match=option):
