@@ -137,14 +137,15 @@ class Strategy:
 
     def backward(self, output: Output) -> None:
         """Leave the gradients of the mean loss on the dense parameters and the pulled rows."""
-        # Seeding backward with 1 / count costs nothing; scaling the gradients afterwards would.
-        loss, count = output.loss, output.count
+        # Scaling the loss costs nothing; scaling the gradients afterwards would. (So would handing
+        # the scale to backward: torch then imports all of its symbolic shapes.)
+        count = output.count
         if isinstance(count, Tensor):  # a GPU is not waited for
-            scale = count.clamp(min=1).to(loss).reciprocal()
+            mean = output.loss * count.clamp(min=1).to(output.loss).reciprocal()
         else:
-            scale = torch.as_tensor(1.0 / count if count else 0.0, dtype=loss.dtype)
-        loss.backward(scale)
-        self._mean_loss = loss.detach() * scale
+            mean = output.loss * (1.0 / count if count else 0.0)
+        mean.backward()
+        self._mean_loss = mean.detach()
 
     def step(self, lr: float) -> Tensor:
         """Update dense parameters and rows; the mean loss of the global batch."""
