@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-
-class Section(BaseModel):
-    """Base of every section: unknown keys and wrong types are errors."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, validate_default=True)
+from shoal.config.row_rules import RowsSection
+from shoal.config.section import Section
 
 
 class ModelSection(Section):
@@ -324,6 +321,7 @@ class Config(Section):
     data: DataSection = DataSection()
     train: TrainSection = TrainSection()
     eval: EvalSection = EvalSection()
+    rows: RowsSection = RowsSection()
     checkpoint: CheckpointSection = CheckpointSection()
     strategy: StrategySection = StrategySection()
     launch: LaunchSection = LaunchSection()
