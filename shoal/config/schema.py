@@ -202,8 +202,8 @@ class EvalSection(Section):
     mode: str | dict[Literal["valid", "test"], str] = Field(
         "full", description="full, uniN, popN or labeled; one for both phases or one each"
     )
-    metrics: list[str] = ["Recall", "MRR", "NDCG", "Hit", "Precision"]
-    topk: list[int] = [10]
+    metrics: list[str] = Field(["Recall", "MRR", "NDCG", "Hit", "Precision"])
+    topk: list[int] = Field([10])
     valid_metric: str = "MRR@10"
     batch_size: int = Field(4096, ge=1, description="users (or rows) handled at a time")
     decimals: int = Field(4, ge=0)

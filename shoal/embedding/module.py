@@ -109,9 +109,9 @@ class Embeddings(nn.Module):
             if self.learns:
                 leaf.requires_grad_()
                 self._pending[table.name].append((flat, leaf))
-                for known, clicks in self._noted:
+                for known, labels in self._noted:
                     if known is ids:
-                        self._clicks[id(leaf)] = clicks
+                        self._clicks[id(leaf)] = labels
             result.append(leaf.view(*ids.shape, table.dim))
         return result
 
@@ -248,25 +248,24 @@ class Embeddings(nn.Module):
             if field in batch.ids and field not in self._softmax_fields
         ]
 
-    def clicks(self, batch: Batch) -> list[Tensor]:
-        """Of each of `lookups`: the label of the sample that an id stands in, [ids]."""
+    def labels(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+        """Ids of each of `lookups`, and the label of the sample that each stands in: [ids]."""
         return [
-            _spread_labels(batch, field)
+            (batch.flat_ids(field), _spread_labels(batch, field))
             for field in self.fields
             if field in batch.ids and field not in self._softmax_fields
         ]
 
-    def note_clicks(self, batch: Batch) -> None:
+    def note_labels(self, batch: Batch) -> None:
         """Remember the labels of a batch whose rows will be looked up, for `take_counts`."""
-        ids = [ids for _, ids in self.lookups(batch)]
-        self._noted = list(zip(ids, self.clicks(batch)))
+        self._noted = self.labels(batch)
 
     def take_counts(self) -> dict[str, Tensor]:
         """Table -> shows and clicks of each id [n, 2] that `take_gradients` gives next."""
         counts = {}
         for name, pending in self._pending.items():
             clicks = [
-                self._clicks[id(leaf)].float() if id(leaf) in self._clicks else torch.zeros(len(ids))
+                self._clicks.get(id(leaf), torch.zeros(len(ids)))
                 for ids, leaf in pending
                 if leaf.grad is not None
             ]

@@ -1,7 +1,7 @@
 """Row files: a store's rows as the tensors of a checkpoint's files, and back.
 
-    ids, values, state.NAME   rows, their optimizer's state, their counters where they have any
-    pending.NAME              besides: ids without a row, and how often they have come
+ids, values, state.NAME   rows, their optimizer's state, their counters where they have any
+pending.NAME              besides: ids without a row, and how often they have come
 """
 
 from __future__ import annotations

@@ -23,8 +23,9 @@ from shoal.ps.heartbeat import Heartbeat
 from shoal.ps.keys import Keys
 from shoal.ps.link import Link, ServerError
 from shoal.ps.spec import Spec
-from shoal.ps.transfer import Pulling, Pushing, Share, cut, flat_values
+from shoal.ps.transfer import Pulling, Pushing, Share, cut, flat_values, seen_by
 from shoal.ps.wire import (
+    COMPRESSED,
     WITH_DENSE,
     Header,
     Kind,
@@ -170,6 +171,8 @@ class Client:
         dense: list[Tensor] | None = None,
     ) -> Pushing:
         """Send gradients: grads[k] [n, dim] of shares[k], dense[s] flat for server s."""
+        assert self.spec is not None
+        counted = self.spec.counted
         flags = self.flags | (WITH_DENSE if dense is not None else 0)
         pushing = Pushing(flags)
         for link in self.links:
@@ -185,6 +188,9 @@ class Client:
                 send_rows(rows, flags),
                 b"" if dense is None else send_rows([dense[k]], 0),
             ]
+            if any(counted):
+                seen = [seen_by(share, k) for share in shares if counted[share.table]]
+                frames.append(send_rows(seen, flags & COMPRESSED))
             link.ask(header, frames)
             pushing.asked.append((link, header.sequence))
         self.pushes += 1

@@ -299,6 +299,7 @@ class Server:
             for one, store in zip(state.spec.tables, state.stores)
         }
         found = {"tables": tables, "messages": self.messages, "refused": self.refused}
+        found["rewritten"] = state.rewritten
         self.answers.give(request, [json.dumps(found).encode()])
 
 

@@ -19,6 +19,7 @@ from shoal.ps.answers import Answers, Request
 from shoal.ps.roster import Roster, Worker
 from shoal.ps.state import Push, State
 from shoal.ps.wire import (
+    COMPRESSED,
     WITH_DENSE,
     Header,
     WireError,
@@ -111,7 +112,7 @@ class Steps:
 
     def _parse_push(self, request: Request) -> Push:
         state, flags = self.state, request.header.flags
-        told, parts, ids, rows, dense = request.only(5)
+        told, parts, ids, rows, dense, *seen = request.only(6 if any(state.counted) else 5)
         lr, loss, count = numbers(told, 3)
         if not (lr >= 0 and lr < float("inf") and count >= 0):
             raise WireError(f"a learning rate of {lr} and a count of {count}")
@@ -125,6 +126,13 @@ class Steps:
             state.check_ids(table, some)
         push = Push(request.header.worker, lr, loss, count)
         push.rows = {t: pair for (t, _), pair in zip(pairs, zip(all_ids, all_rows))}
+        if seen:
+            which = [(table, n) for table, n in pairs if state.counted[table]]
+            sizes = [n for _, n in which]
+            found = receive_rows(seen[0], sizes, [2] * len(which), flags & COMPRESSED)
+            push.counts = {table: some for (table, _), some in zip(which, found)}
+            for table, some in push.counts.items():
+                state.check_counts(table, some)
         if flags & WITH_DENSE:
             if not state.has_dense:
                 raise WireError("gradients of dense parameters that nobody has set")

@@ -21,10 +21,18 @@ class Share:
     table: int
     ids: Tensor  # [n]
     counts: list[int]
+    seen: Tensor | None = None  # [n, 2]: shows and clicks of a push; None: one show, no click
 
     def of(self, server: int) -> slice:
         start = sum(self.counts[:server])
         return slice(start, start + self.counts[server])
+
+
+def seen_by(share: Share, server: int) -> Tensor:
+    """What a push tells a server of its ids: shows and clicks, [n, 2]."""
+    if share.seen is not None:
+        return share.seen[share.of(server)]
+    return torch.tensor([1.0, 0.0]).repeat(share.counts[server], 1)
 
 
 def cut(shares: list[Share], dims: list[int], server: int) -> list[Pieces]:

@@ -174,7 +174,7 @@ class Strategy:
         """The summed loss of this rank's slice."""
         if self.counted:
             for module in self.embeddings:
-                module.note_clicks(batch)
+                module.note_labels(batch)
         return self.compute(batch)
 
     def backward(self, output: Output) -> None:
@@ -248,6 +248,10 @@ class Strategy:
     def restore_dense(self, tensors: dict[str, Tensor]) -> None:
         """All ranks: take over the model's present dense parameters, and their state as given."""
         restore_state(self.dense_optimizer, self.dense, tensors)
+
+    def can_save_delta(self) -> bool:
+        """Where rows live apart: whether what changed since the last save is enough to write."""
+        return True
 
     def start_saving(self, folder: Path, delta: bool) -> Any:
         """Where rows live apart (`saves_rows`): let them be written into a folder; see Saving."""
