@@ -34,7 +34,7 @@ RULES: dict[str, Any] = {
     "all": {
         "admission": {"threshold": 7.0, "show_coefficient": 0.25, "click_coefficient": 1.0},
         "decay": {"every": 5, "rate": 0.5},
-        "shrink": {"every": 7, "min_score": 0.5, "max_age": 3},
+        "shrink": {"every": 7, "min_score": 5.0, "max_age": 2},
     },
 }
 # optimizer, ids, rules
