@@ -14,7 +14,7 @@ from typing import Any
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 
-from shoal.embedding.row_files import chunks, take_over
+from shoal.embedding.row_files import chunks, forget, take_over
 from shoal.strategy.base import Strategy
 
 RowFiles = list[tuple[str, dict[str, Any]]]  # folder -> file -> bytes and checksum; base first
@@ -69,17 +69,21 @@ def give(strategy: Strategy, snapshot: Snapshot) -> None:
     steps = dict(snapshot.state["steps"])
     for number, (folder, files) in enumerate(snapshot.rows):
         strategy.load_rows(Path(folder), files, steps, fresh=number == 0)
+    if not strategy.saves_rows:  # rows that came after the checkpoint must not stay
+        for store in strategy.stores.values():
+            leaf = getattr(store, "leaf", store)
+            if store.table.rows is None and leaf is not None:
+                forget(leaf)
     for file, data in snapshot.files.items():
         name = table_of(file)
         if name is None:
             continue
         if name not in strategy.stores:
             raise CheckpointError(f"the checkpoint has a table {name!r} that the model has not")
-        store = strategy.stores[name]
-        # Servers of an async run counted the steps of all workers; ages are counted from there.
-        last = take_over(store, parse_tensors(data))
-        counted = name in strategy.counted
-        steps[name] = max(steps[name], last if counted else 0)
+        last = take_over(strategy.stores[name], parse_tensors(data))
+        if name in strategy.counted:
+            # Servers of an async run counted the pushes of all workers, and ages go by that count.
+            steps[name] = max(steps[name], last)
     for name, step in steps.items():
         strategy.stores[name].step = step
 

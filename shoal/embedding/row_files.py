@@ -6,13 +6,14 @@ pending.NAME              besides: ids without a row, and how often they have co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from shoal.embedding.admission import Pending
+from shoal.embedding.admission import Pending, Shrink
 from shoal.embedding.leaf import COUNTERS
 from shoal.embedding.store import Rows
 
@@ -66,3 +67,9 @@ def take_over(
             pending = {key: value[mine] for key, value in pending.items()}
         store.restore_pending(Pending(**pending))
     return max((int(one.max()) for one in steps if len(one)), default=0)
+
+
+def forget(store: Any) -> None:
+    """Empty a growing table: every id reads as its initial value, and none was ever counted."""
+    counted = getattr(store, "admission", None) is not None
+    store.shrink(Shrink(min_score=math.inf) if counted else Shrink(min_norm=math.inf))
