@@ -16,7 +16,7 @@ from shoal.embedding.local import make_local, push_all
 from shoal.embedding.store import Store
 from shoal.nn.optimizers import dense_step, make_optimizer, restore_state, state_tensors
 from shoal.ps.spec import Spec
-from shoal.ps.wire import MOST_IDS, WireError
+from shoal.ps.wire import COMPRESSED, MOST_IDS, WireError, receive_rows
 
 
 @dataclass
@@ -81,12 +81,23 @@ class State:
                 f"{int(low)} to {int(high)} were asked for"
             )
 
-    def check_counts(self, table: int, counts: Tensor) -> None:
-        """Refuse shows and clicks [n, 2] that cannot be: every id was shown, a whole number."""
-        shows, clicks = counts.unbind(1)
-        sound = (shows >= 1) & (shows == shows.floor()) & (clicks >= 0) & clicks.isfinite()
-        if not bool(sound.all()) or float(shows.double().sum()) > MOST_IDS:
-            raise WireError(f"impossible counts of table {self.spec.tables[table].name!r}")
+    def read_counts(
+        self, frame: memoryview, pairs: Sequence[tuple[int, int]], flags: int
+    ) -> dict[int, Tensor]:
+        """A push's last frame, where ids are counted: table -> shows and clicks [n, 2].
+
+        `pairs` are all tables of the push, with their numbers of ids. Every id was shown, a whole
+        number of times; counts that cannot be are refused.
+        """
+        which = [(table, n) for table, n in pairs if self.counted[table]]
+        sizes = [n for _, n in which]
+        found = receive_rows(frame, sizes, [2] * len(which), flags & COMPRESSED)
+        for (table, _), counts in zip(which, found):
+            shows, clicks = counts.unbind(1)
+            sound = (shows >= 1) & (shows == shows.floor()) & (clicks >= 0) & clicks.isfinite()
+            if not bool(sound.all()) or float(shows.double().sum()) > MOST_IDS:
+                raise WireError(f"impossible counts of table {self.spec.tables[table].name!r}")
+        return {table: counts for (table, _), counts in zip(which, found)}
 
     def apply(self, pushes: Sequence[Push]) -> None:
         """One step with the gradients of some workers, in the order given.

@@ -19,7 +19,6 @@ from shoal.ps.answers import Answers, Request
 from shoal.ps.roster import Roster, Worker
 from shoal.ps.state import Push, State
 from shoal.ps.wire import (
-    COMPRESSED,
     WITH_DENSE,
     Header,
     WireError,
@@ -127,12 +126,7 @@ class Steps:
         push = Push(request.header.worker, lr, loss, count)
         push.rows = {t: pair for (t, _), pair in zip(pairs, zip(all_ids, all_rows))}
         if seen:
-            which = [(table, n) for table, n in pairs if state.counted[table]]
-            sizes = [n for _, n in which]
-            found = receive_rows(seen[0], sizes, [2] * len(which), flags & COMPRESSED)
-            push.counts = {table: some for (table, _), some in zip(which, found)}
-            for table, some in push.counts.items():
-                state.check_counts(table, some)
+            push.counts = state.read_counts(seen[0], pairs, flags)
         if flags & WITH_DENSE:
             if not state.has_dense:
                 raise WireError("gradients of dense parameters that nobody has set")

@@ -46,7 +46,7 @@ class Kind(IntEnum):
 
     HELLO = 1  # JSON of the model; registers the worker's session
     PULL = 2  # parts, ids -> parts, rows
-    PUSH = 3  # numbers, parts, ids, rows, dense gradients, and shows and clicks where they count
+    PUSH = 3  # numbers, parts, ids, rows, dense gradients
     DENSE = 4  # -> this server's dense parameters
     SET_DENSE = 5  # dense parameters, their optimizer's state
     SAVE = 6  # JSON: folder; the rows as they are now are written there

@@ -47,7 +47,7 @@ class Strategy:
     fused = False  # whether rows on a GPU are updated by kernels of their own
     precision = "float32"  # of products in the dense part
     rows_section = RowsSection()  # which ids of growing tables have rows; likewise
-    counts_not: str | None = None  # why ids cannot be counted here, where they cannot
+    cannot_count: str | None = None  # why ids cannot be counted here, where they cannot
     compiled = False  # whether torch.compile makes the dense part; to be set before `setup`
 
     def setup(
@@ -103,9 +103,10 @@ class Strategy:
                 "this model grows; leave it out, or let the tables of a click model grow with "
                 "data.clicks.rows=null"
             )
-        if self.counts_not is not None:
+        if self.cannot_count is not None:
             raise ValueError(
-                f"strategy {self.name} cannot do what the section rows asks for: {self.counts_not}"
+                f"strategy {self.name} cannot do what the section rows asks for: "
+                f"{self.cannot_count}"
             )
         rules = {name: section.of(name) for name in growing}
         return {name: one for name, one in rules.items() if one.on}

@@ -71,7 +71,7 @@ class Copy:
 class Geo(ParameterServers):
     """Local steps; differences travel now and then."""
 
-    counts_not = (
+    cannot_count = (
         "in mode geo workers teach copies of their own and send sums of changes, so no server sees "
         "how often an id came, and a change would be added to a row that was dropped meanwhile; "
         "use strategy.ps.mode sync or async, or leave the section out"

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from shoal.checkpoint import Checkpoints, give, read
 from shoal.config.row_rules import RowRules, RowsSection
 from shoal.config.schema import OptimizerSection, ServersSection, StrategySection
+from shoal.data.batch import Jagged
 from shoal.embedding.init import initial_rows
 from shoal.ps.client import Client, ServerError
 from shoal.ps.spec import Spec, TableSpec
@@ -110,6 +111,18 @@ def test_servers_share_the_capacity() -> None:
         show(client, *range(100))
         sizes = [one["tables"]["ads"]["rows"] for one in client.stats()]
         assert sizes == [5, 5]
+
+
+def test_rows_that_stay_small_go() -> None:
+    """By their norm, for which nothing is counted."""
+    rules = RowRules.model_validate({"shrink": {"every": 2, "min_norm": 0.6}})
+    table = TableSpec(name="ads", dim=2, init="constant", scale=0.0, rules=rules)
+    spec = make_spec(tables=[table], dense=[])
+    assert spec.counted == [False]
+    with serving() as running, joined(running.addresses, spec, dense=False) as client:
+        push(client, {0: ([1, 2], torch.tensor([[1.0, 1.0], [1.0, 0.0]]))}, 0.5).wait()
+        push(client, {0: ([3], torch.tensor([[0.0, 1.3]]))}, 0.5).wait()
+        assert held(running) == [1, 3]  # norms 0.707, 0.5 and 0.65
 
 
 # ---- saves --------------------------------------------------------------------------------------
@@ -212,10 +225,10 @@ def test_ages_survive_a_count_of_steps_that_is_a_workers_own(tmp_path: Path) -> 
 
 
 @contextmanager
-def worker(section: RowsSection, servers: int) -> Iterator[ParameterServers]:
+def worker(section: RowsSection, servers: int, **more: Any) -> Iterator[ParameterServers]:
     """The one worker of a run at servers."""
     with serving(servers) as running:
-        given = ServersSection(addresses=running.addresses)
+        given = ServersSection(addresses=running.addresses, **more)
         strategy = make_strategy(StrategySection(name="ps", ps=given), World())
         assert isinstance(strategy, ParameterServers)
         strategy.rows_section = section
@@ -247,6 +260,26 @@ def test_a_run_saves_whole_when_rows_went(tmp_path: Path) -> None:
     plain.model.eval()
     with torch.no_grad():
         assert torch.equal(plain.model.logits(batch), said)  # type: ignore[operator]
+
+
+def test_parts_of_a_batch_and_small_frames(tmp_path: Path) -> None:
+    """Ids of several parts of a batch count together, also where what travels is packed."""
+    section = RowsSection.model_validate({"admission": {"threshold": 1000.0}})
+    batch, expected = global_batch(3, "lists", "grows"), {}
+    lists, labels = batch.ids["slots"], batch.labels
+    assert isinstance(lists, Jagged) and labels is not None
+    each = len(lists) // batch.size
+    for number, length in enumerate(lists.lengths.tolist()):
+        start = int(lists.offsets[number])
+        for id_ in lists.values[start : start + length].tolist():
+            known = expected.get(id_, (0.0, 0.0, 1))
+            expected[id_] = (known[0] + 1, known[1] + float(labels[number // each]), 1)
+    with worker(section, 2, compress=True, bfloat16=True) as strategy:
+        strategy.train_parts([batch.rows(0, 20), batch.rows(20, 61)], 0.1)
+        save(strategy.client, tmp_path / "s")
+    assert (
+        saved_counters(tmp_path / "s") == expected and max(c for _, c, _ in expected.values()) > 1
+    )
 
 
 # ---- what is refused ----------------------------------------------------------------------------
