@@ -32,7 +32,7 @@ class AdmissionSection(Section):
     bloom_counters: int = Field(
         0,
         ge=0,
-        lt=1 << 40,
+        lt=1 << 36,
         description="bytes, over all servers, of a counting Bloom filter for ids without a row; "
         "0: exact counts",
     )

@@ -12,6 +12,7 @@ coefficients 1 the score is the count, and threshold=5 gives an id its row the f
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from shoal.config.row_rules import RowRules
 
+log = logging.getLogger("shoal")
 Order = Literal["lfu", "lru"]
 
 
@@ -111,5 +113,6 @@ def tend(store: Any, rules: RowRules, shares: int = 1) -> bool:
     if fades:
         store.decay(rules.decay.rate)
     if drops:
-        store.shrink(shrink_of(rules, shares))
+        gone, step = store.shrink(shrink_of(rules, shares)), store.step
+        log.info("table %s: %d rows dropped in step %d", store.table.name, gone, step)
     return fades or drops
