@@ -17,8 +17,11 @@ from shoal.checkpoint import Checkpoints, give, take
 from shoal.config.errors import ConfigError
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, ServersSection, StrategySection
-from shoal.embedding.admission import admission_of, shrink_of
+from shoal.embedding.admission import Admission, admission_of, shrink_of
 from shoal.embedding.init import initial_rows
+from shoal.embedding.local import make_local, native_is_built, push_all
+from shoal.embedding.optim import RowOptimizer
+from shoal.embedding.table import Init, Table
 from shoal.run import Trained, resolve
 from shoal.strategy import make_strategy
 from shoal.strategy.geo import Geo
@@ -113,6 +116,34 @@ def test_strategies_that_cannot() -> None:
         strategy.rows_section = rules(decay={"every": 1})
         with pytest.raises(ValueError, match=f"strategy {strategy.name} cannot do .* {said}"):
             strategy.setup(make_model("DNN", "grows"), SGD, seed=1)
+
+
+# ---- counts of a push ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["native", "reference"])
+def test_an_id_counts_as_often_as_it_was_shown(engine: Any) -> None:
+    """And learns its gradient once."""
+    if engine == "native" and not native_is_built():
+        pytest.skip("the native core is not built")
+    table, ids = Table("ads", 2, None, Init("constant", 0.0)), torch.tensor([1, 2, 3])
+    leaf: Any = make_local(
+        table, RowOptimizer("sgd"), 0, backend=engine, admission=Admission(threshold=3)
+    )
+    grads = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    counts = torch.tensor([[3.0, 1.0], [2.0, 2.0], [1.0, 0.0]])
+    push_all([leaf], [(ids, grads)], 0.5, [counts])
+    assert leaf.pull(ids).tolist() == [[-0.5, -1.0], [0.0, 0.0], [0.0, 0.0]]
+    push_all([leaf], [(ids[1:], grads[1:])], 0.5, [torch.tensor([[1.0, 0.0], [1.0, 1.0]])])
+    assert leaf.pull(ids).tolist() == [[-0.5, -1.0], [-1.5, -2.0], [0.0, 0.0]]
+    (rows,), (pending,) = list(leaf.export()), list(leaf.export_pending())
+    assert (rows.state["show"].tolist(), rows.state["click"].tolist()) == ([3.0, 3.0], [1.0, 2.0])
+    assert (rows.state["last_step"].tolist(), leaf.step) == ([1, 2], 2)
+    assert (pending.ids.tolist(), pending.show.tolist(), pending.click.tolist()) == (
+        [3],
+        [2.0],
+        [1.0],
+    )
 
 
 # ---- training -----------------------------------------------------------------------------------
