@@ -97,13 +97,15 @@ def _build_clicks(config: Config, world: World, model_class: type[Model]) -> Par
     model = model_class(model_class.Options(**config.model.options), facts)
     strategy = set_up(config, world, model)
     evaluator = ClickEvaluator(data.readers, config.eval, world, data.group)
-    return Parts(data, model, strategy, data.reader, evaluator, click_fingerprint(config, data))
+    found = click_fingerprint(config, data, strategy)
+    return Parts(data, model, strategy, data.reader, evaluator, found)
 
 
 def set_up(config: Config, world: World, model: Model) -> Strategy:
     """The strategy of a config, with the model in it."""
     strategy = make_strategy(config.strategy, world, config.launch.join_timeout)
     strategy.precision, strategy.compiled = config.train.precision, config.train.compile
+    strategy.rows_section = config.rows
     strategy.setup(model, config.train.optimizer, config.run.seed, config.train.clip_grad_norm)
     return strategy
 
@@ -142,7 +144,7 @@ def fingerprint(config: Config, dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def click_fingerprint(config: Config, data: ClickData) -> dict[str, Any]:
+def click_fingerprint(config: Config, data: ClickData, strategy: Strategy) -> dict[str, Any]:
     """What a checkpoint of a click model depends on besides its own bytes."""
     return {
         "model": config.model.name,
@@ -151,6 +153,8 @@ def click_fingerprint(config: Config, data: ClickData) -> dict[str, Any]:
         "optimizer": config.train.optimizer.name,
         "batch_size": config.train.batch_size,
         "seed": config.run.seed,
+        # Rows without counters cannot go on with rules that need them.
+        **({"counters": True} if strategy.counted else {}),
     }
 
 

@@ -78,6 +78,7 @@ class Checkpoints:
             hidden = begin(path)
             if strategy.saves_rows:
                 base = self._base if self._deltas + 1 < self.whole_every else None
+                base = base if base is not None and strategy.can_save_delta() else None
                 rows = strategy.start_saving(hidden, base is not None)
                 self.world.barrier()  # nobody goes on before every server has begun
         except OSError as error:

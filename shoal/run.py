@@ -28,6 +28,7 @@ from shoal.build import announce, build, describe_data
 from shoal.checkpoint import Checkpoints, give
 from shoal.config import Resolved
 from shoal.config.output import flat
+from shoal.config.row_rules import RowsSection
 from shoal.config.schema import Config
 from shoal.data.dataset import Dataset
 from shoal.evaluation import Evaluator
@@ -271,6 +272,7 @@ class Trained:
             raise ValueError(f"{folder} is not a run's folder: it has no config.yaml")
         self.resolved = resolve([self.folder.path / "config.yaml"], overrides, values)
         self.config = self.resolved.config
+        self.config.rows = RowsSection()  # counters of rows are for training alone
         if self.config.strategy.name == "ps":  # rows are keyed by id: no servers are needed
             self.config.strategy.name = "auto"
             if self.config.strategy.ps.mode == "geo":  # its servers keep no optimizer's state

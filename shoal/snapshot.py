@@ -14,7 +14,7 @@ from typing import Any
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 
-from shoal.embedding.store import Rows
+from shoal.embedding.row_files import chunks, forget, take_over
 from shoal.strategy.base import Strategy
 
 RowFiles = list[tuple[str, dict[str, Any]]]  # folder -> file -> bytes and checksum; base first
@@ -46,10 +46,7 @@ def take(strategy: Strategy, state: dict[str, Any]) -> Snapshot:
     if strategy.saves_rows:
         return snapshot
     for name, store in strategy.owned_rows():  # all ranks: an export may need every one of them
-        for number, rows in enumerate(store.export()):
-            tensors = {"ids": rows.ids, "values": rows.values}
-            tensors |= {f"state.{key}": value for key, value in rows.state.items()}
-            tensors = {key: value.contiguous() for key, value in tensors.items()}
+        for number, tensors in enumerate(chunks(store)):
             snapshot.files[f"rows-{name}-{number:05d}.safetensors"] = format_tensors(tensors)
     return snapshot
 
@@ -69,18 +66,24 @@ def give(strategy: Strategy, snapshot: Snapshot) -> None:
         )
     model.load_state_dict(dense)
     strategy.restore_dense(parse_tensors(snapshot.files["optimizer.safetensors"]))
-    steps = snapshot.state["steps"]
+    steps = dict(snapshot.state["steps"])
     for number, (folder, files) in enumerate(snapshot.rows):
         strategy.load_rows(Path(folder), files, steps, fresh=number == 0)
+    if not strategy.saves_rows:  # rows that came after the checkpoint must not stay
+        for store in strategy.stores.values():
+            leaf = getattr(store, "leaf", store)
+            if store.table.rows is None and leaf is not None:
+                forget(leaf)
     for file, data in snapshot.files.items():
         name = table_of(file)
         if name is None:
             continue
         if name not in strategy.stores:
             raise CheckpointError(f"the checkpoint has a table {name!r} that the model has not")
-        tensors = parse_tensors(data)
-        state = {k[len("state.") :]: v for k, v in tensors.items() if k.startswith("state.")}
-        strategy.stores[name].restore(Rows(tensors["ids"], tensors["values"], state))
+        last = take_over(strategy.stores[name], parse_tensors(data))
+        if name in strategy.counted:
+            # Servers of an async run counted the pushes of all workers, and ages go by that count.
+            steps[name] = max(steps[name], last)
     for name, step in steps.items():
         strategy.stores[name].step = step
 

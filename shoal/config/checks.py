@@ -173,6 +173,32 @@ def processes(config: Config) -> Iterator[Problem]:
         yield "launch.port", "must be named when there are several hosts, the same on each"
 
 
+def row_rules(config: Config) -> Iterator[Problem]:
+    """Rules of growing tables that could never do anything."""
+    section = config.rows
+    every = [section, *(section.of(name) for name in section.tables)]
+    if section.shrink.every and not any(rules.drops for rules in every):
+        yield (
+            "rows.shrink.every",
+            f"rows are looked at every {section.shrink.every} steps, but nothing says which go; "
+            "set rows.shrink.max_age, capacity, min_score or min_norm",
+        )
+    if not section.shrink.every and any(rules.drops for rules in every):
+        yield (
+            "rows.shrink.every",
+            "given 0, so nothing is ever dropped; say after how many steps to look, or leave out "
+            "max_age, capacity, min_score and min_norm",
+        )
+    most = 255 * section.admission.show_coefficient
+    threshold = max(rules.admission.threshold for rules in every)
+    if section.admission.bloom_counters and threshold > most:
+        yield (
+            "rows.admission.threshold",
+            f"given {threshold:g}, but the counters of a Bloom filter end at 255 shows, a score of "
+            f"{most:g}; lower it, or set rows.admission.bloom_counters=0 to count exactly",
+        )
+
+
 def click_metrics(config: Config) -> Iterator[Problem]:
     chosen = config.eval
     ranking = [name for name in chosen.metrics if name in TOPK_METRICS]
@@ -212,6 +238,7 @@ CHECKS: dict[Callable[[Config], Iterator[Problem]], tuple[str, ...]] = {
     metrics: ("eval.metrics", "eval.topk", "eval.mode"),
     valid_metric: ("eval.metrics", "eval.topk", "eval.valid_metric"),
     processes: ("launch.",),
+    row_rules: ("rows.",),
 }
 # Those of click models besides.
 CLICK_CHECKS: dict[Callable[[Config], Iterator[Problem]], tuple[str, ...]] = {

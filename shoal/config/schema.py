@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-
-class Section(BaseModel):
-    """Base of every section: unknown keys and wrong types are errors."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, validate_default=True)
+from shoal.config.row_rules import RowsSection
+from shoal.config.section import Section
 
 
 class ModelSection(Section):
@@ -205,8 +202,8 @@ class EvalSection(Section):
     mode: str | dict[Literal["valid", "test"], str] = Field(
         "full", description="full, uniN, popN or labeled; one for both phases or one each"
     )
-    metrics: list[str] = ["Recall", "MRR", "NDCG", "Hit", "Precision"]
-    topk: list[int] = [10]
+    metrics: list[str] = Field(["Recall", "MRR", "NDCG", "Hit", "Precision"])
+    topk: list[int] = Field([10])
     valid_metric: str = "MRR@10"
     batch_size: int = Field(4096, ge=1, description="users (or rows) handled at a time")
     decimals: int = Field(4, ge=0)
@@ -324,6 +321,7 @@ class Config(Section):
     data: DataSection = DataSection()
     train: TrainSection = TrainSection()
     eval: EvalSection = EvalSection()
+    rows: RowsSection = RowsSection()
     checkpoint: CheckpointSection = CheckpointSection()
     strategy: StrategySection = StrategySection()
     launch: LaunchSection = LaunchSection()

@@ -12,11 +12,15 @@ coefficients 1 the score is the count, and threshold=5 gives an id its row the f
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
+from shoal.config.row_rules import RowRules
+
+log = logging.getLogger("shoal")
 Order = Literal["lfu", "lru"]
 
 
@@ -77,3 +81,38 @@ class Shrink:
     def needs_counters(self) -> bool:
         """Whether rows must carry counters for this."""
         return self.min_score > 0 or self.max_age is not None or self.capacity is not None
+
+
+def admission_of(rules: RowRules | None, shares: int = 1) -> Admission | None:
+    """The admission of one of `shares` stores that hold a table together; None: no counters."""
+    if rules is None or not rules.counted:
+        return None
+    given = rules.admission
+    return Admission(
+        given.threshold,
+        given.show_coefficient,
+        given.click_coefficient,
+        -(-given.bloom_counters // shares),
+    )
+
+
+def shrink_of(rules: RowRules, shares: int = 1) -> Shrink:
+    """What goes from one of `shares` stores that hold a table together."""
+    given = rules.shrink
+    capacity = None if given.capacity is None else -(-given.capacity // shares)
+    return Shrink(given.min_score, given.min_norm, given.max_age, capacity, given.order)
+
+
+def tend(store: Any, rules: RowRules, shares: int = 1) -> bool:
+    """After a push: let counts fade and rows go, when it is time; whether it was.
+
+    The time is the store's own count of steps, so all stores of a table do it in the same one.
+    """
+    fades = rules.decay.every > 0 and store.step % rules.decay.every == 0
+    drops = rules.shrink.every > 0 and rules.drops and store.step % rules.shrink.every == 0
+    if fades:
+        store.decay(rules.decay.rate)
+    if drops:
+        gone, step = store.shrink(shrink_of(rules, shares)), store.step
+        log.info("table %s: %d rows dropped in step %d", store.table.name, gone, step)
+    return fades or drops

@@ -69,9 +69,22 @@ def _warn_once() -> None:
     )
 
 
-def push_all(stores: Sequence[Store], parts: Sequence[tuple[Tensor, Tensor]], lr: float) -> None:
-    """One step of several stores, native ones in one call; parts[k]: ids, grads of stores[k]."""
-    together = [k for k, store in enumerate(stores) if isinstance(store, native.Native)]
+def push_all(
+    stores: Sequence[Store],
+    parts: Sequence[tuple[Tensor, Tensor]],
+    lr: float,
+    counts: Sequence[Tensor | None] = (),
+) -> None:
+    """One step of several stores, native ones in one call; parts[k]: ids, grads of stores[k].
+
+    counts[k] [n, 2], of a store with counters: how often each id was shown, and clicked.
+    """
+    counts = counts or [None] * len(stores)
+    together = [
+        k
+        for k, store in enumerate(stores)
+        if isinstance(store, native.Native) and counts[k] is None
+    ]
     if together:
         native.push_many(
             [stores[k] for k in together],  # type: ignore[misc]
@@ -79,6 +92,35 @@ def push_all(stores: Sequence[Store], parts: Sequence[tuple[Tensor, Tensor]], lr
             [parts[k][1] for k in together],
             lr,
         )
-    for store, (ids, grads) in zip(stores, parts):
-        if not isinstance(store, native.Native):
+    for store, (ids, grads), counted in zip(stores, parts, counts):
+        if counted is not None:
+            assert isinstance(store, native.Native | Reference)
+            push_counted(store, ids, grads, lr, counted)
+        elif not isinstance(store, native.Native):
             store.push(ids, grads, lr)
+
+
+def push_counted(
+    store: native.Native | Reference, ids: Tensor, grads: Tensor, lr: float, counts: Tensor
+) -> None:
+    """A step of a store with counters: counts [n, 2], whole shows and any clicks of each id.
+
+    A leaf counts occurrences, so an id that was shown three times is given three times: once with
+    its gradient and its clicks, twice with nothing.
+    """
+    ids = store.flat_ids(ids)
+    grads = store.flat_grads(grads, len(ids))
+    counts = counts.cpu()
+    shows, clicks = counts[:, 0].long(), counts[:, 1].contiguous()
+    if bool((shows == 1).all()):
+        store.push(ids, grads, lr, clicks)
+        return
+    places = torch.repeat_interleave(torch.arange(len(ids)), shows)
+    first = torch.ones(len(places))
+    first[1:] = (places[1:] != places[:-1]).float()
+    clicks = clicks[places] * first
+    if isinstance(store, Reference):
+        store.push(ids[places], grads[places] * first[:, None], lr, clicks)
+        return
+    sources = places.to(torch.int32)  # the gradients themselves are not repeated
+    native._push([store], [ids[places]], [grads], [sources], [first], lr, clicks)

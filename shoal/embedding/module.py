@@ -47,6 +47,8 @@ class Embeddings(nn.Module):
         self.stores: dict[str, Store] = {}
         self.exchange: Exchange | None = None
         self._pending: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        self._noted: list[tuple[Tensor, Tensor]] = []  # ids of the batch, their samples' labels
+        self._clicks: dict[int, Tensor] = {}  # the same of pulled rows, by id()
         self._softmax_fields: set[str] = set()
         self._fused: FusedSoftmax | None = None
         self._candidates: dict[tuple[str, int | None], tuple[Tensor, Tensor]] = {}
@@ -107,6 +109,9 @@ class Embeddings(nn.Module):
             if self.learns:
                 leaf.requires_grad_()
                 self._pending[table.name].append((flat, leaf))
+                for known, labels in self._noted:
+                    if known is ids:
+                        self._clicks[id(leaf)] = labels
             result.append(leaf.view(*ids.shape, table.dim))
         return result
 
@@ -243,6 +248,32 @@ class Embeddings(nn.Module):
             if field in batch.ids and field not in self._softmax_fields
         ]
 
+    def labels(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+        """Ids of each of `lookups`, and the label of the sample that each stands in: [ids]."""
+        return [
+            (batch.flat_ids(field), _spread_labels(batch, field))
+            for field in self.fields
+            if field in batch.ids and field not in self._softmax_fields
+        ]
+
+    def note_labels(self, batch: Batch) -> None:
+        """Remember the labels of a batch whose rows will be looked up, for `take_counts`."""
+        self._noted = self.labels(batch)
+
+    def take_counts(self) -> dict[str, Tensor]:
+        """Table -> shows and clicks of each id [n, 2] that `take_gradients` gives next."""
+        counts = {}
+        for name, pending in self._pending.items():
+            clicks = [
+                self._clicks.get(id(leaf), torch.zeros(len(ids)))
+                for ids, leaf in pending
+                if leaf.grad is not None
+            ]
+            flat = torch.cat(clicks) if clicks else torch.empty(0)
+            counts[name] = torch.stack([torch.ones_like(flat), flat], 1)
+        self._clicks, self._noted = {}, []
+        return counts
+
     def prefetch(self, batch: Batch) -> None:
         """Tell the stores which rows the next batch will pull."""
         for name, ids in self.lookups(batch):
@@ -267,6 +298,18 @@ class Embeddings(nn.Module):
 
     def extra_repr(self) -> str:
         return ", ".join(f"{t.name}: [{t.rows}, {t.dim}]" for t in self.tables.values())
+
+
+def _spread_labels(batch: Batch, field: str) -> Tensor:
+    """The label of the sample of each id of a field: [ids], 0 where samples have none."""
+    ids, size = batch.ids[field], max(1, batch.size)
+    flat = batch.flat_ids(field)
+    if batch.labels is None:
+        return torch.zeros(flat.numel())
+    labels = batch.labels.reshape(-1).float().cpu()
+    if isinstance(ids, Tensor):
+        return labels.repeat_interleave(flat.numel() // size)
+    return labels.repeat_interleave(len(ids) // size).repeat_interleave(ids.lengths.cpu())
 
 
 def _join_whole(

@@ -7,6 +7,7 @@ tables make one trip, and so do their gradients. It needs no other worker for th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from shoal.embedding.table import Table
 from shoal.ps.client import Client, Pulling, Share
 
 Gradients = list[tuple[Share, Tensor]]
+Labels = list[tuple[Tensor, Tensor]]  # ids of a lookup, and the label of each one's sample
 
 
 class Remote:
@@ -93,6 +95,7 @@ class Trip:
                 stores[name].check(ids)
         self.parts = {name: Part(stores[name], ids) for name, ids in grouped.items()}  # type: ignore[arg-type]
         self.pulling: Pulling | None = None
+        self.labels: Labels = []
 
     def shares(self) -> list[Share]:
         return [_share(part) for part in self.parts.values()]
@@ -200,21 +203,29 @@ class RemoteRows:
 
     def collect(self) -> Gradients:
         """This step's gradients, a share per table; rows that none came to are left out."""
-        by_table: dict[str, list[Part]] = {}
+        assert self.client.spec is not None
+        counted = self.client.spec.counted
+        by_table: dict[str, Gradients] = {}
         for trip in self._pending:
             for name, part in trip.parts.items():
                 if part.grads is not None:
-                    by_table.setdefault(name, []).append(part)
+                    labels = trip.labels if counted[self.stores[name].number] else None
+                    by_table.setdefault(name, []).append(_gradients_of(part, labels))
         self.staged, self._pending = None, []
         result = []
-        for name, parts in by_table.items():
-            gradients = [_gradients_of(part) for part in parts]
+        for name, gradients in by_table.items():
             if len(gradients) > 1:  # looked up in several trips: sum them as one
                 store = self.stores[name]
                 ids = torch.cat([share.ids for share, _ in gradients])
                 joined = Part(store, [ids])  # type: ignore[arg-type]
                 joined.add(joined.inverse[0], torch.cat([grads for _, grads in gradients]))
-                gradients = [_gradients_of(joined)]
+                share, grads = _gradients_of(joined)
+                seen = [one.seen for one, _ in gradients if one.seen is not None]
+                if seen:
+                    counts = torch.zeros(len(share.ids), 2)
+                    counts.index_add_(0, joined.inverse[0], torch.cat(seen))
+                    share = replace(share, seen=counts)
+                gradients = [(share, grads)]
             result.append(gradients[0])
         return result
 
@@ -223,14 +234,30 @@ def _share(part: Part) -> Share:
     return Share(part.store.number, part.keys.cpu(), part.counts)  # type: ignore[attr-defined]
 
 
-def _gradients_of(part: Part) -> tuple[Share, Tensor]:
-    """The rows that a gradient came to, and their gradients [n, dim]."""
+def _gradients_of(part: Part, labels: Labels | None = None) -> tuple[Share, Tensor]:
+    """The rows that a gradient came to, and their gradients [n, dim]; labels: and their counts."""
     assert part.grads is not None
     grads = part.grads[: len(part.keys)].cpu()
-    unused = part.unused()
+    share, unused = _share(part), part.unused()
+    if labels is not None:
+        share = replace(share, seen=_seen(part, labels))
     if unused is None:
-        return _share(part), grads
+        return share, grads
     kept = ~unused.cpu()
     counts = [int(piece.sum()) for piece in kept.split(part.counts)]
-    share = _share(part)
-    return Share(share.table, share.ids[kept], counts), grads[kept]
+    seen = None if share.seen is None else share.seen[kept]
+    return Share(share.table, share.ids[kept], counts, seen), grads[kept]
+
+
+def _seen(part: Part, labels: Labels) -> Tensor:
+    """How often the ids of the lookups that learned were shown, and clicked: [keys, 2]."""
+    counts = torch.zeros(part.num_rows, 2, dtype=torch.float64)
+    for inverse in part.taken:
+        places = inverse.cpu()
+        counts[:, 0] += torch.bincount(places, minlength=part.num_rows)
+        for ids, known in zip(part.requested, part.inverse):
+            clicks = [each for asked, each in labels if asked is ids and known is inverse]
+            if clicks:  # ids that a model made itself have none
+                weights = clicks[0].double()
+                counts[:, 1] += torch.bincount(places, weights, minlength=part.num_rows)
+    return counts[: len(part.keys)].float()

@@ -12,6 +12,7 @@ import os
 import signal
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from safetensors.torch import save as format_tensors
 from torch import Tensor
 
 from shoal.embedding.placement import Layout, Placement
-from shoal.embedding.store import Rows
+from shoal.embedding.row_files import chunks, take_over
 from shoal.ps.state import State
 from shoal.ps.wire import WireError
 
@@ -45,6 +46,8 @@ class ShardWriter:
             )
         if delta and state.marks is None:
             raise WireError("a delta needs a whole save before it")
+        if delta and state.rewritten:
+            raise WireError("rows were dropped, or counts faded, since the last save: save whole")
         self._report = self.folder / f".server-{state.index}.json"
         self._found: dict[str, Any] | None = None
         server = os.getpid()
@@ -54,6 +57,7 @@ class ShardWriter:
         if self._pid == 0:
             self._write(state, state.marks if delta else None, server)
         state.marks = [store.mark() for store in state.stores]  # type: ignore[attr-defined]
+        state.rewritten = False
 
     def _write(self, state: State, marks: list[int] | None, server: int) -> None:
         """In the child: write, report, and be gone without any clean-up of the parent's things."""
@@ -115,10 +119,8 @@ def write_shards(state: State, folder: Path, marks: list[int] | None) -> dict[st
     files: dict[str, Any] = {}
     for number, (table, store) in enumerate(zip(state.spec.tables, state.stores)):
         since = {} if marks is None else {"since": marks[number]}
-        for part, rows in enumerate(store.export(CHUNK_ROWS, **since)):
-            tensors = {"ids": rows.ids, "values": rows.values}
-            tensors |= {f"state.{key}": value for key, value in rows.state.items()}
-            data = format_tensors({key: value.contiguous() for key, value in tensors.items()})
+        for part, tensors in enumerate(chunks(store, CHUNK_ROWS, **since)):
+            data = format_tensors(tensors)
             name = f"rows-{table.name}-{state.index:03d}{part:05d}.safetensors"
             with open(folder / name, "wb") as file:
                 file.write(data)
@@ -147,6 +149,7 @@ def load_shards(state: State, values: dict[str, Any]) -> Iterator[None]:
             "a load is {folder: text, files: {...}, steps: {...}, fresh: true or false}"
         )
     stores = state.make_stores() if fresh else state.stores
+    latest: dict[str, int] = {}  # the last step that a row or an id of a table came in
     numbers = {one.name: k for k, one in enumerate(state.spec.tables)}
     for name, facts in files.items():
         if not name.startswith("rows-") or "/" in name:
@@ -164,24 +167,30 @@ def load_shards(state: State, values: dict[str, Any]) -> Iterator[None]:
             ) from None
         if hashlib.sha256(data).hexdigest() != facts.get("sha256"):
             raise WireError(f"checkpoint {folder} is damaged: {name} fails its checksum")
+        number = numbers[table]
         try:
-            rows = _rows_of_here(parse_tensors(data), state, numbers[table])
+            tensors = parse_tensors(data)
+            here = partial(_numbers_of_here, server_layout(state, number), state.index)
+            last = take_over(stores[number], tensors, here)
         except (SafetensorError, KeyError, RuntimeError) as error:
             raise WireError(f"checkpoint {folder} is damaged: {name}: {error}") from None
-        stores[numbers[table]].restore(rows)
+        latest[table] = max(latest.get(table, 0), last)
         yield
     for table, step in steps.items():
-        if table in numbers:
-            stores[numbers[table]].step = step
+        if table not in numbers:
+            continue
+        store = stores[numbers[table]]
+        if state.counted[numbers[table]]:
+            # In async each server counts the pushes of all workers, and ages go by that count.
+            step = max(step, latest.get(table, 0), 0 if fresh else store.step)
+        store.step = step
     if fresh:
         state.stores, state.marks = stores, None  # a delta cannot tell of rows that are forgotten
 
 
-def _rows_of_here(tensors: dict[str, Tensor], state: State, number: int) -> Rows:
-    layout = server_layout(state, number)
-    mine = (layout.owners(tensors["ids"]) == state.index).nonzero().squeeze(1)
-    parts = {key[len("state.") :]: t[mine] for key, t in tensors.items() if key[:6] == "state."}
-    return Rows(tensors["ids"][mine], tensors["values"][mine], parts)
+def _numbers_of_here(layout: Layout, index: int, ids: Tensor) -> Tensor:
+    """Which of the ids belong to this server."""
+    return (layout.owners(ids) == index).nonzero().squeeze(1)
 
 
 def server_layout(state: State, number: int) -> Layout:

@@ -7,7 +7,9 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from shoal.config.schema import OptimizerSection, Section
+from shoal.config.row_rules import RowRules
+from shoal.config.schema import OptimizerSection
+from shoal.config.section import Section
 from shoal.embedding.init import recipe
 from shoal.embedding.optim import RowOptimizer
 from shoal.embedding.table import Init, Table
@@ -25,9 +27,10 @@ class TableSpec(Section):
     init: Literal["uniform", "normal", "constant"]
     scale: float = Field(allow_inf_nan=False)
     padding: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    rules: RowRules | None = Field(None, description="of a table that grows for workers too")
 
     @classmethod
-    def of(cls, table: Table) -> TableSpec:
+    def of(cls, table: Table, rules: RowRules | None = None) -> TableSpec:
         """What makes the same initial values as the table does, without its number of rows."""
         kind, scale = table.init.kind, table.init.scale
         fan = (table.rows or 0) + table.dim
@@ -42,6 +45,7 @@ class TableSpec(Section):
             init=kind,
             scale=scale,
             padding=table.padding,
+            rules=rules,
         )
         assert recipe(spec.table(), 0) == recipe(table, 0)
         return spec
@@ -71,6 +75,11 @@ class Spec(Section):
         if self.mode == "geo":
             return RowOptimizer("sgd")
         return RowOptimizer(self.optimizer.name, weight_decay=self.optimizer.weight_decay)
+
+    @property
+    def counted(self) -> list[bool]:
+        """Of each table: whether pushes tell how often its ids were shown and clicked."""
+        return [one.rules is not None and one.rules.counted for one in self.tables]
 
     @property
     def sizes(self) -> list[int]:
@@ -103,6 +112,9 @@ def parse_spec(values: dict) -> Spec:
     names = [table.name for table in spec.tables]
     if len(set(names)) < len(names):
         raise WireError("two tables have the same name")
+    for one in spec.tables:
+        if one.rules is not None and (one.rows is not None or spec.mode == "geo"):
+            raise WireError(f"table {one.name!r} cannot count its ids: it is fixed, or mode is geo")
     sides = [side for shape in spec.dense for side in shape]
     if not all(0 <= side <= MOST_VALUES for side in sides) or sum(spec.sizes) > MOST_VALUES:
         raise WireError("the dense parameters have impossible shapes")

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from shoal.embedding.admission import admission_of, tend
 from shoal.embedding.local import make_local, push_all
 from shoal.embedding.store import Store
 from shoal.nn.optimizers import dense_step, make_optimizer, restore_state, state_tensors
 from shoal.ps.spec import Spec
-from shoal.ps.wire import WireError
+from shoal.ps.wire import COMPRESSED, MOST_IDS, WireError, receive_rows
 
 
 @dataclass
@@ -27,6 +28,7 @@ class Push:
     loss: float  # summed
     count: float  # terms of the sum
     rows: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # table -> ids, gradients
+    counts: dict[int, Tensor] = field(default_factory=dict)  # table -> shows and clicks [n, 2]
     dense: Tensor | None = None  # flat, this server's parameters
 
 
@@ -35,6 +37,8 @@ class State:
 
     def __init__(self, spec: Spec, index: int, threads: int | None = None):
         self.spec, self.index, self.threads = spec, index, threads
+        self.counted = spec.counted
+        self.rewritten = False  # rows were dropped or counts faded since the last save
         self.stores = self.make_stores()
         self.dims = [one.dim for one in spec.tables]
         owners = spec.owners()
@@ -51,7 +55,13 @@ class State:
         """A store for each table, in which nothing was taught yet."""
         spec = self.spec
         return [
-            make_local(one.table(), spec.row_optimizer, spec.seed, threads=self.threads)
+            make_local(
+                one.table(),
+                spec.row_optimizer,
+                spec.seed,
+                threads=self.threads,
+                admission=admission_of(one.rules, spec.servers),
+            )
             for one in spec.tables
         ]
 
@@ -70,6 +80,24 @@ class State:
                 f"table {self.spec.tables[table].name!r} has rows 0 to {rows - 1}; ids "
                 f"{int(low)} to {int(high)} were asked for"
             )
+
+    def read_counts(
+        self, frame: memoryview, pairs: Sequence[tuple[int, int]], flags: int
+    ) -> dict[int, Tensor]:
+        """A push's last frame, where ids are counted: table -> shows and clicks [n, 2].
+
+        `pairs` are all tables of the push, with their numbers of ids. Every id was shown, a whole
+        number of times; counts that cannot be are refused.
+        """
+        which = [(table, n) for table, n in pairs if self.counted[table]]
+        sizes = [n for _, n in which]
+        found = receive_rows(frame, sizes, [2] * len(which), flags & COMPRESSED)
+        for (table, _), counts in zip(which, found):
+            shows, clicks = counts.unbind(1)
+            sound = (shows >= 1) & (shows == shows.floor()) & (clicks >= 0) & clicks.isfinite()
+            if not bool(sound.all()) or float(shows.double().sum()) > MOST_IDS:
+                raise WireError(f"impossible counts of table {self.spec.tables[table].name!r}")
+        return {table: counts for (table, _), counts in zip(which, found)}
 
     def apply(self, pushes: Sequence[Push]) -> None:
         """One step with the gradients of some workers, in the order given.
@@ -93,11 +121,25 @@ class State:
                 ids, grads = torch.empty(0, dtype=torch.int64), torch.empty(0, dim)
             parts.append((ids, grads if scale == 1.0 else grads * scale))
         if self.stores:
-            push_all(self.stores, parts, lr)
+            counts = [self._join_counts(k, pushes) for k in range(len(self.stores))]
+            push_all(self.stores, parts, lr, counts)
+            self._tend()
         dense = [push.dense for push in pushes if push.dense is not None]
         if dense and self.dense:
             total_grad = dense[0] if len(dense) == 1 else torch.stack(dense).sum(0)
             self._step_dense(total_grad, scale, lr)
+
+    def _join_counts(self, table: int, pushes: Sequence[Push]) -> Tensor | None:
+        if not self.counted[table]:
+            return None
+        parts = [push.counts[table] for push in pushes if table in push.rows]
+        return torch.cat([torch.empty(0, 2), *parts])
+
+    def _tend(self) -> None:
+        """Let counts fade and rows go, when it is time: in the same step on every server."""
+        for one, store in zip(self.spec.tables, self.stores):
+            if one.rules is not None and tend(store, one.rules, self.spec.servers):
+                self.rewritten = True
 
     def _step_dense(self, flat: Tensor, scale: float, lr: float) -> None:
         pieces = [

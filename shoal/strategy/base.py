@@ -17,8 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.config.errors import did_you_mean
+from shoal.config.row_rules import RowRules, RowsSection
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch
+from shoal.embedding.admission import admission_of, tend
 from shoal.embedding.duplicates import sum_duplicates
 from shoal.embedding.local import make_local, push_all
 from shoal.embedding.module import Embeddings
@@ -43,6 +46,8 @@ class Strategy:
 
     fused = False  # whether rows on a GPU are updated by kernels of their own
     precision = "float32"  # of products in the dense part
+    rows_section = RowsSection()  # which ids of growing tables have rows; likewise
+    cannot_count: str | None = None  # why ids cannot be counted here, where they cannot
     compiled = False  # whether torch.compile makes the dense part; to be set before `setup`
 
     def setup(
@@ -65,6 +70,9 @@ class Strategy:
             if clash:
                 raise ValueError(f"two Embeddings of one model both have a table {min(clash)!r}")
             tables.update(module.tables)
+        self.rules = self._make_rules(tables)
+        self.counted = {name for name, rules in self.rules.items() if rules.counted}
+        self._counts: dict[str, Tensor] = {}  # [n, 2]: shows and clicks of the ids of a step
         self.stores = self.make_stores(tables)
         for module in self.embeddings:
             module.attach(lambda table: self.stores[table.name])
@@ -76,6 +84,33 @@ class Strategy:
                 module.stay_out_of_compilation()
             self._call = torch.compile(model, dynamic=True)
 
+    def _make_rules(self, tables: dict[str, Table]) -> dict[str, RowRules]:
+        """The rules of those growing tables that have any."""
+        section = self.rows_section
+        growing = [name for name, table in tables.items() if table.rows is None]
+        for name in section.tables:
+            if name not in growing:
+                raise ValueError(
+                    f"rows.tables names a table {name!r} that the model has not, or that does not "
+                    f"grow{did_you_mean(name, growing)}; its growing tables are: "
+                    f"{', '.join(growing) or 'none'}"
+                )
+        if not section.asked:
+            return {}
+        if not growing:
+            raise ValueError(
+                "the section rows asks for admission, decay or eviction of rows, and no table of "
+                "this model grows; leave it out, or let the tables of a click model grow with "
+                "data.clicks.rows=null"
+            )
+        if self.cannot_count is not None:
+            raise ValueError(
+                f"strategy {self.name} cannot do what the section rows asks for: "
+                f"{self.cannot_count}"
+            )
+        rules = {name: section.of(name) for name in growing}
+        return {name: one for name, one in rules.items() if one.on}
+
     def make_stores(self, tables: dict[str, Table]) -> dict[str, Store]:
         """A store for every table of the model."""
         return {name: self.leaf(table) for name, table in tables.items()}
@@ -86,7 +121,12 @@ class Strategy:
         on_gpu = self.world.device.type == "cuda"
         fused = self.fused and on_gpu and self.clip_grad_norm is None
         return make_local(
-            table, self.row_optimizer, self.seed, device=self.world.device, fused=fused
+            table,
+            self.row_optimizer,
+            self.seed,
+            admission=admission_of(self.rules.get(table.name)),
+            device=self.world.device,
+            fused=fused,
         )
 
     def receive(self, batch: Batch) -> Batch:
@@ -133,6 +173,9 @@ class Strategy:
 
     def forward(self, batch: Batch) -> Output:
         """The summed loss of this rank's slice."""
+        if self.counted:
+            for module in self.embeddings:
+                module.note_labels(batch)
         return self.compute(batch)
 
     def backward(self, output: Output) -> None:
@@ -156,6 +199,9 @@ class Strategy:
         """The rows' gradients of this rank since the last call."""
         gradients: Gradients = {}
         for module in self.embeddings:
+            if self.counted:
+                counts = module.take_counts()
+                self._counts |= {name: counts[name] for name in self.counted & counts.keys()}
             gradients.update(module.take_gradients())
         return gradients
 
@@ -170,11 +216,17 @@ class Strategy:
             module.step_softmax()
 
     def push(self, gradients: Gradients, lr: float) -> None:
-        """Update the rows of every table."""
-        push_all([self.stores[name] for name in gradients], list(gradients.values()), lr)
+        """Update the rows of every table, and let rows go whose time has come."""
+        counts = [self._counts.get(name) for name in gradients]
+        push_all([self.stores[name] for name in gradients], list(gradients.values()), lr, counts)
+        self._counts = {}
+        for name, rules in self.rules.items():
+            tend(self.stores[name], rules)
 
     def _clip(self, gradients: Gradients, max_norm: float) -> Gradients:
         """Scale all gradients so that their joint L2 norm is at most `max_norm`."""
+        for name, counts in self._counts.items():
+            self._counts[name] = sum_duplicates(gradients[name][0].cpu(), counts)[1]
         gradients = {name: sum_duplicates(*pair) for name, pair in gradients.items()}
         dense = [p.grad for p in self.dense if p.grad is not None]
         every = dense + [grads for _, grads in gradients.values()]
@@ -198,6 +250,10 @@ class Strategy:
     def restore_dense(self, tensors: dict[str, Tensor]) -> None:
         """All ranks: take over the model's present dense parameters, and their state as given."""
         restore_state(self.dense_optimizer, self.dense, tensors)
+
+    def can_save_delta(self) -> bool:
+        """Where rows live apart: whether what changed since the last save is enough to write."""
+        return True
 
     def start_saving(self, folder: Path, delta: bool) -> Any:
         """Where rows live apart (`saves_rows`): let them be written into a folder; see Saving."""

@@ -38,12 +38,18 @@ class DDP(Collective):
             else:
                 unique, summed = sum_duplicates(ids, grads)
                 touched[name] = unique, summed.mul_(scale)
-        everyone = self.world.exchange([tensor for pair in touched.values() for tensor in pair])
+                if name in self._counts:
+                    self._counts[name] = sum_duplicates(ids.cpu(), self._counts[name])[1]
+        device = self.world.device
+        pairs = [tensor for pair in touched.values() for tensor in pair]
+        everyone = self.world.exchange([*pairs, *(c.to(device) for c in self._counts.values())])
         for k, name in enumerate(touched):
             result[name] = (
                 torch.cat([parts[2 * k] for parts in everyone]),
                 torch.cat([parts[2 * k + 1] for parts in everyone]),
             )
+        for k, name in enumerate(self._counts):
+            self._counts[name] = torch.cat([parts[len(pairs) + k] for parts in everyone])
         return result
 
     def owned_rows(self) -> Iterator[tuple[str, Store]]:

@@ -78,7 +78,7 @@ class ParameterServers(Strategy):
             servers=len(section.addresses),
             mode=section.mode,
             staleness=section.staleness,
-            tables=[TableSpec.of(table) for table in tables.values()],
+            tables=[TableSpec.of(table, self.rules.get(name)) for name, table in tables.items()],
             optimizer=self.optimizer_section,
             dense=dense if self.dense_at_servers else [],
         )
@@ -119,6 +119,8 @@ class ParameterServers(Strategy):
         lookups = self._lookups(batch)
         if lookups:
             self.rows.stage(batch, lookups, self.client.pushes)
+        if self.counted and self.rows.staged is not None:
+            self.rows.staged.labels = [one for m in self.embeddings for one in m.labels(batch)]
         return self.compute(batch)
 
     def backward(self, output: Output) -> None:
@@ -216,6 +218,12 @@ class ParameterServers(Strategy):
         elif self.world.is_main:
             self.client.set_dense(self._split(self.dense), tensors)
         self.world.barrier()
+
+    def can_save_delta(self) -> bool:
+        """Not after rows were dropped or counts faded, of which a delta does not tell."""
+        if not self.rules:
+            return True
+        return not any(found["rewritten"] for found in self.client.stats())
 
     def start_saving(self, folder: Path, delta: bool = False) -> Saving:
         """Let the servers write their rows of now."""

@@ -30,6 +30,10 @@ class Sharded(Collective):
     """Rows with their owners, all-reduced dense gradients."""
 
     name = "sharded"
+    cannot_count = (
+        "gradients reach the owner of a row summed, without word of how often its id came; use "
+        "strategy ps or ddp, or leave the section out"
+    )
     stores: dict[str, ShardedStore]  # type: ignore[assignment]
 
     def __init__(self, world: World | None = None, section: StrategySection | None = None):

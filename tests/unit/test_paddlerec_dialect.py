@@ -171,7 +171,9 @@ def test_a_config_of_dnn(write: Write, tmp_path: Path) -> None:
     assert (clicks.train, clicks.test) == ("data/sample_data/train", "../test")
     assert (clicks.slots, clicks.dense, clicks.rows) == (26, 13, 1000001)
     assert (clicks.reader, clicks.custom, clicks.pipe_command) == ("memory", None, None)
-    assert (clicks.split_files, clicks.threads) == (True, 5)
+    assert (clicks.split_files, clicks.threads, config.run.threads) == (True, 5, 5)
+    assert resolve([write(DNN)], ["--run.threads=3"]).config.run.threads == 3
+    assert resolve([write(DNN)], ["--runner.thread_num=1"]).config.run.threads == 0
     assert (config.train.epochs, config.train.batch_size, config.train.print_every) == (4, 512, 10)
     assert (config.train.optimizer.name, config.train.optimizer.lr) == ("adagrad", 0.01)
     assert config.eval.batch_size == 256

@@ -19,6 +19,11 @@ NO_EXPORT = "no inference model of Paddle's is written; `shoal eval RUN` uses th
 NO_DEVICE = "devices are CPUs and CUDA GPUs (run.device)"
 NO_REMOTE = "files are read from folders; mount the remote file system, or copy them"
 NO_DUMP = "layers are not dumped during training"
+THREADS = ("data.clicks.threads", "run.threads")
+THREADS_RULE = (
+    "threads of a worker that parse and, above 1, compute; 1: it computes with its share of the "
+    "host's cores"
+)
 ONLINE = (
     "a run trains on fixed files for runner.epochs; name them with runner.train_data_dir, and "
     "train run after run"
@@ -102,8 +107,8 @@ def _runner(said: values.Said) -> list[Row]:
             as_bool,
             "each worker reads its block of the sorted files; false: its share of every batch",
         ),
-        same("thread_num", "data.clicks.threads", "threads that parse; there they also train"),
-        same("train_thread_num", "data.clicks.threads", "likewise"),
+        Row("thread_num", THREADS, THREADS_RULE, values.thread_num),
+        Row("train_thread_num", THREADS, "likewise", values.thread_num),
         free("infer_thread_num", "thread_num holds for all files"),
         free("num_workers", "files are parsed by threads (thread_num), not by processes"),
         only("batch_generator", [False, None], "batches have train_batch_size samples"),
@@ -248,7 +253,11 @@ def table(said: values.Said) -> list[Row]:
             lambda _: values.Translation(),
         ),
         free("config_abs_dir", "relative paths begin at the config's own folder, there as here"),
-        refused("table_parameters", "rows are made by the model's options and train.optimizer"),
+        refused(
+            "table_parameters",
+            "rows are made by the model's options and train.optimizer; admission, decay and "
+            "eviction are said by rows.admission, rows.decay and rows.shrink",
+        ),
     ]
 
 

@@ -72,6 +72,15 @@ def whole(value: Any, least: int) -> int:
     return value
 
 
+def thread_num(value: Any) -> Translation:
+    """Threads that parse and, where there are several, compute.
+
+    Nearly all configs there say 1 without a thought; a worker then keeps its share of the cores.
+    """
+    several = type(value) is int and value > 1
+    return Translation({"data.clicks.threads": value}, {"run.threads": value} if several else {})
+
+
 def path(target: str, value: Any) -> Translation:
     """A path that may be left empty."""
     if isinstance(value, list):

@@ -1,0 +1,133 @@
+"""The section `rows`: which ids of a growing table have a row, and which lose it again."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict
+
+from shoal.config.section import Section
+
+
+class AdmissionSection(Section):
+    """When an id earns a row.
+
+    score = show_coefficient * (show - click) + click_coefficient * click
+    """
+
+    threshold: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="score from which an id has a row; below, it reads as its initial value and "
+        "learns nothing; 0: every id has one at once",
+    )
+    show_coefficient: float = Field(
+        1.0, ge=0, allow_inf_nan=False, description="what an occurrence without a click counts"
+    )
+    click_coefficient: float = Field(
+        1.0, ge=0, allow_inf_nan=False, description="what an occurrence with a click counts"
+    )
+    bloom_counters: int = Field(
+        0,
+        ge=0,
+        lt=1 << 36,
+        description="bytes, over all servers, of a counting Bloom filter for ids without a row; "
+        "0: exact counts",
+    )
+
+
+class ShrinkSection(Section):
+    """Which rows are dropped again, and when."""
+
+    every: int = Field(0, ge=0, description="steps between looks for rows to drop; 0: never")
+    min_score: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="rows of a lower score go; 0: none for that"
+    )
+    min_norm: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="rows of a smaller L2 norm go; 0: likewise"
+    )
+    max_age: int | None = Field(
+        None, ge=0, lt=1 << 62, description="rows that were not taught for more steps go"
+    )
+    capacity: int | None = Field(
+        None, ge=1, lt=1 << 62, description="rows of a table that stay, over all servers"
+    )
+    order: Literal["lfu", "lru"] = Field(
+        "lfu", description="above capacity: the least frequent go first, or the least recent"
+    )
+
+
+class DecaySection(Section):
+    """How counts of shows and clicks fade."""
+
+    every: int = Field(0, ge=0, description="steps between decays; 0: counts never fade")
+    rate: float = Field(0.98, gt=0, lt=1, description="what counts are multiplied by")
+
+
+class RowRules(Section):
+    """What one growing table does with its ids and rows over time."""
+
+    admission: AdmissionSection = AdmissionSection()
+    shrink: ShrinkSection = ShrinkSection()
+    decay: DecaySection = DecaySection()
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is asked for."""
+        shrinks = self.shrink.every > 0 and self.drops
+        return self.admission.threshold > 0 or shrinks or self.decay.every > 0
+
+    @property
+    def drops(self) -> bool:
+        """Whether it is said which rows go."""
+        rule = self.shrink
+        limits = rule.max_age is not None or rule.capacity is not None
+        return rule.min_score > 0 or rule.min_norm > 0 or limits
+
+    @property
+    def counted(self) -> bool:
+        """Whether rows must carry counters for it."""
+        rule = self.shrink
+        by_counters = rule.min_score > 0 or rule.max_age is not None or rule.capacity is not None
+        shrinks = rule.every > 0 and by_counters
+        return self.admission.threshold > 0 or shrinks or self.decay.every > 0
+
+
+class TableRules(TypedDict, total=False):
+    """Of one table; what is left out is as for all tables."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
+
+    threshold: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    min_score: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    min_norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    max_age: Annotated[int, Field(ge=0, lt=1 << 62)] | None
+    capacity: Annotated[int, Field(ge=1, lt=1 << 62)] | None
+    order: Literal["lfu", "lru"]
+
+
+class RowsSection(RowRules):
+    """The rules of all growing tables, and those of single ones."""
+
+    tables: dict[str, TableRules] = Field(
+        default_factory=dict,
+        description="table -> threshold, min_score, min_norm, max_age, capacity, order, for that "
+        "table alone",
+    )
+
+    def of(self, table: str) -> RowRules:
+        """The rules of one table."""
+        own: dict[str, Any] = dict(self.tables.get(table, {}))
+        threshold = {"threshold": own.pop("threshold")} if "threshold" in own else {}
+        return RowRules(
+            admission=self.admission.model_copy(update=threshold),
+            shrink=self.shrink.model_copy(update=own),
+            decay=self.decay,
+        )
+
+    @property
+    def asked(self) -> bool:
+        """Whether anything is asked for, of any table."""
+        return self.on or any(self.of(name).on for name in self.tables)

@@ -1,0 +1,11 @@
+"""Section: the base of every section of a config."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys and wrong types are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, validate_default=True)

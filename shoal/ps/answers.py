@@ -1,0 +1,53 @@
+"""Answers: requests that came to a server, and what goes back to whoever sent them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import zmq
+from torch import Tensor
+
+from shoal.ps.wire import Header, Kind, WireError
+
+COPY_BELOW = 1 << 16  # smaller frames are copied into zmq's own memory, which is cheaper
+
+
+@dataclass
+class Request:
+    """A message whose answer is due."""
+
+    address: bytes
+    header: Header
+    frames: list[memoryview] = field(default_factory=list)
+    ids: list[tuple[int, Tensor]] = field(default_factory=list)  # of a pull: table, its ids
+
+    def only(self, count: int) -> list[memoryview]:
+        """The frames, when there are as many as there must be."""
+        if len(self.frames) != count:
+            raise WireError(f"{len(self.frames)} frames after the header; there must be {count}")
+        return self.frames
+
+
+class Answers:
+    """The way back to the workers."""
+
+    def __init__(self, socket: zmq.Socket):
+        self.socket = socket
+
+    def give(self, request: Request, frames: list[Any], flags: int = 0) -> None:
+        """What was asked for."""
+        self._send(request.address, request.header.answer(Kind.OK, flags), frames)
+
+    def refuse(self, address: bytes, header: Header, why: str, lost: bool = False) -> None:
+        """Why it was not done; lost: the run cannot go on."""
+        text = json.dumps({"message": why, "lost": lost}).encode()
+        self._send(address, header.answer(Kind.ERROR), [text])
+
+    def _send(self, address: bytes, header: Header, frames: list[Any]) -> None:
+        messages = [address, header.pack(), *frames]
+        large = any(len(frame) > COPY_BELOW for frame in frames)
+        with contextlib.suppress(zmq.ZMQError):  # whoever asked is gone
+            self.socket.send_multipart(messages, zmq.NOBLOCK, copy=not large)
