@@ -134,7 +134,8 @@ size_t Table::shrink(const Shrink& rule) {
     uint32_t row;
   };
   const auto too_old = [&](const Counters& c) {
-    return rule.max_age >= 0 && rule.step - c.last_step > static_cast<uint64_t>(rule.max_age);
+    return rule.max_age >= 0 && rule.step > c.last_step &&
+           rule.step - c.last_step > static_cast<uint64_t>(rule.max_age);
   };
   size_t gone = 0;
   std::vector<Kept> kept;
