@@ -112,11 +112,15 @@ class Server:
     def _take_one(self) -> None:
         """Answer a message, if one comes within a moment."""
         try:
-            flags = zmq.NOBLOCK if self._jobs else 0
-            address, *frames = self.socket.recv_multipart(flags, copy=False)
+            address = self.socket.recv(zmq.NOBLOCK if self._jobs else 0)
         except zmq.Again:
             return
-        self.receive(address.bytes, [frame.buffer for frame in frames])
+        frame = self.socket.recv(copy=False)
+        head, frames = frame.bytes, []
+        while frame.more:
+            frame = self.socket.recv(copy=False)
+            frames.append(frame.buffer)
+        self.receive(address, head, frames)
 
     def _look_after_workers(self) -> None:
         """Give up when one went silent."""
@@ -142,16 +146,16 @@ class Server:
 
     # ---- one message ----------------------------------------------------------------------------
 
-    def receive(self, address: bytes, frames: list[memoryview]) -> None:
-        """Answer one message."""
+    def receive(self, address: bytes, head: bytes, frames: list[memoryview]) -> None:
+        """Answer one message: its frame 0, and those that follow."""
         self.messages += 1
         header = Header(Kind.ERROR, 0)
         try:
-            if not 1 <= len(frames) <= MOST_FRAMES:
-                raise WireError(f"a message of {len(frames)} frames")
-            header = parse_header(frames[0])
+            if len(frames) >= MOST_FRAMES:
+                raise WireError(f"a message of {1 + len(frames)} frames")
+            header = parse_header(head)
             self._check_sender(header)
-            self._handle(Request(address, header, frames[1:]))
+            self._handle(Request(address, header, head, frames))
         except WireError as error:
             self._refuse(address, header, str(error))
         except Exception as error:  # checks that failed to foresee something must not end a server
