@@ -46,7 +46,8 @@ class Answers:
         """An answer that is one frame, header and all."""
         with contextlib.suppress(zmq.ZMQError):  # whoever asked is gone
             self.socket.send(address, zmq.NOBLOCK | zmq.SNDMORE)
-            self.socket.send(message, zmq.NOBLOCK, copy=True)
+            # A copy, however large: else zmq tells when it is done by a thread that wants the GIL.
+            self.socket.send(message, zmq.NOBLOCK)
 
     def refuse(self, address: bytes, header: Header, why: str, lost: bool = False) -> None:
         """Why it was not done; lost: the run cannot go on."""

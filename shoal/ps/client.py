@@ -22,6 +22,7 @@ from shoal.ps.curve import use_keys
 from shoal.ps.heartbeat import Heartbeat
 from shoal.ps.keys import Keys
 from shoal.ps.link import Link, ServerError
+from shoal.ps.memory import keep_freed_memory
 from shoal.ps.spec import Spec
 from shoal.ps.transfer import Pulling, Pushing, Share, cut, flat_values
 from shoal.ps.wire import (
@@ -54,6 +55,7 @@ class Client:
     ):
         self.worker, self.keys, self.timeout = worker, keys, timeout
         self.session = session or secrets.randbits(63) | 1
+        keep_freed_memory()
         self.context = zmq.Context()
         self.bytes_sent = 0
         self.failure = ""  # what a server said while nothing was asked

@@ -23,6 +23,7 @@ from safetensors.torch import save as format_tensors
 from shoal.ps.answers import Answers, Request
 from shoal.ps.curve import Gate
 from shoal.ps.keys import Keys
+from shoal.ps.memory import keep_freed_memory
 from shoal.ps.roster import Roster
 from shoal.ps.shards import ShardWriter, load_shards
 from shoal.ps.spec import Spec, parse_spec
@@ -57,6 +58,7 @@ class Server:
         threads: int | None = None,
     ):
         self.index, self.threads = index, threads
+        keep_freed_memory()
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 2000)

@@ -11,7 +11,7 @@ from torch import Tensor
 from shoal.ps.link import Link
 from shoal.ps.wire import WITH_DENSE, WireError, copy_rows, numbers, receive_rows
 
-PULL_VALUES = 1 << 18  # values of rows in one answer, about: 1 MiB
+PULL_VALUES = 5 << 16  # values of rows in one answer, about: 1.25 MiB
 Pieces = list[tuple[int, int, int]]  # number of a share, first and last of its ids
 
 
