@@ -5,12 +5,14 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <shared_mutex>
 #include <thread>
 #include <unordered_map>
 
 #include "slots.h"
 #include "table.h"
+#include "wire.h"
 
 using namespace shoal;
 
@@ -251,10 +253,44 @@ void check_slots() {
   }
 }
 
+// Requests for rows of any bytes: what is read lies within them and is what they say.
+void check_requests() {
+  const std::vector<int64_t> limits = {-1, 4, 1};
+  size_t taken = 0;
+  for (int round = 0; round < 200000; ++round) {
+    // Memory of exactly the message's size, so that reading beyond it is noticed.
+    const size_t words = random_word() % 12, bytes = 8 * words + (random_word() % 8 == 0);
+    std::vector<int64_t> message((bytes + 7) / 8);
+    for (int64_t& word : message)
+      word = random_word() % 16 == 0 ? static_cast<int64_t>(random_word())
+                                     : static_cast<int64_t>(random_word() % 4);
+    if (words > 5 && random_word() % 2) message[5] = 1 + static_cast<int64_t>(random_word() % 2);
+    std::vector<char> exact(bytes);
+    if (bytes != 0) std::memcpy(exact.data(), message.data(), bytes);
+    std::vector<Wanted> wanted;
+    if (!parse_wanted(exact.data(), bytes, limits, wanted)) continue;
+    ++taken;
+    CHECK(message[5] == static_cast<int64_t>(wanted.size()));
+    size_t place = 6 + 2 * wanted.size();
+    for (size_t k = 0; k < wanted.size(); ++k) {
+      CHECK(message[6 + 2 * k] == static_cast<int64_t>(wanted[k].table));
+      CHECK(message[7 + 2 * k] == static_cast<int64_t>(wanted[k].n));
+      for (size_t i = 0; i < wanted[k].n; ++i, ++place) {
+        CHECK(wanted[k].ids[i] == message[place]);
+        const int64_t limit = limits[wanted[k].table];
+        CHECK(limit < 0 || (wanted[k].ids[i] >= 0 && wanted[k].ids[i] < limit));
+      }
+    }
+    CHECK(8 * place == bytes);
+  }
+  CHECK(taken > 1000);
+}
+
 }  // namespace
 
 int main() {
   check_index();
+  check_requests();
   check_slots();
   check_chosen_ids();
   for (int kind = 0; kind <= static_cast<int>(Optimizer::rmsprop); ++kind)

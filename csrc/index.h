@@ -25,37 +25,45 @@ class Index {
   size_t size() const { return size_; }
   // Memory in use: pages of a growing index come into being as the walk reaches them.
   size_t bytes() const {
-    const size_t touched = old_.slots == 0 ? new_.slots : new_.slots * frontier_ / old_.slots;
-    return (touched + old_.slots - frontier_) / kBucket * sizeof(Bucket);
+    const size_t touched = old().slots == 0 ? fresh().slots : fresh().slots * frontier_ / old().slots;
+    return (touched + old().slots - frontier_) / kBucket * sizeof(Bucket);
   }
 
-  void prefetch(uint64_t hash) const {
-    const Array& array = array_of(hash);
-    if (array.slots != 0) prefetch_read(&array.bucket(array.home_bucket(hash)));
-  }
+  static constexpr size_t kBucket = 5;
+  struct Bucket {
+    int64_t id[kBucket];
+    uint32_t row[kBucket];  // row number + 1; 0: empty
+    uint32_t spare;
+  };
+  static_assert(sizeof(Bucket) == 64, "a bucket is a cache line");
 
-  uint32_t find(int64_t id, uint64_t hash) const {
+  // A lookup has two parts, with time between them for the bucket to come from memory.
+  const Bucket* begin(uint64_t hash) const {
+    static const Bucket none = {};
     const Array& array = array_of(hash);
-    if (array.slots == 0) return kNoRow;
-    const size_t buckets = array.slots / kBucket;
-    for (size_t b = array.home_bucket(hash); b < buckets; ++b) {
-      const Bucket& bucket = array.bucket(b);
+    if (array.slots == 0) return &none;
+    const Bucket* home = &array.bucket(array.home_bucket(hash));
+    prefetch_read(home);
+    return home;
+  }
+  static uint32_t find(int64_t id, const Bucket* bucket) {
+    for (;; ++bucket) {  // until an empty one: there is one at the end
       uint32_t found = 0;  // without branches: where in the bucket an id lies cannot be guessed
       for (size_t k = 0; k < kBucket; ++k)
-        found |= bucket.row[k] & (0u - static_cast<uint32_t>(bucket.id[k] == id));
+        found |= bucket->row[k] & (0u - static_cast<uint32_t>(bucket->id[k] == id));
       if (found != 0) return found - 1;
-      if (bucket.row[kBucket - 1] == 0) return kNoRow;  // a bucket fills from the front
+      if (bucket->row[kBucket - 1] == 0) return kNoRow;  // a bucket fills from the front
     }
-    return kNoRow;
   }
+  uint32_t find(int64_t id, uint64_t hash) const { return find(id, begin(hash)); }
 
   // Adds an id that is not there.
   void insert(int64_t id, uint64_t hash, uint32_t row) {
     if (size_ + 1 > limit_) grow();
     move_some(kMovesPerInsert);
     if (!place(array_of(hash), id, hash, row)) {
-      move_some(old_.slots);
-      while (!place(new_, id, hash, row)) widen();
+      move_some(old().slots);
+      while (!place(fresh(), id, hash, row)) widen();
     }
     ++size_;
   }
@@ -78,24 +86,16 @@ class Index {
   // Calls visit(id, row) for every entry.
   template <typename Visit>
   void each(Visit visit) const {
-    for (size_t slot = frontier_; slot < old_.slots; ++slot)
-      if (old_.row(slot) != 0) visit(old_.id(slot), old_.row(slot) - 1);
-    for (size_t slot = 0; slot < new_.slots; ++slot)
-      if (new_.row(slot) != 0) visit(new_.id(slot), new_.row(slot) - 1);
+    for (size_t slot = frontier_; slot < old().slots; ++slot)
+      if (old().row(slot) != 0) visit(old().id(slot), old().row(slot) - 1);
+    for (size_t slot = 0; slot < fresh().slots; ++slot)
+      if (fresh().row(slot) != 0) visit(fresh().id(slot), fresh().row(slot) - 1);
   }
 
  private:
-  static constexpr size_t kBucket = 5;
   static constexpr size_t kFirst = 16, kTail = 16;  // buckets
   static constexpr size_t kMovesPerInsert = 16;     // 6 would do to end before the next growth
   static constexpr size_t kReleaseSlots = kBucket << 15;  // 2 MiB
-
-  struct Bucket {
-    int64_t id[kBucket];
-    uint32_t row[kBucket];  // row number + 1; 0: empty
-    uint32_t spare;
-  };
-  static_assert(sizeof(Bucket) == 64, "a bucket is a cache line");
 
   // Slots are numbered through all buckets; a hash's home is the first slot of its bucket.
   struct Array {
@@ -115,12 +115,19 @@ class Index {
     void allocate(size_t buckets, size_t tail) {
       capacity = buckets;
       slots = (buckets + tail) * kBucket;
-      pages = Pages((buckets + tail) * sizeof(Bucket));
+      pages = Pages((buckets + tail + 1) * sizeof(Bucket));  // the last one stays empty
     }
   };
 
+  Array& old() { return arrays_[0]; }
+  const Array& old() const { return arrays_[0]; }
+  Array& fresh() { return arrays_[1]; }
+  const Array& fresh() const { return arrays_[1]; }
+
   const Array& array_of(uint64_t hash) const {
-    return old_.slots != 0 && old_.home(hash) >= frontier_ ? old_ : new_;
+    // Without a branch: during a walk nobody can guess which of the two it is.
+    const bool moved = (old().slots == 0) | (old().home(hash) < frontier_);
+    return arrays_[moved];
   }
   Array& array_of(uint64_t hash) {
     return const_cast<Array&>(static_cast<const Index*>(this)->array_of(hash));
@@ -137,36 +144,36 @@ class Index {
 
   // At most 3/4 full; a quarter larger each time keeps it above 3/5: 17 to 22 bytes per row.
   void grow() {
-    move_some(old_.slots);
-    size_t capacity = new_.capacity == 0 ? kFirst : new_.capacity + new_.capacity / 4;
-    if (new_.capacity != 0 && new_.capacity < (kFirst << 2)) capacity = new_.capacity * 2;
-    old_ = std::move(new_);
+    move_some(old().slots);
+    size_t capacity = fresh().capacity == 0 ? kFirst : fresh().capacity + fresh().capacity / 4;
+    if (fresh().capacity != 0 && fresh().capacity < (kFirst << 2)) capacity = fresh().capacity * 2;
+    old() = std::move(fresh());
     frontier_ = 0;
-    new_ = Array();
-    new_.allocate(capacity, tail_);
+    fresh() = Array();
+    fresh().allocate(capacity, tail_);
     limit_ = kBucket * capacity / 4 * 3;
   }
 
   void move_some(size_t slots) {
-    if (old_.slots == 0) return;
+    if (old().slots == 0) return;
     size_t left = slots;
     const size_t begin = frontier_;
-    while (frontier_ < old_.slots) {
-      const uint32_t row = old_.row(frontier_);
+    while (frontier_ < old().slots) {
+      const uint32_t row = old().row(frontier_);
       if (row == 0) {
         if (left == 0) break;  // the frontier may rest only on an empty slot
       } else {
-        const int64_t id = old_.id(frontier_);
-        while (!place(new_, id, hash_id(id), row - 1)) widen();
+        const int64_t id = old().id(frontier_);
+        while (!place(fresh(), id, hash_id(id), row - 1)) widen();
       }
       ++frontier_;
       if (left > 0) --left;
     }
-    if (frontier_ == old_.slots) {
-      old_ = Array();
+    if (frontier_ == old().slots) {
+      old() = Array();
       frontier_ = 0;
     } else if (frontier_ / kReleaseSlots != begin / kReleaseSlots) {
-      old_.pages.release(begin / kReleaseSlots * kReleaseSlots / kBucket * sizeof(Bucket),
+      old().pages.release(begin / kReleaseSlots * kReleaseSlots / kBucket * sizeof(Bucket),
                          frontier_ / kReleaseSlots * kReleaseSlots / kBucket * sizeof(Bucket));
     }
   }
@@ -178,16 +185,16 @@ class Index {
     for (bool fits = false; !fits;) {
       tail_ *= 4;
       wider = Array();
-      wider.allocate(new_.capacity, tail_);
+      wider.allocate(fresh().capacity, tail_);
       fits = true;
-      for (size_t slot = 0; fits && slot < new_.slots; ++slot)
-        if (new_.row(slot) != 0)
-          fits = place(wider, new_.id(slot), hash_id(new_.id(slot)), new_.row(slot) - 1);
+      for (size_t slot = 0; fits && slot < fresh().slots; ++slot)
+        if (fresh().row(slot) != 0)
+          fits = place(wider, fresh().id(slot), hash_id(fresh().id(slot)), fresh().row(slot) - 1);
     }
-    new_ = std::move(wider);
+    fresh() = std::move(wider);
   }
 
-  Array old_, new_;
+  Array arrays_[2];
   size_t frontier_ = 0;
   size_t size_ = 0, limit_ = 0, tail_ = kTail;
 };

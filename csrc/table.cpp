@@ -113,12 +113,6 @@ void Table::begin_record(char* record, int64_t id) const {
   }
 }
 
-const char* Table::find_hashed(int64_t id, uint64_t hash) const {
-  const Shard& shard = shards_[shard_of(hash)];
-  const uint32_t row = shard.index.find(id, hash);
-  return row == kNoRow ? nullptr : slab_record(shard, row);
-}
-
 // Records of up to kBlock ids (null: not held), each fetched into the cache on the way.
 void Table::find(const int64_t* ids, size_t n, const char** records) const {
   if (!grows()) {
@@ -128,16 +122,19 @@ void Table::find(const int64_t* ids, size_t n, const char** records) const {
     }
     return;
   }
-  uint64_t hashes[kBlock];
+  const Shard* shards[kBlock];
+  const Index::Bucket* buckets[kBlock];
   for (size_t i = 0; i < n; ++i) {
-    hashes[i] = hash_id(ids[i]);
-    shards_[shard_of(hashes[i])].index.prefetch(hashes[i]);
+    const uint64_t hash = hash_id(ids[i]);
+    shards[i] = &shards_[shard_of(hash)];
+    buckets[i] = shards[i]->index.begin(hash);
   }
-  const size_t value_bytes = layout_.state;
+  const size_t value_bytes = std::min(layout_.state, size_t{512});
   for (size_t i = 0; i < n; ++i) {
-    records[i] = find_hashed(ids[i], hashes[i]);
-    if (records[i] != nullptr)
-      for (size_t b = 0; b < value_bytes && b < 512; b += 64) prefetch_read(records[i] + b);
+    const uint32_t row = Index::find(ids[i], buckets[i]);
+    records[i] = row == kNoRow ? nullptr : slab_record(*shards[i], row);
+    if (row != kNoRow)
+      for (size_t b = 0; b < value_bytes; b += 64) prefetch_read(records[i] + b);
   }
 }
 
@@ -147,6 +144,7 @@ void Table::pull(const int64_t* ids, size_t n, float* out) const {
     return;
   }
   const size_t dim = static_cast<size_t>(spec_.dim);
+  const auto read_values = kernels().read_values;
   const char* records[kBlock];
   // As many as the first cache can hold until they are copied: long rows come in smaller blocks.
   const size_t lines = (layout_.state + 63) / 64;
@@ -157,7 +155,7 @@ void Table::pull(const int64_t* ids, size_t n, float* out) const {
     for (size_t i = 0; i < count; ++i) {
       float* to = out + (begin + i) * dim;
       if (records[i] != nullptr)
-        kernels().read_values(layout_, records[i], to);
+        read_values(layout_, records[i], to);
       else
         initial_values(ids[begin + i], to);
     }
@@ -210,7 +208,7 @@ void Table::push(const Push& push, int part, int parts) {
     for (size_t begin = 0; begin < s.distinct; begin += kBlock) {
       const size_t end = std::min(begin + kBlock, s.distinct);
       for (size_t u = begin; u < end; ++u)
-        shards_[shard_of(s.hashes[u])].index.prefetch(s.hashes[u]);
+        shards_[shard_of(s.hashes[u])].index.begin(s.hashes[u]);
       for (size_t u = begin; u < end; ++u) {
         Shard& shard = shards_[shard_of(s.hashes[u])];
         if (spec_.counted) {

@@ -148,7 +148,6 @@ class Table {
   float norm(const char* record) const;
   void note_change(std::vector<uint8_t>& changed, size_t row) const;
   void find(const int64_t* ids, size_t n, const char** records) const;
-  const char* find_hashed(int64_t id, uint64_t hash) const;
 
   Spec spec_;
   Layout layout_;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -225,6 +226,19 @@ def pull_many(stores: Sequence[Native], ids: Sequence[Tensor]) -> list[Tensor]:
     )
     _refuse(stores, flat, wrong)
     return out
+
+
+def row_reader(stores: Sequence[object], limits: Sequence[int | None]) -> Any:
+    """What answers requests for rows of some stores in one call, or None where it cannot be had.
+
+    limits[k]: the rows that may be asked for of stores[k], None: any id. See shoal.ps.wire for what
+    a request is; `answer(request, kind)` has the answer, or None when it must be read in Python.
+    """
+    native = [store for store in stores if isinstance(store, Native)]
+    if _core is None or len(native) < len(stores):
+        return None
+    bounds = [-1 if limit is None else limit for limit in limits]
+    return _core.RowReader([store._core for store in native], bounds, _parts(native))
 
 
 def push_many(

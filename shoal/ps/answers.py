@@ -21,6 +21,7 @@ class Request:
 
     address: bytes
     header: Header
+    head: bytes = b""  # frame 0: the header, and what may stand behind it
     frames: list[memoryview] = field(default_factory=list)
     ids: list[tuple[int, Tensor]] = field(default_factory=list)  # of a pull: table, its ids
 
@@ -40,6 +41,13 @@ class Answers:
     def give(self, request: Request, frames: list[Any], flags: int = 0) -> None:
         """What was asked for."""
         self._send(request.address, request.header.answer(Kind.OK, flags), frames)
+
+    def give_message(self, address: bytes, message: Any) -> None:
+        """An answer that is one frame, header and all."""
+        with contextlib.suppress(zmq.ZMQError):  # whoever asked is gone
+            self.socket.send(address, zmq.NOBLOCK | zmq.SNDMORE)
+            # A copy, however large: else zmq tells when it is done by a thread that wants the GIL.
+            self.socket.send(message, zmq.NOBLOCK)
 
     def refuse(self, address: bytes, header: Header, why: str, lost: bool = False) -> None:
         """Why it was not done; lost: the run cannot go on."""

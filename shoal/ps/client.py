@@ -22,6 +22,7 @@ from shoal.ps.curve import use_keys
 from shoal.ps.heartbeat import Heartbeat
 from shoal.ps.keys import Keys
 from shoal.ps.link import Link, ServerError
+from shoal.ps.memory import keep_freed_memory
 from shoal.ps.spec import Spec
 from shoal.ps.transfer import Pulling, Pushing, Share, cut, flat_values, seen_by
 from shoal.ps.wire import (
@@ -32,6 +33,7 @@ from shoal.ps.wire import (
     numbers_frame,
     parse_json,
     parts_frame,
+    pull_message,
     send_ids,
     send_rows,
 )
@@ -54,6 +56,7 @@ class Client:
     ):
         self.worker, self.keys, self.timeout = worker, keys, timeout
         self.session = session or secrets.randbits(63) | 1
+        keep_freed_memory()
         self.context = zmq.Context()
         self.bytes_sent = 0
         self.failure = ""  # what a server said while nothing was asked
@@ -152,13 +155,16 @@ class Client:
         assert self.spec is not None
         dims = [self.spec.tables[share.table].dim for share in shares]
         pulling = Pulling(shares, dims, self.flags)
+        messages = []
         for link in self.links:
             for some in cut(shares, dims, link.index):
-                parts = [(shares[k].table, last - first) for k, first, last in some]
-                ids = [shares[k].ids[first:last] for k, first, last in some]
+                wanted = [(shares[k].table, shares[k].ids, first, last) for k, first, last in some]
                 header = self.header(Kind.PULL, pulling.flags, step)
-                link.ask(header, [parts_frame(parts), send_ids(ids, pulling.flags)])
+                messages.append(pull_message(header, wanted))
                 pulling.asked.append((link, header.sequence, some))
+        # All at once: where cores are few, the first answer keeps this thread from going on.
+        for (link, number, _), message in zip(pulling.asked, messages):
+            link.post(number, [message])
         return pulling
 
     def start_push(

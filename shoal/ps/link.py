@@ -6,14 +6,13 @@ the server is asked for a sign of life, and what it may have lost is sent again.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from shoal.ps.wire import Header, Kind, parse_header, parse_json
+from shoal.ps.wire import HEADER, Header, Kind, parse_header, parse_json
 from shoal.world import PeerLost
 
 if TYPE_CHECKING:
@@ -34,8 +33,8 @@ class Link:
         self.again_after = again_after  # seconds: what was asked is asked again
         self.socket = client.connect(address)
         self.greeting = Header(Kind.HELLO, client.worker)
-        self.due: dict[int, tuple[Header, list[Any]]] = {}  # asked and not answered
-        self.came: dict[int, tuple[Header, list[memoryview]]] = {}
+        self.due: dict[int, list[Any]] = {}  # asked and not answered: the message
+        self.came: dict[int, tuple[Header, list[Any]]] = {}
 
     @property
     def name(self) -> str:
@@ -43,19 +42,34 @@ class Link:
 
     def ask(self, header: Header, frames: Sequence[Any]) -> None:
         """Send a request; `answer` has what comes back."""
-        self.due[header.sequence] = header, list(frames)
-        self._send(header, frames)
+        self.post(header.sequence, [header.pack(), *frames])
 
-    def _send(self, header: Header, frames: Sequence[Any]) -> None:
-        large = any(len(frame) > COPY_BELOW for frame in frames)
-        self.client.bytes_sent += sum(len(frame) for frame in frames)
+    def post(self, number: int, message: list[Any]) -> None:
+        """Send a request whose frame 0 begins with a header of this number."""
+        self.due[number] = message
+        self._send(message)
+
+    def _send(self, message: list[Any]) -> None:
+        size = sum(map(len, message))
+        self.client.bytes_sent += size - HEADER.size
         # A server that does not take our key leaves nobody to send to: that is silence, too.
-        with contextlib.suppress(zmq.Again):
-            self.socket.send_multipart([header.pack(), *frames], zmq.NOBLOCK, copy=not large)
+        try:
+            if len(message) == 1:
+                self.socket.send(message[0], zmq.NOBLOCK, copy=size <= COPY_BELOW)
+            else:
+                self.socket.send_multipart(message, zmq.NOBLOCK, copy=size <= COPY_BELOW)
+        except zmq.Again:
+            pass
 
     def answer(self, number: int, patience: float | None = None) -> list[memoryview]:
-        """The frames of an answer; waits for it as long as the server lives."""
-        patience = patience or self.client.timeout
+        """The frames of an answer, less the header; waits for it as long as the server lives."""
+        return self._wait(number, patience or self.client.timeout)[1:]
+
+    def answer_body(self, number: int) -> memoryview:
+        """What stands behind the header in frame 0 of an answer."""
+        return self._wait(number, self.client.timeout)[0][HEADER.size :]
+
+    def _wait(self, number: int, patience: float) -> list[memoryview]:
         heard = asked_again = time.monotonic()
         while number not in self.came:
             if self._take():
@@ -69,29 +83,34 @@ class Link:
                     f"{self.name} has not answered for {now - heard:.0f} s: it died, or the "
                     "network to it is cut; its own message, on its host, says more"
                 )
-            self._send(self.client.header(Kind.PING), [])
+            self._send([self.client.header(Kind.PING).pack()])
             if now - asked_again > self.again_after:
                 asked_again = now
-                for header, frames in self.due.values():
-                    self._send(header, frames)
+                for message in self.due.values():
+                    self._send(message)
         header, frames = self.came.pop(number)
         if header.kind == Kind.ERROR:
-            raise self._error(parse_json(frames[0]))
+            raise self._error(frames)
         return frames
 
     def _take(self) -> bool:
         """One message, within a second; whether there was one."""
         try:
-            frames = [f.buffer for f in self.socket.recv_multipart(copy=False)]
+            frame = self.socket.recv(copy=False)
         except zmq.Again:
             return False
+        frames = [frame.buffer]
+        while frame.more:
+            frame = self.socket.recv(copy=False)
+            frames.append(frame.buffer)
         header = parse_header(frames[0])
         if self.due.pop(header.sequence, None) is not None:
-            self.came[header.sequence] = header, frames[1:]
+            self.came[header.sequence] = header, frames
         elif header.kind == Kind.ERROR and header.sequence == 0:
-            raise self._error(parse_json(frames[1]))
+            raise self._error(frames)
         return True
 
-    def _error(self, found: dict[str, Any]) -> Exception:
+    def _error(self, frames: list[memoryview]) -> Exception:
+        found = parse_json(frames[1])
         text = f"{self.name}: {found.get('message')}"
         return PeerLost(text) if found.get("lost") else ServerError(text)

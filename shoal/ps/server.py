@@ -23,6 +23,7 @@ from safetensors.torch import save as format_tensors
 from shoal.ps.answers import Answers, Request
 from shoal.ps.curve import Gate
 from shoal.ps.keys import Keys
+from shoal.ps.memory import keep_freed_memory
 from shoal.ps.roster import Roster
 from shoal.ps.shards import ShardWriter, load_shards
 from shoal.ps.spec import Spec, parse_spec
@@ -57,6 +58,7 @@ class Server:
         threads: int | None = None,
     ):
         self.index, self.threads = index, threads
+        keep_freed_memory()
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 2000)
@@ -112,11 +114,15 @@ class Server:
     def _take_one(self) -> None:
         """Answer a message, if one comes within a moment."""
         try:
-            flags = zmq.NOBLOCK if self._jobs else 0
-            address, *frames = self.socket.recv_multipart(flags, copy=False)
+            address = self.socket.recv(zmq.NOBLOCK if self._jobs else 0)
         except zmq.Again:
             return
-        self.receive(address.bytes, [frame.buffer for frame in frames])
+        frame = self.socket.recv(copy=False)
+        head, frames = frame.bytes, []
+        while frame.more:
+            frame = self.socket.recv(copy=False)
+            frames.append(frame.buffer)
+        self.receive(address, head, frames)
 
     def _look_after_workers(self) -> None:
         """Give up when one went silent."""
@@ -142,16 +148,16 @@ class Server:
 
     # ---- one message ----------------------------------------------------------------------------
 
-    def receive(self, address: bytes, frames: list[memoryview]) -> None:
-        """Answer one message."""
+    def receive(self, address: bytes, head: bytes, frames: list[memoryview]) -> None:
+        """Answer one message: its frame 0, and those that follow."""
         self.messages += 1
         header = Header(Kind.ERROR, 0)
         try:
-            if not 1 <= len(frames) <= MOST_FRAMES:
-                raise WireError(f"a message of {len(frames)} frames")
-            header = parse_header(frames[0])
+            if len(frames) >= MOST_FRAMES:
+                raise WireError(f"a message of {1 + len(frames)} frames")
+            header = parse_header(head)
             self._check_sender(header)
-            self._handle(Request(address, header, frames[1:]))
+            self._handle(Request(address, header, head, frames))
         except WireError as error:
             self._refuse(address, header, str(error))
         except Exception as error:  # checks that failed to foresee something must not end a server

@@ -15,16 +15,22 @@ from typing import Any
 
 from torch import Tensor
 
+from shoal.embedding.native import row_reader
+from shoal.embedding.store import Store
 from shoal.ps.answers import Answers, Request
 from shoal.ps.roster import Roster, Worker
 from shoal.ps.state import Push, State
 from shoal.ps.wire import (
+    BFLOAT16,
+    COMPRESSED,
     WITH_DENSE,
     Header,
+    Kind,
     WireError,
     numbers,
     numbers_frame,
     parse_parts,
+    parse_pull,
     receive_ids,
     receive_rows,
     send_rows,
@@ -43,20 +49,23 @@ class Steps:
         self.spec = state.spec
         self.applied = 0  # steps (sync)
         self._pushes: dict[int, tuple[Request, Push]] = {}  # sync: of the step under way
+        self._reader: Any = None  # of the rows of these stores:
+        self._reader_of: list[Store] | None = None
         self._waiting: dict[tuple[bytes, int], Request] = {}  # pulls whose time has not come
 
     # ---- rows that are read ---------------------------------------------------------------------
 
     def pull(self, request: Request) -> None:
         """Answer with rows, now or when their time has come."""
-        state, header = self.state, request.header
-        parts, ids_bytes = request.only(2)
-        pairs = parse_parts(parts, len(state.dims))
-        all_ids = receive_ids(ids_bytes, [n for _, n in pairs], header.flags)
-        request.ids = [(table, ids) for (table, _), ids in zip(pairs, all_ids)]
+        header = request.header
+        request.only(0)
+        its_time = self._is_time(header)
+        if its_time and self._answer_at_once(request):
+            return
+        request.ids = parse_pull(request.head, header.flags, len(self.state.dims))
         for table, ids in request.ids:
-            state.check_ids(table, ids)
-        if self._is_time(header):
+            self.state.check_ids(table, ids)
+        if its_time:
             self._answer_pull(request)
             return
         if header.step > self.roster[header.worker].step + MOST_AHEAD:
@@ -66,9 +75,26 @@ class Steps:
         self._waiting[request.address, header.sequence] = request
 
     def _answer_pull(self, request: Request) -> None:
+        if self._answer_at_once(request):
+            return
         flags = request.header.flags
         rows = [self.state.stores[table].pull(ids) for table, ids in request.ids]
-        self.answers.give(request, [send_rows(rows, flags)], flags)
+        head = request.header.answer(Kind.OK, flags).pack()
+        self.answers.give_message(request.address, head + send_rows(rows, flags))
+
+    def _answer_at_once(self, request: Request) -> bool:
+        """Check and answer a pull in native code; False: it must be looked at here."""
+        if request.header.flags & (BFLOAT16 | COMPRESSED):
+            return False
+        state = self.state
+        if self._reader_of is not state.stores:  # a checkpoint may have brought others
+            limits = [table.rows for table in self.spec.tables]
+            self._reader_of, self._reader = state.stores, row_reader(state.stores, limits)
+        answer = self._reader and self._reader.answer(request.head, int(Kind.OK))
+        if answer is None:
+            return False
+        self.answers.give_message(request.address, answer)
+        return True
 
     def _is_time(self, header: Header) -> bool:
         """Whether the rows that a pull of a step may see are ready."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from shoal.ps.link import Link
-from shoal.ps.wire import WITH_DENSE, WireError, numbers, receive_rows
+from shoal.ps.wire import WITH_DENSE, WireError, copy_rows, numbers, receive_rows
 
-PULL_VALUES = 1 << 18  # values of rows in one answer, about: 1 MiB
+PULL_VALUES = 5 << 16  # values of rows in one answer, about: 1.25 MiB
 Pieces = list[tuple[int, int, int]]  # number of a share, first and last of its ids
 
 
@@ -22,6 +23,12 @@ class Share:
     ids: Tensor  # [n]
     counts: list[int]
     seen: Tensor | None = None  # [n, 2]: shows and clicks of a push; None: one show, no click
+
+    def __post_init__(self) -> None:
+        assert self.ids.dtype == torch.int64 and self.ids.is_cpu
+        assert self.ids.dim() == 1 and sum(self.counts) == len(self.ids)
+        if not self.ids.is_contiguous():  # they are read where they lie
+            object.__setattr__(self, "ids", self.ids.contiguous())
 
     def of(self, server: int) -> slice:
         start = sum(self.counts[:server])
@@ -37,6 +44,9 @@ def seen_by(share: Share, server: int) -> Tensor:
 
 def cut(shares: list[Share], dims: list[int], server: int) -> list[Pieces]:
     """What one server is asked for, as requests of about PULL_VALUES values; at least one."""
+    whole = [(k, (piece := share.of(server)).start, piece.stop) for k, share in enumerate(shares)]
+    if sum((last - first) * dims[k] for k, first, last in whole) <= PULL_VALUES:
+        return [whole]
     requests: list[Pieces] = [[]]
     room = PULL_VALUES
     for k, share in enumerate(shares):
@@ -63,15 +73,25 @@ class Pulling:
 
     def wait(self) -> list[Tensor]:
         """Rows [n, dim] of every share, only to be read."""
-        dims = self.dims
-        came: list[list[Tensor]] = [[] for _ in self.shares]
+        shapes = [(len(share.ids), dim) for share, dim in zip(self.shares, self.dims)]
+        if len(shapes) == 1:
+            whole = torch.empty(shapes[0])
+            self._collect(whole, [0])
+            return [whole]
+        sizes = [n * dim for n, dim in shapes]
+        flat = torch.empty(sum(sizes))
+        self._collect(flat, list(accumulate(sizes, initial=0)))
+        return [piece.view(shape) for piece, shape in zip(flat.split(sizes), shapes)]
+
+    def _collect(self, to: Tensor, starts: list[int]) -> None:
+        """Copy what arrives to its place, while the rest is on its way."""
         for link, number, pieces in self.asked:
-            frames = link.answer(number)
-            counts = [last - first for _, first, last in pieces]
-            rows = receive_rows(frames[0], counts, [dims[k] for k, _, _ in pieces], self.flags)
-            for (k, _, _), piece in zip(pieces, rows):
-                came[k].append(piece)
-        return [some[0] if len(some) == 1 else torch.cat(some) for some in came]
+            places = [
+                (starts[k] + first * self.dims[k], (last - first) * self.dims[k])
+                for k, first, last in pieces
+            ]
+            count = sum(length for _, length in places)
+            copy_rows(link.answer_body(number), count, self.flags, to, places)
 
 
 class Pushing:

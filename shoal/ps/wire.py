@@ -10,6 +10,11 @@ Nothing is unpickled or evaluated. Ids and rows of several tables travel as one 
     parts   int64 [k, 2]       number of the table, number of its ids
     ids     int64 [sum]        table after table
     rows    float32 or bfloat16 [sum of n * dim], table after table
+
+Rows are asked for so often that every frame counts: a PULL is one frame, and so is its answer.
+
+    PULL    header, int64 number of parts, parts, ids
+    OK      header, rows
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import json
 import struct
 import zlib
 from collections.abc import Sequence
+from ctypes import addressof, c_char, memmove, string_at
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -25,13 +31,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MAGIC, VERSION = b"SHOL", 1
+MAGIC, VERSION = b"SHOL", 2
 HEADER = struct.Struct("<4sHHIIQqQ")
+COUNT = struct.Struct("<q")
 MOST_FRAMES = 8
 MOST_IDS = 1 << 28  # ids in one message
 MOST_EXPANDED = 1 << 31  # bytes that a compressed frame may hold
 MOST_JSON = 64 << 20
 FAST = 1  # level of compression
+
+Places = Sequence[tuple[int, int]]  # where values begin in a flat tensor, and how many they are
 
 BFLOAT16, COMPRESSED, WITH_DENSE = 1, 2, 4
 FLAGS = BFLOAT16 | COMPRESSED | WITH_DENSE
@@ -45,7 +54,7 @@ class Kind(IntEnum):
     """What a message asks, or answers."""
 
     HELLO = 1  # JSON of the model; registers the worker's session
-    PULL = 2  # parts, ids -> parts, rows
+    PULL = 2  # parts, ids -> rows; each in one frame with its header
     PUSH = 3  # numbers, parts, ids, rows, dense gradients
     DENSE = 4  # -> this server's dense parameters
     SET_DENSE = 5  # dense parameters, their optimizer's state
@@ -61,6 +70,7 @@ class Kind(IntEnum):
 
 
 KINDS = {int(kind): kind for kind in Kind}
+WITH_BODY = (Kind.PULL, Kind.OK)  # more than the header may stand in their frame 0
 
 
 class Header(NamedTuple):
@@ -74,7 +84,7 @@ class Header(NamedTuple):
     session: int = 0
 
     def pack(self) -> bytes:
-        """The bytes of frame 0."""
+        """The bytes that frame 0 begins with."""
         return HEADER.pack(MAGIC, VERSION, *self)
 
     def answer(self, kind: Kind, flags: int = 0) -> Header:
@@ -84,9 +94,9 @@ class Header(NamedTuple):
 
 def parse_header(frame: memoryview | bytes) -> Header:
     """The header, or an error that says what is wrong with it."""
-    if len(frame) != HEADER.size:
+    if len(frame) < HEADER.size:
         raise WireError(f"a header of {len(frame)} bytes; it must be {HEADER.size}")
-    magic, version, kind, worker, flags, sequence, step, session = HEADER.unpack(frame)
+    magic, version, kind, worker, flags, sequence, step, session = HEADER.unpack_from(frame)
     if magic != MAGIC:
         raise WireError("not a message of shoal")
     if version != VERSION:
@@ -98,6 +108,8 @@ def parse_header(frame: memoryview | bytes) -> Header:
         raise WireError(f"unknown flags {flags:#x}")
     if kind not in KINDS:
         raise WireError(f"unknown kind of message {kind}")
+    if len(frame) > HEADER.size and kind not in WITH_BODY:
+        raise WireError(f"a header of {len(frame)} bytes; it must be {HEADER.size}")
     return Header(KINDS[kind], worker, flags, sequence, step, session)
 
 
@@ -148,6 +160,41 @@ def numbers_frame(*numbers: float) -> bytes:
     return struct.pack(f"<{len(numbers)}d", *numbers)
 
 
+# ---- requests for rows --------------------------------------------------------------------------
+
+
+def pull_message(header: Header, pieces: Sequence[tuple[int, Tensor, int, int]]) -> bytes:
+    """A request for rows; of each table its number, ids [n], and the first and last that are meant.
+
+    Ids are read where they lie: slices and views of a tensor take longer than all the rest.
+    """
+    told = [number for table, _, first, last in pieces for number in (table, last - first)]
+    ids = [
+        string_at(one.data_ptr() + 8 * first, 8 * (last - first)) for _, one, first, last in pieces
+    ]
+    if header.flags & COMPRESSED:
+        ids = [zlib.compress(b"".join(ids), FAST)]
+    count = len(pieces)
+    fixed = struct.pack(f"{HEADER.format}q{2 * count}q", MAGIC, VERSION, *header, count, *told)
+    return b"".join((fixed, *ids))
+
+
+def parse_pull(frame: bytes, flags: int, num_tables: int) -> list[tuple[int, Tensor]]:
+    """(table, its ids [n]) of every part of a request."""
+    view = memoryview(bytearray(frame))[HEADER.size :]  # torch wants memory it could write to
+    if len(view) < COUNT.size:
+        raise WireError(f"{len(view)} bytes do not say which rows are meant")
+    (count,) = COUNT.unpack_from(view)
+    if not 0 <= count <= num_tables:
+        raise WireError(f"{count} parts of {num_tables} tables")
+    first = COUNT.size + 16 * count
+    pairs = parse_parts(view[COUNT.size : first], num_tables)
+    if len(pairs) != count:
+        raise WireError(f"{len(pairs)} parts; {count} were announced")
+    ids = receive_ids(view[first:], [n for _, n in pairs], flags)
+    return [(table, some) for (table, _), some in zip(pairs, ids)]
+
+
 # ---- tensors ------------------------------------------------------------------------------------
 
 
@@ -192,6 +239,21 @@ def receive_rows(
         flat = _tensor(_expand(frame, total * 4, flags), torch.float32, total)
     pieces = [flat] if len(sizes) == 1 else flat.split(sizes)
     return [piece.view(n, dim) for piece, n, dim in zip(pieces, counts, dims)]
+
+
+def copy_rows(frame: memoryview, count: int, flags: int, to: Tensor, places: Places) -> None:
+    """Copy so many values of rows into a tensor; `places` says how they divide."""
+    if flags & (BFLOAT16 | COMPRESSED):
+        flat = receive_rows(frame, [count], [1], flags)[0]
+        begin = flat.data_ptr()
+    elif len(frame) != 4 * count:
+        raise WireError(f"a frame of {len(frame)} bytes; expected {count} values of 4 bytes")
+    else:
+        begin = addressof(c_char.from_buffer(frame)) if count else 0
+    total = to.data_ptr()
+    for place, length in places:
+        memmove(total + 4 * place, begin, 4 * length)
+        begin += 4 * length
 
 
 def _expand(frame: memoryview, size: int, flags: int) -> memoryview | bytes | bytearray:

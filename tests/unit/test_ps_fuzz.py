@@ -11,7 +11,15 @@ from pathlib import Path
 import torch
 from ps_cluster import Bare, get_dense, joined, make_spec, pull, push, rows_in, save, server_process
 
-from shoal.ps.wire import BFLOAT16, COMPRESSED, WITH_DENSE, Header, Kind, numbers_frame
+from shoal.ps.wire import (
+    BFLOAT16,
+    COMPRESSED,
+    VERSION,
+    WITH_DENSE,
+    Header,
+    Kind,
+    numbers_frame,
+)
 
 MESSAGES, BURST = 100_000, 500
 STEPS = 3  # pushes of each worker before the fuzzing
@@ -39,9 +47,10 @@ class Fuzzer:
         small = zlib.compress
         self.valid: list[tuple[Kind, int, list[bytes]]] = [
             (Kind.HELLO, 0, [hello]),
-            (Kind.PULL, 0, [pack_parts(0, 3), ids]),
-            (Kind.PULL, WITH_DENSE | BFLOAT16, [pack_parts(1, 2, 0, 1), ids]),
-            (Kind.PULL, COMPRESSED, [pack_parts(1, 3), small(ids)]),
+            (Kind.PULL, 0, [pack_parts(1, 0, 3) + ids]),
+            (Kind.PULL, 0, [pack_parts(2, 1, 2, 0, 1) + ids]),
+            (Kind.PULL, WITH_DENSE | BFLOAT16, [pack_parts(2, 1, 2, 0, 1) + ids]),
+            (Kind.PULL, COMPRESSED, [pack_parts(1, 1, 3) + small(ids)]),
             (Kind.PUSH, 0, [step, pack_parts(0, 3), ids, rows, b""]),
             (Kind.PUSH, WITH_DENSE, [step, pack_parts(0, 3), ids, rows, dense]),
             (Kind.PUSH, BFLOAT16, [step, pack_parts(0, 3), ids, half, b""]),
@@ -92,11 +101,13 @@ class Fuzzer:
         session = self.random.choice((*self.sessions, 0, self.random.getrandbits(64)))
         step = self.random.choice((-1, 0, 1, 2, 3, 4, 5, 900, 1 << 40, -(1 << 63)))
         return HEADER.pack(
-            b"SHOL", 1, kind, worker, flags, self.random.getrandbits(20), step, session
+            b"SHOL", VERSION, kind, worker, flags, self.random.getrandbits(20), step, session
         )
 
     def valid_message(self) -> list[bytes]:
         kind, flags, frames = self.random.choice(self.valid)
+        if kind == Kind.PULL:  # all in one frame
+            return [self.header(kind, flags) + frames[0]]
         return [self.header(kind, flags), *frames]
 
     def bytes(self, size: int) -> bytes:
@@ -104,15 +115,15 @@ class Fuzzer:
 
     def harmless(self, frames: list[bytes]) -> list[bytes]:
         """The one thing that a fuzzer must not send: what a known worker may rightly ask."""
-        if not frames or len(frames[0]) != HEADER.size:
+        if not frames or len(frames[0]) < HEADER.size:
             return frames
-        values = list(HEADER.unpack(frames[0]))
+        values = list(HEADER.unpack_from(frames[0]))
         if values[7] in self.sessions:
             if values[2] in ORDERS:
                 values[7] ^= 1 << 40
             elif values[2] == Kind.PUSH and values[6] == STEPS:
                 values[6] += self.random.choice((-STEPS, -1, 1, 2))
-        return [HEADER.pack(*values), *frames[1:]]
+        return [HEADER.pack(*values) + frames[0][HEADER.size :], *frames[1:]]
 
     # ---- mutations: of a list of frames, in place ------------------------------------------------
 
@@ -143,25 +154,31 @@ class Fuzzer:
             frames.insert(place, frames[place])
 
     def lie_about_counts(self, frames: list[bytes]) -> None:
+        count = self.random.choice((-1, 0, 1 << 20, 1 << 27, 1 << 28, 1 << 29, 1 << 62))
         if len(frames) > 2:
-            count = self.random.choice((-1, 0, 1 << 20, 1 << 27, 1 << 28, 1 << 29, 1 << 62))
-            place = 1 if len(frames) == 3 else 2
-            frames[place] = pack_parts(self.random.choice((0, 1, 2, -1)), count)
+            frames[2] = pack_parts(self.random.choice((0, 1, 2, -1)), count)
+        elif len(frames[0]) > HEADER.size + 24:  # a pull: the number of parts, or one of them
+            place = HEADER.size + self.random.choice((0, 8, 16))
+            head = frames[0]
+            frames[0] = head[:place] + pack_parts(count) + head[place + 8 :]
 
     def lie_in_header(self, frames: list[bytes]) -> None:
-        if len(frames[0]) == HEADER.size:
-            values = list(HEADER.unpack(frames[0]))
+        if len(frames[0]) >= HEADER.size:
+            values = list(HEADER.unpack_from(frames[0]))
             place = self.random.randrange(1, 8)
             bits = (0, 16, 16, 32, 32, 64, 63, 64)[place]
             values[place] = self.random.choice(NUMBERS) & ((1 << bits) - 1)
-            frames[0] = HEADER.pack(*values)
+            frames[0] = HEADER.pack(*values) + frames[0][HEADER.size :]
 
     def bomb(self, frames: list[bytes]) -> None:
-        if len(frames) > 2 and len(frames[0]) == HEADER.size:
-            values = list(HEADER.unpack(frames[0]))
-            values[4] |= COMPRESSED
-            frames[0] = HEADER.pack(*values)
-            frames[-1 if len(frames) == 3 else 3] = BOMB
+        if len(frames[0]) < HEADER.size:
+            return
+        values = list(HEADER.unpack_from(frames[0]))
+        values[4] |= COMPRESSED
+        if len(frames) > 3:
+            frames[0], frames[3] = HEADER.pack(*values), BOMB
+        elif len(frames[0]) > HEADER.size + 24:
+            frames[0] = HEADER.pack(*values) + frames[0][HEADER.size : HEADER.size + 24] + BOMB
 
     mutations = (
         flip_bits,

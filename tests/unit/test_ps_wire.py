@@ -47,7 +47,7 @@ def header_bytes(**wrong: object) -> bytes:
     """A header packed by hand, field by field."""
     fields = {
         "magic": b"SHOL",
-        "version": 1,
+        "version": 2,
         "kind": 2,
         "worker": 7,
         "flags": 5,
@@ -72,7 +72,7 @@ def test_header_layout() -> None:
     "wrong, message",
     [
         ({"magic": b"HTTP"}, "not a message of shoal"),
-        ({"version": 2}, "protocol version 2; this server speaks 1: install the same version"),
+        ({"version": 1}, "protocol version 1; this server speaks 2: install the same version"),
         ({"kind": 0}, "unknown kind of message 0"),
         ({"kind": 13}, "unknown kind of message 13"),
         ({"kind": 65535}, "unknown kind of message 65535"),
@@ -85,7 +85,9 @@ def test_header_refusals(wrong: dict, message: str) -> None:
         parse_header(header_bytes(**wrong))
 
 
-@pytest.mark.parametrize("data", [b"", b"SHOL", header_bytes()[:-1], header_bytes() + b"\0"])
+@pytest.mark.parametrize(
+    "data", [b"", b"SHOL", header_bytes()[:-1], header_bytes(kind=Kind.PUSH) + b"\0"]
+)
 def test_header_of_the_wrong_size(data: bytes) -> None:
     with pytest.raises(WireError, match=f"a header of {len(data)} bytes; it must be 40"):
         parse_header(data)

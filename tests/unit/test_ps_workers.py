@@ -252,7 +252,7 @@ def test_a_hello_that_is_wrong() -> None:
             kind, (text,) = bare.ask(Header(Kind.HELLO, 0, session=5), json.dumps(values).encode())
             assert kind == Kind.ERROR and json.loads(text)["message"]
             assert running.servers[0].spec is None
-        kind, _ = bare.ask(Header(Kind.PULL, 0, session=5), b"", b"")
+        kind, _ = bare.ask(Header(Kind.PULL, 0, session=5))
         assert kind == Kind.ERROR
         assert bare.ask(Header(Kind.HELLO, 0, session=5), json.dumps(good).encode())[0] == Kind.OK
         bare.close()
