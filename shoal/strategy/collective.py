@@ -36,7 +36,7 @@ class Collective(Strategy):
         for grad in grads:
             grad.copy_(flat[position : position + grad.numel()].view_as(grad)).mul_(scale)
             position += grad.numel()
-        self.update(self.exchange_rows(scale, note), lr)
+        self.update(self.exchange_rows(scale, note), lr, scale)
         return flat[-3] * scale
 
     def note(self) -> float:
