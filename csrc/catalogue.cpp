@@ -19,12 +19,6 @@ constexpr float kLowest = -1e30f;      // below every logit, and finite: less it
 
 size_t columns_of(size_t dim) { return (dim + kWide - 1) / kWide * kWide; }
 
-// Ask for what will be read soon: `count` floats from here on, unless they lie beyond the end.
-inline void fetch(const float* from, size_t count, const float* end) {
-  if (from + count <= end)
-    for (size_t c = 0; c < count; c += 16) __builtin_prefetch(from + c);
-}
-
 // Logits of eight rows at 4 * V positions; states [dim, 4 * V], out [8, width].
 template <size_t V>
 __attribute__((noinline)) void logits_tile(const float* const* rows, const float* states, size_t dim, const float* added,
@@ -73,6 +67,36 @@ std::vector<float> by_column(const Positions& x, size_t n) {
   return packed;
 }
 
+// The highest of x [height, 4], whose rows lie `width` apart, and of `before`.
+__attribute__((noinline)) Four highest_of(const float* x, size_t height, size_t width, Four before) {
+  Four a = before, b = before;  // two under way at once
+  size_t r = 0;
+  for (; r + 2 <= height; r += 2) {
+    a = larger(load(x + r * width), a);
+    b = larger(load(x + (r + 1) * width), b);
+  }
+  if (r < height) a = larger(load(x + r * width), a);
+  return larger(a, b);
+}
+
+// x = exp(x - top) in place: the sums.
+__attribute__((noinline)) Four exponentials_in(float* x, size_t height, size_t width, Four top) {
+  Four total = all(0.0f);
+  size_t r = 0;
+  for (; r + 4 <= height; r += 4) {  // four under way at once
+    Four e[4];
+    for (size_t i = 0; i < 4; ++i) e[i] = exponential(load(x + (r + i) * width) - top);
+    for (size_t i = 0; i < 4; ++i) store(x + (r + i) * width, e[i]);
+    total += (e[0] + e[1]) + (e[2] + e[3]);
+  }
+  for (; r < height; ++r) {
+    const Four e = exponential(load(x + r * width) - top);
+    store(x + r * width, e);
+    total += e;
+  }
+  return total;
+}
+
 // pooled [4, kWide] += exponentials[:, 4].T @ rows [height, kWide]
 __attribute__((noinline)) void pool_tile(const float* exponentials, size_t width, const float* rows, size_t stride,
                size_t height, float* pooled, size_t columns) {
@@ -116,7 +140,6 @@ struct Forward {
         some[i] = rows + row * dim;
         added[i] = bias == nullptr ? 0.0f : bias[row];
       }
-      fetch(rows + (r + 8) * dim, 8 * dim, rows + out.k * dim);
       float* to = out.values + r * width;
       size_t p = 0;
       for (; p + 8 <= width; p += 8)
@@ -129,10 +152,7 @@ struct Forward {
       std::fill_n(out.values + static_cast<size_t>(*other) * width, width, -INFINITY);
     for (size_t p = 0; p < width; p += 4) {
       const Four before = load(group.tops.data() + p);
-      Four tops[4] = {before, before, before, before};
-      for (size_t r = 0; r < last - first; ++r)
-        tops[r % 4] = larger(load(made + r * width + p), tops[r % 4]);
-      const Four top = larger(larger(tops[0], tops[1]), larger(tops[2], tops[3]));
+      const Four top = highest_of(made + p, last - first, width, before);
       store(group.tops.data() + p, top);
       const Four left = exponential(before - top);  // of what is there already
       for (size_t i = 0; i < 4; ++i) {
@@ -140,19 +160,7 @@ struct Forward {
         group.totals[p + i] *= left[i];
         for (size_t c = 0; c < columns; ++c) group.pooled[(p + i) * columns + c] *= left[i];
       }
-      Four total = all(0.0f);
-      size_t r = 0;
-      for (; r + 4 <= last - first; r += 4) {  // several under way at once
-        Four e[4];
-        for (size_t i = 0; i < 4; ++i) e[i] = exponential(load(made + (r + i) * width + p) - top);
-        for (size_t i = 0; i < 4; ++i) store(made + (r + i) * width + p, e[i]);
-        total += (e[0] + e[1]) + (e[2] + e[3]);
-      }
-      for (; r < last - first; ++r) {
-        const Four e = exponential(load(made + r * width + p) - top);
-        store(made + r * width + p, e);
-        total += e;
-      }
+      const Four total = exponentials_in(made + p, last - first, width, top);
       for (size_t i = 0; i < 4; ++i) group.totals[p + i] += total[i];
     }
     std::copy_n(group.tops.data(), width, out.tops + first / kBlock * width);
@@ -262,8 +270,7 @@ struct Step {
     for (size_t r = first; r < last; r += 4) {
       const float* from[4];
       for (size_t i = 0; i < 4; ++i) from[i] = made.values + std::min(r + i, last - 1) * width;
-      for (size_t c = 0; c < columns; c += kWide)
-        product(from, states.data() + c * width, width, grads + (r - first) * columns + c, columns);
+      product(from, states.data(), width, grads + (r - first) * columns, columns);
     }
     if (columns == dim) {  // one long walk, which memory likes best
       step_many<K>(grads, rows, first * dim, (last - first) * dim, rule);
@@ -281,24 +288,24 @@ struct Step {
     step_many<K>(sums, bias, first, last - first, rule);
   }
 
-  // Gradients of four rows in kWide columns: weights [4][width] @ states [width, kWide].
+  // Gradients of four rows: weights [4][width] @ states [columns / kWide, width, kWide].
   __attribute__((noinline)) static void product(const float* const* weights, const float* states,
                                                 size_t width, float* out, size_t columns) {
-    Four sums[4][4] = {};
-    for (size_t p = 0; p < width; p += 4) {
-      Four weight[4];
-      for (size_t i = 0; i < 4; ++i) weight[i] = load_lanes(weights[i] + p);
+    for (size_t c = 0; c < columns; c += kWide, states += width * kWide, out += kWide) {
+      Four sums[4][4] = {};
+      for (size_t p = 0; p < width; p += 4) {
+        Four weight[4];
+        for (size_t i = 0; i < 4; ++i) weight[i] = load_lanes(weights[i] + p);
 #pragma GCC unroll 4
-      for (int lane = 0; lane < 4; ++lane) {
-        const float* state = states + (p + lane) * kWide;
-        for (size_t j = 0; j < 4; ++j) {
-          const Four s = load(state + 4 * j);
-          for (size_t i = 0; i < 4; ++i) sums[i][j] += s * all(weight[i][lane]);
-        }
+        for (int lane = 0; lane < 4; ++lane)
+          for (size_t j = 0; j < 4; ++j) {
+            const Four state = load(states + (p + static_cast<size_t>(lane)) * kWide + 4 * j);
+            for (size_t i = 0; i < 4; ++i) sums[i][j] += state * all(weight[i][lane]);
+          }
       }
+      for (size_t i = 0; i < 4; ++i)
+        for (size_t j = 0; j < 4; ++j) store(out + i * columns + 4 * j, sums[i][j]);
     }
-    for (size_t i = 0; i < 4; ++i)
-      for (size_t j = 0; j < 4; ++j) store(out + i * columns + 4 * j, sums[i][j]);
   }
 
   void group(size_t first, size_t last) const {

@@ -10,6 +10,7 @@
 #include <shared_mutex>
 
 #include "catalogue.h"
+#include "products.h"
 #include "route.h"
 #include "slots.h"
 #include "softmax.h"
@@ -305,6 +306,10 @@ NB_MODULE(_core, m) {
   }, release());
   m.def("exponentials", [](Address x, size_t n, size_t k, Address highest, Address totals) {
     exponentials(at<float>(x), n, k, at<float>(highest), at<float>(totals));
+  }, release());
+  m.def("products", [](Address a, Address b, Address out, size_t count, size_t m, size_t k,
+                       size_t n) {
+    products(at<float>(a), at<float>(b), at<float>(out), count, m, k, n);
   }, release());
   // Sizes of what `catalogue_exponentials` writes: (width, blocks).
   m.def("catalogue_sizes", [](size_t n, size_t k) {

@@ -43,7 +43,10 @@ class CoreSoftmax:
         """others [m], ascending, are the rows that are no candidates."""
         self.rows, self.bias, self.others, self.ready = rows, bias, others, ready
         self.factor = 0.0  # of backward
-        self.begin(torch.empty(0, rows.table.dim))
+        self.states = self.hidden = torch.empty(0, rows.table.dim)
+        self.exponentials = torch.empty(len(rows.values), 0)
+        self.tops = self.highest = self.shares = torch.empty(0)
+        self.places = torch.empty(0, dtype=torch.int64)
 
     def begin(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Exponentials of all logits of states [n, d]: their highest logits and sums, [n] each."""
@@ -51,26 +54,23 @@ class CoreSoftmax:
         self.states = states.detach().contiguous()
         (n, dim), k = states.shape, len(values)
         width, blocks = _core.catalogue_sizes(n, k)
-        self.exponentials = torch.empty(k, width)
+        self.exponentials = self._take(k * width).view(k, width)
         self.tops = torch.empty(blocks, width)  # what the exponentials of 64 rows are relative to
         self.highest, totals = torch.empty(2, n).unbind()
-        self.shares = torch.empty(0)
-        self.places = torch.empty(0, dtype=torch.int64)
         self.hidden = torch.empty(n, dim)  # the gradient of the states, once `add` was there
-        if n:
-            _core.catalogue_exponentials(
-                self.states.data_ptr(),
-                n,
-                dim,
-                values.data_ptr(),
-                k,
-                0 if bias is None else bias.values.data_ptr(),
-                self.others.data_ptr(),
-                len(self.others),
-                [self.exponentials.data_ptr(), self.tops.data_ptr()],
-                [self.highest.data_ptr(), totals.data_ptr(), self.hidden.data_ptr()],
-                torch.get_num_threads(),
-            )
+        _core.catalogue_exponentials(
+            self.states.data_ptr(),
+            n,
+            dim,
+            values.data_ptr(),
+            k,
+            0 if bias is None else bias.values.data_ptr(),
+            self.others.data_ptr(),
+            len(self.others),
+            [self.exponentials.data_ptr(), self.tops.data_ptr()],
+            [self.highest.data_ptr(), totals.data_ptr(), self.hidden.data_ptr()],
+            torch.get_num_threads(),
+        )
         return self.highest, totals
 
     def targets(self, positions: Tensor | None, wanted: Tensor) -> Tensor:
@@ -127,9 +127,17 @@ class CoreSoftmax:
             [0, 0, 0] if bias is None else _addresses(bias),
             torch.get_num_threads(),
         )
+        store.spare = self.exponentials.view(-1)
         for one in (store, bias):
             if one is not None and one.table.padding is not None:
                 one.values[one.table.padding] = 0.0  # it has no gradient; rounding must not move it
+
+    def _take(self, count: int) -> Tensor:
+        """Floats [count]: those of the step before, since new memory costs as much as filling it."""
+        spare, self.rows.spare = self.rows.spare, torch.empty(0)
+        if spare.untyped_storage().nbytes() < 4 * count:
+            return torch.empty(count + count // 4)[:count]
+        return spare.as_strided((count,), (1,), 0)
 
     def gradients(self) -> list[tuple[Device, Tensor, Tensor]]:
         """What `step` never writes, written: (store, ids [k], gradients [k, dim])."""
