@@ -14,7 +14,7 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.optim import RowOptimizer
 from shoal.embedding.softmax import parallel_softmax_loss
 from shoal.embedding.table import Init, Table
-from shoal.nn import losses
+from shoal.nn import losses, native
 from shoal.world import World
 
 pytestmark = pytest.mark.skipif(
@@ -158,6 +158,36 @@ def test_gradients_of_two_softmaxes_and_of_rows_add_up() -> None:
         optimizer.zero_grad()
     for store, part in zip(embed.stores.values(), parts):
         torch.testing.assert_close(store.values[1:], part[1:], rtol=1e-3, atol=1e-4)
+
+
+def test_a_batch_without_positions_moves_rows_by_what_was_before() -> None:
+    embed = make(70, 5, "adam")
+    parts, optimizer = reference(embed, "adam")
+    for n in (6, 0):
+        hidden = torch.randn(n, 5, requires_grad=True)
+        targets = torch.randint(1, 70, (n,))
+        embed.full_softmax("output", hidden, targets, "bias").backward()
+        assert step(embed) == 0
+        if n:
+            plain(hidden, parts, targets, 70).backward()
+        else:
+            for part in parts:
+                part.grad = torch.zeros_like(part)
+        optimizer.step()
+        optimizer.zero_grad()
+    for store, part in zip(embed.stores.values(), parts):
+        torch.testing.assert_close(store.values[1:], part[1:], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 5, 7, 9), (4, 2, 16, 16, 64), (1, 1, 1, 1, 1)])
+def test_many_small_products(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "ON_ARM", True)
+    *many, m, k, n = shape
+    a, b = torch.randn(*many, m, k), torch.randn(*many, k, n)
+    expected = torch.einsum("xyij,xyjk->xyik", a, b)
+    torch.testing.assert_close(native.products_of(a, b), expected)
+    turned = a.transpose(-1, -2).contiguous().transpose(-1, -2)
+    torch.testing.assert_close(native.products_of(turned, b), expected)
 
 
 def test_a_loss_that_is_not_followed_back_teaches_nothing() -> None:
