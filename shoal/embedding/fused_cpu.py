@@ -133,7 +133,7 @@ class CoreSoftmax:
                 one.values[one.table.padding] = 0.0  # it has no gradient; rounding must not move it
 
     def _take(self, count: int) -> Tensor:
-        """Floats [count]: those of the step before, since new memory costs as much as filling it."""
+        """Floats [count]: those of the step before, since new memory costs time."""
         spare, self.rows.spare = self.rows.spare, torch.empty(0)
         if spare.untyped_storage().nbytes() < 4 * count:
             return torch.empty(count + count // 4)[:count]
