@@ -14,6 +14,7 @@ namespace {
 
 constexpr size_t kBlock = 64;          // rows whose logits are made at a time, in the first cache
 constexpr size_t kGroup = 64 * kBlock;  // rows that one thread takes: fixed, and so are all sums
+constexpr size_t kAhead = 32;          // rows that are fetched before they are needed
 constexpr size_t kWide = 16;           // columns of a tile
 constexpr float kLowest = -1e30f;      // below every logit, and finite: less itself it is 0
 
@@ -140,6 +141,9 @@ struct Forward {
         some[i] = rows + row * dim;
         added[i] = bias == nullptr ? 0.0f : bias[row];
       }
+      if (r + kAhead + 8 <= out.k)  // into the second cache: the first one has enough to hold
+        for (size_t i = 0; i < 8 * dim; i += 16)
+          __builtin_prefetch(rows + (r + kAhead) * dim + i, 0, 2);
       float* to = out.values + r * width;
       size_t p = 0;
       for (; p + 8 <= width; p += 8)

@@ -1,9 +1,9 @@
 // A softmax over all rows of a table, read once for the loss and once more for their step, so that
 // the gradient of the table never exists. float32; results do not hang on the number of threads.
 //
-//   `Softmax` makes, of hidden [n, dim] and rows [k, dim], the exponentials of the logits, and of
-//   every position the highest logit, the sum of exponentials and the exponentials' sum of rows;
-//   `step` has the gradients of a few rows at a time in registers and applies the optimizer there.
+//   `exponentials_of` makes, of hidden [n, dim] and rows [k, dim], the exponentials of the logits,
+//   and of every position the highest logit, the sum of exponentials and that of exponential * row;
+//   `step_rows` has the gradients of a block of rows in the first cache, and applies the optimizer.
 #pragma once
 
 #include <cstddef>

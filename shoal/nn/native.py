@@ -1,8 +1,8 @@
 """The steps of a softmax over a catalogue, by the native core where it is faster than torch.
 
 That is on ARM, on one thread: torch's exponentials take 1.7 times as long there, its product of few
-positions with many rows 1.25 times, and many small products three to six times. Everywhere else, and
-without the core, all are plain torch; results agree to rounding.
+positions with many rows 1.25 times, and many small products three to six times. Everywhere else,
+and without the core, all are plain torch; results agree to rounding.
 """
 
 from __future__ import annotations
