@@ -1,6 +1,7 @@
 // What Python sees. Arrays come as addresses of torch tensors: shoal/embedding/native.py has
 // checked their type, shape and layout, and holds them alive during the call.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -8,6 +9,8 @@
 #include <mutex>
 #include <shared_mutex>
 
+#include "catalogue.h"
+#include "products.h"
 #include "route.h"
 #include "slots.h"
 #include "softmax.h"
@@ -259,6 +262,29 @@ nb::bytes id_bytes(Table& table, List list) {
   return nb::bytes(reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(int64_t));
 }
 
+// made: exponentials and tops; numbers: highest, totals and pooled.
+void catalogue_exponentials(Address hidden, size_t n, size_t dim, Address rows, size_t k,
+                            Address bias, Address others, size_t num_others, const Addresses& made,
+                            const Addresses& numbers, int threads) {
+  const Exponentials out{n, k, at<float>(made.at(0)), at<float>(made.at(1))};
+  exponentials_of({at<float>(hidden), dim}, at<float>(rows), at<float>(bias), at<int64_t>(others),
+                  num_others, out, at<float>(numbers.at(0)), at<float>(numbers.at(1)),
+                  at<float>(numbers.at(2)), threads);
+}
+
+// numbers: step size, eps, 1 - beta1, 1 - beta2, decay and keep; see Rule.
+void catalogue_step(Address hidden, size_t n, size_t dim, size_t k, const Addresses& made,
+                    Address highest, Address shares, Address places, float truth, int optimizer,
+                    const std::vector<float>& numbers, const Addresses& rows,
+                    const Addresses& bias, int threads) {
+  const Rule rule{static_cast<Optimizer>(optimizer), numbers.at(0), numbers.at(1), numbers.at(2),
+                  numbers.at(3), numbers.at(4), numbers.at(5)};
+  step_rows({at<float>(hidden), dim}, {n, k, at<float>(made.at(0)), at<float>(made.at(1))},
+            at<float>(highest), at<float>(shares), at<int64_t>(places), truth, rule,
+            {at<float>(rows.at(0)), at<float>(rows.at(1)), at<float>(rows.at(2))},
+            {at<float>(bias.at(0)), at<float>(bias.at(1)), at<float>(bias.at(2))}, threads);
+}
+
 size_t shrink(Table& table, float min_score, float min_norm, int64_t max_age, int64_t capacity,
               bool least_recent, uint64_t step) {
   std::unique_lock<SharedLock> lock(table.guard());
@@ -333,6 +359,16 @@ NB_MODULE(_core, m) {
   m.def("exponentials", [](Address x, size_t n, size_t k, Address highest, Address totals) {
     exponentials(at<float>(x), n, k, at<float>(highest), at<float>(totals));
   }, release());
+  m.def("products", [](Address a, Address b, Address out, size_t count, size_t m, size_t k,
+                       size_t n) {
+    products(at<float>(a), at<float>(b), at<float>(out), count, m, k, n);
+  }, release());
+  // Sizes of what `catalogue_exponentials` writes: (width, blocks).
+  m.def("catalogue_sizes", [](size_t n, size_t k) {
+    return std::make_pair(padded(n), num_blocks(k));
+  });
+  m.def("catalogue_exponentials", &catalogue_exponentials, release());
+  m.def("catalogue_step", &catalogue_step, release());
   m.def("codes_of", [](Address ids, size_t n, int64_t rows, int64_t padding, int64_t factor,
                        Address out) {
     const int64_t wrong = first_outside_rows(at<int64_t>(ids), n, rows);

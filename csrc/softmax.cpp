@@ -1,49 +1,16 @@
-// Vectors by GCC's and Clang's extension: four floats are one register on every machine.
 // Compiled with fused multiply-add where there is one: sums here are not promised bit for bit.
 #include "softmax.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstdint>
 #include <limits>
+
+#include "vectors.h"
 
 namespace shoal {
 namespace {
 
-typedef float Four __attribute__((vector_size(16)));
-typedef int32_t FourInts __attribute__((vector_size(16)));
-
 constexpr size_t kTile = 4;
 constexpr size_t kStep = 16;  // exponentials under way at once
-
-inline Four load(const float* from) {
-  Four x;
-  __builtin_memcpy(&x, from, sizeof x);
-  return x;
-}
-
-inline void store(float* to, Four x) { __builtin_memcpy(to, &x, sizeof x); }
-
-inline Four all(float x) { return Four{x, x, x, x}; }
-
-// e^x for x <= 0: 2^i * e^f with |f| <= ln 2 / 2 and a polynomial (the coefficients of Cephes).
-// Below -87 the answer is 0; what is computed on the way there does not matter.
-inline Four exponential(Four x) {
-  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves a whole number in the low bits
-  const Four shifted = x * all(1.44269504f) + all(kRound);
-  const Four whole = shifted - all(kRound);
-  Four f = x - whole * all(0.693359375f);
-  f = f - whole * all(-2.12194440e-4f);
-  Four y = all(1.9875691500e-4f);
-  y = y * f + all(1.3981999507e-3f);
-  y = y * f + all(8.3334519073e-3f);
-  y = y * f + all(4.1665795894e-2f);
-  y = y * f + all(1.6666665459e-1f);
-  y = y * f + all(5.0000001201e-1f);
-  y = y * (f * f) + (f + all(1.0f));
-  const FourInts bits = (FourInts)y + ((FourInts)shifted << 23);
-  return (Four)(bits & (x > all(-87.0f)));
-}
 
 // A tile of logits: every load of a row serves four positions and the other way round.
 inline void tile(const float* const* hidden, const float* const* rows, size_t dim,

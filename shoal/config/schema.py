@@ -274,7 +274,9 @@ class StrategySection(Section):
     memory: float | None = Field(None, gt=0, description="GiB of rows a rank may hold; null: any")
     overlap: bool = Field(True, description="ids of the next batch travel during this one")
     fused: bool = Field(
-        True, description="single on a GPU: rows learn in Triton kernels, where Adam moves them"
+        True,
+        description="rows learn where their gradients are made, unseen: single on a GPU in Triton "
+        "kernels (Adam); single and sharded on CPUs in the core's softmax over a whole table",
     )
     graph: bool = Field(
         False,

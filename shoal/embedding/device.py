@@ -53,6 +53,8 @@ class Device(Leaf):
                 self.state_shapes(table.rows).items(), optimizer.initial_state().values()
             )
         }
+        self.fused = fused  # whether rows may learn where nobody sees their gradients
+        self.spare = torch.empty(0)  # memory that a softmax over the rows left for the next one
         self._fused: torch.optim.Optimizer | None = None
         self.kernels = find_kernels(optimizer, self.device) if fused else None
         if self.kernels is not None:  # they read step size, eps and learning rate where they run

@@ -138,8 +138,17 @@ class Exchange:
             rows = store.leaf.pull(keys).to(self.world.device)
         if learn:
             rows.requires_grad_()
-            self._own.append((name, keys, rows))
+            self.add_own(name, keys, rows)
         return rows
+
+    def add_own(self, name: str, keys: Tensor, rows: Tensor) -> None:
+        """Let `collect` have the gradient of rows of this rank's own leaf, when they have one."""
+        self._own.append((name, keys, rows))
+
+    def has_gradients(self, name: str) -> bool:
+        """Whether there are gradients of a table's rows that `collect` will find on this rank."""
+        own = any(table == name and rows.grad is not None for table, _, rows in self._own)
+        return own or any(name in route.parts for route in self._pending)
 
     # ---- gradients ------------------------------------------------------------------------------
 

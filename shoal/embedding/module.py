@@ -8,7 +8,8 @@ through an exchange, which lets all of them travel together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Literal
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from shoal.data.batch import Batch
 from shoal.embedding.exchange import Exchange, Lookups
 from shoal.embedding.fused import FusedSoftmax, can_fuse
+from shoal.embedding.fused_cpu import CoreSoftmax, can_fuse_on_cpu
 from shoal.embedding.pooling import pool_rows
 from shoal.embedding.softmax import parallel_softmax_loss
 from shoal.embedding.store import Store
@@ -51,6 +53,7 @@ class Embeddings(nn.Module):
         self._clicks: dict[int, Tensor] = {}  # the same of pulled rows, by id()
         self._softmax_fields: set[str] = set()
         self._fused: FusedSoftmax | None = None
+        self._ready: list[CoreSoftmax] = []  # whose backward came by
         self._candidates: dict[tuple[str, int | None], tuple[Tensor, Tensor]] = {}
         # Moves with the model, so it tells which device rows are wanted on.
         self.register_buffer("_here", torch.empty(0), persistent=False)
@@ -158,19 +161,43 @@ class Embeddings(nn.Module):
     ) -> Tensor:
         table = self.fields[field]
         if self.exchange is not None and self.exchange.stores[table.name].layout.cut_by_rows:
-            return self._parallel_softmax(self.exchange, table, hidden, targets, bias_field, stop)
+            return self._parallel_softmax(self.exchange, field, hidden, targets, bias_field, stop)
         if self.learns and self._can_fuse(field, bias_field):
             return self._fused_softmax(field, hidden, targets, bias_field, stop)
         bias = None if bias_field is None else self._lent(bias_field).squeeze(1)
-        return full_softmax_loss(hidden, self._lent(field), targets, bias=bias, stop=stop)
+        end = stop or table.rows or 0
+        others = _outside(table.rows or 0, end)
+        stores = [
+            None if f is None else self.stores[self.fields[f].name] for f in (field, bias_field)
+        ]
+        fused = self._in_core(field, bias_field, stores, others)
+        return full_softmax_loss(hidden, self._lent(field), targets, None, bias, end, fused)
 
     def _can_fuse(self, field: str, bias_field: str | None) -> bool:
         """Whether the tables are read by this softmax alone, and their stores can update in it."""
-        tables = [self.fields[f] for f in (field, bias_field) if f is not None]
-        if any(list(self.fields.values()).count(table) > 1 for table in tables):
+        if self._is_shared(field, bias_field):
             return False
+        tables = [self.fields[f] for f in (field, bias_field) if f is not None]
         stores = [self.stores.get(table.name) for table in tables]
         return can_fuse(stores[0], stores[1] if len(stores) > 1 else None)
+
+    def _is_shared(self, *fields: str | None) -> bool:
+        """Whether other fields read the tables of these."""
+        tables = list(self.fields.values())
+        return any(tables.count(self.fields[f]) > 1 for f in fields if f is not None)
+
+    def _in_core(
+        self,
+        field: str,
+        bias_field: str | None,
+        stores: Sequence[Store | None],
+        others: Tensor,
+    ) -> CoreSoftmax | None:
+        """A softmax whose rows learn in `step_softmax`, where the native core is up to it."""
+        rows, bias = stores
+        if not self.learns or self._is_shared(field, bias_field) or not can_fuse_on_cpu(rows, bias):
+            return None
+        return CoreSoftmax(rows, bias, others, self._ready)  # type: ignore[arg-type]
 
     def _fused_softmax(
         self, field: str, hidden: Tensor, targets: Tensor, bias_field: str | None, stop: int | None
@@ -191,22 +218,50 @@ class Embeddings(nn.Module):
         )
         return self._fused.loss(hidden)
 
-    def step_softmax(self) -> None:
-        """Let the rows of a fused softmax learn; after the pushes, which count the steps."""
+    def step_softmax(self, lr: float, scale: float) -> None:
+        """Let the rows of a fused softmax learn; after the pushes, which count the steps.
+
+        `scale` is what the pushed gradients were multiplied with after backward.
+        """
         if self._fused is not None:
             self._fused.step()
             self._fused = None
+        for softmax in self._ready:
+            softmax.step(lr, scale)
+        self._ready.clear()
+
+    def write_softmax(self) -> None:
+        """Write the gradients of rows down after all, where others must be added to them."""
+        for softmax in list(self._ready):
+            name = softmax.rows.table.name
+            alone = [one.rows for one in self._ready].count(softmax.rows) == 1
+            if alone and not self._has_gradients(name):
+                continue
+            self._ready.remove(softmax)
+            for store, ids, grads in softmax.gradients():
+                leaf = store.values.detach().requires_grad_()
+                leaf.grad = grads
+                if self.exchange is not None:
+                    self.exchange.add_own(store.table.name, ids, leaf)
+                else:
+                    self._pending[store.table.name].append((ids, leaf))
+
+    def _has_gradients(self, name: str) -> bool:
+        if self.exchange is not None:
+            return self.exchange.has_gradients(name)
+        return any(leaf.grad is not None for _, leaf in self._pending[name])
 
     def _parallel_softmax(
         self,
         exchange: Exchange,
-        table: Table,
+        field: str,
         hidden: Tensor,
         targets: Tensor,
         bias_field: str | None,
         stop: int | None,
     ) -> Tensor:
         """Every rank makes the logits of its own rows."""
+        table = self.fields[field]
         assert table.rows is not None
         end = stop or table.rows
         low, high = (int(x) for x in targets.aminmax()) if len(targets) else (1, 1)
@@ -227,17 +282,28 @@ class Embeddings(nn.Module):
         place, others = self._candidates[table.name, stop]
         keys = every_id(layout.shares[rank], self._here.device)
         bias = None
+        leaves: list[Store | None] = [exchange.stores[table.name].leaf, None]
         if bias_field is not None:
             name = self.fields[bias_field].name
             if exchange.stores[name].layout == layout:
                 bias = exchange.own_rows(name, keys, self.learns)
+                leaves[1] = exchange.stores[name].leaf
             else:
                 bias = self.rows(bias_field, layout.ids(rank).to(self._here.device))
+                leaves[0] = None  # its gradients travel
             bias = bias.squeeze(1)
         rows = exchange.own_rows(table.name, keys, self.learns)
         largest = max(layout.shares)
         return parallel_softmax_loss(
-            exchange.world, hidden, rows, bias, targets, place, others, largest
+            exchange.world,
+            hidden,
+            rows,
+            bias,
+            targets,
+            place,
+            others,
+            largest,
+            self._in_core(field, bias_field, leaves, others),
         )
 
     def lookups(self, batch: Batch) -> Lookups:
@@ -281,6 +347,7 @@ class Embeddings(nn.Module):
 
     def take_gradients(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Table -> (ids [n], gradients [n, dim]) since the last call; forgets them."""
+        self.write_softmax()
         taken = {}
         for name, pending in self._pending.items():
             parts = [(ids, leaf.grad) for ids, leaf in pending if leaf.grad is not None]
@@ -310,6 +377,12 @@ def _spread_labels(batch: Batch, field: str) -> Tensor:
     if isinstance(ids, Tensor):
         return labels.repeat_interleave(flat.numel() // size)
     return labels.repeat_interleave(len(ids) // size).repeat_interleave(ids.lengths.cpu())
+
+
+@cache
+def _outside(rows: int, stop: int) -> Tensor:
+    """Rows of a whole table that are no candidates: padding, and those from `stop` on."""
+    return torch.tensor([0, *range(stop, rows)])
 
 
 def _join_whole(

@@ -28,7 +28,14 @@ INIT_ROWS = 1 << 16  # rows initialised at a time, so that temporaries stay smal
 class Sharded:
     """The part of a table that this rank holds, and the way to the others' parts."""
 
-    def __init__(self, layout: Layout, world: World, optimizer: RowOptimizer, seed: int):
+    def __init__(
+        self,
+        layout: Layout,
+        world: World,
+        optimizer: RowOptimizer,
+        seed: int,
+        fused: bool = False,
+    ):
         self.table, self.layout, self.world = layout.table, layout, world
         self.optimizer = optimizer
         by_row = [name for name, kind in optimizer.state_names().items() if kind == "row"]
@@ -39,7 +46,7 @@ class Sharded:
             )
         self.leaf: Store | None = None
         if layout.holds(world.rank):
-            self.leaf = make_leaf(layout, world.rank, optimizer, seed, world.device)
+            self.leaf = make_leaf(layout, world.rank, optimizer, seed, world.device, fused)
         self._step = 0
         self._alone = Exchange(world, {self.table.name: self})
 
@@ -186,6 +193,7 @@ def make_leaf(
     optimizer: RowOptimizer,
     seed: int,
     device: torch.device | str = "cpu",
+    fused: bool = False,
 ) -> Store:
     """The leaf of one rank: its share of the rows, each beginning at the table's own values.
 
@@ -203,8 +211,8 @@ def make_leaf(
             )
         return make_local(table, optimizer, seed, device=device)
     # The padding id never travels; its row stays at the zeros it is given here.
-    own = Table(table.name, width, layout.shares[rank], Init("constant", 0.0))
-    leaf = make_local(own, optimizer, seed, device=device)
+    own = Table(table.name, width, layout.shares[rank], Init("constant", 0.0), whole=table.whole)
+    leaf = make_local(own, optimizer, seed, device=device, fused=fused)
     source = make_local(grown, RowOptimizer("sgd"), seed)
     ids = layout.ids(rank)
     begin = optimizer.initial_state()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.embedding.fused_cpu import CoreSoftmax
 from shoal.nn.losses import SoftmaxGradients, block_size
 from shoal.nn.native import exponentials_, logits_of
 from shoal.world import World
@@ -28,15 +29,16 @@ def parallel_softmax_loss(
     place: Tensor,
     others: Tensor,
     largest: int,
+    fused: CoreSoftmax | None = None,
 ) -> Tensor:
     """Summed cross entropy of this rank's positions: hidden [n, d], targets [n] -> scalar.
 
     rows [k, d] and bias [k] are this rank's; place maps any target to its place among them, -1
     where another rank has it; others [m] are places that are no candidates. `largest` is the most
     rows that any rank has. Every rank must weigh its loss alike, since gradients of rows come from
-    everybody's positions.
+    everybody's positions. `fused` is used where all positions make one block.
     """
-    return _ParallelSoftmax.apply(hidden, rows, bias, targets, place, others, world, largest)
+    return _ParallelSoftmax.apply(hidden, rows, bias, targets, place, others, world, largest, fused)
 
 
 class _ParallelSoftmax(torch.autograd.Function):
@@ -53,6 +55,7 @@ class _ParallelSoftmax(torch.autograd.Function):
         others: Tensor,
         world: World,
         largest: int,
+        fused: CoreSoftmax | None,
     ) -> Tensor:
         everyone = world.exchange([hidden, targets])
         counts = [len(parts[0]) for parts in everyone]
@@ -61,20 +64,25 @@ class _ParallelSoftmax(torch.autograd.Function):
         start = sum(counts[: world.rank])
         losses = hidden.new_zeros(len(states))
         some_here = len(rows) > len(others)
-        made = None
-        if any(ctx.needs_input_grad):
-            made = SoftmaxGradients(states, rows, bias, empty=not some_here)
         block = block_size(max(1, largest), rows.device)
+        made: SoftmaxGradients | CoreSoftmax | None = None
+        if len(states) > block:
+            fused = None
+        if any(ctx.needs_input_grad):
+            made = fused or SoftmaxGradients(states, rows, bias, empty=not some_here)
         for first in range(0, len(states), block):
             some = states[first : first + block]
             target = wanted[first : first + block]
             mine = (target >= 0).nonzero().squeeze(1)  # positions whose target is here
             column = target[mine]
-            logits = logits_of(some, rows, bias)  # [block, k]
-            logits[:, others] = -torch.inf
-            facts = logits.new_zeros(3, len(some))  # highest logit, sum of exponentials, target's
+            facts = some.new_zeros(3, len(some))  # highest logit, sum of exponentials, target's
             facts[0] = -torch.inf
-            if some_here:
+            if fused is not None:
+                facts[0], facts[1] = fused.begin(some)
+                facts[2, mine] = fused.targets(mine, column)
+            elif some_here:
+                logits = logits_of(some, rows, bias)  # [block, k]
+                logits[:, others] = -torch.inf
                 facts[2, mine] = logits[mine, column]
                 facts[0], facts[1] = exponentials_(logits)
             all_facts = world.stack(facts)  # [ranks, 3, block]
@@ -82,8 +90,11 @@ class _ParallelSoftmax(torch.autograd.Function):
             shares = (all_facts[:, 0] - highest).exp_()
             total = (shares * all_facts[:, 1]).sum(0)
             losses[first : first + block] = total.log() + highest - all_facts[:, 2].sum(0)
-            if made is not None and some_here:
-                made.add(first, logits, shares[world.rank] / total, some, rows, mine, column)
+            shares = shares[world.rank] / total
+            if fused is not None:
+                fused.add(shares, mine, column)
+            elif isinstance(made, SoftmaxGradients) and some_here:
+                made.add(first, logits, shares, some, rows, mine, column)
         if made is not None:
             count = counts[world.rank]
             came = world.all_to_all(made.hidden, counts, [count] * world.size)
@@ -95,4 +106,4 @@ class _ParallelSoftmax(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scaled = ctx.made.scaled(grads[0])
         ctx.made = None
-        return (*scaled, None, None, None, None, None)
+        return (*scaled, None, None, None, None, None, None)

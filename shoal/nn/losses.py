@@ -41,17 +41,20 @@ def full_softmax_loss(
     block: int | None = None,
     bias: Tensor | None = None,
     stop: int | None = None,
+    fused: Any = None,
 ) -> Tensor:
     """Sum of cross entropies over the whole catalogue: [n, d], [items, d], [n] -> scalar.
 
     Item 0 is padding: never a candidate, and a position whose target it is does not count. Items
     from `stop` on are no candidates either. `bias` [items] is added to the logits.
     Logits exist for `block` of the n positions at a time (None: as many as make 64 MiB), so memory
-    never holds n x items.
+    never holds n x items. `fused` (a CoreSoftmax over the same rows) keeps those of one block, and
+    the gradients of items and bias to itself.
     """
     if block is None:
         block = block_size(items.shape[0], items.device)
-    return _FullSoftmax.apply(hidden, items, targets, bias, block, stop or items.shape[0])
+    fused = fused if len(hidden) <= block else None
+    return _FullSoftmax.apply(hidden, items, targets, bias, block, stop or items.shape[0], fused)
 
 
 class _FullSoftmax(torch.autograd.Function):
@@ -66,7 +69,15 @@ class _FullSoftmax(torch.autograd.Function):
         bias: Tensor | None,
         block: int,
         stop: int,
+        fused: Any,
     ) -> Tensor:
+        if fused is not None:
+            ctx.made = fused
+            highest, totals = fused.begin(hidden)
+            right = fused.targets(None, targets).masked_fill_(targets >= stop, -torch.inf)
+            counts = targets > 0
+            fused.add(totals.reciprocal().where(counts, 0.0), None, targets)
+            return (totals.log() + highest - right).where(counts, 0.0).sum()
         made = SoftmaxGradients(hidden, items, bias) if any(ctx.needs_input_grad) else None
         loss = hidden.new_zeros(())
         for start in range(0, hidden.shape[0], block):
@@ -89,7 +100,7 @@ class _FullSoftmax(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, items, bias = ctx.made.scaled(grads[0])
         ctx.made = None
-        return hidden, items, None, bias, None, None
+        return hidden, items, None, bias, None, None, None
 
 
 class SoftmaxGradients:

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal.nn.native import products_of
+
 Activation = Literal["gelu", "relu", "swish", "tanh", "sigmoid"]
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
@@ -71,16 +73,14 @@ class Transformer(nn.Module):
         where a position sees later ones.
         """
         for attention, feed_forward in zip(self.blocks[::2], self.blocks[1::2]):
-            x = attention(x, pads)
-            # From the last attention on positions go their own ways: those not asked for stop.
-            if wanted is not None and feed_forward is self.blocks[-1]:
-                x = x.flatten(0, 1).index_select(0, wanted)
-            x = feed_forward(x)
+            # After the last look at others positions go their own ways: those not asked for stop.
+            last = feed_forward is self.blocks[-1]
+            x = feed_forward(attention(x, pads, wanted if last else None))
         return self.norm(x)
 
 
 class Residual(nn.Module):
-    """x + dropout(layer(norm(x), ...))."""
+    """x + dropout(layer(norm(x), ...)); of `wanted` places alone, where the layer is told them."""
 
     def __init__(self, layer: nn.Module, width: int, dropout: float, norm_eps: float):
         super().__init__()
@@ -88,12 +88,23 @@ class Residual(nn.Module):
         self.layer = layer
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, *more: Tensor | None) -> Tensor:
-        return x + self.dropout(self.layer(self.norm(x), *more))
+    def forward(
+        self, x: Tensor, pads: Tensor | None = None, wanted: Tensor | None = None
+    ) -> Tensor:
+        if isinstance(self.layer, Attention):
+            change = self.layer(self.norm(x), pads, wanted)
+        else:
+            change = self.layer(self.norm(x))
+        if wanted is not None:
+            x = x.flatten(0, 1).index_select(0, wanted)
+        return x + self.dropout(change)
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; causal: to itself and those before. [b, l, width] -> same."""
+    """Multi-head self-attention; causal: to itself and those before. [b, l, width] -> same.
+
+    With `wanted` ([n], counted in [b * l]) only those places look at others: [n, width].
+    """
 
     def __init__(self, heads: int, width: int, dropout: float, *, causal: bool):
         super().__init__()
@@ -103,7 +114,9 @@ class Attention(nn.Module):
         self.query_key_value = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
-    def forward(self, x: Tensor, pads: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, pads: Tensor | None = None, wanted: Tensor | None = None
+    ) -> Tensor:
         size, length, width = x.shape
         # [b, l, 3 * width] -> three of [b, heads, l, width / heads]
         split = self.query_key_value(x).view(size, length, 3, self.heads, width // self.heads)
@@ -116,7 +129,8 @@ class Attention(nn.Module):
             causal = self.causal and pads is None  # known to the fused one without a mask
             mask = None if causal or hidden is None else hidden
             mixed = F.scaled_dot_product_attention(query, key, value, mask, dropout, causal)
-        return self.out(mixed.transpose(1, 2).reshape(size, length, width))
+        mixed = mixed.transpose(1, 2).reshape(size, length, width)
+        return self.out(mixed if wanted is None else mixed.flatten(0, 1).index_select(0, wanted))
 
     def _hidden(self, pads: Tensor | None, length: int, like: Tensor) -> Tensor | None:
         """What is added to the scores of pairs that may not see each other; None: all may."""
@@ -149,13 +163,14 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
         ctx.save_for_backward(a, b)
-        return a @ b.contiguous()
+        return products_of(a, b.contiguous())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         a, b = ctx.saved_tensors
         grad = grads[0].contiguous()
-        return grad @ b.transpose(-1, -2).contiguous(), a.transpose(-1, -2) @ grad
+        left = products_of(grad, b.transpose(-1, -2).contiguous())
+        return left, products_of(a.transpose(-1, -2), grad)
 
 
 CausalTransformer = partial(Transformer, causal=True)

@@ -31,8 +31,9 @@ def make_strategy(section: StrategySection, world: World, join_timeout: float = 
         from shoal.strategy.torchrec import ShardedByTorchRec  # only here is TorchRec needed
 
         return ShardedByTorchRec(world, section)
-    if name == "single" and world.device.type == "cuda":
-        return Graphed(world) if section.graph else Single(world, fused=section.fused)
+    if name == "single":
+        on_gpu = world.device.type == "cuda"
+        return Graphed(world) if section.graph and on_gpu else Single(world, fused=section.fused)
     if name == "sharded":
         return Sharded(world, section)
     if name == "ps":

@@ -44,7 +44,7 @@ class Strategy:
     def __init__(self, world: World | None = None):
         self.world = world or World()
 
-    fused = False  # whether rows on a GPU are updated by kernels of their own
+    fused = False  # whether rows may learn without their gradients being seen, where that is faster
     precision = "float32"  # of products in the dense part
     rows_section = RowsSection()  # which ids of growing tables have rows; likewise
     cannot_count: str | None = None  # why ids cannot be counted here, where they cannot
@@ -117,16 +117,13 @@ class Strategy:
 
     def leaf(self, table: Table) -> Store:
         """Rows in this process, on its device."""
-        # Clipping needs the gradients of all rows at once, which kernels never write down.
-        on_gpu = self.world.device.type == "cuda"
-        fused = self.fused and on_gpu and self.clip_grad_norm is None
         return make_local(
             table,
             self.row_optimizer,
             self.seed,
             admission=admission_of(self.rules.get(table.name)),
             device=self.world.device,
-            fused=fused,
+            fused=self.fused and self.clip_grad_norm is None,  # which needs all gradients at once
         )
 
     def receive(self, batch: Batch) -> Batch:
@@ -161,7 +158,7 @@ class Strategy:
             if parameter.grad is not None:
                 parameter.grad.mul_(scale)
         gradients = {name: (ids, g * scale) for name, (ids, g) in self.take_gradients().items()}
-        self.update(gradients, lr)
+        self.update(gradients, lr, scale)
         return loss * scale
 
     def compute(self, batch: Batch) -> Output:
@@ -205,15 +202,18 @@ class Strategy:
             gradients.update(module.take_gradients())
         return gradients
 
-    def update(self, gradients: Gradients, lr: float) -> None:
-        """One optimizer step with the gradients of the global batch."""
+    def update(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
+        """One optimizer step with the gradients of the global batch.
+
+        `scale` is what they were multiplied with after backward.
+        """
         if self.clip_grad_norm is not None:
             gradients = self._clip(gradients, self.clip_grad_norm)
         if self.dense_optimizer is not None:
             dense_step(self.dense_optimizer, lr)
         self.push(gradients, lr)
         for module in self.embeddings:
-            module.step_softmax()
+            module.step_softmax(lr, scale)
 
     def push(self, gradients: Gradients, lr: float) -> None:
         """Update the rows of every table, and let rows go whose time has come."""

@@ -32,11 +32,11 @@ class Collective(Strategy):
         flat = self.world.all_reduce(torch.cat([g.reshape(-1) for g in grads] + [tail]))
         total, note = flat[-2:].tolist()
         scale = 1.0 / total if total else 0.0
-        position = 0
-        for grad in grads:
-            grad.copy_(flat[position : position + grad.numel()].view_as(grad)).mul_(scale)
+        mean, position = flat[:-3].mul_(scale), 0
+        for parameter, grad in zip(self.dense, grads):
+            parameter.grad = mean[position : position + grad.numel()].view_as(grad)
             position += grad.numel()
-        self.update(self.exchange_rows(scale, note), lr)
+        self.update(self.exchange_rows(scale, note), lr, scale)
         return flat[-3] * scale
 
     def note(self) -> float:

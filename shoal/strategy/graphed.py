@@ -108,13 +108,15 @@ class Graphed(Single):
                 self._recorded.clear()
                 self._seen.clear()
 
-    def update(self, gradients: dict[str, tuple[Tensor, Tensor]], lr: float) -> None:
+    def update(
+        self, gradients: dict[str, tuple[Tensor, Tensor]], lr: float, scale: float = 1.0
+    ) -> None:
         if self.dense_optimizer is not None:
             self.dense_optimizer.step()  # by the learning rate on the device
             self.dense_optimizer.zero_grad(set_to_none=True)
         self.push(gradients, lr)
         for module in self.embeddings:
-            module.step_softmax()
+            module.step_softmax(lr, scale)
 
 
 class Recorded:

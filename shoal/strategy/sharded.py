@@ -39,6 +39,7 @@ class Sharded(Collective):
     def __init__(self, world: World | None = None, section: StrategySection | None = None):
         super().__init__(world)
         self.section = section or StrategySection(name="sharded")
+        self.fused = self.section.fused and self.world.device.type == "cpu"
 
     def make_stores(self, tables: dict[str, Table]) -> dict[str, Store]:
         names = [table.name for m in self.embeddings for table in m.fields.values()]
@@ -47,8 +48,9 @@ class Sharded(Collective):
         self.plan: Plan = plan_tables(tables, size, self.section, self.row_optimizer, lookups)
         if tables:
             log.info("tables over %d processes:\n%s", size, self.plan)
+        fused = self.fused and self.clip_grad_norm is None
         stores = {
-            name: ShardedStore(layout, self.world, self.row_optimizer, self.seed)
+            name: ShardedStore(layout, self.world, self.row_optimizer, self.seed, fused)
             for name, layout in self.plan.layouts.items()
         }
         self.exchange = Exchange(self.world, stores)
@@ -86,6 +88,8 @@ class Sharded(Collective):
         if self.exchange.staged is not None:
             # A model that reads whole tables (a graph's) asks for nothing of the batch's rows.
             self._unstaged |= self.exchange.staged.parts.keys() - self.exchange.found
+        for module in self.embeddings:
+            module.write_softmax()
         return self.exchange.collect(scale, any_unused=notes > 0)
 
     def push(self, gradients: Gradients, lr: float) -> None:

@@ -162,7 +162,7 @@ def test_a_module_learns_as_without_kernels():
             for name, (ids, grads) in embed.take_gradients().items():
                 assert len(ids) == (0 if fused else 21)
                 embed.stores[name].push(ids, grads, 0.05)
-            embed.step_softmax()
+            embed.step_softmax(0.01, 1.0)
         values = [embed.stores[name].values for name in tables]
         learned.append([torch.stack(losses), torch.stack(states), *values])
     for plain, fused in zip(*learned):
