@@ -118,6 +118,7 @@ def shoal_rank(given: dict) -> None:
 
     from shoal.build import build
     from shoal.run import resolve
+    from shoal.trainer import one_ahead
     from shoal.world import connect
 
     world = connect("cpu", 120.0, threads=1)
@@ -140,10 +141,12 @@ def shoal_rank(given: dict) -> None:
     parts = build(config, world)
     parts.model.train()
     seconds, cpu, loss = [], [], 0.0
-    batches = parts.reader.batches(0, world.rank, world.size)
+    batches = one_ahead(parts.reader.batches(0, world.rank, world.size))
     for _ in range(given["warm_up"] + given["steps"]):
         begun, begun_cpu = time.perf_counter(), time.process_time()
-        loss = float(parts.strategy.train_step(next(batches)))
+        batch, following = next(batches)
+        parts.strategy.prefetch(following)  # as the trainer does
+        loss = float(parts.strategy.train_step(batch))
         seconds.append(time.perf_counter() - begun)
         cpu.append(time.process_time() - begun_cpu)
     world.barrier()
