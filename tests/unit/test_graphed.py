@@ -94,6 +94,17 @@ def test_what_cannot_be_recorded_is_refused(optimizer, clip):
         Graphed(World()).setup(make_model(), optimizer, 1, clip)
 
 
+def learned(model):
+    """Parameters that have a gradient. A bias of all keys shifts all scores of a query alike, so
+    its gradient is rounding alone, of which Adam makes steps."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("query_key_value.bias"):
+            query, _, value = parameter.chunk(3)
+            yield from (query, value)
+        else:
+            yield parameter
+
+
 @needs_gpu
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_recorded_steps_equal_unrecorded_ones(dropout):
@@ -107,7 +118,7 @@ def test_recorded_steps_equal_unrecorded_ones(dropout):
             torch.cuda.manual_seed(step)
             losses.append(strategy.train_step(batch, lr=0.01 / (1 + step // 6)))
         rows = [store.values for store in strategy.stores.values()]
-        results.append([torch.stack(losses), *strategy.model.parameters(), *rows])
+        results.append([torch.stack(losses), *learned(strategy.model), *rows])
         assert all(store.step == 12 for store in strategy.stores.values())
     for recorded, plain in zip(*results):
         torch.testing.assert_close(recorded, plain, rtol=2e-4, atol=2e-5)
