@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor
 all_gather_flat = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 log = logging.getLogger("shoal")
 SIOCGIFADDR = 0x8915  # Linux: the address of a network interface
+SMALL_EXCHANGE = 1 << 17  # bytes of a rank that may travel half as long again in vain
 
 
 class WorldError(RuntimeError):
@@ -261,6 +263,7 @@ class Group(World):
     """One rank among several: Gloo on CPU, NCCL on GPU."""
 
     def __init__(self, device: str, join_timeout: float):
+        self._room: dict[Any, int] = {}  # bytes that exchanges of a kind have room for
         env = os.environ
         self.rank, self.size = int(env["RANK"]), int(env["WORLD_SIZE"])
         super().__init__(pick_device(device, int(env.get("LOCAL_RANK", 0))))
@@ -355,34 +358,42 @@ class Group(World):
         return torch.cat([parts[0] for parts in self.exchange([tensor])])
 
     def exchange(self, tensors: list[Tensor]) -> list[list[Tensor]]:
-        # Sizes first, then one padded byte buffer: two collectives however many tensors there are.
-        lengths = torch.tensor([len(t) for t in tensors], dtype=torch.int64, device=self.device)
-        all_lengths = torch.empty(self.size * len(tensors), dtype=torch.int64, device=self.device)
-        with self._collective("exchange of sizes", lengths.nbytes):
-            all_gather_flat(all_lengths, lengths)
-        per_rank = all_lengths.view(self.size, len(tensors)).tolist()
+        # One padded byte buffer each, sizes in front. It has room for what the last exchange of
+        # such tensors needed, and some more: where that is too little, or would be much to send in
+        # vain, a second trip carries the contents.
+        if not tensors:
+            return [[] for _ in range(self.size)]
+        kind = tuple((tensor.dtype, tensor.shape[1:]) for tensor in tensors)
         row_bytes = [t[:0].new_empty(1, *t.shape[1:]).nbytes for t in tensors]
-        totals = [sum(n * b for n, b in zip(counts, row_bytes)) for counts in per_rank]
-        width = max(1, *totals)
-        mine = torch.zeros(width, dtype=torch.uint8, device=self.device)
-        position = 0
-        for tensor in tensors:
-            flat = tensor.contiguous().view(-1).view(torch.uint8)
-            mine[position : position + flat.numel()] = flat
-            position += flat.numel()
-        gathered = torch.empty(self.size * width, dtype=torch.uint8, device=self.device)
-        with self._collective("exchange", width):
-            all_gather_flat(gathered, mine)
+        lengths = torch.tensor([len(t) for t in tensors], dtype=torch.int64, device=self.device)
+        flat = torch.cat([t.contiguous().view(-1).view(torch.uint8) for t in tensors])
+        head, room = lengths.nbytes, self._room.get(kind, 0)
+        gathered = self._gather(lengths.view(torch.uint8), flat[:room], head + room)
+        per_rank = gathered[:, :head].contiguous().view(torch.int64).tolist()
+        width = max(sum(n * b for n, b in zip(counts, row_bytes)) for counts in per_rank)
+        if width > room:
+            gathered, head = self._gather(flat[:0], flat, width), 0
+        self._room[kind] = width + width // 2 if width <= SMALL_EXCHANGE else 0
         result = []
-        for rank, counts in enumerate(per_rank):
-            position, parts = rank * width, []
+        for row, counts in zip(gathered, per_rank):
+            position, parts = head, []
             for tensor, count, nbytes in zip(tensors, counts, row_bytes):
-                raw = gathered[position : position + count * nbytes]
+                raw = row[position : position + count * nbytes]
                 # A copy aligns the bytes for the element type.
                 parts.append(raw.clone().view(tensor.dtype).view(count, *tensor.shape[1:]))
                 position += count * nbytes
             result.append(parts)
         return result
+
+    def _gather(self, head: Tensor, flat: Tensor, width: int) -> Tensor:
+        """Everybody's bytes, padded: [size, width]."""
+        mine = torch.zeros(width, dtype=torch.uint8, device=self.device)
+        mine[: len(head)] = head
+        mine[len(head) : len(head) + len(flat)] = flat
+        gathered = torch.empty(self.size * width, dtype=torch.uint8, device=self.device)
+        with self._collective("exchange", width):
+            all_gather_flat(gathered, mine)
+        return gathered.view(self.size, width)
 
     def stack(self, tensor: Tensor) -> Tensor:
         out = tensor.new_empty(self.size * tensor.numel())

@@ -8,23 +8,19 @@ through an exchange, which lets all of them travel together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from shoal.data.batch import Batch
+from shoal.embedding.catalogue import Catalogue
 from shoal.embedding.exchange import Exchange, Lookups
-from shoal.embedding.fused import FusedSoftmax, can_fuse
-from shoal.embedding.fused_cpu import CoreSoftmax, can_fuse_on_cpu
 from shoal.embedding.pooling import pool_rows
-from shoal.embedding.softmax import parallel_softmax_loss
 from shoal.embedding.store import Store
 from shoal.embedding.table import Table
 from shoal.embedding.whole import every_id, is_every
-from shoal.nn.losses import full_softmax_loss
 
 
 class Embeddings(nn.Module):
@@ -51,10 +47,7 @@ class Embeddings(nn.Module):
         self._pending: dict[str, list[tuple[Tensor, Tensor]]] = {}
         self._noted: list[tuple[Tensor, Tensor]] = []  # ids of the batch, their samples' labels
         self._clicks: dict[int, Tensor] = {}  # the same of pulled rows, by id()
-        self._softmax_fields: set[str] = set()
-        self._fused: FusedSoftmax | None = None
-        self._ready: list[CoreSoftmax] = []  # whose backward came by
-        self._candidates: dict[tuple[str, int | None], tuple[Tensor, Tensor]] = {}
+        self._catalogues: dict[str, Catalogue] = {}  # fields that a softmax reads whole
         # Moves with the model, so it tells which device rows are wanted on.
         self.register_buffer("_here", torch.empty(0), persistent=False)
 
@@ -91,6 +84,11 @@ class Embeddings(nn.Module):
         return pool_rows(rows, ids.values, ids.offsets, how, ids.weights, table.padding)
 
     @property
+    def device(self) -> torch.device:
+        """Where rows are wanted."""
+        return self._here.device
+
+    @property
     def learns(self) -> bool:
         """Whether a lookup now takes part in training."""
         return torch.is_grad_enabled() and self.training
@@ -123,9 +121,9 @@ class Embeddings(nn.Module):
         table = self.fields[field]
         if table.rows is None:
             raise ValueError(f"table {table.name!r} grows: it has no whole to read")
-        return self.rows(field, every_id(table.rows, self._here.device))
+        return self.rows(field, every_id(table.rows, self.device))
 
-    def _lent(self, field: str) -> Tensor:
+    def lent(self, field: str) -> Tensor:
         """As whole, but the store's own memory where it lends it: only to be read at once."""
         table = self.fields[field]
         lend = getattr(self.stores[table.name], "lend", None)
@@ -133,9 +131,10 @@ class Embeddings(nn.Module):
             return self.whole(field)
         leaf = lend().detach()
         if self.learns:
-            leaf.requires_grad_()
-            self._pending[table.name].append((every_id(table.rows, leaf.device), leaf))
+            self.add_leaf(table.name, every_id(table.rows, leaf.device), leaf.requires_grad_())
         return leaf
+
+    # ---- a softmax over all rows of a table -----------------------------------------------------
 
     def full_softmax(
         self,
@@ -151,167 +150,43 @@ class Embeddings(nn.Module):
         rows are added to the logits; candidates end before row `stop` (default: all rows). A
         position whose target is 0 does not count.
         """
-        self._softmax_fields.add(field)
+        if field not in self._catalogues:
+            self._catalogues[field] = Catalogue(self, field)
         # Layers before it may be in bfloat16; sums of exponentials over a catalogue are not.
         with torch.autocast(hidden.device.type, enabled=False):
-            return self._softmax_loss(field, hidden.float(), targets, bias_field, stop)
-
-    def _softmax_loss(
-        self, field: str, hidden: Tensor, targets: Tensor, bias_field: str | None, stop: int | None
-    ) -> Tensor:
-        table = self.fields[field]
-        if self.exchange is not None and self.exchange.stores[table.name].layout.cut_by_rows:
-            return self._parallel_softmax(self.exchange, field, hidden, targets, bias_field, stop)
-        if self.learns and self._can_fuse(field, bias_field):
-            return self._fused_softmax(field, hidden, targets, bias_field, stop)
-        bias = None if bias_field is None else self._lent(bias_field).squeeze(1)
-        end = stop or table.rows or 0
-        others = _outside(table.rows or 0, end)
-        stores = [
-            None if f is None else self.stores[self.fields[f].name] for f in (field, bias_field)
-        ]
-        fused = self._in_core(field, bias_field, stores, others)
-        return full_softmax_loss(hidden, self._lent(field), targets, None, bias, end, fused)
-
-    def _can_fuse(self, field: str, bias_field: str | None) -> bool:
-        """Whether the tables are read by this softmax alone, and their stores can update in it."""
-        if self._is_shared(field, bias_field):
-            return False
-        tables = [self.fields[f] for f in (field, bias_field) if f is not None]
-        stores = [self.stores.get(table.name) for table in tables]
-        return can_fuse(stores[0], stores[1] if len(stores) > 1 else None)
-
-    def _is_shared(self, *fields: str | None) -> bool:
-        """Whether other fields read the tables of these."""
-        tables = list(self.fields.values())
-        return any(tables.count(self.fields[f]) > 1 for f in fields if f is not None)
-
-    def _in_core(
-        self,
-        field: str,
-        bias_field: str | None,
-        stores: Sequence[Store | None],
-        others: Tensor,
-    ) -> CoreSoftmax | None:
-        """A softmax whose rows learn in `step_softmax`, where the native core is up to it."""
-        rows, bias = stores
-        if not self.learns or self._is_shared(field, bias_field) or not can_fuse_on_cpu(rows, bias):
-            return None
-        return CoreSoftmax(rows, bias, others, self._ready)  # type: ignore[arg-type]
-
-    def _fused_softmax(
-        self, field: str, hidden: Tensor, targets: Tensor, bias_field: str | None, stop: int | None
-    ) -> Tensor:
-        """Rows learn in `step_softmax`, without gradients of theirs being seen by anybody."""
-        if self._fused is not None and self._fused.scale is not None:
-            raise RuntimeError(
-                "a second softmax before the step of the first: gradients of its rows cannot be "
-                "added up where they are never written; set strategy.fused=false"
-            )
-        table = self.fields[field]
-        bias = None if bias_field is None else self.stores[self.fields[bias_field].name]
-        self._fused = FusedSoftmax(
-            self.stores[table.name],  # type: ignore[arg-type]
-            bias,  # type: ignore[arg-type]
-            targets,
-            stop or table.rows or 0,
-        )
-        return self._fused.loss(hidden)
+            return self._catalogues[field].loss(hidden.float(), targets, bias_field, stop)
 
     def step_softmax(self, lr: float, scale: float) -> None:
-        """Let the rows of a fused softmax learn; after the pushes, which count the steps.
-
-        `scale` is what the pushed gradients were multiplied with after backward.
-        """
-        if self._fused is not None:
-            self._fused.step()
-            self._fused = None
-        for softmax in self._ready:
-            softmax.step(lr, scale)
-        self._ready.clear()
+        """Let rows learn that have no gradient of their own; see Catalogue."""
+        for catalogue in self._catalogues.values():
+            catalogue.step(lr, scale)
 
     def write_softmax(self) -> None:
-        """Write the gradients of rows down after all, where others must be added to them."""
-        for softmax in list(self._ready):
-            name = softmax.rows.table.name
-            alone = [one.rows for one in self._ready].count(softmax.rows) == 1
-            if alone and not self._has_gradients(name):
-                continue
-            self._ready.remove(softmax)
-            for store, ids, grads in softmax.gradients():
-                leaf = store.values.detach().requires_grad_()
-                leaf.grad = grads
-                if self.exchange is not None:
-                    self.exchange.add_own(store.table.name, ids, leaf)
-                else:
-                    self._pending[store.table.name].append((ids, leaf))
+        """Have gradients of such rows after all, where others must be added to them."""
+        for catalogue in self._catalogues.values():
+            catalogue.write_gradients()
 
-    def _has_gradients(self, name: str) -> bool:
+    # ---- what a step needs ----------------------------------------------------------------------
+
+    def add_leaf(self, name: str, ids: Tensor, leaf: Tensor) -> None:
+        """Let rows that were read on another way take part in the step, once they have a grad."""
+        if self.exchange is not None:
+            self.exchange.add_own(name, ids, leaf)
+        else:
+            self._pending[name].append((ids, leaf))
+
+    def has_gradients(self, name: str) -> bool:
+        """Whether rows of a table have gradients that were not taken yet."""
         if self.exchange is not None:
             return self.exchange.has_gradients(name)
         return any(leaf.grad is not None for _, leaf in self._pending[name])
-
-    def _parallel_softmax(
-        self,
-        exchange: Exchange,
-        field: str,
-        hidden: Tensor,
-        targets: Tensor,
-        bias_field: str | None,
-        stop: int | None,
-    ) -> Tensor:
-        """Every rank makes the logits of its own rows."""
-        table = self.fields[field]
-        assert table.rows is not None
-        end = stop or table.rows
-        low, high = (int(x) for x in targets.aminmax()) if len(targets) else (1, 1)
-        if not 0 < low <= high < end:
-            raise ValueError(
-                f"full_softmax over table {table.name!r}: targets are {low} to {high}; they must "
-                f"be 1 to {end - 1}"
-            )
-        layout, rank = exchange.stores[table.name].layout, exchange.world.rank
-        if (table.name, stop) not in self._candidates:
-            ids = layout.ids(rank)
-            inside = (ids > 0) & (ids < (stop or table.rows))
-            place = torch.full((table.rows or 0,), -1)
-            place[ids[inside]] = inside.nonzero().squeeze(1)
-            others = (~inside).nonzero().squeeze(1)
-            here = self._here.device
-            self._candidates[table.name, stop] = place.to(here), others.to(here)
-        place, others = self._candidates[table.name, stop]
-        keys = every_id(layout.shares[rank], self._here.device)
-        bias = None
-        leaves: list[Store | None] = [exchange.stores[table.name].leaf, None]
-        if bias_field is not None:
-            name = self.fields[bias_field].name
-            if exchange.stores[name].layout == layout:
-                bias = exchange.own_rows(name, keys, self.learns)
-                leaves[1] = exchange.stores[name].leaf
-            else:
-                bias = self.rows(bias_field, layout.ids(rank).to(self._here.device))
-                leaves[0] = None  # its gradients travel
-            bias = bias.squeeze(1)
-        rows = exchange.own_rows(table.name, keys, self.learns)
-        largest = max(layout.shares)
-        return parallel_softmax_loss(
-            exchange.world,
-            hidden,
-            rows,
-            bias,
-            targets,
-            place,
-            others,
-            largest,
-            self._in_core(field, bias_field, leaves, others),
-        )
 
     def lookups(self, batch: Batch) -> Lookups:
         """Table and ids of every field that the batch has and that is looked up row by row."""
         return [
             (table.name, batch.flat_ids(field))
             for field, table in self.fields.items()
-            if field in batch.ids and field not in self._softmax_fields
+            if field in batch.ids and field not in self._catalogues
         ]
 
     def labels(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
@@ -319,7 +194,7 @@ class Embeddings(nn.Module):
         return [
             (batch.flat_ids(field), _spread_labels(batch, field))
             for field in self.fields
-            if field in batch.ids and field not in self._softmax_fields
+            if field in batch.ids and field not in self._catalogues
         ]
 
     def note_labels(self, batch: Batch) -> None:
@@ -377,12 +252,6 @@ def _spread_labels(batch: Batch, field: str) -> Tensor:
     if isinstance(ids, Tensor):
         return labels.repeat_interleave(flat.numel() // size)
     return labels.repeat_interleave(len(ids) // size).repeat_interleave(ids.lengths.cpu())
-
-
-@cache
-def _outside(rows: int, stop: int) -> Tensor:
-    """Rows of a whole table that are no candidates: padding, and those from `stop` on."""
-    return torch.tensor([0, *range(stop, rows)])
 
 
 def _join_whole(

@@ -1,0 +1,45 @@
+"""World.exchange: everybody's tensors, whatever their lengths, also when they change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from ranks import run_ranks
+from torch import Tensor
+
+from shoal.world import SMALL_EXCHANGE, World
+
+# Small, smaller, none, far more than the time before, more than travels in one trip, small again.
+LENGTHS = [5, 6, 3, 0, 400, 390, SMALL_EXCHANGE // 8, 7, 7, 0]
+
+
+def tensors(rank: int, length: int) -> list[Tensor]:
+    count = length + 2 * rank if length else 0
+    return [
+        torch.arange(count * 3).view(count, 3).float() + 100 * rank,
+        torch.arange(count) - rank,
+        (torch.arange(max(0, count - 1)) % 2).bool(),
+    ]
+
+
+def everything(world: World) -> list[bool]:
+    right = []
+    for length in LENGTHS:
+        got = world.exchange(tensors(world.rank, length))
+        want = [tensors(rank, length) for rank in range(world.size)]
+        right += [
+            torch.equal(g, w) and g.dtype == w.dtype
+            for a, b in zip(got, want)
+            for g, w in zip(a, b)
+        ]
+    before = world.bytes_sent
+    world.exchange(tensors(world.rank, 0))
+    right.append(world.bytes_sent - before == 3 * 8)  # sizes alone
+    right.append(world.exchange([]) == [[]] * world.size)
+    return right
+
+
+def test_all_ranks_have_everything(tmp_path: Path) -> None:
+    for right in run_ranks(everything, 3, tmp_path):
+        assert right == [True] * (len(LENGTHS) * 3 * 3 + 2)
