@@ -138,7 +138,7 @@ def alone() -> dict[str, Any]:
     return everything(World())
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4])
+@pytest.fixture(scope="module", params=[2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return run_ranks(everything, request.param, tmp_path_factory.mktemp("ranks") / "out")
 
