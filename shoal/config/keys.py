@@ -115,18 +115,20 @@ def unknown(key: str, options: Mapping[str, Leaf], others: Mapping[str, str]) ->
     known = [*LEAVES, *SECTIONS, *options]
     beside = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == section}
     ends: dict[str, str] = {}
-    for name in sorted(known, key=lambda name: name.count(".")):  # the shallowest of a name
+    top = key.partition(".")[0] + "."
+    # Of several of a name, one below the same section, or else the shallowest.
+    for name in sorted(known, key=lambda name: (not name.startswith(top), name.count("."))):
         ends.setdefault(name.rpartition(".")[2], name)
     if found := nearest(last, beside):
         return f"unknown key {key}; did you mean {beside[found]}?"
     if not section and (found := nearest(key, others)):
         meant = f" (RecBole's spelling of {others[found]})" if others[found] else ""
         return f"unknown key {key}; did you mean {found}{meant}?"
-    if last in ends:
-        return f"unknown key {key}; did you mean {ends[last]}?"
     # Where the section is right, a likeness of whole keys would only be that of the section.
     if section and section not in SECTIONS and (found := nearest(key, known)):
         return f"unknown key {key}; did you mean {found}?"
+    if last in ends:
+        return f"unknown key {key}; did you mean {ends[last]}?"
     if found := nearest(last, ends):
         return f"unknown key {key}; did you mean {ends[found]}?"
     if section == "model":

@@ -307,6 +307,8 @@ def test_missing_files(write, tmp_path: Path) -> None:
         ("train.seed", "did you mean run.seed?"),
         ("trian.epochs", "did you mean train.epochs?"),
         ("trian", "did you mean train?"),
+        ("rows.admision.threshold", "did you mean rows.admission.threshold?"),
+        ("rows.threshold", "did you mean rows.admission.threshold?"),
         ("epoch", "did you mean epochs (RecBole's spelling of train.epochs)?"),
         ("Train.Epochs", "did you mean train.epochs?"),
         ("model.embeding_size", "did you mean model.embedding_size?"),
