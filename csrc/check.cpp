@@ -10,6 +10,8 @@
 #include <thread>
 #include <unordered_map>
 
+#include "catalogue.h"
+#include "products.h"
 #include "slots.h"
 #include "table.h"
 #include "wire.h"
@@ -286,6 +288,65 @@ void check_requests() {
   CHECK(taken > 1000);
 }
 
+std::vector<float> random_floats(size_t n) {
+  std::vector<float> made(n);
+  for (float& x : made) x = static_cast<float>(random_word() % 2001) / 1000.0f - 1.0f;
+  return made;
+}
+
+// A softmax over rows and their step, on one thread and on three: the same bits, the right sums.
+void check_catalogue(size_t n, size_t k, size_t dim, Optimizer kind) {
+  const std::vector<float> hidden = random_floats(n * dim), begun = random_floats(k * dim);
+  const std::vector<float> shares = random_floats(n), bias = random_floats(k);
+  const std::vector<int64_t> others = {0, static_cast<int64_t>(k) - 1};
+  std::vector<int64_t> places(n);
+  for (int64_t& place : places) place = static_cast<int64_t>(random_word() % k) - 1;
+  const Rule rule{kind, 0.01f, 1e-8f, 0.1f, 0.001f, 0.001f, 0.999f};
+  std::vector<std::vector<float>> results;
+  for (int threads : {1, 3}) {
+    std::vector<float> values(k * padded(n)), tops(num_blocks(k) * padded(n));
+    std::vector<float> highest(n), totals(n), pooled(n * dim);
+    std::vector<float> rows = begun, first(k * dim), second(k * dim);
+    std::vector<float> added = bias, bias_first(k), bias_second(k);
+    const Exponentials made{n, k, values.data(), tops.data()};
+    const Positions positions{hidden.data(), dim};
+    exponentials_of(positions, rows.data(), added.data(), others.data(), others.size(), made,
+                    highest.data(), totals.data(), pooled.data(), threads);
+    for (size_t p = 0; p < n; ++p) {
+      double total = 0;
+      for (size_t r = 1; r + 1 < k; ++r) {
+        double logit = bias[r];
+        for (size_t c = 0; c < dim; ++c)
+          logit += static_cast<double>(hidden[p * dim + c]) * begun[r * dim + c];
+        total += std::exp(logit - highest[p]);
+      }
+      CHECK(std::abs(totals[p] - total) < 1e-4 * total);
+    }
+    step_rows(positions, made, highest.data(), shares.data(), places.data(), 0.5f, rule,
+              {rows.data(), first.data(), second.data()},
+              {added.data(), bias_first.data(), bias_second.data()}, threads);
+    for (float x : rows) CHECK(std::isfinite(x));
+    CHECK(rows != begun);
+    rows.insert(rows.end(), added.begin(), added.end());
+    rows.insert(rows.end(), pooled.begin(), pooled.end());
+    results.push_back(rows);
+  }
+  CHECK(results[0] == results[1]);
+}
+
+void check_products(size_t m, size_t k, size_t n) {
+  const std::vector<float> a = random_floats(3 * m * k), b = random_floats(3 * k * n);
+  std::vector<float> out(3 * m * n);
+  products(a.data(), b.data(), out.data(), 3, m, k, n);
+  for (size_t i = 0; i < out.size(); ++i) {
+    const size_t which = i / (m * n), row = i / n % m, column = i % n;
+    double sum = 0;
+    for (size_t c = 0; c < k; ++c)
+      sum += static_cast<double>(a[(which * m + row) * k + c]) * b[(which * k + c) * n + column];
+    CHECK(std::abs(out[i] - sum) < 1e-4);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -300,5 +361,12 @@ int main() {
   check_threads(int64_t{5000000}, 1, Optimizer::sgd, false);  // duplicates found by hashing
   for (int64_t rows : {int64_t{300}, int64_t{-1}}) check_readers(rows);
   for (bool bloom : {false, true}) check_life(bloom);
+  for (Optimizer kind : {Optimizer::sgd, Optimizer::adagrad, Optimizer::adam, Optimizer::adamw}) {
+    check_catalogue(5, 131, 19, kind);
+    check_catalogue(12, 4200, 32, kind);  // two threads' worth of rows
+  }
+  check_catalogue(1, 3, 1, Optimizer::adam);
+  for (size_t m : {1, 4, 7})
+    for (size_t n : {1, 8, 13}) check_products(m, 5, n);
   std::printf("all checks passed (%s)\n", kernels().name);
 }

@@ -12,7 +12,7 @@
 namespace shoal {
 
 typedef float Four __attribute__((vector_size(16)));
-typedef int32_t FourInts __attribute__((vector_size(16)));
+typedef uint32_t FourWords __attribute__((vector_size(16)));
 
 inline Four load(const float* from) {
   Four x;
@@ -53,8 +53,8 @@ inline Four exponential(Four x) {
   y = y * f + all(1.6666665459e-1f);
   y = y * f + all(5.0000001201e-1f);
   y = y * (f * f) + (f + all(1.0f));
-  const FourInts bits = (FourInts)y + ((FourInts)shifted << 23);
-  return (Four)(bits & (x > all(-87.0f)));
+  const FourWords bits = (FourWords)y + ((FourWords)shifted << 23);  // may wrap, where it is 0
+  return (Four)(bits & (FourWords)(x > all(-87.0f)));
 }
 
 inline Four root(Four x) {
