@@ -86,9 +86,17 @@ class Checkpoints:
             if strategy.saves_rows:
                 self.world.barrier()
             return
+        except BaseException:  # stopped by a signal: what has only begun is not left behind
+            shutil.rmtree(hidden_of(path), ignore_errors=True)
+            raise
         arguments = (path, hidden, snapshot, base, rows, then)
         self._writer = threading.Thread(target=self._write, args=arguments, name=WRITER)
-        self._writer.start()
+        try:
+            self._writer.start()
+        except BaseException:  # likewise, unless it is at work already and will end
+            if not self._writer.is_alive():
+                shutil.rmtree(hidden, ignore_errors=True)
+            raise
 
     def wait(self) -> None:
         """Until the last save is committed."""
@@ -248,10 +256,15 @@ def finish_writing(seconds: float) -> None:
             thread.join(seconds)
 
 
+def hidden_of(path: Path) -> Path:
+    """Where a checkpoint is written before it is committed."""
+    return path.parent / f".{path.name}.new"
+
+
 def begin(path: Path) -> Path:
     """The hidden folder that a checkpoint is written into, empty."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    hidden = path.parent / f".{path.name}.new"
+    hidden = hidden_of(path)
     shutil.rmtree(hidden, ignore_errors=True)
     hidden.mkdir()
     return hidden

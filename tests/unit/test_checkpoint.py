@@ -14,6 +14,7 @@ import pytest
 from small import small_config
 
 import shoal
+from shoal import checkpoint
 from shoal.build import build
 from shoal.checkpoint import CheckpointError, Checkpoints, give, read, take, write
 from shoal.run import Trained
@@ -280,3 +281,24 @@ def test_a_run_without_checkpoints_cannot_be_used(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(ValueError, match="has no checkpoint to load; train first"):
         Trained(run)
+
+
+@pytest.mark.parametrize("where", ["begin", "start"])
+def test_a_signal_before_the_writing_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def stop(*_: Any) -> None:
+        if where == "begin":
+            begun(tmp_path / "step-000000007")
+        raise shoal.Interrupted(2)
+
+    parts = build(small_config("BPR"), World())
+    begun = checkpoint.begin
+    if where == "begin":
+        monkeypatch.setattr(checkpoint, "begin", stop)
+    else:
+        monkeypatch.setattr(checkpoint.threading.Thread, "start", stop)
+    saving = Checkpoints(tmp_path, World())
+    with pytest.raises(shoal.Interrupted):
+        saving.save(parts.strategy, {"step": 7})
+    assert list(tmp_path.iterdir()) == []
