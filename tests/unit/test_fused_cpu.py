@@ -17,6 +17,7 @@ from shoal.embedding.table import Init, Table
 from shoal.nn import losses, native
 from shoal.world import World
 
+# Without a compiler there is no such step to compare: the plain softmax is used.
 pytestmark = pytest.mark.skipif(
     not hasattr(fused_cpu._core, "catalogue_step"), reason="the native core is not built"
 )

@@ -128,6 +128,7 @@ def outside(table: int, ids: Sequence[int]) -> bool:
     return limit is not None and any(not 0 <= number < limit for number in ids)
 
 
+# Without a compiler servers answer in Python, which the other tests here hold.
 native = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")
 some_ids = st.lists(st.integers(0, 49) | st.integers(-(1 << 63), (1 << 63) - 1), max_size=30)
 

@@ -125,6 +125,7 @@ def test_strategies_that_cannot() -> None:
 def test_an_id_counts_as_often_as_it_was_shown(engine: Any) -> None:
     """And learns its gradient once."""
     if engine == "native" and not native_is_built():
+        # Without a compiler there is the reference alone, the other value of `engine`.
         pytest.skip("the native core is not built")
     table, ids = Table("ads", 2, None, Init("constant", 0.0)), torch.tensor([1, 2, 3])
     leaf: Any = make_local(

@@ -120,6 +120,7 @@ def test_random_order_is_written_down():
     assert [parts[p].tolist() for p in PHASES] == [[0, 2, 4, 5, 7], [1, 6], [3, 8, 9]]
 
 
+# MovieLens may not be handed on, so a clone has it only where somebody names its folder.
 @pytest.mark.skipif(not os.environ.get("SHOAL_TEST_DATA"), reason="SHOAL_TEST_DATA is not set")
 def test_the_split_of_ml_100k_is_the_one_recbole_makes():
     """The hash of RecBole 1.2.1's own test split for seed 2020, as sorted `user<tab>item` lines."""
