@@ -100,7 +100,7 @@ class Roster:
         orders[number] = False
         try:
             carry_out(request)
-        except Exception:  # whatever it was, it is raised again: not carried out, so it may be asked again
+        except Exception:  # raised again below: not carried out, so it may be asked again
             self.forget_order(request)
             raise
         while len(orders) > MOST_ORDERS:
