@@ -27,7 +27,7 @@ from shoal.data.history import Histories
 from shoal.data.random import hash64, uniform, uniform_below
 from shoal.data.reader import Reader, draws_per_sample, make_sampler
 
-_MASKS, _ITEMS, _LAST = 1, 2, 3  # streams of random numbers
+_MASKS, _ITEMS, _LAST, _ENDS = 1, 2, 3, 4  # streams of random numbers
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class Masking:
 
     mask_ratio    probability that an item is hidden and asked for
     random_ratio  share of the hidden ones that show a random item instead of the mask token
-    last_ratio    share of the samples in which the last item alone is hidden, as when asked
+    last_ratio    share of the samples in which the last item alone is hidden, as when asked; such a
+                  window ends anywhere before the end of the next one, so that any item may be last
     copies        samples of each window in an epoch, each with masks of its own
     stride        items between windows; None: a tenth of the window, at least 1
     """
@@ -71,9 +72,9 @@ class MaskedWindows(Reader):
         super().__init__(batch_size, seed, shuffle)
         self.user_field, self.num_items = dataset.user_field, dataset.num_items
         self.histories, self.masking = histories, masking
-        stride = masking.stride or max(1, histories.max_len // 10)
+        self.stride = masking.stride or max(1, histories.max_len // 10)
         self.window_users, self.window_starts, self.window_stops = windows(
-            histories.offsets, histories.max_len, stride
+            histories.offsets, histories.max_len, self.stride
         )
         self.chunk_samples //= histories.max_len
         self.num_samples = len(self.window_users) * masking.copies
@@ -100,9 +101,8 @@ class MaskedWindows(Reader):
             yield batch
 
     def make(self, samples: np.ndarray, epoch: int) -> Batch:
-        window = samples // self.masking.copies
-        users, starts = self.window_users[window], self.window_starts[window]
-        items = self.histories.padded(starts, self.window_stops[window] - starts)
+        users, starts, stops = self.places(samples, epoch)
+        items = self.histories.padded(starts, stops - starts)
         history, target = self.mask(items, samples, epoch)
         ids: dict[str, Tensor] = {
             self.user_field: torch.from_numpy(users),
@@ -117,6 +117,27 @@ class MaskedWindows(Reader):
             dense["target_logq"] = torch.from_numpy(self.logq[target])
         return Batch(len(samples), ids, dense)  # type: ignore[arg-type]
 
+    def places(self, samples: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where the windows of samples lie: users [n], starts [n], stops [n]."""
+        window = samples // self.masking.copies
+        users = self.window_users[window]
+        starts, stops = self.window_starts[window], self.window_stops[window]
+        alone = self.hides_last_alone(samples, epoch)
+        if not alone.any():
+            return users, starts, stops
+        # Ends that no other window has: a stride, or in the first window all but its first item.
+        begin = self.histories.offsets[users]
+        ends = np.where(starts > begin, self.stride, np.maximum(stops - begin - 1, 1))
+        stops = stops - alone * uniform_below(hash64(self.seed, _ENDS, epoch, samples), ends)
+        starts = np.where(alone, np.maximum(stops - self.histories.max_len, begin), starts)
+        return users, starts, stops
+
+    def hides_last_alone(self, samples: np.ndarray, epoch: int) -> np.ndarray:
+        """Which samples hide their last item and no other: bool [n]."""
+        if not self.masking.last_ratio:
+            return np.zeros(len(samples), dtype=bool)
+        return uniform(hash64(self.seed, _LAST, epoch, samples)) < self.masking.last_ratio
+
     def mask(
         self, items: np.ndarray, samples: np.ndarray, epoch: int
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -126,10 +147,10 @@ class MaskedWindows(Reader):
         draw = uniform(hash64(self.seed, _MASKS, epoch, entries))
         real = items > 0
         hidden = real & (draw < how.mask_ratio)
-        is_last = np.arange(width) == real.sum(1, keepdims=True) - 1
-        if how.last_ratio:
-            only_last = uniform(hash64(self.seed, _LAST, epoch, samples)) < how.last_ratio
-            hidden = np.where(only_last[:, None], is_last, hidden)
+        alone = self.hides_last_alone(samples, epoch)
+        if alone.any():
+            is_last = np.arange(width) == real.sum(1, keepdims=True) - 1
+            hidden = np.where(alone[:, None], is_last, hidden)
         # A number below mask_ratio is as good as a fresh one when it is stretched to [0, 1).
         show = draw < how.mask_ratio * (1.0 - how.random_ratio)
         random_items = 1 + uniform_below(

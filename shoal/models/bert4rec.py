@@ -51,7 +51,7 @@ class BERT4Rec(Retrieval):
         loss_type: Literal["CE", "sampled"] = "CE"  # sampled also needs train.negatives
         mask_ratio: float = 0.2  # of the items are hidden and asked for
         random_ratio: float = 0.2  # of the hidden ones show a random item, the others the mask
-        ft_ratio: float = 0.0  # of the samples hide their last item alone, as when asked
+        ft_ratio: float = 0.0  # of the samples end anywhere and hide their last item alone
         dupe_factor: int = 1  # samples of each window in an epoch, each with its own masks
         window_stride: int | None = None  # null: a tenth of data.max_len
         debias: float = 0.0  # ranked by score - debias · ln(times an item occurs in training)

@@ -125,6 +125,41 @@ def test_some_samples_hide_their_last_item_alone() -> None:
     assert (batch.tensor("history")[batch.tensor("target") > 0] == MASK).all()
 
 
+@pytest.mark.parametrize("stride", [4, 12])
+def test_any_item_but_the_first_may_be_the_last_one(stride: int) -> None:
+    """Every end once: the windows' own stretches together are the sequence without its first."""
+    ours = reader(last_ratio=1.0, copies=400, stride=stride)
+    ours.shuffle = False
+    samples = np.arange(ours.num_samples)
+    users, starts, stops = ours.places(samples, epoch=2)
+    begin, end = HISTORIES.offsets[users], HISTORIES.offsets[users + 1]
+    assert (stops <= end).all()
+    assert (starts == np.maximum(stops - 12, begin)).all()  # as much history as there is room for
+    seen = set(zip(users.tolist(), (stops - begin).tolist()))
+    lengths = np.diff(HISTORIES.offsets)
+    wanted = {
+        (user, stop)
+        for user, length in enumerate(lengths.tolist())
+        if length
+        for stop in range(min(2, length), length + 1)
+    }
+    assert seen == wanted
+    (batch,) = ours.batches(2)
+    history, target = batch.tensor("history").numpy(), batch.tensor("target").numpy()
+    assert (target.max(1) == HISTORIES.items[stops - 1]).all()
+    assert ((history > 0).sum(1) == stops - starts).all()
+
+
+def test_other_samples_keep_their_windows() -> None:
+    ours = reader(last_ratio=0.5, copies=2, stride=4)
+    samples = np.arange(ours.num_samples)
+    _, starts, stops = ours.places(samples, epoch=1)
+    alone = ours.hides_last_alone(samples, epoch=1)
+    assert 0.4 < alone.mean() < 0.6
+    assert (starts == ours.window_starts[samples // 2])[~alone].all()
+    assert (stops == ours.window_stops[samples // 2])[~alone].all()
+
+
 def test_places_to_ask_for_are_counted_in_each_batch() -> None:
     for batch in reader(batch_size=16).batches(0, rank=1, size=3):
         asked = batch.tensor("target").reshape(-1) > 0
