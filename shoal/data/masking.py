@@ -36,8 +36,8 @@ class Masking:
 
     mask_ratio    probability that an item is hidden and asked for
     random_ratio  share of the hidden ones that show a random item instead of the mask token
-    last_ratio    share of the samples in which the last item alone is hidden, as when asked; such a
-                  window ends anywhere before the end of the next one, so that any item may be last
+    last_ratio    share of the samples in which the last item alone is hidden, as when asked; their
+                  windows end earlier by a random part of a stride, so that any item may be last
     copies        samples of each window in an epoch, each with masks of its own
     stride        items between windows; None: a tenth of the window, at least 1
     """
