@@ -31,6 +31,7 @@ from shoal.world import PeerLost, World
 __all__ = ["CheckpointError", "Checkpoints", "Snapshot", "give", "read", "take", "write"]
 FORMAT = 1
 WRITER = "checkpoint writer"
+HELD_BYTES = 1 << 28  # of rows of others that rank 0 keeps in memory while it writes
 log = logging.getLogger("shoal")
 
 
@@ -39,6 +40,30 @@ class Saving(Protocol):
 
     def wait(self) -> dict[str, Any]:
         """Until they are: file -> bytes and checksum."""
+
+
+class Files:
+    """Files of a checkpoint that is being taken: a few are held, to be written in the background,
+    the others are written as they come. After a failure they come in vain.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.held: dict[str, bytes] = {}
+        self.written: dict[str, Any] = {}  # name -> bytes and checksum
+        self.failure: OSError | None = None
+        self._room = HELD_BYTES
+
+    def put(self, name: str, data: bytes) -> None:
+        """Take one file. Other ranks send on whatever happens here, so nothing is raised."""
+        if len(data) <= self._room:
+            self.held[name] = data
+            self._room -= len(data)
+        elif self.failure is None:
+            try:
+                self.written[name] = write_counted(self.folder / name, data)
+            except OSError as error:
+                self.failure = error
 
 
 class Checkpoints:
@@ -66,37 +91,50 @@ class Checkpoints:
     ) -> None:
         """Snapshot now, write in the background; a failed write surfaces at the next call."""
         self.wait()
-        snapshot = take(strategy, state)
         if not self.world.is_main:
+            take(strategy, state)
             if strategy.saves_rows:
                 self.world.barrier()
             return
-        path = self.folder / step_name(snapshot.state["step"])
+        path = self.folder / step_name(state["step"])
+        files = Files(hidden_of(path))
         base, rows = None, None
         try:
-            self._sweep()
-            hidden = begin(path)
+            self._prepare(path, files)
+            snapshot = take(strategy, state, files.put if strategy.spreads_rows else None)
+            if files.failure is not None:
+                raise files.failure
+            snapshot.files |= files.held
             if strategy.saves_rows:
                 base = self._base if self._deltas + 1 < self.whole_every else None
                 base = base if base is not None and strategy.can_save_delta() else None
-                rows = strategy.start_saving(hidden, base is not None)
+                rows = strategy.start_saving(files.folder, base is not None)
                 self.world.barrier()  # nobody goes on before every server has begun
         except OSError as error:
             self._failure = error
+            shutil.rmtree(files.folder, ignore_errors=True)
             if strategy.saves_rows:
                 self.world.barrier()
             return
         except BaseException:  # stopped by a signal: what has only begun is not left behind
-            shutil.rmtree(hidden_of(path), ignore_errors=True)
+            shutil.rmtree(files.folder, ignore_errors=True)
             raise
-        arguments = (path, hidden, snapshot, base, rows, then)
+        arguments = (path, files, snapshot, base, rows, then)
         self._writer = threading.Thread(target=self._write, args=arguments, name=WRITER)
         try:
             self._writer.start()
         except BaseException:  # likewise, unless it is at work already and will end
             if not self._writer.is_alive():
-                shutil.rmtree(hidden, ignore_errors=True)
+                shutil.rmtree(files.folder, ignore_errors=True)
             raise
+
+    def _prepare(self, path: Path, files: Files) -> None:
+        """An empty folder to write into; others must not wait in vain where that fails."""
+        try:
+            self._sweep()
+            begin(path)
+        except OSError as error:
+            files.failure = error
 
     def wait(self) -> None:
         """Until the last save is committed."""
@@ -119,7 +157,7 @@ class Checkpoints:
     def _write(
         self,
         path: Path,
-        hidden: Path,
+        files: Files,
         snapshot: Snapshot,
         base: str | None,
         rows: Saving | None,
@@ -127,8 +165,8 @@ class Checkpoints:
     ) -> None:
         last, self._base = self._base, None  # a save that fails is followed by a whole one
         try:
-            written = {} if rows is None else rows.wait()
-            write(path, snapshot, hidden, written, base)
+            written = files.written if rows is None else rows.wait()
+            write(path, snapshot, files.folder, written, base)
             self._deltas = self._deltas + 1 if base is not None and base == last else 0
             self._base = path.name
             if then is not None:
@@ -204,10 +242,11 @@ class Checkpoints:
         """Rank 0 loads and tells the others, so that only its host needs the files."""
         if self.world.size == 1:
             return load()
-        payload, failure = None, None
+        mine, payload, failure = None, None, None
         if self.world.is_main:
             try:
-                payload = b"y" + pack(load())
+                mine = load()
+                payload = b"y" + pack(mine)
             except CheckpointError as error:
                 failure, payload = error, b"n"
         payload = self.world.broadcast_bytes(payload)
@@ -215,7 +254,7 @@ class Checkpoints:
             raise failure
         if payload == b"n":
             raise PeerLost("rank 0 could not load a checkpoint")
-        return unpack(payload[1:])
+        return mine if self.world.is_main else unpack(payload[1:])
 
 
 def step_name(step: int) -> str:
@@ -283,8 +322,9 @@ def write(
     try:
         files = dict(written or {})
         for name, data in snapshot.files.items():
-            write_durably(hidden / name, data)
-            files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            data = data.read_bytes() if isinstance(data, Path) else data
+            assert data is not None
+            files[name] = write_counted(hidden / name, data)
         manifest: dict[str, Any] = {"format": FORMAT, "state": snapshot.state, "files": files}
         if base is not None:
             manifest["base"] = base
@@ -322,10 +362,10 @@ def read(path: Path, rows: bool = True) -> Snapshot:
                     raise CheckpointError(f"checkpoint {path} is damaged: {name} was cut")
                 apart[name] = facts
                 continue
-            data = (path / name).read_bytes()
-            if len(data) != facts["bytes"] or hashlib.sha256(data).hexdigest() != facts["sha256"]:
+            if count(path / name) != facts:
                 raise CheckpointError(f"checkpoint {path} is damaged: {name} fails its checksum")
-            snapshot.files[name] = data
+            is_rows = table_of(name) is not None
+            snapshot.files[name] = path / name if is_rows else (path / name).read_bytes()
         if not rows:
             snapshot.rows.append((str(path.absolute()), apart))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -348,6 +388,19 @@ def _read_base(path: Path, base: str, snapshot: Snapshot, rows: bool) -> None:
 
 def _digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def count(path: Path) -> dict[str, Any]:
+    """Bytes and checksum of a file, of which only a part is in memory at a time."""
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return {"bytes": file.tell(), "sha256": digest.hexdigest()}
+
+
+def write_counted(path: Path, data: bytes) -> dict[str, Any]:
+    """Write a file durably; its bytes and checksum."""
+    write_durably(path, data)
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def write_durably(path: Path, data: bytes) -> None:

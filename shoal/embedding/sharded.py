@@ -7,7 +7,7 @@ A Store like the others, but every call of it is made by all ranks together. Mod
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -22,7 +22,8 @@ from shoal.embedding.store import Rows, Store
 from shoal.embedding.table import Init, Table
 from shoal.world import World
 
-INIT_ROWS = 1 << 16  # rows initialised at a time, so that temporaries stay small
+LAST_ID = torch.iinfo(torch.int64).max
+SOME_ROWS = 1 << 16  # rows handled at a time, so that temporaries stay small
 
 
 class Sharded:
@@ -104,41 +105,59 @@ class Sharded:
         self.leaf.restore(Rows(keys[chosen], values, state))
 
     def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
-        """Rank 0 has the whole table, in chunks of ascending id; the others only take part."""
+        """Rank 0 has the table chunk by chunk, by ascending id; the others only take part."""
         if self.layout.replicated:
             if self.world.is_main and self.leaf is not None:
                 yield from self.leaf.export(chunk_rows)
             return
-        ids, floats = self._own()
-        if self.layout.grows:  # nobody knows the ids of the others
-            ranges = [slice(0, len(ids))]
+        ids, floats, places = self._own()
+        ranges: Iterable[slice]
+        if self.layout.grows:
+            ranges = self._next_of_all(ids, -(-chunk_rows // self.world.size))
         else:
             assert self.table.rows is not None
             steps = range(0, self.table.rows + chunk_rows, chunk_rows)
-            places = torch.searchsorted(ids, torch.tensor(steps)).tolist()
-            ranges = [slice(a, b) for a, b in pairwise(places)]
+            bounds = torch.searchsorted(ids, torch.tensor(steps)).tolist()
+            ranges = [slice(a, b) for a, b in pairwise(bounds)]
         for part in ranges:
-            pieces = self._at_rank_0(ids[part], floats[part])
+            pieces = self._at_rank_0(ids[part], floats[places[part]])
             if self.world.is_main:
                 yield from self._join(pieces, chunk_rows)
 
-    def _own(self) -> tuple[Tensor, Tensor]:
-        """Ids of this rank's leaf, ascending, and their values and state side by side."""
-        chunks = [] if self.leaf is None else list(self.leaf.export())
-        if not chunks:
-            width = self._float_width(self.world.rank)
-            return torch.empty(0, dtype=torch.int64), torch.empty(0, width)
-        floats = torch.cat(
-            [
-                torch.cat([c.values, *(part.view(len(c.ids), -1) for part in c.state.values())], 1)
-                for c in chunks
-            ]
-        )
-        ids = torch.cat([chunk.ids for chunk in chunks])
-        if not self.layout.grows:
+    def _next_of_all(self, ids: Tensor, most: int) -> Iterator[slice]:
+        """Parts of everybody's ids, at most so many of each rank's, that ascend over all ranks.
+
+        Nobody knows the ids of the others, so they agree how far to go.
+        """
+        start, end = 0, -1
+        while end < LAST_ID:
+            reach = int(ids[start + most - 1]) if start + most < len(ids) else LAST_ID
+            end = int(self.world.stack(torch.tensor([reach], device=self.world.device)).min())
+            stop = int(torch.searchsorted(ids, end, right=True))
+            yield slice(start, stop)
+            start = stop
+
+    def _own(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids of this rank's leaf, ascending; its values and state side by side, and whose they
+        are: row places[k] of the floats belongs to ids[k].
+        """
+        count = 0
+        if self.leaf is not None:
+            grown = self.layout.grows
+            count = len(self.leaf) if grown else self.layout.shares[self.world.rank]  # type: ignore[arg-type]
+        ids = torch.empty(count, dtype=torch.int64)
+        floats = torch.empty(count, self._float_width(self.world.rank))
+        start = 0
+        for rows in [] if self.leaf is None else self.leaf.export(SOME_ROWS):
+            stop = start + len(rows.ids)
+            ids[start:stop] = rows.ids
+            parts = [rows.values, *(part.view(len(rows.ids), -1) for part in rows.state.values())]
+            torch.cat(parts, 1, out=floats[start:stop])
+            start = stop
+        if not self.layout.grows and count:
             ids = self.layout.ids(self.world.rank)
-        order = ids.argsort()
-        return ids[order], floats[order]
+        places = ids.argsort()
+        return ids[places], floats, places
 
     def _float_width(self, rank: int) -> int:
         """Floats of one row and its state on a rank."""
@@ -216,8 +235,8 @@ def make_leaf(
     source = make_local(grown, RowOptimizer("sgd"), seed)
     ids = layout.ids(rank)
     begin = optimizer.initial_state()
-    for start in range(0, len(ids), INIT_ROWS):
-        some = ids[start : start + INIT_ROWS]
+    for start in range(0, len(ids), SOME_ROWS):
+        some = ids[start : start + SOME_ROWS]
         keys = torch.arange(start, start + len(some))
         state = {
             name: torch.full((len(some), width) if kind == "dim" else (len(some),), begin[name])

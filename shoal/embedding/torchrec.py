@@ -22,7 +22,7 @@ from shoal.embedding.init import initial_rows
 from shoal.embedding.optim import RowOptimizer
 from shoal.embedding.placement import Layout, Placement
 from shoal.embedding.route import Part
-from shoal.embedding.sharded import INIT_ROWS, Sharded
+from shoal.embedding.sharded import SOME_ROWS, Sharded
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
 from shoal.world import World
@@ -314,7 +314,7 @@ def _begin(leaf: Shard, ids: Tensor, optimizer: RowOptimizer, seed: int) -> None
     leaf.values.zero_()
     if leaf.sums is not None:
         leaf.sums.fill_(optimizer.initial_accumulator_value)
-    for start in range(0, len(ids), INIT_ROWS):
-        some = ids[start : start + INIT_ROWS]
+    for start in range(0, len(ids), SOME_ROWS):
+        some = ids[start : start + SOME_ROWS]
         keys = torch.arange(start, start + len(some))
         leaf.restore(Rows(keys, initial_rows(leaf.table, seed, some)))

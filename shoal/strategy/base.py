@@ -40,6 +40,7 @@ class Strategy:
 
     name = "single"
     saves_rows = False  # whether rows are written and read where they are, not by rank 0
+    spreads_rows = False  # whether ranks hold tables together, which may be too much for one
 
     def __init__(self, world: World | None = None):
         self.world = world or World()

@@ -30,6 +30,7 @@ class Sharded(Collective):
     """Rows with their owners, all-reduced dense gradients."""
 
     name = "sharded"
+    spreads_rows = True
     cannot_count = (
         "gradients reach the owner of a row summed, without word of how often its id came; use "
         "strategy ps or ddp, or leave the section out"
