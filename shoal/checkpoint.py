@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from shoal.durable import count, sync_folder, write_counted, write_durably
 from shoal.snapshot import CheckpointError, Snapshot, give, pack, table_of, take, unpack
 from shoal.strategy.base import Strategy
 from shoal.world import PeerLost, World
@@ -334,7 +335,7 @@ def write(
         if path.exists():  # the same step again: it was damaged, and the run went back behind it
             os.rename(path, old)
         os.rename(hidden, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
         shutil.rmtree(old, ignore_errors=True)
     except BaseException:
         shutil.rmtree(hidden, ignore_errors=True)
@@ -388,43 +389,3 @@ def _read_base(path: Path, base: str, snapshot: Snapshot, rows: bool) -> None:
 
 def _digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def count(path: Path) -> dict[str, Any]:
-    """Bytes and checksum of a file, of which only a part is in memory at a time."""
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256")
-        return {"bytes": file.tell(), "sha256": digest.hexdigest()}
-
-
-def write_counted(path: Path, data: bytes) -> dict[str, Any]:
-    """Write a file durably; its bytes and checksum."""
-    write_durably(path, data)
-    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Write a file and wait until the disk has it."""
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def replace_durably(path: Path, data: bytes) -> None:
-    """Replace a file so that a reader sees the old or the new one, never a part."""
-    hidden = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write_durably(hidden, data)
-        os.replace(hidden, path)
-    except OSError as error:
-        hidden.unlink(missing_ok=True)
-        raise ValueError(f"cannot write {path}: {error.strerror}; make room or mend it") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shoal.checkpoint import replace_durably
+from shoal.durable import replace_durably
 
 log = logging.getLogger("shoal")
 

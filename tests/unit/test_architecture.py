@@ -26,7 +26,7 @@ FLOORS = [
     {"ps"},
     {"embedding", "nn"},
     {"data"},
-    {"world", "config"},
+    {"world", "config", "durable"},
 ]
 MODEL_MAY_IMPORT = {
     "shoal.nn",
