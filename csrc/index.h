@@ -22,6 +22,8 @@ inline uint64_t hash_id(int64_t id) { return mix(static_cast<uint64_t>(id) + kIn
 
 class Index {
  public:
+  static constexpr size_t kFirst = 16;  // buckets to begin with, or a few more
+  explicit Index(size_t first = kFirst) : first_(first) {}
   size_t size() const { return size_; }
   // Memory in use: pages of a growing index come into being as the walk reaches them.
   size_t bytes() const {
@@ -102,7 +104,7 @@ class Index {
   }
 
  private:
-  static constexpr size_t kFirst = 16, kTail = 16;  // buckets
+  static constexpr size_t kTail = 16;               // buckets
   static constexpr size_t kMovesPerInsert = 16;     // 6 would do to end before the next growth
   static constexpr size_t kReleaseSlots = kBucket << 15;  // 2 MiB
 
@@ -166,7 +168,7 @@ class Index {
   // At most 3/4 full; a quarter larger each time keeps it above 3/5: 17 to 22 bytes per row.
   void grow() {
     move_some(old().slots);
-    size_t capacity = fresh().capacity == 0 ? kFirst : fresh().capacity + fresh().capacity / 4;
+    size_t capacity = fresh().capacity == 0 ? first_ : fresh().capacity + fresh().capacity / 4;
     if (fresh().capacity != 0 && fresh().capacity < (kFirst << 2)) capacity = fresh().capacity * 2;
     old() = std::move(fresh());
     frontier_ = 0;
@@ -217,7 +219,7 @@ class Index {
 
   Array arrays_[2];
   size_t frontier_ = 0;
-  size_t size_ = 0, limit_ = 0, tail_ = kTail;
+  size_t size_ = 0, limit_ = 0, tail_ = kTail, first_;
 };
 
 }  // namespace shoal

@@ -49,6 +49,12 @@ Table::Table(const Spec& spec, int threads) : spec_(spec) {
     shards_.resize(kShards);
     for (Shard& shard : shards_) shard.bloom.resize((spec.bloom_counters + kShards - 1) / kShards);
     while ((size_t{2} << slab_shift_) * layout_.stride <= kSlabBytes) ++slab_shift_;
+    // Shards fill alike. They begin differently, so that they do not all need a new slab in the
+    // same push, or a larger index: a long pause.
+    for (uint32_t k = 0; k < kShards; ++k) {
+      shards_[k].offset = (k << slab_shift_) / kShards;
+      shards_[k].index = Index(Index::kFirst + k / 8);
+    }
     return;
   }
   pages_ = Pages(static_cast<size_t>(spec.rows) * layout_.stride);
@@ -172,8 +178,10 @@ uint32_t Table::insert(Shard& shard, int64_t id, uint64_t hash) {
   } else {
     if (shard.used == kNoRow - 1) throw std::length_error("a growing table is full: 2^37 rows");
     row = shard.used;
-    if ((row >> slab_shift_) == shard.slabs.size())  // a small table needs no huge pages
-      shard.slabs.emplace_back(layout_.stride << slab_shift_, shard.slabs.empty() ? kHuge : 0);
+    if ((size_t{row} + shard.offset) >> slab_shift_ == shard.slabs.size()) {
+      const size_t bytes = layout_.stride << slab_shift_;
+      shard.slabs.emplace_back(bytes, shard.slabs.empty() ? bytes : 0);  // small: no huge pages
+    }
     ++shard.used;
   }
   shard.index.insert(id, hash, row);

@@ -54,7 +54,8 @@ struct Shrink {
 struct Shard {
   Index index;
   std::vector<Pages> slabs;
-  uint32_t used = 0;  // rows handed out so far
+  uint32_t offset = 0;  // rows of the first slab that are left out
+  uint32_t used = 0;    // rows handed out so far
   std::vector<uint32_t> free;
   std::vector<uint8_t> changed;  // by row: the generation of its last change
   // Ids that are not admitted yet: exact counters, or a counting Bloom filter.
@@ -129,8 +130,9 @@ class Table {
     return pages_.data() + static_cast<size_t>(row) * layout_.stride;
   }
   char* slab_record(const Shard& shard, uint32_t row) const {
-    return shard.slabs[row >> slab_shift_].data() +
-           static_cast<size_t>(row & ((1u << slab_shift_) - 1)) * layout_.stride;
+    const size_t place = size_t{row} + shard.offset;
+    return shard.slabs[place >> slab_shift_].data() +
+           (place & ((size_t{1} << slab_shift_) - 1)) * layout_.stride;
   }
   void begin_record(char* record, int64_t id) const;
   void initial_values(int64_t id, float* out) const;
