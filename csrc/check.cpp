@@ -31,6 +31,12 @@ namespace {
 uint64_t random_state = 1;
 uint64_t random_word() { return mix(random_state += kIncrement); }
 
+std::vector<float> random_floats(size_t n) {
+  std::vector<float> made(n);
+  for (float& x : made) x = static_cast<float>(random_word() % 2001) / 1000.0f - 1.0f;
+  return made;
+}
+
 Spec spec_of(int64_t rows, int dim, Optimizer kind) {
   Spec spec;
   spec.dim = dim;
@@ -115,14 +121,10 @@ void check_threads(int64_t rows, int dim, Optimizer kind, bool half) {
   Table alone(spec, 1), shared(spec, 3);
   const size_t n = 3000;
   std::vector<int64_t> ids(n);
-  std::vector<float> grads(n * static_cast<size_t>(dim));
   for (uint64_t step = 1; step <= 4; ++step) {
     for (int64_t& id : ids) id = static_cast<int64_t>(random_word() % 500);
-    for (float& g : grads) g = static_cast<float>(random_word() % 1000) / 500.0f - 1.0f;
-    Push push;
-    push.ids = ids.data();
-    push.n = n;
-    push.grads = grads.data();
+    const std::vector<float> grads = random_floats(n * static_cast<size_t>(dim));
+    Push push{ids.data(), n, grads.data()};
     push.step = step;
     push_all(alone, push, 1);
     push_all(shared, push, 3);
@@ -159,15 +161,51 @@ void check_readers(int64_t rows) {
     });
   }
   for (uint64_t step = 1; step <= 200; ++step) {
-    Push push;
-    push.ids = ids.data();
-    push.n = n;
-    push.grads = grads.data();
+    Push push{ids.data(), n, grads.data()};
     push.step = step;
     push_all(table, push, 2);
   }
   done = true;
   for (std::thread& reader : readers) reader.join();
+}
+
+// Pulls at any time, of what is pushed next and of other ids, change nothing: a table that is never
+// pulled from takes the same pushes and evictions and holds the same.
+void check_recall(int parts) {
+  Spec spec = spec_of(-1, 4, Optimizer::adagrad);
+  spec.counted = true;
+  Table read(spec, 1), unread(spec, 1);
+  std::vector<int64_t> ids(1000);
+  for (int64_t& id : ids) id = static_cast<int64_t>(random_word() % 700);
+  std::atomic<bool> done{false};
+  std::vector<std::thread> readers;
+  for (size_t r = 0; r < 3; ++r) {
+    readers.emplace_back([&, r] {
+      std::vector<float> seen(100 * 4);
+      for (size_t turn = 3 * r; !done; ++turn) {
+        std::shared_lock<SharedLock> lock(read.guard());
+        read.pull(ids.data() + turn % 10 * 100, 100, seen.data());
+      }
+    });
+  }
+  for (uint64_t step = 1; step <= 300; ++step) {
+    const std::vector<float> grads = random_floats(300 * 4);
+    Push push{ids.data() + random_word() % 8 * 100, 300, grads.data()};  // of three pulls
+    push.step = step;
+    push_all(read, push, parts);
+    push_all(unread, push, 1);
+    if (step % 5 != 0) continue;
+    const Shrink rule{0, 0, 3, 300, true, step};
+    std::unique_lock<SharedLock> lock(read.guard());
+    CHECK(read.shrink(rule) == unread.shrink(rule));
+  }
+  done = true;
+  for (std::thread& reader : readers) reader.join();
+  CHECK(read.sorted_ids() == unread.sorted_ids());
+  std::vector<float> left(1000 * 4), right(left);
+  read.pull(ids.data(), 1000, left.data());
+  unread.pull(ids.data(), 1000, right.data());
+  CHECK(left == right);
 }
 
 // Admission, eviction, marks, export and restore, pooled lookups.
@@ -182,10 +220,7 @@ void check_life(bool bloom) {
   std::vector<float> grads(400 * 5, 0.5f), clicks(400, 1.0f);
   for (uint64_t step = 1; step <= 60; ++step) {
     for (int64_t& id : ids) id = static_cast<int64_t>(random_word() % 3000);
-    Push push;
-    push.ids = ids.data();
-    push.n = ids.size();
-    push.grads = grads.data();
+    Push push{ids.data(), ids.size(), grads.data()};
     push.clicks = step % 2 ? clicks.data() : nullptr;
     push.step = step;
     push_all(table, push, 2);
@@ -288,12 +323,6 @@ void check_requests() {
   CHECK(taken > 1000);
 }
 
-std::vector<float> random_floats(size_t n) {
-  std::vector<float> made(n);
-  for (float& x : made) x = static_cast<float>(random_word() % 2001) / 1000.0f - 1.0f;
-  return made;
-}
-
 // A softmax over rows and their step, on one thread and on three: the same bits, the right sums.
 void check_catalogue(size_t n, size_t k, size_t dim, Optimizer kind) {
   const std::vector<float> hidden = random_floats(n * dim), begun = random_floats(k * dim);
@@ -360,6 +389,7 @@ int main() {
         check_threads(rows, dim, static_cast<Optimizer>(kind), kind % 2 == 0);
   check_threads(int64_t{5000000}, 1, Optimizer::sgd, false);  // duplicates found by hashing
   for (int64_t rows : {int64_t{300}, int64_t{-1}}) check_readers(rows);
+  for (int parts : {1, 2}) check_recall(parts);
   for (bool bloom : {false, true}) check_life(bloom);
   for (Optimizer kind : {Optimizer::sgd, Optimizer::adagrad, Optimizer::adam, Optimizer::adamw}) {
     check_catalogue(5, 131, 19, kind);

@@ -18,6 +18,8 @@ struct Scratch {
   std::vector<uint32_t> distinct_of;
   std::vector<int64_t> ids;  // distinct, in order of first arrival
   std::vector<uint64_t> hashes;
+  std::vector<uint32_t> first;  // position of each one's first arrival
+  std::vector<uint32_t> rows;
   size_t occurrences = 0, distinct = 0;
   std::vector<uint32_t> counts, starts, order;
   std::vector<float> sums, clicks;
@@ -105,11 +107,12 @@ void distinct_rows(Scratch& s, const int64_t* ids, size_t n, int64_t rows, Mine 
   s.distinct = distinct;
 }
 
-// Any ids, by hash; also leaves the hashes of the distinct ids.
+// Any ids, by hash; also leaves the hashes and first positions of the distinct ids.
 template <typename Mine>
 void distinct_ids(Scratch& s, const int64_t* ids, size_t n, Mine mine) {
   s.occurrences = choose(s, ids, n, mine);
   at_least(s.hashes, s.occurrences);
+  at_least(s.first, s.occurrences);
   size_t capacity = 64;
   while (capacity < 2 * s.occurrences) capacity *= 2;
   at_least(s.hash_slots, capacity);
@@ -125,6 +128,7 @@ void distinct_ids(Scratch& s, const int64_t* ids, size_t n, Mine mine) {
     if (u == 0) {
       s.ids[distinct] = id;
       s.hashes[distinct] = hash;
+      s.first[distinct] = s.position[k];
       s.counts[distinct] = 0;
       u = slots[slot] = static_cast<uint32_t>(++distinct);
     }

@@ -22,6 +22,8 @@ inline uint64_t hash_id(int64_t id) { return mix(static_cast<uint64_t>(id) + kIn
 
 class Index {
  public:
+  static constexpr size_t kFirst = 16;  // buckets to begin with, or a few more
+  explicit Index(size_t first = kFirst) : first_(first) {}
   size_t size() const { return size_; }
   // Memory in use: pages of a growing index come into being as the walk reaches them.
   size_t bytes() const {
@@ -37,25 +39,34 @@ class Index {
   };
   static_assert(sizeof(Bucket) == 64, "a bucket is a cache line");
 
-  // A lookup has two parts, with time between them for the bucket to come from memory.
-  const Bucket* begin(uint64_t hash) const {
+  const Bucket* first_bucket(uint64_t hash) const {
     static const Bucket none = {};
     const Array& array = array_of(hash);
-    if (array.slots == 0) return &none;
-    const Bucket* home = &array.bucket(array.home_bucket(hash));
-    prefetch_read(home);
-    return home;
+    return array.slots == 0 ? &none : &array.bucket(array.home_bucket(hash));
   }
   static uint32_t find(int64_t id, const Bucket* bucket) {
-    for (;; ++bucket) {  // until an empty one: there is one at the end
-      uint32_t found = 0;  // without branches: where in the bucket an id lies cannot be guessed
-      for (size_t k = 0; k < kBucket; ++k)
-        found |= bucket->row[k] & (0u - static_cast<uint32_t>(bucket->id[k] == id));
-      if (found != 0) return found - 1;
-      if (bucket->row[kBucket - 1] == 0) return kNoRow;  // a bucket fills from the front
-    }
+    uint32_t row = find_in(id, *bucket);
+    while (goes_on(row, *bucket)) row = find_in(id, *++bucket);
+    return row;
   }
-  uint32_t find(int64_t id, uint64_t hash) const { return find(id, begin(hash)); }
+  uint32_t find(int64_t id, uint64_t hash) const { return find(id, first_bucket(hash)); }
+
+  // Rows of up to kMany ids, of any indexes, given their first buckets (which are moved on).
+  static constexpr size_t kMany = 64;
+  static void find_all(const int64_t* ids, const Bucket** buckets, size_t n, uint32_t* rows) {
+    prefetch_all(buckets, n);
+    size_t further[kMany + 1], left = 0;  // one id in ten is not in its first bucket
+    for (size_t i = 0; i < n; ++i) {
+      if (i + kAhead < n) prefetch_read(buckets[i + kAhead]);
+      rows[i] = find_in(ids[i], *buckets[i]);
+      const size_t more = goes_on(rows[i], *buckets[i]) ? 1 : 0;
+      prefetch_read(buckets[i] += more);
+      further[left] = i;
+      left += more;
+    }
+    for (size_t k = 0; k < left; ++k)
+      rows[further[k]] = find(ids[further[k]], buckets[further[k]]);
+  }
 
   // Adds an id that is not there.
   void insert(int64_t id, uint64_t hash, uint32_t row) {
@@ -93,7 +104,7 @@ class Index {
   }
 
  private:
-  static constexpr size_t kFirst = 16, kTail = 16;  // buckets
+  static constexpr size_t kTail = 16;               // buckets
   static constexpr size_t kMovesPerInsert = 16;     // 6 would do to end before the next growth
   static constexpr size_t kReleaseSlots = kBucket << 15;  // 2 MiB
 
@@ -124,6 +135,18 @@ class Index {
   Array& fresh() { return arrays_[1]; }
   const Array& fresh() const { return arrays_[1]; }
 
+  static uint32_t find_in(int64_t id, const Bucket& bucket) {
+    uint32_t found = 0;  // without branches: where in the bucket an id lies cannot be guessed
+    for (size_t k = 0; k < kBucket; ++k)
+      found |= bucket.row[k] & (0u - static_cast<uint32_t>(bucket.id[k] == id));
+    return found - 1;  // kNoRow if there is none
+  }
+  // Whether an id that a bucket does not hold may be in the next: buckets fill from the front,
+  // and there is an empty one at the end.
+  static bool goes_on(uint32_t row, const Bucket& bucket) {
+    return (row == kNoRow) & (bucket.row[kBucket - 1] != 0);
+  }
+
   const Array& array_of(uint64_t hash) const {
     // Without a branch: during a walk nobody can guess which of the two it is.
     const bool moved = (old().slots == 0) | (old().home(hash) < frontier_);
@@ -145,7 +168,7 @@ class Index {
   // At most 3/4 full; a quarter larger each time keeps it above 3/5: 17 to 22 bytes per row.
   void grow() {
     move_some(old().slots);
-    size_t capacity = fresh().capacity == 0 ? kFirst : fresh().capacity + fresh().capacity / 4;
+    size_t capacity = fresh().capacity == 0 ? first_ : fresh().capacity + fresh().capacity / 4;
     if (fresh().capacity != 0 && fresh().capacity < (kFirst << 2)) capacity = fresh().capacity * 2;
     old() = std::move(fresh());
     frontier_ = 0;
@@ -196,7 +219,7 @@ class Index {
 
   Array arrays_[2];
   size_t frontier_ = 0;
-  size_t size_ = 0, limit_ = 0, tail_ = kTail;
+  size_t size_ = 0, limit_ = 0, tail_ = kTail, first_;
 };
 
 }  // namespace shoal

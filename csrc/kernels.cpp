@@ -18,7 +18,7 @@ namespace SHOAL_ISA {
 namespace {
 
 constexpr int kLanes = 16;
-constexpr size_t kAhead = 6;        // rows whose records are fetched before they are needed
+constexpr size_t kBurst = 32;       // records looked up in the TLB together; see prefetch_all
 constexpr size_t kMostLines = 12;   // per record; the hardware fetches the rest of a long one
 constexpr size_t kGradsAhead = 12;  // gradients likewise
 
@@ -196,6 +196,9 @@ void apply_rows(const Apply& a) {
   const size_t lines = (a.layout.stride + 63) / 64 + (a.layout.stride % 64 != 0 ? 1 : 0);
   const size_t fetched = lines < kMostLines ? lines : kMostLines;
   for (size_t u = 0; u < a.count; ++u) {
+    const size_t far = u + kAhead + kBurst;
+    if (u % kBurst == 0 && far < a.count)
+      prefetch_all(a.records + far, a.count - far < kBurst ? a.count - far : kBurst);
     if (u + kAhead < a.count) {
       const char* coming = a.records[u + kAhead];
       for (size_t line = 0; line < fetched; ++line) prefetch_write(coming + 64 * line);

@@ -85,4 +85,15 @@ inline void prefetch_write(const void* p) {
   asm volatile("");
 }
 
+
+// An address that is not in the TLB holds up whatever comes after it, except for others like it:
+// they are looked up together. So memory that lies anywhere is asked for in bursts like this one.
+// There may be more lines in a burst than can be on their way, and the last are then dropped: ask
+// for each again, kAhead before it is needed.
+template <typename T>
+inline void prefetch_all(const T* const* addresses, size_t n) {
+  for (size_t i = 0; i < n; ++i) prefetch_read(addresses[i]);
+}
+constexpr size_t kAhead = 8;
+
 }  // namespace shoal

@@ -31,10 +31,9 @@ float Table::norm(const char* record) const {
 }
 
 // The record that a push goes to, its counters brought up to date; null: not admitted yet.
-char* Table::admitted_record(Shard& shard, const Push& push, int64_t id, uint64_t hash,
-                             float shows, float clicks) {
+char* Table::admitted_record(Shard& shard, uint32_t row, const Push& push, int64_t id,
+                             uint64_t hash, float shows, float clicks) {
   Counters now{shows, clicks, static_cast<uint32_t>(push.step)};
-  uint32_t row = shard.index.find(id, hash);
   if (row != kNoRow) {
     const Counters before = counters_at(slab_record(shard, row));
     now.show += before.show;
@@ -137,6 +136,7 @@ size_t Table::shrink(const Shrink& rule) {
     return rule.max_age >= 0 && rule.step > c.last_step &&
            rule.step - c.last_step > static_cast<uint64_t>(rule.max_age);
   };
+  recall_.forget();  // the numbers of rows that go come again for other ids
   size_t gone = 0;
   std::vector<Kept> kept;
   std::vector<std::pair<int64_t, uint32_t>> victims;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kSlabBytes = size_t{4} << 20;
 constexpr size_t kCachedSums = size_t{1} << 19;
-constexpr size_t kBlock = 64;  // ids looked up together, so that their misses overlap
+constexpr size_t kBlock = Index::kMany;  // ids looked up together
 
 struct Piece {
   bool per_value;
@@ -49,6 +49,12 @@ Table::Table(const Spec& spec, int threads) : spec_(spec) {
     shards_.resize(kShards);
     for (Shard& shard : shards_) shard.bloom.resize((spec.bloom_counters + kShards - 1) / kShards);
     while ((size_t{2} << slab_shift_) * layout_.stride <= kSlabBytes) ++slab_shift_;
+    // Shards fill alike. They begin differently, so that they do not all need a new slab in the
+    // same push, or a larger index: a long pause.
+    for (uint32_t k = 0; k < kShards; ++k) {
+      shards_[k].offset = (k << slab_shift_) / kShards;
+      shards_[k].index = Index(Index::kFirst + k / 8);
+    }
     return;
   }
   pages_ = Pages(static_cast<size_t>(spec.rows) * layout_.stride);
@@ -113,29 +119,31 @@ void Table::begin_record(char* record, int64_t id) const {
   }
 }
 
-// Records of up to kBlock ids (null: not held), each fetched into the cache on the way.
-void Table::find(const int64_t* ids, size_t n, const char** records) const {
-  if (!grows()) {
-    for (size_t i = 0; i < n; ++i) {
-      records[i] = fixed_record(ids[i]);
-      prefetch_read(records[i]);
-    }
-    return;
-  }
-  const Shard* shards[kBlock];
+// Hashes and row numbers (kNoRow: not held) of up to kBlock ids of a growing table.
+void Table::look_up(const int64_t* ids, size_t n, uint64_t* hashes, uint32_t* rows) const {
   const Index::Bucket* buckets[kBlock];
   for (size_t i = 0; i < n; ++i) {
-    const uint64_t hash = hash_id(ids[i]);
-    shards[i] = &shards_[shard_of(hash)];
-    buckets[i] = shards[i]->index.begin(hash);
+    hashes[i] = hash_id(ids[i]);
+    buckets[i] = shards_[shard_of(hashes[i])].index.first_bucket(hashes[i]);
   }
-  const size_t value_bytes = std::min(layout_.state, size_t{512});
-  for (size_t i = 0; i < n; ++i) {
-    const uint32_t row = Index::find(ids[i], buckets[i]);
-    records[i] = row == kNoRow ? nullptr : slab_record(*shards[i], row);
-    if (row != kNoRow)
-      for (size_t b = 0; b < value_bytes; b += 64) prefetch_read(records[i] + b);
+  Index::find_all(ids, buckets, n, rows);
+}
+
+// Records of up to kBlock ids (null: not held), the beginning of each on its way into the cache;
+// of growing tables also their row numbers, where wanted.
+void Table::find(const int64_t* ids, size_t n, const char** records, uint32_t* rows) const {
+  if (grows()) {
+    uint64_t hashes[kBlock];
+    uint32_t unwanted[kBlock];
+    if (rows == nullptr) rows = unwanted;
+    look_up(ids, n, hashes, rows);
+    for (size_t i = 0; i < n; ++i)
+      records[i] =
+          rows[i] == kNoRow ? nullptr : slab_record(shards_[shard_of(hashes[i])], rows[i]);
+  } else {
+    for (size_t i = 0; i < n; ++i) records[i] = fixed_record(ids[i]);
   }
+  prefetch_all(records, n);
 }
 
 void Table::pull(const int64_t* ids, size_t n, float* out) const {
@@ -146,13 +154,12 @@ void Table::pull(const int64_t* ids, size_t n, float* out) const {
   const size_t dim = static_cast<size_t>(spec_.dim);
   const auto read_values = kernels().read_values;
   const char* records[kBlock];
-  // As many as the first cache can hold until they are copied: long rows come in smaller blocks.
-  const size_t lines = (layout_.state + 63) / 64;
-  const size_t block = std::clamp(kBlock / lines, size_t{8}, kBlock);
-  for (size_t begin = 0; begin < n; begin += block) {
-    const size_t count = std::min(block, n - begin);
-    find(ids + begin, count, records);
+  Recall::Stretch* recalled = recall_.begin(ids, n);
+  for (size_t begin = 0; begin < n; begin += kBlock) {
+    const size_t count = std::min(kBlock, n - begin);
+    find(ids + begin, count, records, recalled ? &recalled->rows[begin] : nullptr);
     for (size_t i = 0; i < count; ++i) {
+      if (i + kAhead < count) prefetch_values(records[i + kAhead]);
       float* to = out + (begin + i) * dim;
       if (records[i] != nullptr)
         read_values(layout_, records[i], to);
@@ -160,6 +167,7 @@ void Table::pull(const int64_t* ids, size_t n, float* out) const {
         initial_values(ids[begin + i], to);
     }
   }
+  if (recalled != nullptr) recall_.end(recalled, n);
 }
 
 uint32_t Table::insert(Shard& shard, int64_t id, uint64_t hash) {
@@ -170,8 +178,10 @@ uint32_t Table::insert(Shard& shard, int64_t id, uint64_t hash) {
   } else {
     if (shard.used == kNoRow - 1) throw std::length_error("a growing table is full: 2^37 rows");
     row = shard.used;
-    if ((row >> slab_shift_) == shard.slabs.size())  // a small table needs no huge pages
-      shard.slabs.emplace_back(layout_.stride << slab_shift_, shard.slabs.empty() ? kHuge : 0);
+    if ((size_t{row} + shard.offset) >> slab_shift_ == shard.slabs.size()) {
+      const size_t bytes = layout_.stride << slab_shift_;
+      shard.slabs.emplace_back(bytes, shard.slabs.empty() ? bytes : 0);  // small: no huge pages
+    }
     ++shard.used;
   }
   shard.index.insert(id, hash, row);
@@ -179,15 +189,43 @@ uint32_t Table::insert(Shard& shard, int64_t id, uint64_t hash) {
   return row;
 }
 
-uint32_t Table::find_or_insert(Shard& shard, int64_t id, uint64_t hash) {
-  const uint32_t found = shard.index.find(id, hash);
-  return found != kNoRow ? found : insert(shard, id, hash);
-}
-
 void Table::note_change(std::vector<uint8_t>& changed, size_t row) const {
   if (generation_ == 0) return;
   if (row >= changed.size()) changed.resize(std::max(row + 1, changed.size() + changed.size() / 4));
   changed[row] = generation_;
+}
+
+// Records of the distinct ids of a push to a growing table; null: not admitted yet.
+void Table::find_or_insert(const Push& push, Scratch& s) {
+  recall_.find(push.ids, push.n, s);
+  for (size_t begin = 0; begin < s.distinct; begin += kBlock) {
+    const size_t end = std::min(begin + kBlock, s.distinct);
+    // All lookups of a block come before its first insert, which may move what they look at.
+    size_t unknown[kBlock + 1], n = 0;
+    for (size_t u = begin; u < end; ++u) {
+      unknown[n] = u;
+      n += s.rows[u] == kNoRow ? 1 : 0;
+    }
+    int64_t ids[kBlock];
+    uint64_t hashes[kBlock];
+    uint32_t rows[kBlock];
+    for (size_t i = 0; i < n; ++i) ids[i] = s.ids[unknown[i]];
+    look_up(ids, n, hashes, rows);
+    for (size_t i = 0; i < n; ++i) s.rows[unknown[i]] = rows[i];
+    for (size_t u = begin; u < end; ++u) {
+      Shard& shard = shards_[shard_of(s.hashes[u])];
+      uint32_t row = s.rows[u];
+      if (spec_.counted) {
+        const float clicks = push.clicks == nullptr ? 0.0f : s.clicks[u];
+        s.records[u] = admitted_record(shard, row, push, s.ids[u], s.hashes[u],
+                                       static_cast<float>(s.counts[u]), clicks);
+      } else {
+        if (row == kNoRow) row = insert(shard, s.ids[u], s.hashes[u]);
+        note_change(shard.changed, row);
+        s.records[u] = slab_record(shard, row);
+      }
+    }
+  }
 }
 
 void Table::push(const Push& push, int part, int parts) {
@@ -205,23 +243,7 @@ void Table::push(const Push& push, int part, int parts) {
       for (size_t k = 0; k < s.occurrences; ++k)
         s.clicks[s.distinct_of[k]] += push.clicks[s.position[k]];
     }
-    for (size_t begin = 0; begin < s.distinct; begin += kBlock) {
-      const size_t end = std::min(begin + kBlock, s.distinct);
-      for (size_t u = begin; u < end; ++u)
-        shards_[shard_of(s.hashes[u])].index.begin(s.hashes[u]);
-      for (size_t u = begin; u < end; ++u) {
-        Shard& shard = shards_[shard_of(s.hashes[u])];
-        if (spec_.counted) {
-          const float clicks = push.clicks == nullptr ? 0.0f : s.clicks[u];
-          s.records[u] = admitted_record(shard, push, s.ids[u], s.hashes[u],
-                                         static_cast<float>(s.counts[u]), clicks);
-        } else {
-          const uint32_t row = find_or_insert(shard, s.ids[u], s.hashes[u]);
-          note_change(shard.changed, row);
-          s.records[u] = slab_record(shard, row);
-        }
-      }
-    }
+    find_or_insert(push, s);
   } else {
     const auto mine = [&](int64_t row) {
       return !is_padding(row) &&
@@ -299,7 +321,8 @@ void Table::write(const int64_t* ids, size_t n, const float* values, const float
     char* record;
     if (grows()) {
       Shard& shard = shards_[shard_of(hash_id(ids[i]))];
-      const uint32_t row = find_or_insert(shard, ids[i], hash_id(ids[i]));
+      uint32_t row = shard.index.find(ids[i], hash_id(ids[i]));
+      if (row == kNoRow) row = insert(shard, ids[i], hash_id(ids[i]));
       note_change(shard.changed, row);
       record = slab_record(shard, row);
       forget_pending(shard, ids[i], hash_id(ids[i]));
@@ -333,6 +356,8 @@ void Table::pull_pooled(const int64_t* ids, const int64_t* offsets, size_t first
   const char* records[kBlock];
   const size_t end = static_cast<size_t>(offsets[last]);
   size_t i = static_cast<size_t>(offsets[first]), fetched = i, begin = i;
+  const size_t start = i;
+  Recall::Stretch* recalled = grows() ? recall_.begin(ids + start, end - start) : nullptr;
   for (size_t bag = first; bag < last; ++bag) {
     float* to = out + bag * dim;
     std::fill_n(to, dim, 0.0f);
@@ -340,8 +365,10 @@ void Table::pull_pooled(const int64_t* ids, const int64_t* offsets, size_t first
       if (i == fetched) {
         begin = i;
         fetched = std::min(i + kBlock, end);
-        find(ids + begin, fetched - begin, records);
+        find(ids + begin, fetched - begin, records,
+             recalled ? &recalled->rows[begin - start] : nullptr);
       }
+      if (i + kAhead < fetched) prefetch_values(records[i + kAhead - begin]);
       const float factor = coefficient == nullptr ? 1.0f : coefficient[i];
       if (const char* record = records[i - begin]) {
         kernels().add_values(layout_, record, factor, to);
@@ -351,6 +378,7 @@ void Table::pull_pooled(const int64_t* ids, const int64_t* offsets, size_t first
       }
     }
   }
+  if (recalled != nullptr) recall_.end(recalled, end - start);
 }
 
 void Table::dot(const int64_t* ids, size_t n, const uint32_t* source, const float* grads,

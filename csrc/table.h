@@ -10,6 +10,7 @@
 #include "kernels.h"
 #include "memory.h"
 #include "random.h"
+#include "recall.h"
 #include "threads.h"
 
 namespace shoal {
@@ -53,7 +54,8 @@ struct Shrink {
 struct Shard {
   Index index;
   std::vector<Pages> slabs;
-  uint32_t used = 0;  // rows handed out so far
+  uint32_t offset = 0;  // rows of the first slab that are left out
+  uint32_t used = 0;    // rows handed out so far
   std::vector<uint32_t> free;
   std::vector<uint8_t> changed;  // by row: the generation of its last change
   // Ids that are not admitted yet: exact counters, or a counting Bloom filter.
@@ -128,15 +130,22 @@ class Table {
     return pages_.data() + static_cast<size_t>(row) * layout_.stride;
   }
   char* slab_record(const Shard& shard, uint32_t row) const {
-    return shard.slabs[row >> slab_shift_].data() +
-           static_cast<size_t>(row & ((1u << slab_shift_) - 1)) * layout_.stride;
+    const size_t place = size_t{row} + shard.offset;
+    return shard.slabs[place >> slab_shift_].data() +
+           (place & ((size_t{1} << slab_shift_) - 1)) * layout_.stride;
   }
   void begin_record(char* record, int64_t id) const;
   void initial_values(int64_t id, float* out) const;
-  uint32_t find_or_insert(Shard& shard, int64_t id, uint64_t hash);
+  void look_up(const int64_t* ids, size_t n, uint64_t* hashes, uint32_t* rows) const;
+  void find(const int64_t* ids, size_t n, const char** records, uint32_t* rows = nullptr) const;
+  void prefetch_values(const char* record) const {
+    const size_t bytes = layout_.state < 512 ? layout_.state : 512;  // the hardware does the rest
+    for (size_t b = 0; b < bytes; b += 64) prefetch_read(record + b);
+  }
+  void find_or_insert(const Push& push, Scratch& s);
   uint32_t insert(Shard& shard, int64_t id, uint64_t hash);
-  char* admitted_record(Shard& shard, const Push& push, int64_t id, uint64_t hash, float shows,
-                        float clicks);
+  char* admitted_record(Shard& shard, uint32_t row, const Push& push, int64_t id, uint64_t hash,
+                        float shows, float clicks);
   bool admit(Shard& shard, int64_t id, uint64_t hash, Counters& counters);
   void forget_pending(Shard& shard, int64_t id, uint64_t hash);
   void drop(Shard& shard, int64_t id, uint32_t row);
@@ -147,7 +156,6 @@ class Table {
   void set_counters(char* record, const Counters& counters) const;
   float norm(const char* record) const;
   void note_change(std::vector<uint8_t>& changed, size_t row) const;
-  void find(const int64_t* ids, size_t n, const char** records) const;
 
   Spec spec_;
   Layout layout_;
@@ -155,6 +163,7 @@ class Table {
   std::vector<float> state_begin_;   // what each piece holds at first
   Pages pages_;                      // fixed tables
   std::vector<Shard> shards_;        // growing tables
+  mutable Recall recall_;            // likewise
   int slab_shift_ = 0;
   // Changes are kept from the first mark on: row -> generation, in one byte.
   uint64_t generation_base_ = 0;
