@@ -142,7 +142,12 @@ void Outlet::send(const std::string& address, size_t size,
                   const std::function<void(char*)>& write) const {
   Message body, to;
   if (init_size_(&body, size) != 0) throw std::bad_alloc();
-  write(static_cast<char*>(data_(&body)));
+  try {
+    write(static_cast<char*>(data_(&body)));
+  } catch (...) {
+    close_(&body);
+    throw;
+  }
   bool found = true;
   if (!address.empty()) {
     if (init_size_(&to, address.size()) != 0) throw std::bad_alloc();

@@ -7,9 +7,11 @@ belong. Without it, or where libzmq's functions cannot be found, Python does the
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any
 
 import zmq
+from zmq.backend import Socket
 
 try:
     from shoal import _core
@@ -42,11 +44,10 @@ def _functions(names: tuple[str, ...]) -> list[int]:
     if _core is None:
         return []
     try:
-        # A library that is linked to libzmq, or has it inside: both know its names.
-        from zmq.backend.cython import _zmq
-
-        library = ctypes.CDLL(_zmq.__file__)
+        # The library that pyzmq's sockets are of: linked to libzmq or with it inside, it has both
+        # the names and the very functions that made them. Not where it is written in Python.
+        library = ctypes.CDLL(sys.modules[Socket.__module__].__file__)
         found = [getattr(library, f"zmq_msg_{name}") for name in names]
-    except (ImportError, OSError, AttributeError):
+    except (KeyError, OSError, AttributeError):
         return []
     return [ctypes.cast(one, ctypes.c_void_p).value or 0 for one in found]
