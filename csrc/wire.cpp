@@ -169,6 +169,7 @@ Inlet::Inlet(const std::vector<uintptr_t>& functions, uintptr_t socket)
 }
 
 bool Inlet::receive(Arriving& rows, std::vector<std::string>& frames) const {
+  bool came = false;
   while (!rows.whole()) {
     bool more = true;
     while (more) {
@@ -176,15 +177,16 @@ bool Inlet::receive(Arriving& rows, std::vector<std::string>& frames) const {
       init_(&message);
       if (receive_(&message, socket_, 0) < 0) {
         close_(&message);
-        return false;
+        return came;
       }
+      came = true;
       const auto* data = static_cast<const char*>(data_(&message));
       const size_t size = size_(&message);
       more = more_(&message) != 0;
       if (more || !frames.empty() || !rows.take(data, size)) frames.emplace_back(data, size);
       close_(&message);
     }
-    if (!frames.empty()) return true;
+    if (!frames.empty()) break;
   }
   return true;
 }

@@ -92,8 +92,8 @@ class Inlet {
   // functions: zmq_msg_init, zmq_msg_recv, zmq_msg_more, zmq_msg_data, zmq_msg_size, zmq_msg_close.
   Inlet(const std::vector<uintptr_t>& functions, uintptr_t socket);
 
-  // Until the rows are whole, or a message comes that is none of theirs: `frames` has it. False:
-  // nothing came in the socket's time, or a signal did.
+  // Until the rows are whole, no more comes in the socket's time, a signal does, or a message that
+  // is none of theirs: `frames` has it. False: nothing came.
   bool receive(Arriving& rows, std::vector<std::string>& frames) const;
 
  private:

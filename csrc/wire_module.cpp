@@ -114,8 +114,8 @@ void ask(const Outlet& outlet, nb::bytes begin, const std::vector<std::pair<Addr
   });
 }
 
-// Receives what comes next on a socket until the rows are whole (an empty list), nothing came in
-// the socket's time or a signal did (None), or a message came that is none of theirs (its frames).
+// Receives rows: None when nothing came in the socket's time, the frames of a message that is none
+// of theirs, and otherwise an empty list.
 nb::object receive(const Inlet& inlet, Arriving& rows) {
   std::vector<std::string> frames;
   bool came;

@@ -20,6 +20,7 @@ from shoal.ps.wire import (
     Header,
     Kind,
     Wanted,
+    WireError,
     parse_header,
     parse_json,
     pull_head,
@@ -153,6 +154,8 @@ class Link:
         header = parse_header(frames[0])
         rows = self.rows.get(header.sequence)
         if rows is not None and header.kind == Kind.OK:
+            if len(frames) != 1:
+                raise WireError(f"rows in {len(frames)} frames; there must be one")
             rows.take(frames[0])
             if rows.whole:
                 self._finish_rows(header.sequence)

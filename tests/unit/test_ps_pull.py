@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ps_cluster import grads, joined, make_spec, pull, push, serving
@@ -23,6 +24,7 @@ from shoal.embedding.native import row_reader
 from shoal.embedding.optim import RowOptimizer
 from shoal.embedding.table import Init, Table
 from shoal.ps.link import ServerError
+from shoal.ps.native import native_inlet
 from shoal.ps.transfer import Arriving, Share, cut
 from shoal.ps.wire import (
     BFLOAT16,
@@ -319,6 +321,29 @@ def test_parts_of_any_size(core: bool, data: st.DataObject) -> None:
         rows.take(part(done, *range(done + 1, done + count + 1)))
         done += count
     assert to.tolist() == expected
+
+
+@native
+def test_native_code_receives_rows() -> None:
+    """And says whether anything came, however slowly, and what was not rows."""
+    with zmq.Context() as context, context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as two:
+        one.bind("inproc://rows")
+        two.connect("inproc://rows")
+        two.setsockopt(zmq.RCVTIMEO, 20)
+        inlet = native_inlet(two)
+        to = torch.zeros(3)
+        rows = make_arriving(True, to, [(0, 3)])
+        assert inlet.receive(rows.core) is None
+        one.send(part(0, 1.0))
+        assert inlet.receive(rows.core) == [] and to.tolist() == [1, 0, 0] and not rows.whole
+        assert inlet.receive(rows.core) is None
+        one.send_multipart([part(1, 9.0), b"more"])
+        one.send(part(1, 2.0))
+        one.send(b"x")
+        one.send(part(2, 3.0))
+        assert inlet.receive(rows.core) == [part(1, 9.0), b"more"]
+        assert inlet.receive(rows.core) == [b"x"] and to.tolist() == [1, 2, 0]
+        assert inlet.receive(rows.core) == [] and rows.whole and to.tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("core", [True, False])
