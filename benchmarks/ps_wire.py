@@ -3,8 +3,12 @@
     python benchmarks/ps_wire.py [--rounds 300] [--ids 10000000]
 
 The echo answers a request of as many bytes as the ids take with as many bytes as the rows take,
-and looks at neither. Both take turns in one run, medians count. Then ten million distinct ids go
+and looks at neither. All take turns in one run, medians count. Then ten million distinct ids go
 through two servers, and what each of them holds per row is printed.
+
+There are two echoes. The first sends `bytes(n)`, which nobody ever wrote: the kernel keeps one page
+of zeros for all of it, which is always in the cache, so this echo reads no memory. The second
+sends as many bytes that were written, as rows are.
 """
 
 from __future__ import annotations
@@ -32,16 +36,17 @@ from shoal.ps.spec import Spec, TableSpec
 
 
 def echo(queue: Any, size: int, folder: str | None) -> None:
-    """Answer every message with `size` bytes."""
+    """Answer every message with `size` bytes, zeros or such as were written: its byte 0 says."""
     context = zmq.Context()
     socket = context.socket(zmq.ROUTER)
     if folder is not None:
         Gate(context, socket, read_keys(folder, "server"))
     socket.bind("tcp://127.0.0.1:0")
     queue.put(socket.getsockopt_string(zmq.LAST_ENDPOINT))
-    answer = bytes(size)
+    answers = bytes(size), os.urandom(size)
     while True:
-        address, *_ = socket.recv_multipart(copy=False)
+        address, head, *_ = socket.recv_multipart(copy=False)
+        answer = answers[head.buffer[0]]
         socket.send_multipart([address, b"x" * 40, answer], copy=size < 1 << 16)
 
 
@@ -78,7 +83,7 @@ def make_client(addresses: list[str], dim: int, folder: str | None = None) -> Cl
 
 
 def compare(rows: int, dim: int, rounds: int, folder: str | None) -> None:
-    """One line: ms of a pull and of an echo."""
+    """One line: ms of a pull and of the echoes."""
     serving, (_, address) = start(serve, folder)
     echoing, place = start(echo, rows * dim * 4, folder)
     client = make_client([address], dim, folder)
@@ -89,27 +94,29 @@ def compare(rows: int, dim: int, rounds: int, folder: str | None) -> None:
     if folder is not None:
         use_keys(socket, read_keys(folder, "worker"))
     socket.connect(place)
-    request = [bytes(40), bytes(16), bytes(rows * 8)]
-    copy = rows * 8 < 1 << 16
+    ids_bytes, copy = bytes(rows * 8), rows * 8 < 1 << 16
 
-    def bare() -> None:
-        socket.send_multipart(request, copy=copy)
+    def bare(head: bytes) -> None:
+        socket.send_multipart([head, bytes(16), ids_bytes], copy=copy)
         socket.recv_multipart(copy=False)
 
     def pull() -> None:
         client.start_pull([share]).wait()
 
-    times: dict[str, list[float]] = {"pull": [], "echo": []}
+    zeros, written = bytes(40), b"\1" + bytes(39)
+    # A pull before each echo, so that none of them finds its own threads and caches warm.
+    calls = (0, pull), (1, lambda: bare(zeros)), (0, pull), (2, lambda: bare(written))
+    times: list[list[float]] = [[], [], []]
     for turn in range(rounds + 10):
-        for name, call in (("pull", pull), ("echo", bare)):
+        for place, call in calls:
             begun = time.perf_counter()
             call()
             if turn >= 10:
-                times[name].append(time.perf_counter() - begun)
-    pulled, echoed = (1e3 * statistics.median(times[name]) for name in ("pull", "echo"))
+                times[place].append(time.perf_counter() - begun)
+    pulled, *echoed = (1e3 * statistics.median(spent) for spent in times)
     how = "CURVE" if folder else "plain"
-    ratio = pulled / echoed
-    print(f"  {rows:>7,} × {dim} {how:<6}{pulled:10.3f} ms{echoed:10.3f} ms{ratio:8.2f} ×")
+    line = "".join(f"{one:10.3f} ms{pulled / one:8.2f} ×" for one in echoed)
+    print(f"  {rows:>7,} × {dim} {how:<6}{pulled:10.3f} ms{line}")
     client.close()
     socket.close(0)
     for process in (serving, echoing):
@@ -153,7 +160,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, zmq {zmq.zmq_version()}, {platform.machine()}")
-    print("  rows                     pull           echo    ratio")
+    print("  rows                     pull        echo of zeros      echo of written bytes")
     with tempfile.TemporaryDirectory() as folder:
         keys = str(make_keys(f"{folder}/keys"))
         for rows, dim in ((8, 64), (20_000, 64)):

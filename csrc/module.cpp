@@ -1,6 +1,5 @@
 // What Python sees. Arrays come as addresses of torch tensors: shoal/embedding/native.py has
 // checked their type, shape and layout, and holds them alive during the call.
-#include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -10,25 +9,17 @@
 #include <shared_mutex>
 
 #include "catalogue.h"
+#include "module.h"
 #include "products.h"
 #include "route.h"
 #include "slots.h"
 #include "softmax.h"
 #include "table.h"
-#include "wire.h"
 
 namespace nb = nanobind;
 using namespace shoal;
 
 namespace {
-
-using Address = uintptr_t;
-using Addresses = std::vector<Address>;
-
-template <typename T>
-T* at(Address address) {
-  return reinterpret_cast<T*>(address);
-}
 
 // Fewer parts for little work: waking a thread costs what it does in some ten microseconds.
 int parts_for(size_t values, int threads) {
@@ -93,7 +84,9 @@ int64_t find_outside(const std::vector<Table*>& tables, const Addresses& ids,
   return -1;
 }
 
-int64_t pull(const std::vector<Table*>& tables, const Addresses& ids, const std::vector<size_t>& n,
+}  // namespace
+
+int64_t shoal::pull(const std::vector<Table*>& tables, const Addresses& ids, const std::vector<size_t>& n,
              const Addresses& out, int threads) {
   const int64_t wrong = find_outside(tables, ids, n);
   if (wrong >= 0) return wrong;
@@ -112,53 +105,7 @@ int64_t pull(const std::vector<Table*>& tables, const Addresses& ids, const std:
   return -1;
 }
 
-// Answers requests for rows of a server's tables.
-class RowReader {
- public:
-  RowReader(nb::list tables, std::vector<int64_t> limits, int threads)
-      : owned_(tables), limits_(std::move(limits)), threads_(threads) {
-    for (nb::handle table : tables) tables_.push_back(nb::cast<Table*>(table));
-    if (tables_.size() != limits_.size()) throw std::invalid_argument("as many limits as tables");
-  }
-
-  // The message that answers one: its header, of another kind, and the rows. None: see parse_wanted.
-  nb::object answer(nb::bytes request, uint16_t kind) {
-    std::vector<Wanted> wanted;
-    if (!parse_wanted(request.c_str(), request.size(), limits_, wanted)) return nb::none();
-    size_t values = 0;
-    for (const Wanted& one : wanted)
-      values += one.n * static_cast<size_t>(tables_[one.table]->dim());
-    const size_t bytes = kHeaderBytes + values * sizeof(float);
-    PyObject* made = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes));
-    if (made == nullptr) throw nb::python_error();
-    nb::object result = nb::steal(made);
-    char* to = PyBytes_AS_STRING(made);
-    std::memcpy(to, request.c_str(), kHeaderBytes);
-    std::memcpy(to + kKindOffset, &kind, sizeof kind);
-    std::vector<Table*> tables;
-    std::vector<size_t> n;
-    Addresses ids, out;
-    size_t place = kHeaderBytes;
-    for (const Wanted& one : wanted) {
-      tables.push_back(tables_[one.table]);
-      n.push_back(one.n);
-      ids.push_back(reinterpret_cast<Address>(one.ids));
-      out.push_back(reinterpret_cast<Address>(to + place));
-      place += one.n * static_cast<size_t>(tables_[one.table]->dim()) * sizeof(float);
-    }
-    {
-      nb::gil_scoped_release release;
-      pull(tables, ids, n, out, threads_);
-    }
-    return result;
-  }
-
- private:
-  nb::list owned_;
-  std::vector<int64_t> limits_;
-  int threads_;
-  std::vector<Table*> tables_;
-};
+namespace {
 
 // sources and coefficients: see Apply; address 0: none.
 // steps: (size, eps, lr, keep) of each table, one after the other.
@@ -348,9 +295,7 @@ NB_MODULE(_core, m) {
       .def_prop_ro("oldest_mark", &Table::oldest_mark);
   m.def("make_table", &make_table, nb::rv_policy::take_ownership, release());
   m.def("pull", &pull, release());
-  nb::class_<RowReader>(m, "RowReader")
-      .def(nb::init<nb::list, std::vector<int64_t>, int>())
-      .def("answer", &RowReader::answer);
+  bind_wire(m);
   m.def("push", &push, release());
   m.def("logits", [](Address hidden, size_t n, Address rows, size_t k, size_t dim, Address bias,
                      Address out) {

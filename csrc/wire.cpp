@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
+#include <stdexcept>
 
 namespace shoal {
 namespace {
 
 constexpr uint64_t kMostIds = uint64_t{1} << 28;
+constexpr size_t kKindOffset = 6;
 
 // Integers are little endian on the wire.
 bool little_endian() {
@@ -48,6 +51,144 @@ bool parse_wanted(const char* message, size_t bytes, const std::vector<int64_t>&
     left -= n;
   }
   return left == 0;
+}
+
+std::vector<Part> cut_answer(const std::vector<Wanted>& wanted, const std::vector<size_t>& dims,
+                             size_t most) {
+  std::vector<Part> parts(1);
+  for (Wanted left : wanted) {
+    const size_t dim = dims[left.table];
+    while (left.n != 0) {
+      size_t room = most - std::min(most, parts.back().values);
+      if (room < dim && parts.back().values != 0) {
+        const size_t first = parts.back().first + parts.back().values;
+        parts.emplace_back();
+        parts.back().first = first;
+        room = most;
+      }
+      const size_t n = std::min(left.n, std::max<size_t>(room / dim, 1));
+      parts.back().wanted.push_back({left.table, n, left.ids});
+      parts.back().values += n * dim;
+      left.n -= n;
+      left.ids += n;
+    }
+  }
+  return parts;
+}
+
+void begin_part(const char* request, uint16_t kind, const Part& part, char* to) {
+  const auto first = static_cast<uint64_t>(part.first);
+  std::memcpy(to, request, kHeaderBytes);
+  std::memcpy(to + kKindOffset, &kind, sizeof kind);
+  std::memcpy(to + kHeaderBytes, &first, sizeof first);
+}
+
+Arriving::Arriving(std::string header, float* to, std::vector<std::pair<size_t, size_t>> places)
+    : header_(std::move(header)), to_(to), places_(std::move(places)) {
+  if (header_.size() != kHeaderBytes) throw std::invalid_argument("a header of another size");
+  for (const auto& place : places_) total_ += place.second;
+}
+
+bool Arriving::take(const char* message, size_t bytes) {
+  if (bytes < kPartBytes || std::memcmp(message, header_.data(), kHeaderBytes) != 0) return false;
+  uint64_t first;
+  std::memcpy(&first, message + kHeaderBytes, sizeof first);
+  if (first != done_) return first < total_;
+  size_t left = (bytes - kPartBytes) / sizeof(float);
+  if ((bytes - kPartBytes) % sizeof(float) != 0 || left > total_ - done_ ||
+      (left == 0 && total_ != 0) || !little_endian())
+    return false;
+  begun_ = true;
+  done_ += left;
+  const char* from = message + kPartBytes;
+  while (left != 0) {
+    const auto& [place, length] = places_[place_];
+    const size_t some = std::min(left, length - place_done_);
+    std::memcpy(to_ + place + place_done_, from, some * sizeof(float));
+    from += some * sizeof(float);
+    left -= some;
+    place_done_ += some;
+    if (place_done_ == length) {
+      ++place_;
+      place_done_ = 0;
+    }
+  }
+  return true;
+}
+
+// ---- libzmq -------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr int kDontWait = 1, kSendMore = 2;  // of zmq.h
+
+template <class Function>
+void assign(Function& function, const std::vector<uintptr_t>& functions, size_t which) {
+  if (functions.at(which) == 0) throw std::invalid_argument("a function of libzmq is missing");
+  function = reinterpret_cast<Function>(functions[which]);
+}
+
+}  // namespace
+
+Outlet::Outlet(const std::vector<uintptr_t>& functions, uintptr_t socket)
+    : socket_(reinterpret_cast<void*>(socket)) {
+  assign(init_size_, functions, 0);
+  assign(data_, functions, 1);
+  assign(send_, functions, 2);
+  assign(close_, functions, 3);
+}
+
+void Outlet::send(const std::string& address, size_t size,
+                  const std::function<void(char*)>& write) const {
+  Message body, to;
+  if (init_size_(&body, size) != 0) throw std::bad_alloc();
+  try {
+    write(static_cast<char*>(data_(&body)));
+  } catch (...) {
+    close_(&body);
+    throw;
+  }
+  bool found = true;
+  if (!address.empty()) {
+    if (init_size_(&to, address.size()) != 0) throw std::bad_alloc();
+    std::memcpy(data_(&to), address.data(), address.size());
+    found = send_(&to, socket_, kDontWait | kSendMore) >= 0;
+    if (!found) close_(&to);
+  }
+  if (!found || send_(&body, socket_, kDontWait) < 0) close_(&body);
+}
+
+Inlet::Inlet(const std::vector<uintptr_t>& functions, uintptr_t socket)
+    : socket_(reinterpret_cast<void*>(socket)) {
+  assign(init_, functions, 0);
+  assign(receive_, functions, 1);
+  assign(more_, functions, 2);
+  assign(data_, functions, 3);
+  assign(size_, functions, 4);
+  assign(close_, functions, 5);
+}
+
+bool Inlet::receive(Arriving& rows, std::vector<std::string>& frames) const {
+  bool came = false;
+  while (!rows.whole()) {
+    bool more = true;
+    while (more) {
+      Message message;
+      init_(&message);
+      if (receive_(&message, socket_, 0) < 0) {
+        close_(&message);
+        return came;
+      }
+      came = true;
+      const auto* data = static_cast<const char*>(data_(&message));
+      const size_t size = size_(&message);
+      more = more_(&message) != 0;
+      if (more || !frames.empty() || !rows.take(data, size)) frames.emplace_back(data, size);
+      close_(&message);
+    }
+    if (!frames.empty()) break;
+  }
+  return true;
 }
 
 }  // namespace shoal

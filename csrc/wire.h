@@ -1,13 +1,16 @@
-// Wire: requests for rows as workers send them to a server; shoal/ps/wire.py has the definition.
+// Wire: rows on their way between workers and servers; shoal/ps/wire.py has the definition.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace shoal {
 
-constexpr size_t kHeaderBytes = 40, kKindOffset = 6;
+constexpr size_t kHeaderBytes = 40, kPartBytes = 48;  // of a part: the place of its first value
 
 // One table's share of a request.
 struct Wanted {
@@ -21,5 +24,86 @@ struct Wanted {
 // the caller then lets Python read it, which knows how to say what is wrong.
 bool parse_wanted(const char* message, size_t bytes, const std::vector<int64_t>& limits,
                   std::vector<Wanted>& wanted);
+
+// What one message of an answer holds: values from `first` on, of all that were asked for.
+struct Part {
+  size_t first = 0;
+  size_t values = 0;
+  std::vector<Wanted> wanted;
+
+  size_t bytes() const { return kPartBytes + values * sizeof(float); }
+};
+
+// An answer in parts of about `most` values, whole rows, at least one part. dims: of every table.
+std::vector<Part> cut_answer(const std::vector<Wanted>& wanted, const std::vector<size_t>& dims,
+                             size_t most);
+
+// Writes what stands before the rows of a part: the request's header, of another kind, and a place.
+void begin_part(const char* request, uint16_t kind, const Part& part, char* to);
+
+// Rows of one request on their way to their places in a tensor of floats.
+class Arriving {
+ public:
+  // header: that of the answer; places: where values begin in `to`, and how many they are.
+  Arriving(std::string header, float* to, std::vector<std::pair<size_t, size_t>> places);
+
+  // Copies a part to its place, or drops it where it is not the next: then it came before, or will
+  // come again. False: it is no part of these rows, and nothing was touched.
+  bool take(const char* message, size_t bytes);
+  bool whole() const { return begun_ && done_ == total_; }
+
+ private:
+  std::string header_;
+  float* to_;
+  std::vector<std::pair<size_t, size_t>> places_;
+  size_t total_ = 0, done_ = 0;        // values
+  size_t place_ = 0, place_done_ = 0;  // where the next value goes
+  bool begun_ = false;
+};
+
+// ---- libzmq -------------------------------------------------------------------------------------
+// Its functions come as addresses: the core is built without it, and pyzmq may bring its own.
+
+struct alignas(void*) Message {  // zmq_msg_t
+  unsigned char opaque[64];
+};
+
+// Sends messages from the memory that they are written into.
+class Outlet {
+ public:
+  // functions: zmq_msg_init_size, zmq_msg_data, zmq_msg_send, zmq_msg_close.
+  Outlet(const std::vector<uintptr_t>& functions, uintptr_t socket);
+
+  // A frame of `size` bytes that `write` writes, after one that has the address, if there is any.
+  // Never waits, and whoever is gone gets nothing.
+  void send(const std::string& address, size_t size, const std::function<void(char*)>& write) const;
+
+ private:
+  int (*init_size_)(Message*, size_t);
+  void* (*data_)(Message*);
+  int (*send_)(Message*, void*, int);
+  int (*close_)(Message*);
+  void* socket_;
+};
+
+// Receives messages, and puts rows where they belong.
+class Inlet {
+ public:
+  // functions: zmq_msg_init, zmq_msg_recv, zmq_msg_more, zmq_msg_data, zmq_msg_size, zmq_msg_close.
+  Inlet(const std::vector<uintptr_t>& functions, uintptr_t socket);
+
+  // Until the rows are whole, no more comes in the socket's time, a signal does, or a message that
+  // is none of theirs: `frames` has it. False: nothing came.
+  bool receive(Arriving& rows, std::vector<std::string>& frames) const;
+
+ private:
+  int (*init_)(Message*);
+  int (*receive_)(Message*, void*, int);
+  int (*more_)(const Message*);
+  void* (*data_)(Message*);
+  size_t (*size_)(const Message*);
+  int (*close_)(Message*);
+  void* socket_;
+};
 
 }  // namespace shoal

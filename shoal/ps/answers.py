@@ -10,9 +10,11 @@ from typing import Any
 import zmq
 from torch import Tensor
 
+from shoal.ps.native import native_outlet
 from shoal.ps.wire import Header, Kind, WireError
 
 COPY_BELOW = 1 << 16  # smaller frames are copied into zmq's own memory, which is cheaper
+ANSWER_VALUES = 5 << 15  # values of rows in one message, about: 640 KiB
 
 
 @dataclass
@@ -21,7 +23,7 @@ class Request:
 
     address: bytes
     header: Header
-    head: bytes = b""  # frame 0: the header, and what may stand behind it
+    head: bytes | memoryview = b""  # frame 0: the header, and what may stand behind it
     frames: list[memoryview] = field(default_factory=list)
     ids: list[tuple[int, Tensor]] = field(default_factory=list)  # of a pull: table, its ids
 
@@ -37,6 +39,7 @@ class Answers:
 
     def __init__(self, socket: zmq.Socket):
         self.socket = socket
+        self._outlet = native_outlet(socket)
 
     def give(self, request: Request, frames: list[Any], flags: int = 0) -> None:
         """What was asked for."""
@@ -49,10 +52,26 @@ class Answers:
             # A copy, however large: else zmq tells when it is done by a thread that wants the GIL.
             self.socket.send(message, zmq.NOBLOCK)
 
+    def give_rows(self, reader: Any, request: Request) -> bool:
+        """Rows that native code reads and sends, in parts; False: it cannot read the request."""
+        kind = int(Kind.OK)
+        if self._outlet is not None:
+            to = request.address
+            return reader.send(self._outlet, to, request.head, kind, ANSWER_VALUES)
+        answer = reader.answer(request.head, kind)
+        if answer is not None:
+            self.give_message(request.address, answer)
+        return answer is not None
+
     def refuse(self, address: bytes, header: Header, why: str, lost: bool = False) -> None:
         """Why it was not done; lost: the run cannot go on."""
         text = json.dumps({"message": why, "lost": lost}).encode()
         self._send(address, header.answer(Kind.ERROR), [text])
+
+    def close(self) -> None:
+        """Nobody is answered any more."""
+        self._outlet = None  # native code does not notice that a socket was closed
+        self.socket.close()
 
     def _send(self, address: bytes, header: Header, frames: list[Any]) -> None:
         messages = [address, header.pack(), *frames]

@@ -24,8 +24,19 @@ from shoal.ps.keys import Keys
 from shoal.ps.link import Link, ServerError
 from shoal.ps.memory import keep_freed_memory
 from shoal.ps.spec import Spec
-from shoal.ps.transfer import Pulling, Pushing, Share, cut, flat_values, seen_by
+from shoal.ps.transfer import (
+    PACKED_VALUES,
+    REQUEST_VALUES,
+    Asked,
+    Pulling,
+    Pushing,
+    Share,
+    cut,
+    flat_values,
+    seen_by,
+)
 from shoal.ps.wire import (
+    BFLOAT16,
     COMPRESSED,
     WITH_DENSE,
     Header,
@@ -33,7 +44,6 @@ from shoal.ps.wire import (
     numbers_frame,
     parse_json,
     parts_frame,
-    pull_message,
     send_ids,
     send_rows,
 )
@@ -135,7 +145,7 @@ class Client:
         if self._heartbeat is not None:
             self._heartbeat.stop()
         for link in self.links:
-            link.socket.close()
+            link.close()
         self.context.term()
 
     def second(self) -> Client:
@@ -150,22 +160,19 @@ class Client:
     def start_pull(self, shares: list[Share], step: int = -1) -> Pulling:
         """Ask for the rows of some tables; `wait` has them. step=-1: as they are now.
 
-        Many rows are asked for in several requests: the first travel while others are read.
+        Their place here is made when the servers are at work already.
         """
         assert self.spec is not None
         dims = [self.spec.tables[share.table].dim for share in shares]
-        pulling = Pulling(shares, dims, self.flags)
-        messages = []
+        asked: Asked = []
+        most = PACKED_VALUES if self.flags & (BFLOAT16 | COMPRESSED) else REQUEST_VALUES
         for link in self.links:
-            for some in cut(shares, dims, link.index):
+            for some in cut(shares, dims, link.index, most):
                 wanted = [(shares[k].table, shares[k].ids, first, last) for k, first, last in some]
-                header = self.header(Kind.PULL, pulling.flags, step)
-                messages.append(pull_message(header, wanted))
-                pulling.asked.append((link, header.sequence, some))
-        # All at once: where cores are few, the first answer keeps this thread from going on.
-        for (link, number, _), message in zip(pulling.asked, messages):
-            link.post(number, [message])
-        return pulling
+                header = self.header(Kind.PULL, self.flags, step)
+                link.ask_rows(header, wanted)
+                asked.append((link, header, some))
+        return Pulling(shares, dims, asked)
 
     def start_push(
         self,

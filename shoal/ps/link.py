@@ -7,16 +7,30 @@ the server is asked for a sign of life, and what it may have lost is sent again.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from shoal.ps.wire import HEADER, Header, Kind, parse_header, parse_json
+from shoal.ps.native import native_inlet, native_outlet
+from shoal.ps.wire import (
+    COMPRESSED,
+    HEADER,
+    Header,
+    Kind,
+    Wanted,
+    WireError,
+    parse_header,
+    parse_json,
+    pull_head,
+    pull_message,
+)
 from shoal.world import PeerLost
 
 if TYPE_CHECKING:
     from shoal.ps.client import Client
+    from shoal.ps.transfer import Arriving
 
 COPY_BELOW = 1 << 16  # smaller frames are copied into zmq's own memory, which is cheaper
 
@@ -33,8 +47,15 @@ class Link:
         self.again_after = again_after  # seconds: what was asked is asked again
         self.socket = client.connect(address)
         self.greeting = Header(Kind.HELLO, client.worker)
-        self.due: dict[int, list[Any]] = {}  # asked and not answered: the message
+        self.due: dict[int, Callable[[], None]] = {}  # asked and not answered: sends it again
         self.came: dict[int, tuple[Header, list[Any]]] = {}
+        self.rows: dict[int, Arriving] = {}  # of requests that are due
+        self.inlet, self.outlet = native_inlet(self.socket), native_outlet(self.socket)
+
+    def close(self) -> None:
+        """Drop the connection."""
+        self.inlet = self.outlet = None  # native code does not notice that a socket was closed
+        self.socket.close()
 
     @property
     def name(self) -> str:
@@ -42,12 +63,24 @@ class Link:
 
     def ask(self, header: Header, frames: Sequence[Any]) -> None:
         """Send a request; `answer` has what comes back."""
-        self.post(header.sequence, [header.pack(), *frames])
+        self._post(header, partial(self._send, [header.pack(), *frames]))
 
-    def post(self, number: int, message: list[Any]) -> None:
-        """Send a request whose frame 0 begins with a header of this number."""
-        self.due[number] = message
-        self._send(message)
+    def ask_rows(self, header: Header, wanted: Wanted) -> None:
+        """Send a request for rows; `wait` returns when they are where `rows` says."""
+        self._post(header, partial(self._send_pull, header, wanted))
+
+    def _post(self, header: Header, send: Callable[[], None]) -> None:
+        self.due[header.sequence] = send
+        send()
+
+    def _send_pull(self, header: Header, wanted: Wanted) -> None:
+        if self.outlet is None or header.flags & COMPRESSED:
+            self._send([pull_message(header, wanted)])
+            return
+        head = pull_head(header, wanted)
+        ids = [(one.data_ptr() + 8 * first, last - first) for _, one, first, last in wanted]
+        self.client.bytes_sent += len(head) - HEADER.size + 8 * sum(count for _, count in ids)
+        self.outlet.ask(head, ids)
 
     def _send(self, message: list[Any]) -> None:
         size = sum(map(len, message))
@@ -63,16 +96,14 @@ class Link:
 
     def answer(self, number: int, patience: float | None = None) -> list[memoryview]:
         """The frames of an answer, less the header; waits for it as long as the server lives."""
-        return self._wait(number, patience or self.client.timeout)[1:]
+        return self.wait(number, patience)[1:]
 
-    def answer_body(self, number: int) -> memoryview:
-        """What stands behind the header in frame 0 of an answer."""
-        return self._wait(number, self.client.timeout)[0][HEADER.size :]
-
-    def _wait(self, number: int, patience: float) -> list[memoryview]:
+    def wait(self, number: int, patience: float | None = None) -> list[memoryview]:
+        """The frames of an answer, none when they are rows."""
+        patience = patience or self.client.timeout
         heard = asked_again = time.monotonic()
         while number not in self.came:
-            if self._take():
+            if self._take(number):
                 heard = time.monotonic()
                 continue
             now = time.monotonic()
@@ -86,29 +117,57 @@ class Link:
             self._send([self.client.header(Kind.PING).pack()])
             if now - asked_again > self.again_after:
                 asked_again = now
-                for message in self.due.values():
-                    self._send(message)
+                for send in self.due.values():
+                    send()
         header, frames = self.came.pop(number)
         if header.kind == Kind.ERROR:
             raise self._error(frames)
         return frames
 
-    def _take(self) -> bool:
-        """One message, within a second; whether there was one."""
+    def _take(self, number: int) -> bool:
+        """A message, within a second, the rows of this number first; whether there was one."""
+        rows = self.rows.get(number)
+        if rows is None or rows.core is None or self.inlet is None:
+            frames = self._receive()
+        else:
+            frames = self.inlet.receive(rows.core)
+            if rows.whole:
+                self._finish_rows(number)
+        if frames:
+            self._sort([memoryview(frame) for frame in frames])
+        return frames is not None
+
+    def _receive(self) -> list[memoryview] | None:
+        """The frames of a message, if one comes within a second."""
         try:
             frame = self.socket.recv(copy=False)
         except zmq.Again:
-            return False
+            return None
         frames = [frame.buffer]
         while frame.more:
             frame = self.socket.recv(copy=False)
             frames.append(frame.buffer)
+        return frames
+
+    def _sort(self, frames: list[memoryview]) -> None:
+        """Keep an answer that is due for whoever asked."""
         header = parse_header(frames[0])
-        if self.due.pop(header.sequence, None) is not None:
+        rows = self.rows.get(header.sequence)
+        if rows is not None and header.kind == Kind.OK:
+            if len(frames) != 1:
+                raise WireError(f"rows in {len(frames)} frames; there must be one")
+            rows.take(frames[0])
+            if rows.whole:
+                self._finish_rows(header.sequence)
+        elif self.due.pop(header.sequence, None) is not None:
+            self.rows.pop(header.sequence, None)
             self.came[header.sequence] = header, frames
         elif header.kind == Kind.ERROR and header.sequence == 0:
             raise self._error(frames)
-        return True
+
+    def _finish_rows(self, number: int) -> None:
+        del self.due[number], self.rows[number]
+        self.came[number] = Header(Kind.OK, self.client.worker), []
 
     def _error(self, frames: list[memoryview]) -> Exception:
         found = parse_json(frames[1])

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 
-from shoal.ps.answers import Answers, Request
+from shoal.ps.answers import COPY_BELOW, Answers, Request
 from shoal.ps.curve import Gate
 from shoal.ps.keys import Keys
 from shoal.ps.memory import keep_freed_memory
@@ -118,7 +118,9 @@ class Server:
         except zmq.Again:
             return
         frame = self.socket.recv(copy=False)
-        head, frames = frame.bytes, []
+        # Ids are read where they lie, which is anywhere in a small frame.
+        head = frame.bytes if len(frame) < COPY_BELOW else frame.buffer
+        frames = []
         while frame.more:
             frame = self.socket.recv(copy=False)
             frames.append(frame.buffer)
@@ -143,12 +145,12 @@ class Server:
         """Give the address back."""
         if self._writer is not None:
             self._writer.abandon()
-        self.socket.close()
+        self.answers.close()
         self.context.term()
 
     # ---- one message ----------------------------------------------------------------------------
 
-    def receive(self, address: bytes, head: bytes, frames: list[memoryview]) -> None:
+    def receive(self, address: bytes, head: bytes | memoryview, frames: list[memoryview]) -> None:
         """Answer one message: its frame 0, and those that follow."""
         self.messages += 1
         header = Header(Kind.ERROR, 0)

@@ -33,6 +33,7 @@ from shoal.ps.wire import (
     parse_pull,
     receive_ids,
     receive_rows,
+    rows_message,
     send_rows,
 )
 
@@ -79,8 +80,8 @@ class Steps:
             return
         flags = request.header.flags
         rows = [self.state.stores[table].pull(ids) for table, ids in request.ids]
-        head = request.header.answer(Kind.OK, flags).pack()
-        self.answers.give_message(request.address, head + send_rows(rows, flags))
+        message = rows_message(request.header.answer(Kind.OK, flags), rows)
+        self.answers.give_message(request.address, message)
 
     def _answer_at_once(self, request: Request) -> bool:
         """Check and answer a pull in native code; False: it must be looked at here."""
@@ -90,11 +91,9 @@ class Steps:
         if self._reader_of is not state.stores:  # a checkpoint may have brought others
             limits = [table.rows for table in self.spec.tables]
             self._reader_of, self._reader = state.stores, row_reader(state.stores, limits)
-        answer = self._reader and self._reader.answer(request.head, int(Kind.OK))
-        if answer is None:
+        if self._reader is None:
             return False
-        self.answers.give_message(request.address, answer)
-        return True
+        return self.answers.give_rows(self._reader, request)
 
     def _is_time(self, header: Header) -> bool:
         """Whether the rows that a pull of a step may see are ready."""

@@ -11,10 +11,12 @@ Nothing is unpickled or evaluated. Ids and rows of several tables travel as one 
     ids     int64 [sum]        table after table
     rows    float32 or bfloat16 [sum of n * dim], table after table
 
-Rows are asked for so often that every frame counts: a PULL is one frame, and so is its answer.
+Rows are asked for so often that every frame counts: a PULL is one frame. So is its answer, or each
+part of it: many rows come as several messages with one sequence number, some of which travel while
+others are read. A part says which of all values it begins with, and the next begins where it ends.
 
     PULL    header, int64 number of parts, parts, ids
-    OK      header, rows
+    OK      header, int64 number of values before these, rows
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import json
 import struct
 import zlib
 from collections.abc import Sequence
-from ctypes import addressof, c_char, memmove, string_at
+from ctypes import string_at
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -31,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MAGIC, VERSION = b"SHOL", 2
+MAGIC, VERSION = b"SHOL", 3
 HEADER = struct.Struct("<4sHHIIQqQ")
 COUNT = struct.Struct("<q")
 MOST_FRAMES = 8
@@ -40,7 +42,8 @@ MOST_EXPANDED = 1 << 31  # bytes that a compressed frame may hold
 MOST_JSON = 64 << 20
 FAST = 1  # level of compression
 
-Places = Sequence[tuple[int, int]]  # where values begin in a flat tensor, and how many they are
+# What is asked of each table: its number, ids [n], and the first and last of them that are meant.
+Wanted = Sequence[tuple[int, Tensor, int, int]]
 
 BFLOAT16, COMPRESSED, WITH_DENSE = 1, 2, 4
 FLAGS = BFLOAT16 | COMPRESSED | WITH_DENSE
@@ -163,23 +166,24 @@ def numbers_frame(*numbers: float) -> bytes:
 # ---- requests for rows --------------------------------------------------------------------------
 
 
-def pull_message(header: Header, pieces: Sequence[tuple[int, Tensor, int, int]]) -> bytes:
-    """A request for rows; of each table its number, ids [n], and the first and last that are meant.
+def pull_head(header: Header, wanted: Wanted) -> bytes:
+    """What stands before the ids of a request for rows."""
+    told = [number for table, _, first, last in wanted for number in (table, last - first)]
+    count = len(wanted)
+    return struct.pack(f"{HEADER.format}q{2 * count}q", MAGIC, VERSION, *header, count, *told)
 
-    Ids are read where they lie: slices and views of a tensor take longer than all the rest.
-    """
-    told = [number for table, _, first, last in pieces for number in (table, last - first)]
+
+def pull_message(header: Header, wanted: Wanted) -> bytes:
+    """A request for rows. Ids are read where they lie: slices and views of a tensor take long."""
     ids = [
-        string_at(one.data_ptr() + 8 * first, 8 * (last - first)) for _, one, first, last in pieces
+        string_at(one.data_ptr() + 8 * first, 8 * (last - first)) for _, one, first, last in wanted
     ]
     if header.flags & COMPRESSED:
         ids = [zlib.compress(b"".join(ids), FAST)]
-    count = len(pieces)
-    fixed = struct.pack(f"{HEADER.format}q{2 * count}q", MAGIC, VERSION, *header, count, *told)
-    return b"".join((fixed, *ids))
+    return b"".join((pull_head(header, wanted), *ids))
 
 
-def parse_pull(frame: bytes, flags: int, num_tables: int) -> list[tuple[int, Tensor]]:
+def parse_pull(frame: bytes | memoryview, flags: int, num_tables: int) -> list[tuple[int, Tensor]]:
     """(table, its ids [n]) of every part of a request."""
     view = memoryview(bytearray(frame))[HEADER.size :]  # torch wants memory it could write to
     if len(view) < COUNT.size:
@@ -196,6 +200,19 @@ def parse_pull(frame: bytes, flags: int, num_tables: int) -> list[tuple[int, Ten
 
 
 # ---- tensors ------------------------------------------------------------------------------------
+
+
+def rows_message(header: Header, rows: Sequence[Tensor]) -> bytes:
+    """The answer to a request for rows, as one part."""
+    return b"".join((header.pack(), COUNT.pack(0), send_rows(rows, header.flags)))
+
+
+def parse_part(frame: memoryview) -> tuple[int, memoryview]:
+    """A part of such an answer: how many values come before it, and its rows."""
+    if len(frame) < HEADER.size + COUNT.size:
+        raise WireError(f"rows in a frame of {len(frame)} bytes")
+    (first,) = COUNT.unpack_from(frame, HEADER.size)
+    return first, frame[HEADER.size + COUNT.size :]
 
 
 def send_ids(pieces: Sequence[Tensor], flags: int) -> Any:
@@ -239,21 +256,6 @@ def receive_rows(
         flat = _tensor(_expand(frame, total * 4, flags), torch.float32, total)
     pieces = [flat] if len(sizes) == 1 else flat.split(sizes)
     return [piece.view(n, dim) for piece, n, dim in zip(pieces, counts, dims)]
-
-
-def copy_rows(frame: memoryview, count: int, flags: int, to: Tensor, places: Places) -> None:
-    """Copy so many values of rows into a tensor; `places` says how they divide."""
-    if flags & (BFLOAT16 | COMPRESSED):
-        flat = receive_rows(frame, [count], [1], flags)[0]
-        begin = flat.data_ptr()
-    elif len(frame) != 4 * count:
-        raise WireError(f"a frame of {len(frame)} bytes; expected {count} values of 4 bytes")
-    else:
-        begin = addressof(c_char.from_buffer(frame)) if count else 0
-    total = to.data_ptr()
-    for place, length in places:
-        memmove(total + 4 * place, begin, 4 * length)
-        begin += 4 * length
 
 
 def _expand(frame: memoryview, size: int, flags: int) -> memoryview | bytes | bytearray:
