@@ -13,6 +13,7 @@
 #include "pairs.h"
 #include "products.h"
 #include "route.h"
+#include "sampler.h"
 #include "slots.h"
 #include "softmax.h"
 #include "table.h"
@@ -390,6 +391,18 @@ NB_MODULE(_core, m) {
   m.def("products", [](Address a, Address b, Address out, size_t count, size_t m, size_t k,
                        size_t n) {
     products(at<float>(a), at<float>(b), at<float>(out), count, m, k, n);
+  }, release());
+  // known: (num_users, num_items, bitmap or 0, keys, starts); table: (keep, alias) or zeros.
+  m.def("draw_negatives", [](const Addresses& known, uint64_t key, const Addresses& table,
+                             int column_bits, int max_attempts, Address users, Address index,
+                             size_t n, size_t num, Address out) {
+    const KnownPairs pairs{static_cast<int64_t>(known.at(0)), static_cast<int64_t>(known.at(1)),
+                           at<uint8_t>(known.at(2)), at<int64_t>(known.at(3)),
+                           at<int64_t>(known.at(4))};
+    const Draws draws{key, at<double>(table.at(0)), at<int64_t>(table.at(1)), column_bits,
+                      max_attempts};
+    return draw_negatives(pairs, draws, at<int64_t>(users), at<int64_t>(index), n, num,
+                          at<int64_t>(out));
   }, release());
   m.def("pair_margins", &margins_of, release());
   m.def("pair_gradients", &gradients_of, release());
