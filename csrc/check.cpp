@@ -349,20 +349,18 @@ void check_products(size_t m, size_t k, size_t n) {
   }
 }
 
-// Margins and gradients of pairs, in two parts, against sums in double.
+// Margins and gradients of pairs, on two threads, against sums in double.
 void check_pairs(size_t n, size_t dim) {
   const size_t size = n * dim;
   std::vector<float> rows(3 * size), made(3 * size), margins(n), decays(n);
   for (float& x : rows) x = static_cast<float>(random_word() % 2001) / 1000 - 1;
-  Pairs parts[2];
-  for (size_t k = 0; k < 2; ++k)
-    parts[k] = {rows.data(), rows.data() + size, rows.data() + 2 * size, dim, n * k / 2,
-                n * (k + 1) / 2};
-  for (const Pairs& part : parts) pair_margins(part, margins.data());
+  const Pairs pairs{rows.data(), rows.data() + size, rows.data() + 2 * size, n, dim};
+  pair_margins(pairs, margins.data(), 2);
   for (size_t i = 0; i < n; ++i) decays[i] = std::exp(-std::fabs(margins[i]));
-  const PairGradients out{margins.data(), decays.data(),      0.5f,
-                          made.data(),    made.data() + size, made.data() + 2 * size};
-  for (const Pairs& part : parts) pair_gradients(part, out);
+  pair_gradients(pairs,
+                 {margins.data(), decays.data(), 0.5f, made.data(), made.data() + size,
+                  made.data() + 2 * size},
+                 2);
   for (size_t i = 0; i < n; ++i) {
     double margin = 0;
     for (size_t c = i * dim; c < (i + 1) * dim; ++c)

@@ -287,33 +287,6 @@ void catalogue_step(Address hidden, size_t n, size_t dim, size_t k, const Addres
             {at<float>(bias.at(0)), at<float>(bias.at(1)), at<float>(bias.at(2))}, threads);
 }
 
-// Calls work with every part of n pairs.
-template <typename Work>
-void for_pairs(Address queries, Address positives, Address negatives, size_t n, size_t dim,
-               int threads, Work work) {
-  const auto parts = static_cast<size_t>(parts_for(3 * n * dim, threads));
-  Pool::run(static_cast<int>(parts), static_cast<int>(parts), [&](int part) {
-    const size_t p = static_cast<size_t>(part);
-    work({at<float>(queries), at<float>(positives), at<float>(negatives), dim, n * p / parts,
-          n * (p + 1) / parts});
-  });
-}
-
-void margins_of(Address queries, Address positives, Address negatives, size_t n, size_t dim,
-                Address out, int threads) {
-  for_pairs(queries, positives, negatives, n, dim, threads,
-            [&](const Pairs& pairs) { pair_margins(pairs, at<float>(out)); });
-}
-
-// made: margins and decays; out: gradients of queries, positives and negatives.
-void gradients_of(Address queries, Address positives, Address negatives, size_t n, size_t dim,
-                  const Addresses& made, float scale, const Addresses& out, int threads) {
-  const PairGradients gradients{at<float>(made.at(0)), at<float>(made.at(1)), scale,
-                                at<float>(out.at(0)), at<float>(out.at(1)), at<float>(out.at(2))};
-  for_pairs(queries, positives, negatives, n, dim, threads,
-            [&](const Pairs& pairs) { pair_gradients(pairs, gradients); });
-}
-
 size_t shrink(Table& table, float min_score, float min_norm, int64_t max_age, int64_t capacity,
               bool least_recent, uint64_t step) {
   std::unique_lock<SharedLock> lock(table.guard());
@@ -404,8 +377,19 @@ NB_MODULE(_core, m) {
     return draw_negatives(pairs, draws, at<int64_t>(users), at<int64_t>(index), n, num,
                           at<int64_t>(out));
   }, release());
-  m.def("pair_margins", &margins_of, release());
-  m.def("pair_gradients", &gradients_of, release());
+  m.def("pair_margins", [](Address queries, Address positives, Address negatives, size_t n, size_t dim,
+                           Address out, int threads) {
+    pair_margins({at<float>(queries), at<float>(positives), at<float>(negatives), n, dim},
+                 at<float>(out), parts_for(3 * n * dim, threads));
+  }, release());
+  // made: margins and decays; out: gradients of queries, positives and negatives.
+  m.def("pair_gradients", [](Address queries, Address positives, Address negatives, size_t n, size_t dim,
+                             const Addresses& made, float scale, const Addresses& out, int threads) {
+    pair_gradients({at<float>(queries), at<float>(positives), at<float>(negatives), n, dim},
+                   {at<float>(made.at(0)), at<float>(made.at(1)), scale, at<float>(out.at(0)),
+                    at<float>(out.at(1)), at<float>(out.at(2))},
+                   parts_for(3 * n * dim, threads));
+  }, release());
   // Sizes of what `catalogue_exponentials` writes: (width, blocks).
   m.def("catalogue_sizes", [](size_t n, size_t k) {
     return std::make_pair(padded(n), num_blocks(k));

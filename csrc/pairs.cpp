@@ -1,13 +1,27 @@
 #include "pairs.h"
 
+#include "threads.h"
+
 namespace shoal {
+namespace {
+
+// Calls work with every pair, each thread with a share of them.
+template <typename Work>
+void for_each_pair(size_t count, int threads, Work work) {
+  Pool::run(threads, threads, [&](int part) {
+    const auto p = static_cast<size_t>(part), parts = static_cast<size_t>(threads);
+    for (size_t i = count * p / parts; i < count * (p + 1) / parts; ++i) work(i);
+  });
+}
+
+}  // namespace
 
 // Sixteen sums side by side, then four, then one: the order in which torch sums on ARM, so that
 // results there have its bits.
-void pair_margins(const Pairs& pairs, float* out) {
+void pair_margins(const Pairs& pairs, float* out, int threads) {
   constexpr size_t lanes = 16;
   const size_t dim = pairs.dim;
-  for (size_t i = pairs.first; i < pairs.last; ++i) {
+  for_each_pair(pairs.count, threads, [&](size_t i) {
     const float* __restrict q = pairs.queries + i * dim;
     const float* __restrict p = pairs.positives + i * dim;
     const float* __restrict n = pairs.negatives + i * dim;
@@ -20,12 +34,12 @@ void pair_margins(const Pairs& pairs, float* out) {
     for (; c < dim; ++c) total += q[c] * (p[c] - n[c]);
     for (size_t k = 0; k < 4; ++k) total += sums[k];
     out[i] = total;
-  }
+  });
 }
 
-void pair_gradients(const Pairs& pairs, const PairGradients& out) {
+void pair_gradients(const Pairs& pairs, const PairGradients& out, int threads) {
   const size_t dim = pairs.dim;
-  for (size_t i = pairs.first; i < pairs.last; ++i) {
+  for_each_pair(pairs.count, threads, [&](size_t i) {
     const float* __restrict q = pairs.queries + i * dim;
     const float* __restrict p = pairs.positives + i * dim;
     const float* __restrict n = pairs.negatives + i * dim;
@@ -39,7 +53,7 @@ void pair_gradients(const Pairs& pairs, const PairGradients& out) {
     for (size_t c = 0; c < dim; ++c) of_query[c] = g * (p[c] - n[c]);
     for (size_t c = 0; c < dim; ++c) of_positive[c] = g * q[c];
     for (size_t c = 0; c < dim; ++c) of_negative[c] = -(g * q[c]);
-  }
+  });
 }
 
 }  // namespace shoal

@@ -6,26 +6,25 @@
 
 namespace shoal {
 
-// Pairs first to last - 1; queries, positives and negatives are [.., dim].
 struct Pairs {
-  const float* queries = nullptr;
+  const float* queries = nullptr;  // [count, dim], as the two below
   const float* positives = nullptr;
   const float* negatives = nullptr;
-  size_t dim = 0, first = 0, last = 0;
+  size_t count = 0, dim = 0;
 };
 
-// out[i] = <queries[i], positives[i] - negatives[i]>
-void pair_margins(const Pairs& pairs, float* out);
+// out[i] = <queries[i], positives[i] - negatives[i]>, on so many threads.
+void pair_margins(const Pairs& pairs, float* out, int threads);
 
-// Gradients of -ln sigmoid(margin), times scale: [.., dim] each. decays[i] = exp(-|margins[i]|).
+// Gradients of -ln sigmoid(margin), times scale. decays[i] = exp(-|margins[i]|).
 struct PairGradients {
   const float* margins = nullptr;
   const float* decays = nullptr;
   float scale = 1;
-  float* queries = nullptr;
+  float* queries = nullptr;  // [count, dim], as the two below
   float* positives = nullptr;
   float* negatives = nullptr;
 };
-void pair_gradients(const Pairs& pairs, const PairGradients& out);
+void pair_gradients(const Pairs& pairs, const PairGradients& out, int threads);
 
 }  // namespace shoal
