@@ -135,6 +135,7 @@ class NegativeSampler:
         """
         users = np.ascontiguousarray(users, dtype=np.int64)
         index = np.ascontiguousarray(index, dtype=np.int64)
+        assert users.ndim == 1 and users.shape == index.shape
         if not hasattr(_core, "draw_negatives"):
             return self._draw(users, index, epoch, num)
         drawn = np.empty((len(users), num), dtype=np.int64)
