@@ -11,7 +11,9 @@
 #include <unordered_map>
 
 #include "catalogue.h"
+#include "pairs.h"
 #include "products.h"
+#include "sampler.h"
 #include "slots.h"
 #include "table.h"
 #include "wire.h"
@@ -376,10 +378,64 @@ void check_products(size_t m, size_t k, size_t n) {
   }
 }
 
+// Margins and gradients of pairs, on two threads, against sums in double.
+void check_pairs(size_t n, size_t dim) {
+  const size_t size = n * dim;
+  std::vector<float> rows(3 * size), made(3 * size), margins(n), decays(n);
+  for (float& x : rows) x = static_cast<float>(random_word() % 2001) / 1000 - 1;
+  const Pairs pairs{rows.data(), rows.data() + size, rows.data() + 2 * size, n, dim};
+  pair_margins(pairs, margins.data(), 2);
+  for (size_t i = 0; i < n; ++i) decays[i] = std::exp(-std::fabs(margins[i]));
+  pair_gradients(pairs,
+                 {margins.data(), decays.data(), 0.5f, made.data(), made.data() + size,
+                  made.data() + 2 * size},
+                 2);
+  for (size_t i = 0; i < n; ++i) {
+    double margin = 0;
+    for (size_t c = i * dim; c < (i + 1) * dim; ++c)
+      margin += double{rows[c]} * (double{rows[size + c]} - double{rows[2 * size + c]});
+    CHECK(std::fabs(margins[i] - margin) < 1e-4);
+    const double slope = -0.5 / (1 + std::exp(margin));
+    for (size_t c = i * dim; c < (i + 1) * dim; ++c) {
+      CHECK(std::fabs(made[c] - slope * (rows[size + c] - rows[2 * size + c])) < 1e-4);
+      CHECK(std::fabs(made[size + c] - slope * rows[c]) < 1e-4);
+      CHECK(made[2 * size + c] == -made[size + c]);
+    }
+  }
+}
+
+// Negatives are items that the user has not seen; who has seen all of them is left over.
+void check_draws() {
+  const int64_t users = 6, items = 21;
+  std::vector<int64_t> keys, starts{0};
+  std::vector<uint8_t> bitmap(static_cast<size_t>(users * items + 7) / 8);
+  for (int64_t user = 0; user < users; ++user) {
+    for (int64_t item = 1; item < items; ++item)
+      if (user == 5 || (user * item) % 3 == 1) keys.push_back(user * items + item);
+    starts.push_back(static_cast<int64_t>(keys.size()));
+  }
+  for (int64_t key : keys)
+    bitmap[static_cast<size_t>(key >> 3)] |= static_cast<uint8_t>(1 << (key & 7));
+  const KnownPairs sorted{users, items, nullptr, keys.data(), starts.data()};
+  const KnownPairs packed{users, items, bitmap.data(), keys.data(), starts.data()};
+  const int64_t who[] = {0, 1, 2, 3, 4, 5, 1}, index[] = {0, 1, 2, 3, 4, 5, int64_t{1} << 42};
+  int64_t drawn[28], again[28];
+  CHECK(draw_negatives(sorted, {7, nullptr, nullptr, 20, 100}, who, index, 7, 4, drawn) == 4);
+  CHECK(draw_negatives(packed, {7, nullptr, nullptr, 20, 100}, who, index, 7, 4, again) == 4);
+  for (size_t k = 0; k < 28; ++k) {
+    CHECK(drawn[k] == again[k] && drawn[k] < items && (drawn[k] == 0) == (who[k / 4] == 5));
+    CHECK(!sorted.contains(who[k / 4], drawn[k]));
+  }
+  const int64_t nobody[] = {users};
+  CHECK(draw_negatives(sorted, {7, nullptr, nullptr, 20, 100}, nobody, index, 1, 1, drawn) == -1);
+}
+
 }  // namespace
 
 int main() {
   check_index();
+  check_draws();
+  for (size_t dim : {1, 19, 64}) check_pairs(9, dim);
   check_requests();
   check_slots();
   check_chosen_ids();

@@ -10,8 +10,10 @@
 
 #include "catalogue.h"
 #include "module.h"
+#include "pairs.h"
 #include "products.h"
 #include "route.h"
+#include "sampler.h"
 #include "slots.h"
 #include "softmax.h"
 #include "table.h"
@@ -307,6 +309,31 @@ NB_MODULE(_core, m) {
   m.def("products", [](Address a, Address b, Address out, size_t count, size_t m, size_t k,
                        size_t n) {
     products(at<float>(a), at<float>(b), at<float>(out), count, m, k, n);
+  }, release());
+  // known: (num_users, num_items, bitmap or 0, keys, starts); table: (keep, alias) or zeros.
+  m.def("draw_negatives", [](const Addresses& known, uint64_t key, const Addresses& table,
+                             int column_bits, int max_attempts, Address users, Address index,
+                             size_t n, size_t num, Address out) {
+    const KnownPairs pairs{static_cast<int64_t>(known.at(0)), static_cast<int64_t>(known.at(1)),
+                           at<uint8_t>(known.at(2)), at<int64_t>(known.at(3)),
+                           at<int64_t>(known.at(4))};
+    const Draws draws{key, at<double>(table.at(0)), at<int64_t>(table.at(1)), column_bits,
+                      max_attempts};
+    return draw_negatives(pairs, draws, at<int64_t>(users), at<int64_t>(index), n, num,
+                          at<int64_t>(out));
+  }, release());
+  m.def("pair_margins", [](Address queries, Address positives, Address negatives, size_t n, size_t dim,
+                           Address out, int threads) {
+    pair_margins({at<float>(queries), at<float>(positives), at<float>(negatives), n, dim},
+                 at<float>(out), parts_for(3 * n * dim, threads));
+  }, release());
+  // made: margins and decays; out: gradients of queries, positives and negatives.
+  m.def("pair_gradients", [](Address queries, Address positives, Address negatives, size_t n, size_t dim,
+                             const Addresses& made, float scale, const Addresses& out, int threads) {
+    pair_gradients({at<float>(queries), at<float>(positives), at<float>(negatives), n, dim},
+                   {at<float>(made.at(0)), at<float>(made.at(1)), scale, at<float>(out.at(0)),
+                    at<float>(out.at(1)), at<float>(out.at(2))},
+                   parts_for(3 * n * dim, threads));
   }, release());
   // Sizes of what `catalogue_exponentials` writes: (width, blocks).
   m.def("catalogue_sizes", [](size_t n, size_t k) {

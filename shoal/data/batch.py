@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -97,9 +97,9 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
-        return replace(
-            self,
-            ids={name: ids.to(device) for name, ids in self.ids.items()},
-            dense={name: x.to(device, non_blocking=True) for name, x in self.dense.items()},
-            labels=None if self.labels is None else self.labels.to(device, non_blocking=True),
+        return Batch(
+            self.size,
+            {name: ids.to(device) for name, ids in self.ids.items()},
+            {name: x.to(device, non_blocking=True) for name, x in self.dense.items()},
+            None if self.labels is None else self.labels.to(device, non_blocking=True),
         )

@@ -12,6 +12,11 @@ import numpy as np
 
 from shoal.data.random import hash64, uniform, uniform_below
 
+try:
+    from shoal import _core
+except ImportError:  # built without a compiler: numpy draws the same items
+    _core = None
+
 BITMAP_BYTES = 64 * 2**20
 MAX_ATTEMPTS = 100  # then the choice is made from the list of unseen items
 _COLUMN_BITS = 20  # columns below a million, samples of an epoch below 2^43
@@ -57,6 +62,12 @@ class Seen:
         np.minimum(places, self._keys.size - 1, out=places)
         return self._keys[places] == keys
 
+    def addresses(self) -> list[int]:
+        """Sizes and memory, as the native core takes them."""
+        bitmap = 0 if self._bitmap is None else _address(self._bitmap)
+        sorted_keys = (_address(self._keys), _address(self._starts))
+        return [self.num_users, self.num_items, bitmap, *sorted_keys]
+
     def items_of(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Known items of a block of users, ascending for each user.
 
@@ -95,6 +106,7 @@ class NegativeSampler:
             raise ValueError(
                 f"distribution is {distribution!r}; allowed are 'uniform' and 'popularity'"
             )
+        assert seen.num_items == num_items, "what was seen is of another catalogue"
         self.seen, self.num_items, self.seed = seen, num_items, seed
         self._weights: np.ndarray | None = None
         if distribution == "popularity":
@@ -111,6 +123,9 @@ class NegativeSampler:
                 )
             self._weights = weights
             self._keep, self._alias = alias_table(weights)
+        self._table = [0, 0]  # addresses of the alias table, for the native core
+        if self._weights is not None:
+            self._table = [_address(self._keep), _address(self._alias)]
 
     def draw(self, users: np.ndarray, index: np.ndarray, epoch: int, num: int) -> np.ndarray:
         """Negatives of a slice of samples: int64 [n, num], in 1 .. num_items - 1.
@@ -118,7 +133,29 @@ class NegativeSampler:
         users  [n] user of each sample
         index  [n] global index of each sample in the epoch
         """
-        users, index = np.asarray(users, dtype=np.int64), np.asarray(index, dtype=np.int64)
+        users = np.ascontiguousarray(users, dtype=np.int64)
+        index = np.ascontiguousarray(index, dtype=np.int64)
+        assert users.ndim == 1 and users.shape == index.shape
+        if not hasattr(_core, "draw_negatives"):
+            return self._draw(users, index, epoch, num)
+        drawn = np.empty((len(users), num), dtype=np.int64)
+        key = int(hash64(self.seed, epoch))
+        numbers = (_COLUMN_BITS, MAX_ATTEMPTS, _address(users), _address(index), *drawn.shape)
+        left = _core.draw_negatives(
+            self.seen.addresses(), key, self._table, *numbers, _address(drawn)
+        )
+        if left < 0:
+            raise ValueError(
+                f"user ids run from {users.min()} to {users.max()}; allowed are 0 to "
+                f"{self.seen.num_users - 1}"
+            )
+        if left:  # users who have seen nearly everything
+            rows = np.flatnonzero((drawn == 0).any(axis=1))
+            drawn[rows] = self._draw(users[rows], index[rows], epoch, num)
+        return drawn
+
+    def _draw(self, users: np.ndarray, index: np.ndarray, epoch: int, num: int) -> np.ndarray:
+        """The definition of a draw, in numpy; the native core does the same, entry by entry."""
         # One integer names the entry. [num, n] within: the long axis is the contiguous one.
         entries = (index << _COLUMN_BITS) + np.arange(num)[:, None]
         bits = hash64(self.seed, epoch, entries)
@@ -222,6 +259,10 @@ class NegativeSampler:
             if sums[-1] > 0:
                 return items[np.searchsorted(sums, uniform(bits, sums[-1]), side="right")]
         return items[uniform_below(bits, items.size)]
+
+
+def _address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
 
 
 def _first_occurrences(values: np.ndarray) -> np.ndarray:

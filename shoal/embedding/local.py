@@ -69,6 +69,16 @@ def _warn_once() -> None:
     )
 
 
+def pull_all(stores: Sequence[Store], ids: Sequence[Tensor]) -> list[Tensor]:
+    """Rows of several stores, native ones in one call: ids[k] [n_k] -> [n_k, dim_k]."""
+    together = [k for k, store in enumerate(stores) if isinstance(store, native.Native)]
+    if len(together) < 2:
+        return [store.pull(part) for store, part in zip(stores, ids)]
+    pulled = native.pull_many([stores[k] for k in together], [ids[k] for k in together])  # type: ignore[misc]
+    rows = dict(zip(together, pulled))
+    return [rows[k] if k in rows else stores[k].pull(ids[k]) for k in range(len(stores))]
+
+
 def push_all(
     stores: Sequence[Store],
     parts: Sequence[tuple[Tensor, Tensor]],

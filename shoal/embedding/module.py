@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from shoal.data.batch import Batch
 from shoal.embedding.catalogue import Catalogue
 from shoal.embedding.exchange import Exchange, Lookups
+from shoal.embedding.local import pull_all
 from shoal.embedding.pooling import pool_rows
 from shoal.embedding.store import Store
 from shoal.embedding.table import Table
@@ -98,23 +99,27 @@ class Embeddings(nn.Module):
         if self.exchange is not None:
             lookups = [(table.name, ids) for table, (_, ids) in zip(tables, wanted)]
             return self.exchange.pull(lookups, self.learns)
+        stores = [self._store(table) for table in tables]
+        flat = [ids.reshape(-1) for _, ids in wanted]
         result = []
-        for table, (_, ids) in zip(tables, wanted):
-            store = self.stores.get(table.name)
-            if store is None:
-                raise RuntimeError(
-                    f"table {table.name!r} has no store yet; set the model up with a strategy first"
-                )
-            flat = ids.reshape(-1)
-            leaf = store.pull(flat).to(self._here.device)
+        for table, (_, ids), flat_ids, rows in zip(tables, wanted, flat, pull_all(stores, flat)):
+            leaf = rows.to(self._here.device).view(*ids.shape, table.dim)
             if self.learns:
                 leaf.requires_grad_()
-                self._pending[table.name].append((flat, leaf))
+                self._pending[table.name].append((flat_ids, leaf))
                 for known, labels in self._noted:
                     if known is ids:
                         self._clicks[id(leaf)] = labels
-            result.append(leaf.view(*ids.shape, table.dim))
+            result.append(leaf)
         return result
+
+    def _store(self, table: Table) -> Store:
+        store = self.stores.get(table.name)
+        if store is None:
+            raise RuntimeError(
+                f"table {table.name!r} has no store yet; set the model up with a strategy first"
+            )
+        return store
 
     def whole(self, field: str) -> Tensor:
         """Every row of a fixed table, in order of id (for models that walk the whole graph)."""
@@ -225,16 +230,18 @@ class Embeddings(nn.Module):
         self.write_softmax()
         taken = {}
         for name, pending in self._pending.items():
-            parts = [(ids, leaf.grad) for ids, leaf in pending if leaf.grad is not None]
+            dim = self.tables[name].dim
+            parts = [
+                (ids, leaf.grad.view(-1, dim)) for ids, leaf in pending if leaf.grad is not None
+            ]
             pending.clear()
             if len(parts) > 1:
                 parts = _join_whole(parts, self.tables[name].rows)
             if len(parts) == 1:
                 taken[name] = parts[0]
             elif parts:
-                taken[name] = (torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]))
+                taken[name] = (torch.cat([p[0] for p in parts]), _joined([p[1] for p in parts]))
             else:
-                dim = self.tables[name].dim
                 taken[name] = (torch.empty(0, dtype=torch.int64), torch.empty(0, dim))
         return taken
 
@@ -252,6 +259,18 @@ def _spread_labels(batch: Batch, field: str) -> Tensor:
     if isinstance(ids, Tensor):
         return labels.repeat_interleave(flat.numel() // size)
     return labels.repeat_interleave(len(ids) // size).repeat_interleave(ids.lengths.cpu())
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """Parts [n, dim] one after the other; no copy where they lie so in one memory already."""
+    first, total, dim = parts[0], 0, parts[0].shape[1]
+    memory = first.untyped_storage().data_ptr()
+    for part in parts:
+        follows = part.data_ptr() == first.data_ptr() + first.element_size() * dim * total
+        if not (follows and part.is_contiguous() and part.untyped_storage().data_ptr() == memory):
+            return torch.cat(parts)
+        total += len(part)
+    return first.as_strided((total, dim), (dim, 1))
 
 
 def _join_whole(

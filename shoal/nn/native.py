@@ -1,8 +1,9 @@
-"""The steps of a softmax over a catalogue, by the native core where it is faster than torch.
+"""Steps of losses by the native core, where it is faster than torch.
 
-That is on ARM, on one thread: torch's exponentials take 1.7 times as long there, its product of few
-positions with many rows 1.25 times, and many small products three to six times. Everywhere else,
-and without the core, all are plain torch; results agree to rounding.
+Those of a softmax over a catalogue are on ARM, on one thread: torch's exponentials take 1.7 times
+as long there, its product of few positions with many rows 1.25 times, and many small products three
+to six times. Those of the loss of pairs are everywhere. Without the core all are plain torch;
+results agree to rounding.
 """
 
 from __future__ import annotations
@@ -56,10 +57,51 @@ def products_of(a: Tensor, b: Tensor) -> Tensor:
     return a @ b
 
 
+def core_takes_pairs(queries: Tensor, positives: Tensor, negatives: Tensor) -> bool:
+    """Whether the core can make the loss of these pairs: on any machine and any threads."""
+    one_each = queries.dim() == 2 and negatives.shape == (len(queries), 1, queries.shape[1])
+    if not (one_each and positives.shape == queries.shape and hasattr(_core, "pair_margins")):
+        return False
+    return _is_plain(queries) and _is_plain(positives) and _is_plain(negatives)
+
+
+def pair_margins(queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+    """<q, p - n> of every pair: [b, d], [b, d], [b, 1, d] -> [b]."""
+    out = torch.empty(len(queries))
+    addresses = [x.data_ptr() for x in (queries, positives, negatives)]
+    _core.pair_margins(*addresses, *queries.shape, out.data_ptr(), torch.get_num_threads())
+    return out
+
+
+def pair_gradients(
+    queries: Tensor,
+    positives: Tensor,
+    negatives: Tensor,
+    margins: Tensor,
+    decays: Tensor,
+    scale: float,
+) -> Tensor:
+    """Gradients of scale * sum of -ln sigmoid(margins): [3, b, d]; decays are exp(-|margins|)."""
+    out = torch.empty(3, *queries.shape)
+    addresses = [x.data_ptr() for x in (queries, positives, negatives)]
+    made = [margins.data_ptr(), decays.data_ptr()]
+    _core.pair_gradients(
+        *addresses,
+        *queries.shape,
+        made,
+        scale,
+        [x.data_ptr() for x in out.unbind()],
+        torch.get_num_threads(),
+    )
+    return out
+
+
 def _fits(*tensors: Tensor) -> bool:
     """Whether the core can take these and is worth it."""
     if not ON_ARM or torch.get_num_threads() > 1:
         return False
-    return all(
-        x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous() for x in tensors
-    )
+    return all(_is_plain(x) for x in tensors)
+
+
+def _is_plain(x: Tensor) -> bool:
+    return x.is_cpu and x.dtype == torch.float32 and x.is_contiguous()

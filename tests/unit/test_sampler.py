@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import shoal.data.sampler as sampler_module
 from shoal.data.random import hash64, permutation, uniform, uniform_below
@@ -185,11 +187,52 @@ def test_any_slicing_gives_the_same_negatives(storage, distribution):
     assert np.array_equal(sampler.draw(users, index, 4, 5)[:, :3], whole)
 
 
+@pytest.mark.skipif(
+    not hasattr(sampler_module._core, "draw_negatives"), reason="the native core is not built"
+)
+@given(
+    count=st.sampled_from([0, 30, 900, 12_000]),  # the last: most items seen by everyone
+    distribution=st.sampled_from(["uniform", "popularity"]),
+    sorted_keys=st.booleans(),
+    seed=st.integers(-(2**63), 2**63 - 1),
+    epoch=st.integers(0, 2**31),
+    start=st.integers(0, 2**42),
+    num=st.integers(1, 5),
+)
+@settings(deadline=None, max_examples=60)
+def test_the_native_core_draws_what_numpy_draws(
+    count, distribution, sorted_keys, seed, epoch, start, num
+):
+    users, items = interactions(count, seed=count)
+    with pytest.MonkeyPatch.context() as patch:
+        if sorted_keys:
+            patch.setattr(sampler_module, "BITMAP_BYTES", 0)
+        sampler = NegativeSampler(
+            Seen(users, items, NUM_USERS, NUM_ITEMS),
+            NUM_ITEMS,
+            distribution=distribution,
+            alpha=0.7,
+            popularity=np.bincount(items, minlength=NUM_ITEMS) + 0.5,
+            seed=seed,
+        )
+    who = np.arange(3 * NUM_USERS) % NUM_USERS
+    index = start + np.arange(len(who)) * 7
+    drawn = sampler.draw(who, index, epoch, num)
+    assert np.array_equal(drawn, sampler._draw(who, index, epoch, num))
+
+
+def test_users_who_are_not_there_are_refused(storage):
+    sampler, _, _ = make()
+    for user in (-1, NUM_USERS):
+        with pytest.raises((ValueError, IndexError)):
+            sampler.draw(np.array([1, user]), np.arange(2), 0, 1)
+
+
 def test_several_attempts_at_once_equal_one_after_the_other(monkeypatch):
     sampler, users, _ = make(count=3000)
-    together = sampler.draw(users, np.arange(len(users)), 0, 2)
+    together = sampler._draw(users, np.arange(len(users)), 0, 2)
     monkeypatch.setattr(sampler_module, "_WORK", 1)
-    assert np.array_equal(sampler.draw(users, np.arange(len(users)), 0, 2), together)
+    assert np.array_equal(sampler._draw(users, np.arange(len(users)), 0, 2), together)
 
 
 def test_seed_epoch_sample_and_column_all_matter():
