@@ -11,33 +11,15 @@
 #include <unordered_map>
 
 #include "catalogue.h"
+#include "check.h"
 #include "pairs.h"
 #include "products.h"
 #include "sampler.h"
-#include "slots.h"
 #include "table.h"
-#include "wire.h"
 
 using namespace shoal;
 
-#define CHECK(condition)                                              \
-  do {                                                                \
-    if (!(condition)) {                                               \
-      std::fprintf(stderr, "line %d: %s\n", __LINE__, #condition);    \
-      std::abort();                                                   \
-    }                                                                 \
-  } while (0)
-
 namespace {
-
-uint64_t random_state = 1;
-uint64_t random_word() { return mix(random_state += kIncrement); }
-
-std::vector<float> random_floats(size_t n) {
-  std::vector<float> made(n);
-  for (float& x : made) x = static_cast<float>(random_word() % 2001) / 1000.0f - 1.0f;
-  return made;
-}
 
 Spec spec_of(int64_t rows, int dim, Optimizer kind) {
   Spec spec;
@@ -265,66 +247,6 @@ void check_life(bool bloom) {
   table.dot(ids.data(), 400, source.data(), grads.data(), dots.data());
 }
 
-// Lines of slots, most of them damaged: what is written must fit, whatever they hold.
-void check_slots() {
-  const std::string sound = "click:1 d:0.5 d:-1e-3 1:7 2:9223372036854775807 1:8 x:5";
-  const std::string letters = "0123456789:: .-+eEdx12click\n";
-  for (int round = 0; round < 20000; ++round) {
-    const SlotKeys keys({"1", "2", "x"}, {"d"}, {2}, "click", round % 2 == 0);
-    std::string line = sound;
-    for (uint64_t k = random_word() % 4; k > 0; --k) {
-      const size_t at = random_word() % line.size();
-      if (random_word() % 3 == 0)
-        line.erase(at, random_word() % 9);
-      else
-        line.insert(at, 1 + random_word() % 2, letters[random_word() % letters.size()]);
-      if (line.empty()) line = ":";
-    }
-    const std::vector<char> text(line.begin(), line.end());  // its own memory, without an end mark
-    const int64_t starts[] = {0}, stops[] = {static_cast<int64_t>(text.size())};
-    std::vector<float> label(1), dense(2);
-    std::vector<int64_t> ids(3), lengths(3);
-    parse_slots(keys, text.data(), starts, stops, 1, label.data(), dense.data(), ids.data(), nullptr);
-    std::vector<int64_t> lists(3 + static_cast<size_t>(std::count(line.begin(), line.end(), ':')));
-    const SlotResult found = parse_slots(keys, text.data(), starts, stops, 1, label.data(),
-                                         dense.data(), lists.data(), lengths.data());
-    if (line == sound) CHECK(found.fault == -1 && found.num_ids == 4 && lengths[0] == 2);
-  }
-}
-
-// Requests for rows of any bytes: what is read lies within them and is what they say.
-void check_requests() {
-  const std::vector<int64_t> limits = {-1, 4, 1};
-  size_t taken = 0;
-  for (int round = 0; round < 200000; ++round) {
-    // Memory of exactly the message's size, so that reading beyond it is noticed.
-    const size_t words = random_word() % 12, bytes = 8 * words + (random_word() % 8 == 0);
-    std::vector<int64_t> message((bytes + 7) / 8);
-    for (int64_t& word : message)
-      word = random_word() % 16 == 0 ? static_cast<int64_t>(random_word())
-                                     : static_cast<int64_t>(random_word() % 4);
-    if (words > 5 && random_word() % 2) message[5] = 1 + static_cast<int64_t>(random_word() % 2);
-    std::vector<char> exact(bytes);
-    if (bytes != 0) std::memcpy(exact.data(), message.data(), bytes);
-    std::vector<Wanted> wanted;
-    if (!parse_wanted(exact.data(), bytes, limits, wanted)) continue;
-    ++taken;
-    CHECK(message[5] == static_cast<int64_t>(wanted.size()));
-    size_t place = 6 + 2 * wanted.size();
-    for (size_t k = 0; k < wanted.size(); ++k) {
-      CHECK(message[6 + 2 * k] == static_cast<int64_t>(wanted[k].table));
-      CHECK(message[7 + 2 * k] == static_cast<int64_t>(wanted[k].n));
-      for (size_t i = 0; i < wanted[k].n; ++i, ++place) {
-        CHECK(wanted[k].ids[i] == message[place]);
-        const int64_t limit = limits[wanted[k].table];
-        CHECK(limit < 0 || (wanted[k].ids[i] >= 0 && wanted[k].ids[i] < limit));
-      }
-    }
-    CHECK(8 * place == bytes);
-  }
-  CHECK(taken > 1000);
-}
-
 // A softmax over rows and their step, on one thread and on three: the same bits, the right sums.
 void check_catalogue(size_t n, size_t k, size_t dim, Optimizer kind) {
   const std::vector<float> hidden = random_floats(n * dim), begun = random_floats(k * dim);
@@ -436,8 +358,7 @@ int main() {
   check_index();
   check_draws();
   for (size_t dim : {1, 19, 64}) check_pairs(9, dim);
-  check_requests();
-  check_slots();
+  check_bytes();
   check_chosen_ids();
   for (int kind = 0; kind <= static_cast<int>(Optimizer::rmsprop); ++kind)
     for (int64_t rows : {int64_t{500}, int64_t{-1}})

@@ -22,6 +22,7 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 from torch import Tensor
 
+from shoal.durable import write_counted
 from shoal.embedding.placement import Layout, Placement
 from shoal.embedding.row_files import chunks, take_over
 from shoal.ps.state import State
@@ -122,11 +123,7 @@ def write_shards(state: State, folder: Path, marks: list[int] | None) -> dict[st
         for part, tensors in enumerate(chunks(store, CHUNK_ROWS, **since)):
             data = format_tensors(tensors)
             name = f"rows-{table.name}-{state.index:03d}{part:05d}.safetensors"
-            with open(folder / name, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            files[name] = write_counted(folder / name, data)
     return files
 
 
