@@ -100,7 +100,7 @@ class Roster:
         orders[number] = False
         try:
             carry_out(request)
-        except Exception:  # raised again below: not carried out, so it may be asked again
+        except Exception:  # whatever it was goes on below; the order may be asked for again
             self.forget_order(request)
             raise
         while len(orders) > MOST_ORDERS:

@@ -18,8 +18,6 @@ from shoal.embedding.table import Table
 from shoal.models import MODELS, find, lookup
 from shoal.models.base import Facts, Model
 from shoal.models.sasrec import SASRec
-from shoal.nn import losses
-from shoal.nn.losses import bpr_loss, full_softmax_loss
 from shoal.nn.transformer import CausalAttention, CausalTransformer
 
 TRAINABLE = ["BPR", "NeuMF", "LightGCN", "SASRec", "SASRec-BPR"]
@@ -181,76 +179,6 @@ def test_defaults_are_those_of_the_configs_people_have():
     }
     assert SASRec.Options.DEFAULTS["data.split.by"] == "leave_one_out"
     assert SASRec.Options.DEFAULTS["train.negatives"] is None
-
-
-# --- losses
-
-
-def test_bpr_loss_of_two_pairs_by_hand():
-    query = torch.tensor([[1.0, 2.0]])
-    positive = torch.tensor([[3.0, 0.0]])  # score 3
-    negative = torch.tensor([[[1.0, 0.0], [0.0, 2.5]]])  # scores 1 and 5: margins 2 and -2
-    by_hand = math.log(1 + math.exp(-2)) + math.log(1 + math.exp(2))
-    assert bpr_loss(query, positive, negative).item() == pytest.approx(by_hand, rel=1e-6)
-
-
-@pytest.mark.parametrize("rows", [0, 1, 5, 3000])
-@pytest.mark.parametrize("dim", [1, 7, 16, 64, 70])
-def test_bpr_loss_of_one_negative_has_the_gradients_of_its_formula(rows, dim):
-    torch.manual_seed(rows + dim)
-    leaves = [torch.randn(rows, dim) * 3 for _ in range(3)]  # margins of all sizes
-    loss = bpr_loss(*(x.requires_grad_() for x in leaves[:2]), leaves[2].requires_grad_()[:, None])
-    (loss * 0.25).backward()
-    exact = [x.detach().double().requires_grad_() for x in leaves]
-    margins = (exact[0] * (exact[1] - exact[2])).sum(1)
-    expected = torch.log1p(torch.exp(-margins)).sum()
-    (expected * 0.25).backward()
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
-    for leaf, right in zip(leaves, exact):
-        torch.testing.assert_close(leaf.grad, right.grad.float(), rtol=1e-4, atol=1e-5)
-
-
-def test_the_native_loss_of_pairs_is_torchs(monkeypatch):
-    torch.manual_seed(4)
-    leaves = [torch.randn(513, 64), torch.randn(513, 64), torch.randn(513, 1, 64)]
-    found = []
-    for core_takes_pairs in (losses.core_takes_pairs, lambda *_: False):
-        monkeypatch.setattr(losses, "core_takes_pairs", core_takes_pairs)
-        own = [x.clone().requires_grad_() for x in leaves]
-        loss = bpr_loss(*own)
-        loss.backward()
-        found.append([loss.detach(), *(x.grad for x in own)])
-    for one, other in zip(*found):
-        torch.testing.assert_close(one, other, rtol=2e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("block", [1, 4, 7, 100, None])
-def test_full_softmax_loss_is_cross_entropy_without_item_0(block):
-    torch.manual_seed(0)
-    hidden = torch.randn(10, 6, dtype=torch.float64, requires_grad=True)
-    items = torch.randn(13, 6, dtype=torch.float64, requires_grad=True)
-    targets = torch.randint(1, 13, (10,))
-    loss = full_softmax_loss(hidden, items, targets, block)
-    ours = torch.autograd.grad(3 * loss, [hidden, items])
-
-    logits = hidden @ items.T
-    logits = logits.masked_fill(torch.arange(13) == 0, -torch.inf)
-    expected = F.cross_entropy(logits, targets, reduction="sum")
-    theirs = torch.autograd.grad(3 * expected, [hidden, items])
-    torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(ours, theirs)
-    assert not ours[1][0].any()  # padding never learns
-
-
-def test_full_softmax_loss_survives_huge_logits_and_no_positions():
-    hidden = torch.tensor([[200.0], [-200.0]], requires_grad=True)
-    items = torch.tensor([[0.0], [1.0], [-1.0]])
-    loss = full_softmax_loss(hidden, items, torch.tensor([1, 1]))
-    assert loss.item() == pytest.approx(400.0)  # right for sure, and wrong by 400
-    nothing = full_softmax_loss(hidden[:0], items, torch.tensor([], dtype=torch.int64))
-    nothing.backward()
-    assert nothing.item() == 0
-    assert not hidden.grad.any()
 
 
 # --- every model

@@ -16,6 +16,7 @@ from shoal.embedding.optim import RowOptimizer
 from shoal.embedding.reference import Reference
 from shoal.embedding.table import Init, Table
 
+# Only the native core remembers rows; the reference in torch has nothing to test here.
 pytestmark = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")
 
 ZEROS = Table("t", 2, None, Init("constant", 0.0))

@@ -187,6 +187,7 @@ def test_any_slicing_gives_the_same_negatives(storage, distribution):
     assert np.array_equal(sampler.draw(users, index, 4, 5)[:, :3], whole)
 
 
+# It holds the core against numpy: without a compiler there is only numpy, which the others test.
 @pytest.mark.skipif(
     not hasattr(sampler_module._core, "draw_negatives"), reason="the native core is not built"
 )
