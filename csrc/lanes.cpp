@@ -193,7 +193,7 @@ int Lanes::wait(uint64_t ticket, double seconds) {
   while (true) {
     const uint32_t rings = door.rings.load();
     const bool moved = move_some();
-    if (unfinished_.find(ticket) == unfinished_.end()) return kDone;
+    if (done(ticket)) return kDone;
     if (moved) {
       idle = 0;
       continue;

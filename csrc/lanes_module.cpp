@@ -63,6 +63,8 @@ class MappedLanes {
     return lanes_.wait(ticket, seconds);
   }
 
+  bool done(uint64_t ticket) const { return lanes_.done(ticket); }
+
  private:
   Mapping mapping_;
   Lanes lanes_;
@@ -75,6 +77,7 @@ void bind_lanes(nb::module_& m) {
       .def(nb::init<int, int, int, size_t, std::vector<int>, int>())
       .def("start", &MappedLanes::start)
       .def("wait", &MappedLanes::wait)
+      .def("done", &MappedLanes::done)
       .def_static("memory_of", &Lanes::memory_of);
 }
 

@@ -24,6 +24,7 @@ RING = 1 << 20  # bytes between two ranks, where that does not come to more than
 ALL_RINGS = 1 << 27
 SMALL = 1 << 16  # bytes that all ranks may add up for themselves
 SPINS = 2000  # looks before a rank goes to sleep; where ranks share cores, none
+MANY = 16  # trips under way before those that have ended are looked for
 NAP = 0.2  # seconds after which Python may hear of a signal
 
 
@@ -85,6 +86,10 @@ class Neighbours:
     def start(self, sends: list[list[Tensor]], receives: list[list[Tensor]]) -> Callable[[], None]:
         """Let tensors go to and come from every rank, contiguous ones; the call that waits."""
         ticket = self._lanes.start(_pieces(sends), _pieces(receives))
+        if len(self._travelling) >= MANY:  # some are never waited for
+            done = [one for one in self._travelling if self._lanes.done(one)]
+            for one in done:
+                del self._travelling[one]
         self._travelling[ticket] = (sends, receives)
         return lambda: self._wait(ticket)
 

@@ -269,7 +269,8 @@ class Group(World):
         pids = self.stack(torch.tensor([os.getpid()])).view(-1).tolist()
         near = None
         if willing:
-            with suppress(OSError, ValueError):  # in another container, or it was not made
+            # In another container, or it was not made, or there is no room for it.
+            with suppress(OSError, ValueError, RuntimeError):
                 near = Neighbours(path, mark, self.rank, pids, TIMEOUT.total_seconds())
         votes = self.all_reduce(torch.tensor([near is not None], dtype=torch.int64))
         if file >= 0:
