@@ -30,5 +30,6 @@ inline std::vector<float> random_floats(size_t n) {
 }
 
 void check_bytes();  // check_bytes.cpp
+void check_lanes();  // check_lanes.cpp
 
 }  // namespace shoal

@@ -298,6 +298,7 @@ NB_MODULE(_core, m) {
   m.def("make_table", &make_table, nb::rv_policy::take_ownership, release());
   m.def("pull", &pull, release());
   bind_wire(m);
+  bind_lanes(m);
   m.def("push", &push, release());
   m.def("logits", [](Address hidden, size_t n, Address rows, size_t k, size_t dim, Address bias,
                      Address out) {

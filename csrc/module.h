@@ -23,5 +23,6 @@ int64_t pull(const std::vector<Table*>& tables, const Addresses& ids, const std:
              const Addresses& out, int threads);
 
 void bind_wire(nanobind::module_& m);
+void bind_lanes(nanobind::module_& m);
 
 }  // namespace shoal

@@ -27,7 +27,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import shoal
 from shoal.config.schema import LaunchSection
-from shoal.world import PeerLost, WorldError, look_up, wait_for_host
+from shoal.hosts import WorldError, look_up, wait_for_host
+from shoal.world import PeerLost
 
 # How long a rank that merely lost its peers waits before it exits, so that the agent sees the rank
 # that really failed first.

@@ -185,12 +185,16 @@ def _launch_ranks(resolved: Resolved, servers: Servers | None, resume: bool) -> 
             raise
 
 
+def connect_as(config: Config) -> World:
+    """The world that a config asks for."""
+    run, launch = config.run, config.launch
+    return connect(run.device, launch.join_timeout, run.threads, run.gpu_ids, launch.shared_memory)
+
+
 def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     """Train as one process: alone, or as the rank that the environment says."""
     config = resolved.config
-    world = connect(
-        config.run.device, config.launch.join_timeout, config.run.threads, config.run.gpu_ids
-    )
+    world = connect_as(config)
     with ExitStack() as stack:
         stack.callback(world.close)
         agree(world, "config", comparable(config))
@@ -356,9 +360,7 @@ def evaluate(
     if not _is_run(folder):
         raise ValueError(f"{folder} is not a run's folder: it has no config.yaml")
     config = resolve([Path(folder) / "config.yaml"], overrides, values).config
-    world = connect(
-        config.run.device, config.launch.join_timeout, config.run.threads, config.run.gpu_ids
-    )
+    world = connect_as(config)
     try:
         start_logging(config.run.log_level, world.rank)
         if output is not None and world.is_main:  # before the work, not after it

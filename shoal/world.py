@@ -7,13 +7,13 @@ every collective is the identity, so that no caller ever asks whether it is dist
 from __future__ import annotations
 
 import glob
+import json
 import logging
 import os
+import secrets
 import socket
-import struct
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -22,15 +22,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shoal.hosts import WorldError, interface_towards, look_up, wait_for_host
+from shoal.neighbours import Neighbours, can_be_neighbours, make_memory
+
 # torch 2.13 renamed it and warns about the old name; older versions have only that.
 all_gather_flat = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 log = logging.getLogger("shoal")
-SIOCGIFADDR = 0x8915  # Linux: the address of a network interface
 SMALL_EXCHANGE = 1 << 17  # bytes of a rank that may travel half as long again in vain
-
-
-class WorldError(RuntimeError):
-    """The ranks could not find each other, or something in the group cannot work."""
+TIMEOUT = timedelta(minutes=10)  # of a collective
 
 
 class PeerLost(WorldError):
@@ -107,66 +106,21 @@ def connect(
     join_timeout: float = 60.0,
     threads: int = 0,
     gpu_ids: str | None = None,
+    shared_memory: bool = True,
 ) -> World:
-    """The world this process was started in, alone where no launcher set rank variables."""
+    """The world this process was started in, alone where no launcher set rank variables.
+
+    shared_memory: whether ranks that are all on one host talk through it, rather than by sockets.
+    """
     choose_gpus(gpu_ids)
     if not is_worker() or int(os.environ["WORLD_SIZE"]) == 1:
         world = World(pick_device(device, int(os.environ.get("LOCAL_RANK", 0))))
     else:
-        world = Group(device, join_timeout)
+        world = Group(device, join_timeout, shared_memory)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if threads or local > 1:
         torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // local))
     return world
-
-
-def look_up(address: str) -> None:
-    """Refuse a host name that means nothing, at once."""
-    try:
-        socket.getaddrinfo(address, None)
-    except OSError as error:
-        raise WorldError(
-            f"the host {address!r} is unknown ({error.strerror}); check --ip: it is the address of "
-            "the first host"
-        ) from error
-
-
-def wait_for_host(address: str, port: int, timeout: float) -> None:
-    """Wait until the first host listens."""
-    look_up(address)
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            socket.create_connection((address, port), timeout=max(1.0, timeout / 10)).close()
-            return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise WorldError(
-                    f"nobody answered at {address}:{port} within {timeout:g} s "
-                    f"({error.strerror or error}); start the first host (--group_offset=0), check "
-                    "--ip and --port, or raise launch.join_timeout"
-                ) from error
-        time.sleep(0.1)
-
-
-def interface_towards(address: str) -> str | None:
-    """Name of the network interface that leads to a host; None where that cannot be told."""
-    try:
-        import fcntl  # absent on Windows
-
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # chooses a route; sends nothing
-            mine = socket.inet_aton(probe.getsockname()[0])
-            for _, name in socket.if_nameindex():
-                try:
-                    answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))
-                except OSError:  # this interface has no address
-                    continue
-                if answer[20:24] == mine:
-                    return name
-    except (OSError, ImportError):
-        pass
-    return None
 
 
 class Arriving:
@@ -187,6 +141,7 @@ class World:
 
     rank = 0
     size = 1
+    neighbours: Neighbours | None = None  # where ranks talk through shared memory
     host = socket.gethostname()
 
     def __init__(self, device: torch.device | str = "cpu"):
@@ -255,14 +210,16 @@ class World:
 
     def close(self) -> None:
         """Leave the group."""
+        if self.neighbours is not None:
+            self.neighbours.close()
         if self._made_group and dist.is_initialized():
             dist.destroy_process_group()
 
 
 class Group(World):
-    """One rank among several: Gloo on CPU, NCCL on GPU."""
+    """One rank among several: Gloo on CPU, NCCL on GPU, shared memory among CPUs of one host."""
 
-    def __init__(self, device: str, join_timeout: float):
+    def __init__(self, device: str, join_timeout: float, shared_memory: bool = True):
         self._room: dict[Any, int] = {}  # bytes that exchanges of a kind have room for
         env = os.environ
         self.rank, self.size = int(env["RANK"]), int(env["WORLD_SIZE"])
@@ -290,13 +247,38 @@ class Group(World):
                 store=dist.PrefixStore("shoal/group", store),
                 rank=self.rank,
                 world_size=self.size,
-                timeout=timedelta(minutes=10),
+                timeout=TIMEOUT,
             )
             self._made_group = True
         except (RuntimeError, ValueError) as error:
             raise WorldError(
                 f"rank {self.rank} could not form the {backend} group: {error}"
             ) from error
+        if backend == "gloo":
+            near = shared_memory and local_size == self.size
+            self.neighbours = self._meet(near and can_be_neighbours())
+
+    def _meet(self, willing: bool) -> Neighbours | None:
+        """The way through shared memory, where it is open to all ranks; they vote by sockets."""
+        file, mark = -1, secrets.token_hex(16)
+        if willing and self.is_main:
+            with suppress(OSError):  # a kernel that shares no memory: nobody will open it
+                file = make_memory(self.size, mark)
+        told = json.dumps([f"/proc/{os.getpid()}/fd/{file}", mark]).encode()
+        path, mark = json.loads(self.broadcast_bytes(told if self.is_main else None))
+        pids = self.stack(torch.tensor([os.getpid()])).view(-1).tolist()
+        near = None
+        if willing:
+            # In another container, or it was not made, or there is no room for it.
+            with suppress(OSError, ValueError, RuntimeError):
+                near = Neighbours(path, mark, self.rank, pids, TIMEOUT.total_seconds())
+        votes = self.all_reduce(torch.tensor([near is not None], dtype=torch.int64))
+        if file >= 0:
+            os.close(file)
+        if int(votes) < self.size and near is not None:
+            near.close()
+            near = None
+        return near
 
     def _join(self, address: str, port: int, timeout: float) -> dist.Store:
         """Meet at the store of rank 0 and wait until everybody has signed in."""
@@ -351,7 +333,10 @@ class Group(World):
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         with self._collective("all_reduce", tensor.nbytes):
-            dist.all_reduce(tensor)
+            if self.neighbours is not None:
+                self.neighbours.all_reduce(tensor)
+            else:
+                dist.all_reduce(tensor)
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
@@ -363,6 +348,9 @@ class Group(World):
         # vain, a second trip carries the contents.
         if not tensors:
             return [[] for _ in range(self.size)]
+        if self.neighbours is not None:
+            with self._collective("exchange", sum(tensor.nbytes + 8 for tensor in tensors)):
+                return self.neighbours.exchange(tensors)
         kind = tuple((tensor.dtype, tensor.shape[1:]) for tensor in tensors)
         row_bytes = [t[:0].new_empty(1, *t.shape[1:]).nbytes for t in tensors]
         lengths = torch.tensor([len(t) for t in tensors], dtype=torch.int64, device=self.device)
@@ -396,9 +384,11 @@ class Group(World):
         return gathered.view(self.size, width)
 
     def stack(self, tensor: Tensor) -> Tensor:
-        out = tensor.new_empty(self.size * tensor.numel())
         with self._collective("stack", tensor.nbytes):
-            dist.all_gather_into_tensor(out, tensor.reshape(-1))
+            if self.neighbours is not None:
+                return self.neighbours.stack(tensor)
+            out = tensor.new_empty(self.size * tensor.numel())
+            all_gather_flat(out, tensor.reshape(-1))
         return out.view(self.size, *tensor.shape)
 
     def start_all_to_all(
@@ -409,11 +399,14 @@ class Group(World):
             out = tensor.new_empty(sum(received), *tensor.shape[1:])
         away = sum(sent) - sent[self.rank]  # what stays here is no traffic
         with self._collective("all_to_all", away * out[:0].new_empty(1, *out.shape[1:]).nbytes):
-            work = dist.all_to_all_single(out, tensor, received, sent, async_op=True)
+            if self.neighbours is not None:
+                wait = self.neighbours.start_all_to_all(tensor, sent, received, out)
+            else:
+                wait = dist.all_to_all_single(out, tensor, received, sent, async_op=True).wait
 
         def finish() -> None:
             with self._collective("all_to_all", 0):
-                work.wait()
+                wait()
 
         return Arriving(out, finish)
 

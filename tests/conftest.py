@@ -9,11 +9,21 @@ import contextlib
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """A run within a test may ask for more; sums of the next test would be made in other parts."""
+    yield
+    torch.set_num_threads(1)
+
 
 ROOT = Path(__file__).resolve().parents[1]
 GET = ROOT.parent / "shared" / "data" / "get"

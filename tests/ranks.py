@@ -1,4 +1,4 @@
-"""Real ranks for tests: a function is run by W processes that talk over Gloo on loopback."""
+"""Real ranks for tests: a function is run by W processes of this host."""
 
 from __future__ import annotations
 
@@ -19,18 +19,34 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def run_ranks(function: Callable[..., Any], size: int, folder: Path, *arguments: Any) -> list[Any]:
-    """function(world, *arguments) on every rank; what each returned (plain JSON), by rank."""
+def run_ranks(
+    function: Callable[..., Any],
+    size: int,
+    folder: Path,
+    *arguments: Any,
+    shared_memory: bool = True,
+) -> list[Any]:
+    """function(world, *arguments) on every rank; what each returned (plain JSON), by rank.
+
+    Without shared memory they talk over Gloo on loopback.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    mp.spawn(_rank, (size, free_port(), function, str(folder), arguments), nprocs=size, join=True)
+    given = (size, free_port(), function, str(folder), arguments, shared_memory)
+    mp.spawn(_rank, given, nprocs=size, join=True)
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(size)]
 
 
 def _rank(
-    rank: int, size: int, port: int, function: Callable[..., Any], folder: str, arguments: tuple
+    rank: int,
+    size: int,
+    port: int,
+    function: Callable[..., Any],
+    folder: str,
+    arguments: tuple,
+    shared_memory: bool,
 ) -> None:
     set_rank(rank, size, rank, size, "127.0.0.1", port)
-    world = connect("cpu", 60.0, threads=1)
+    world = connect("cpu", 60.0, threads=1, shared_memory=shared_memory)
     try:
         result = function(world, *arguments)
     finally:

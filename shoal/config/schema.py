@@ -296,6 +296,9 @@ class LaunchSection(Section):
     servers: int = Field(0, ge=0, description="strategy ps: servers started on this host")
     first_server: int = Field(0, ge=0, description="strategy ps: number of this host's first one")
     join_timeout: float = Field(60.0, gt=0, description="seconds to wait for all ranks")
+    shared_memory: bool = Field(
+        True, description="processes of one host without GPUs talk through memory, not by sockets"
+    )
 
 
 class RunSection(Section):

@@ -27,6 +27,7 @@ FLOORS = [
     {"embedding", "nn"},
     {"data"},
     {"world", "config", "durable"},
+    {"hosts", "neighbours"},
 ]
 MODEL_MAY_IMPORT = {
     "shoal.nn",

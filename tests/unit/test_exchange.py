@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from ranks import run_ranks
 from torch import Tensor
@@ -40,6 +41,7 @@ def everything(world: World) -> list[bool]:
     return right
 
 
-def test_all_ranks_have_everything(tmp_path: Path) -> None:
-    for right in run_ranks(everything, 3, tmp_path):
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_all_ranks_have_everything(tmp_path: Path, shared_memory: bool) -> None:
+    for right in run_ranks(everything, 3, tmp_path, shared_memory=shared_memory):
         assert right == [True] * (len(LENGTHS) * 3 * 3 + 2)
