@@ -258,13 +258,11 @@ def test_one_rank_equals_single(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_compared_happens(name: str) -> None:
     """Rows came and went, and ids wait for theirs."""
-    section = {"name": "single"}
-    admitted = set_up(World(), CASES[name], section)
-    curve = train(admitted, CASES[name], 0, STEPS)
-    plain = set_up(World(), (*CASES[name][:2], {}, *CASES[name][3:]), section)
+    model, kind, _, *rest = CASES[name]
+    plain = set_up(World(), (model, kind, {}, *rest), {"name": "single"})  # type: ignore[arg-type]
     without = train(plain, CASES[name], 0, STEPS)
+    curve, found = alone(name)["losses"], alone(name)["held"]["slots"]
     assert abs(curve[-1] - without[-1]) > 1e-3 * curve[-1]
-    found = held(admitted)["slots"]
     assert 10 < len(found["ids"]) < len(held(plain)["slots"]["ids"])
     if name != "by norm":
         assert len(found["pending"]) > 10
