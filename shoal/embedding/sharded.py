@@ -10,12 +10,12 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from shoal.config.row_rules import RowRules
-from shoal.embedding.admission import Admission, Pending, admission_of, tend
+from shoal.embedding.admission import Admission, Pending, Shrink
 from shoal.embedding.exchange import Exchange
 from shoal.embedding.leaf import COUNTERS
 from shoal.embedding.local import make_local, push_counted
@@ -33,7 +33,6 @@ COUNTER_FLOATS = {name: dtype.itemsize // 4 for name, dtype in COUNTERS.items()}
 class Sharded:
     """The part of a table that this rank holds, and the way to the others' parts."""
 
-    rules: RowRules | None = None  # which ids of a growing table have rows
     admission: Admission | None = None  # of each leaf, where ids are counted
 
     def __init__(
@@ -43,11 +42,10 @@ class Sharded:
         optimizer: RowOptimizer,
         seed: int,
         fused: bool = False,
-        rules: RowRules | None = None,
+        admission: Admission | None = None,
     ):
         self.table, self.layout, self.world = layout.table, layout, world
-        self.optimizer, self.rules = optimizer, rules
-        self.admission = admission_of(rules, layout.num_shares)
+        self.optimizer, self.admission = optimizer, admission
         by_row = [name for name, kind in optimizer.state_names().items() if kind == "row"]
         if layout.placement.place == "column" and (by_row or optimizer.clip is not None):
             raise ValueError(
@@ -57,7 +55,7 @@ class Sharded:
         self.leaf: Store | None = None
         if layout.holds(world.rank):
             self.leaf = make_leaf(
-                layout, world.rank, optimizer, seed, world.device, fused, self.admission
+                layout, world.rank, optimizer, seed, world.device, fused, admission
             )
         self._step = 0
         self._alone = Exchange(world, {self.table.name: self})
@@ -91,10 +89,17 @@ class Sharded:
         """Whether it is counted how often ids come."""
         return self.admission is not None
 
-    def tend(self) -> None:
-        """After a push: let counts fade and rows go, when it is time; the same on every rank."""
-        if self.rules is not None and self.leaf is not None:
-            tend(self.leaf, self.rules, self.layout.num_shares)
+    def decay(self, factor: float) -> None:
+        """Multiply all counters, of rows and of ids without one."""
+        if self.leaf is not None:
+            self.leaf.decay(factor)  # type: ignore[attr-defined]
+
+    def shrink(self, rule: Shrink) -> int:
+        """Drop rows, each rank among its own; returns how many of the table went."""
+        gone = 0 if self.leaf is None else self.leaf.shrink(rule)  # type: ignore[attr-defined]
+        if self.layout.replicated:
+            return gone
+        return int(self.world.all_reduce(torch.tensor([gone], device=self.world.device)))
 
     def prefetch(self, ids: Tensor) -> None:
         """Nothing: a batch is announced to the exchange, all its tables at once."""
@@ -189,6 +194,21 @@ class Sharded:
                 columns = torch.cat([floats for _, floats in pieces])[order].split(widths, 1)
                 parts = [_column(one, dtype) for one, dtype in zip(columns, COUNTERS.values())]
                 yield Pending(everyones[order], *parts)
+
+    # What Bloom filters of ranks have counted is not in checkpoints: they begin anew.
+
+    @property
+    def filter_facts(self) -> tuple[int, int]:
+        """Bytes of each leaf's Bloom filter, 0 where ids are counted exactly; and no layout."""
+        return 0 if self.admission is None else self.admission.bloom_counters, 0
+
+    def filter_fits(self, part: Any) -> bool:
+        """Whether a part of a saved Bloom filter can be taken over: never."""
+        return False
+
+    def export_filter(self) -> Iterator[Any]:
+        """Parts of a Bloom filter for a checkpoint: none."""
+        return iter(())
 
     def state_shapes(self, n: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of every piece of state, and of every counter, of a chunk of n rows."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shoal.config.schema import StrategySection
 from shoal.data.batch import Batch
+from shoal.embedding.admission import admission_of, tend
 from shoal.embedding.exchange import Exchange, Lookups
 from shoal.embedding.planner import Plan, plan_tables
 from shoal.embedding.sharded import Sharded as ShardedStore
@@ -48,7 +49,12 @@ class Sharded(Collective):
         fused = self.fused and self.clip_grad_norm is None
         stores = {
             name: ShardedStore(
-                layout, self.world, self.row_optimizer, self.seed, fused, self.rules.get(name)
+                layout,
+                self.world,
+                self.row_optimizer,
+                self.seed,
+                fused,
+                admission_of(self.rules.get(name), layout.num_shares),
             )
             for name, layout in self.plan.layouts.items()
         }
@@ -99,8 +105,8 @@ class Sharded(Collective):
         for name, (keys, grads) in gradients.items():
             self.stores[name].push_owned(keys, grads, lr, self._counts.get(name))
         self._counts = {}
-        for name in self.rules:
-            self.stores[name].tend()
+        for name, rules in self.rules.items():
+            tend(self.stores[name], rules, self.stores[name].layout.num_shares)
 
     def row_squares(self, gradients: Gradients) -> Tensor:
         apart = [g for n, (_, g) in gradients.items() if not self.stores[n].layout.replicated]

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from shoal.config.row_rules import RowRules, RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
-from shoal.embedding.admission import Pending
+from shoal.embedding.admission import Pending, Shrink, admission_of, tend
 from shoal.embedding.optim import RowOptimizer
 from shoal.embedding.placement import Layout, Placement
-from shoal.embedding.row_files import chunks, take_over
+from shoal.embedding.row_files import chunks
 from shoal.embedding.sharded import Sharded
 from shoal.embedding.table import Init, Table
 from shoal.strategy import make_strategy
@@ -27,8 +27,9 @@ PLACES = ["row", "table", "replicate"]
 
 def make_store(world: World, place: str = "row", optimizer: str = "sgd", **rules: Any) -> Sharded:
     layout = Layout(ADS, Placement(place), world.size)  # type: ignore[arg-type]
-    made = RowRules.model_validate(rules)
-    return Sharded(layout, world, RowOptimizer(optimizer), seed=1, rules=made)  # type: ignore[arg-type]
+    admission = admission_of(RowRules.model_validate(rules), layout.num_shares)
+    made = RowOptimizer(optimizer)  # type: ignore[arg-type]
+    return Sharded(layout, world, made, seed=1, admission=admission)
 
 
 def known(world: World, place: str) -> dict[str, Any]:
@@ -44,13 +45,23 @@ def known(world: World, place: str) -> dict[str, Any]:
     return {"first": first, "second": second, "pending": pending}
 
 
-def capacity(world: World, place: str) -> int:
-    """Rows that this rank's leaf keeps of 100, when the table may have 11."""
-    store = make_store(world, place, shrink={"every": 2, "capacity": 11})
+def capacity(world: World, place: str) -> list[int]:
+    """Rows that this rank's leaf keeps of 100, when the table may have 11; how many are said to
+    have gone."""
+    rules = {"shrink": {"every": 2, "capacity": 11}}
+    store, gone = make_store(world, place, **rules), []
+    shrink = store.shrink
+
+    def watched(rule: Shrink) -> int:
+        gone.append(shrink(rule))
+        return gone[-1]
+
+    store.shrink = watched  # type: ignore[method-assign]
     for _ in range(2):
         store.push(torch.arange(1, 101), torch.ones(100, 2), 0.1)
-        store.tend()
-    return 0 if store.leaf is None else len(store.leaf)  # type: ignore[arg-type]
+        tend(store, RowRules.model_validate(rules), store.layout.num_shares)
+    kept = 0 if store.leaf is None else len(store.leaf)  # type: ignore[arg-type]
+    return [kept, *gone]
 
 
 def traffic(world: World, rules: dict[str, Any]) -> dict[str, int]:
@@ -106,9 +117,9 @@ def test_ids_count_over_all_ranks(ranks: list[dict[str, Any]], place: str) -> No
 def test_owners_share_the_capacity(ranks: list[dict[str, Any]]) -> None:
     """Each of two its half, rounded up; one owner has all of it, and so has every replica."""
     found = [rank["capacity"] for rank in ranks]
-    assert [one["row"] for one in found] == [6, 6]
-    assert [one["table"] for one in found] == [11, 0]
-    assert [one["replicate"] for one in found] == [11, 11]
+    assert [one["row"] for one in found] == [[6, 88], [6, 88]]
+    assert [one["table"] for one in found] == [[11, 89], [0, 89]]
+    assert [one["replicate"] for one in found] == [[11, 89], [11, 89]]
 
 
 def test_counts_are_eight_bytes_an_id_and_no_trip_more(ranks: list[dict[str, Any]]) -> None:
@@ -143,9 +154,11 @@ def test_counters_are_exported_and_restored_to_the_bit(optimizer: str) -> None:
     pending = [one for some in store.export_pending(1) for one in columns(some)]
     assert pending == [(2, 1.0, 0.0, 2**24 + 7), (9, 2.0, 0.0, 2**30 + 3)]
     copy = make_store(World(), optimizer=optimizer, **rules)
-    files = list(chunks(store))
-    assert max(take_over(copy, tensors) for tensors in files) == 2**30 + 3
-    for mine, theirs in zip(files, chunks(copy), strict=True):
+    for chunk in store.export(1):
+        copy.restore(chunk)
+    for some in store.export_pending(1):
+        copy.restore_pending(some)
+    for mine, theirs in zip(chunks(store), chunks(copy), strict=True):
         assert mine.keys() == theirs.keys()
         assert all(torch.equal(mine[key], theirs[key]) for key in mine)
 
