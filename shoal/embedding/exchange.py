@@ -2,7 +2,8 @@
 
 A training step makes three trips however many tables there are: ids to the owners, rows back,
 gradients to the owners. The ids of a batch are explicit, so they are sent one batch ahead; rows are
-read only after the update before them, so the numbers are those of one process.
+read only after the update before them, so the numbers are those of one process. Where ids are
+counted (see shoal.embedding.admission), how often each came travels with its gradient.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from shoal.embedding.route import Part, Route, pack, unpack
+from shoal.embedding.route import Labels, Part, Route, pack, unpack
 from shoal.embedding.whole import is_every
 from shoal.world import World
 
@@ -30,6 +31,8 @@ class Exchange:
         self.world, self.stores = world, dict(stores)
         self.staged: Route | None = None  # the rows of the batch in training
         self.found: set[str] = set()  # tables that lookups found staged rows of
+        self.labels: Labels = []  # of the batch in training, where ids are counted
+        self.counts: dict[str, Tensor] = {}  # counted tables: shows and clicks of collected keys
         self._ahead: list[tuple[object, Route]] = []  # announced batches, first come first
         self._pending: list[Route] = []
         self._own: list[tuple[str, Tensor, Tensor]] = []  # table, keys of the leaf, rows with grad
@@ -51,7 +54,14 @@ class Exchange:
         route.fetch()
         self.staged = route
         self.found = set()
+        self._add(route)
+
+    def _add(self, route: Route) -> None:
+        """Let `collect` have the gradients of a route's rows."""
         self._pending.append(route)
+        if self.labels:
+            for part in route.parts.values():
+                part.labels = self.labels
 
     def _announced(self, batch: object) -> Route | None:
         """The route of a batch that was announced; those announced before it did not come."""
@@ -76,7 +86,7 @@ class Exchange:
         route = self._route(lookups)
         route.fetch()
         if learn:
-            self._pending.append(route)
+            self._add(route)
         return [
             route.parts[name].expand(route.parts[name].inverse[number], ids.shape, learn)
             for (name, number), (_, ids) in zip(route.order, lookups)
@@ -154,24 +164,32 @@ class Exchange:
 
     def num_unused(self) -> int:
         """Rows of this step that came but that no gradient goes back to."""
-        some = [part.unused() for route in self._pending for part in route.parts.values()]
+        some = [part.unused() for part in self._parts() if not part.store.counted]
         return sum(int(unused.sum()) for unused in some if unused is not None)
+
+    def _parts(self) -> list[Part]:
+        return [part for route in self._pending for part in route.parts.values()]
 
     def collect(self, scale: float, any_unused: bool) -> dict[str, tuple[Tensor, Tensor]]:
         """Send this step's gradients to their owners: table -> keys [m], gradients [m, columns].
 
-        They come in order of rank, unsummed. `any_unused` must be the same on every rank.
+        They come in order of rank, unsummed; `counts` then tells of counted tables how often each
+        key was shown and clicked [m, 2]: never, where a row was looked up in vain. `any_unused`
+        must be the same on every rank.
         """
         world, rank = self.world, self.world.rank
-        parts = [part for route in self._pending for part in route.parts.values()]
+        parts = self._parts()
+        counted = [part for part in parts if part.store.counted]
         for part in parts:
             if part.grads is None:
                 part.grads = torch.zeros(part.num_rows, part.store.table.dim, device=world.device)
         gathered: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in self.stores}
-        for part, grads in zip(parts, self._send(parts)):
+        sent = self._send(parts, counted)
+        for part, grads in zip(parts, sent):
             gathered[part.store.table.name].append((part.theirs, grads))
-        if any_unused and parts:
-            self._drop_unused(parts, gathered)
+        self.counts = self._join_counts(counted, sent[len(parts) :])
+        if any_unused and len(counted) < len(parts):
+            self._drop_unused([part for part in parts if not part.store.counted], gathered)
         for name, keys, rows in self._own:
             if rows.grad is not None:
                 gathered[name].append((keys, rows.grad))
@@ -190,7 +208,7 @@ class Exchange:
 
     def forget(self) -> None:
         """Drop what was staged and pulled since the last step."""
-        self.staged = None
+        self.staged, self.labels = None, []
         self._pending, self._own = [], []
 
     def send(self, name: str, ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,23 +219,33 @@ class Exchange:
         self._pending = [route]
         return self.collect(1.0, any_unused=False)[name]
 
-    def _send(self, parts: list[Part]) -> list[Tensor]:
-        """Each part's gradients as they came: [theirs, columns held here]."""
+    def _join_counts(self, counted: list[Part], sent: list[Tensor]) -> dict[str, Tensor]:
+        """Table -> shows and clicks [m, 2] of the keys that came, in their order."""
+        parts: dict[str, list[Tensor]] = {n: [] for n, s in self.stores.items() if s.counted}
+        for part, seen in zip(counted, sent):
+            parts[part.store.table.name].append(seen.cpu())
+        return {name: torch.cat([torch.empty(0, 2), *some]) for name, some in parts.items()}
+
+    def _send(self, parts: list[Part], counted: list[Part]) -> list[Tensor]:
+        """Each part's gradients as they came: [theirs, columns held here]; then the counts."""
         world, size, rank = self.world, self.world.size, self.world.rank
         if not parts:
             return []
-        if len(parts) == 1 and not parts[0].layout.everyone:
+        if len(parts) == 1 and not parts[0].layout.everyone and not counted:
             part = parts[0]
             assert part.grads is not None
             return [world.all_to_all(part.grads[: len(part.keys)], part.counts, part.their_counts)]
+        seen = [part.seen() for part in counted]
         outgoing = []
         for r in range(size):
             pieces = []
             for part in parts:
                 first, last = part.layout.columns[r]
                 pieces.append(part.grads[part.outgoing(r), first:last].reshape(-1))  # type: ignore[index]
+            pieces += [c[part.outgoing(r)].reshape(-1) for c, part in zip(seen, counted)]
             outgoing.append(pieces)
-        widths = [part.layout.width(rank) for part in parts]
+        widths = [part.layout.width(rank) for part in parts] + [2] * len(counted)
+        parts = parts + counted
         lengths = [[p.their_counts[r] * w for p, w in zip(parts, widths)] for r in range(size)]
         flat = world.all_to_all(
             pack(outgoing),

@@ -85,6 +85,11 @@ class Layout:
         """Whether each row of a fixed table has one owner."""
         return not self.everyone and not self.grows
 
+    @property
+    def num_shares(self) -> int:
+        """How many leaves hold the rows of the table between them; replicas each hold all."""
+        return self.size if self.placement.place == "row" else 1
+
     def width(self, rank: int) -> int:
         """Columns that a rank holds."""
         first, last = self.columns[rank]

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from shoal.embedding.sharded import Sharded
 
 
+Labels = list[tuple[Tensor, Tensor]]  # ids of a lookup, and the label of each one's sample
+
+
 class Distinct:
     """The distinct ids of one table, grouped by owner, and where each id stands among them."""
 
@@ -93,6 +96,7 @@ class Part:
         self.rows: Tensor | None = None  # [keys, dim], one row of zeros more when padded
         self.grads: Tensor | None = None  # likewise
         self.taken: list[Tensor] = []  # the lookups that backward came through
+        self.labels: Labels = []  # of the batch, where ids are counted
 
     @property
     def num_rows(self) -> int:
@@ -132,6 +136,19 @@ class Part:
             unused[inverse] = False
         unused = unused[: len(self.keys)]
         return unused if bool(unused.any()) else None
+
+    def seen(self) -> Tensor:
+        """How often the ids of the lookups that learned were shown, and clicked: [keys, 2]."""
+        counts = torch.zeros(self.num_rows, 2, dtype=torch.float64)
+        for inverse in self.taken:
+            places = inverse.cpu()
+            counts[:, 0] += torch.bincount(places, minlength=self.num_rows)
+            for ids, known in zip(self.requested, self.inverse):
+                clicks = [each for asked, each in self.labels if asked is ids and known is inverse]
+                if clicks:  # ids that a model made itself have none
+                    weights = clicks[0].double()
+                    counts[:, 1] += torch.bincount(places, weights, minlength=self.num_rows)
+        return counts[: len(self.keys)].to(self.keys.device, torch.float32)
 
 
 class _Expand(torch.autograd.Function):

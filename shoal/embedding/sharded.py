@@ -10,12 +10,15 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from shoal.embedding.admission import Admission, Pending, Shrink
 from shoal.embedding.exchange import Exchange
-from shoal.embedding.local import make_local
+from shoal.embedding.leaf import COUNTERS
+from shoal.embedding.local import make_local, push_counted
 from shoal.embedding.optim import RowOptimizer
 from shoal.embedding.placement import Layout
 from shoal.embedding.store import Rows, Store
@@ -24,10 +27,13 @@ from shoal.world import World
 
 LAST_ID = torch.iinfo(torch.int64).max
 SOME_ROWS = 1 << 16  # rows handled at a time, so that temporaries stay small
+COUNTER_FLOATS = {name: dtype.itemsize // 4 for name, dtype in COUNTERS.items()}
 
 
 class Sharded:
     """The part of a table that this rank holds, and the way to the others' parts."""
+
+    admission: Admission | None = None  # of each leaf, where ids are counted
 
     def __init__(
         self,
@@ -36,9 +42,10 @@ class Sharded:
         optimizer: RowOptimizer,
         seed: int,
         fused: bool = False,
+        admission: Admission | None = None,
     ):
         self.table, self.layout, self.world = layout.table, layout, world
-        self.optimizer = optimizer
+        self.optimizer, self.admission = optimizer, admission
         by_row = [name for name, kind in optimizer.state_names().items() if kind == "row"]
         if layout.placement.place == "column" and (by_row or optimizer.clip is not None):
             raise ValueError(
@@ -47,7 +54,9 @@ class Sharded:
             )
         self.leaf: Store | None = None
         if layout.holds(world.rank):
-            self.leaf = make_leaf(layout, world.rank, optimizer, seed, world.device, fused)
+            self.leaf = make_leaf(
+                layout, world.rank, optimizer, seed, world.device, fused, admission
+            )
         self._step = 0
         self._alone = Exchange(world, {self.table.name: self})
 
@@ -58,13 +67,39 @@ class Sharded:
     def push(self, ids: Tensor, grads: Tensor, lr: float) -> None:
         """One optimizer step: gradients of a row are summed over the ranks, in order of rank."""
         owned = self._alone.send(self.table.name, ids.reshape(-1), grads)
-        self.push_owned(*owned, lr)
+        self.push_owned(*owned, lr, self._alone.counts.get(self.table.name))
 
-    def push_owned(self, keys: Tensor, grads: Tensor, lr: float) -> None:
-        """One optimizer step of rows that this rank holds, by the keys of its leaf."""
+    def push_owned(
+        self, keys: Tensor, grads: Tensor, lr: float, counts: Tensor | None = None
+    ) -> None:
+        """One optimizer step of rows that this rank holds, by the keys of its leaf.
+
+        counts [n, 2], where ids are counted: how often each was shown and clicked.
+        """
         self._step += 1
-        if self.leaf is not None:
+        if self.leaf is None:
+            return
+        if counts is None:
             self.leaf.push(keys, grads, lr)
+        else:
+            push_counted(self.leaf, keys, grads, lr, counts)  # type: ignore[arg-type]
+
+    @property
+    def counted(self) -> bool:
+        """Whether it is counted how often ids come."""
+        return self.admission is not None
+
+    def decay(self, factor: float) -> None:
+        """Multiply all counters, of rows and of ids without one."""
+        if self.leaf is not None:
+            self.leaf.decay(factor)  # type: ignore[attr-defined]
+
+    def shrink(self, rule: Shrink) -> int:
+        """Drop rows, each rank among its own; returns how many of the table went."""
+        gone = 0 if self.leaf is None else self.leaf.shrink(rule)  # type: ignore[attr-defined]
+        if self.layout.replicated:
+            return gone
+        return int(self.world.all_reduce(torch.tensor([gone], device=self.world.device)))
 
     def prefetch(self, ids: Tensor) -> None:
         """Nothing: a batch is announced to the exchange, all its tables at once."""
@@ -86,10 +121,7 @@ class Sharded:
             return
         layout, rank, ids = self.layout, self.world.rank, rows.ids
         if layout.grows:
-            keys = ids
-            mine = torch.ones_like(ids, dtype=torch.bool)
-            if not layout.everyone:
-                mine = layout.owners(ids) == rank
+            keys, mine = ids, self._mine(ids)
         else:
             low = 0 if layout.everyone else layout.bounds[rank]
             keys = layout.codes(ids) - low  # the padding id lies beyond every bound
@@ -104,6 +136,20 @@ class Sharded:
         values = rows.values[chosen, first:last].contiguous()
         self.leaf.restore(Rows(keys[chosen], values, state))
 
+    def restore_pending(self, pending: Pending) -> None:
+        """Take over those of the given counters of ids without a row that fall to this rank."""
+        if self.leaf is None:
+            return
+        mine = self._mine(pending.ids)
+        parts = [getattr(pending, key)[mine] for key in COUNTERS]
+        self.leaf.restore_pending(Pending(pending.ids[mine], *parts))  # type: ignore[attr-defined]
+
+    def _mine(self, ids: Tensor) -> Tensor:
+        """Growing tables: which of the ids fall to this rank."""
+        if self.layout.everyone:
+            return torch.ones_like(ids, dtype=torch.bool)
+        return self.layout.owners(ids) == self.world.rank
+
     def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
         """Rank 0 has the table chunk by chunk, by ascending id; the others only take part."""
         if self.layout.replicated:
@@ -111,6 +157,7 @@ class Sharded:
                 yield from self.leaf.export(chunk_rows)
             return
         ids, floats, places = self._own()
+        widths = [sum(self._widths(rank).values()) for rank in range(self.world.size)]
         ranges: Iterable[slice]
         if self.layout.grows:
             ranges = self._next_of_all(ids, -(-chunk_rows // self.world.size))
@@ -120,9 +167,58 @@ class Sharded:
             bounds = torch.searchsorted(ids, torch.tensor(steps)).tolist()
             ranges = [slice(a, b) for a, b in pairwise(bounds)]
         for part in ranges:
-            pieces = self._at_rank_0(ids[part], floats[places[part]])
+            pieces = self._at_rank_0(ids[part], floats[places[part]], widths)
             if self.world.is_main:
                 yield from self._join(pieces, chunk_rows)
+
+    def export_pending(self, chunk_rows: int = 1 << 20) -> Iterator[Pending]:
+        """As `export`: counters of the ids without a row."""
+        held: Iterable[Pending] = []
+        if self.leaf is not None:
+            held = self.leaf.export_pending(chunk_rows)  # type: ignore[attr-defined]
+        if self.layout.replicated:
+            if self.world.is_main:
+                yield from held
+            return
+        widths = list(COUNTER_FLOATS.values())
+        own = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, sum(widths))]
+        for some in held:
+            own[0].append(some.ids)
+            own[1].append(torch.cat([_floats(getattr(some, key)) for key in COUNTERS], 1))
+        ids, floats = torch.cat(own[0]), torch.cat(own[1])
+        for part in self._next_of_all(ids, -(-chunk_rows // self.world.size)):
+            pieces = self._at_rank_0(ids[part], floats[part], [sum(widths)] * self.world.size)
+            everyones = torch.cat([ids for ids, _ in pieces])
+            if self.world.is_main and len(everyones):
+                order = everyones.argsort()
+                columns = torch.cat([floats for _, floats in pieces])[order].split(widths, 1)
+                parts = [_column(one, dtype) for one, dtype in zip(columns, COUNTERS.values())]
+                yield Pending(everyones[order], *parts)
+
+    # What Bloom filters of ranks have counted is not in checkpoints: they begin anew.
+
+    @property
+    def filter_facts(self) -> tuple[int, int]:
+        """Bytes of each leaf's Bloom filter, 0 where ids are counted exactly; and no layout."""
+        return 0 if self.admission is None else self.admission.bloom_counters, 0
+
+    def filter_fits(self, part: Any) -> bool:
+        """Whether a part of a saved Bloom filter can be taken over: never."""
+        return False
+
+    def export_filter(self) -> Iterator[Any]:
+        """Parts of a Bloom filter for a checkpoint: none."""
+        return iter(())
+
+    def state_shapes(self, n: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of every piece of state, and of every counter, of a chunk of n rows."""
+        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            key: ((n, self.table.dim) if kind == "dim" else (n,), torch.float32)
+            for key, kind in self.optimizer.state_names().items()
+        }
+        if self.counted:
+            shapes |= {key: ((n,), dtype) for key, dtype in COUNTERS.items()}
+        return shapes
 
     def _next_of_all(self, ids: Tensor, most: int) -> Iterator[slice]:
         """Parts of everybody's ids, at most so many of each rank's, that ascend over all ranks.
@@ -146,12 +242,12 @@ class Sharded:
             grown = self.layout.grows
             count = len(self.leaf) if grown else self.layout.shares[self.world.rank]  # type: ignore[arg-type]
         ids = torch.empty(count, dtype=torch.int64)
-        floats = torch.empty(count, self._float_width(self.world.rank))
+        floats = torch.empty(count, sum(self._widths(self.world.rank).values()))
         start = 0
         for rows in [] if self.leaf is None else self.leaf.export(SOME_ROWS):
             stop = start + len(rows.ids)
             ids[start:stop] = rows.ids
-            parts = [rows.values, *(part.view(len(rows.ids), -1) for part in rows.state.values())]
+            parts = [rows.values, *map(_floats, rows.state.values())]
             torch.cat(parts, 1, out=floats[start:stop])
             start = stop
         if not self.layout.grows and count:
@@ -159,35 +255,37 @@ class Sharded:
         places = ids.argsort()
         return ids[places], floats, places
 
-    def _float_width(self, rank: int) -> int:
-        """Floats of one row and its state on a rank."""
-        kinds = list(self.optimizer.state_names().values())
-        return self.layout.width(rank) * (1 + kinds.count("dim")) + kinds.count("row")
+    def _widths(self, rank: int) -> dict[str, int]:
+        """Floats of a row's values, of each piece of its state and its counters, on a rank."""
+        width = self.layout.width(rank)
+        kinds = {"values": "dim", **self.optimizer.state_names()}
+        widths = {name: width if kind == "dim" else 1 for name, kind in kinds.items()}
+        return widths | (COUNTER_FLOATS if self.counted else {})
 
-    def _at_rank_0(self, ids: Tensor, floats: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Everybody's (ids, floats), at rank 0."""
+    def _at_rank_0(
+        self, ids: Tensor, floats: Tensor, widths: list[int]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Everybody's ids [n] and floats [n, widths[rank]], at rank 0."""
         world, device = self.world, self.world.device
         counts = world.stack(torch.tensor([len(ids)], device=device)).view(-1).tolist()
         nothing = [0] * (world.size - 1)
         received = counts if world.is_main else [0] * world.size
-        lengths = [n * self._float_width(rank) for rank, n in enumerate(received)]
+        lengths = [n * width for n, width in zip(received, widths)]
         all_ids = world.all_to_all(ids.to(device), [len(ids), *nothing], received)
         flat = floats.reshape(-1).to(device)
         all_floats = world.all_to_all(flat, [flat.numel(), *nothing], lengths)
         parts = zip(all_ids.cpu().split(received), all_floats.cpu().split(lengths))
-        return [
-            (some, piece.view(len(some), self._float_width(rank)))
-            for rank, (some, piece) in enumerate(parts)
-        ]
+        return [(some, piece.view(len(some), w)) for (some, piece), w in zip(parts, widths)]
 
     def _join(self, pieces: list[tuple[Tensor, Tensor]], chunk_rows: int) -> Iterator[Rows]:
         """Whole rows in order of id, from everybody's pieces."""
-        names = ["values", *self.optimizer.state_names()]
-        by_row = [kind == "row" for kind in ("dim", *self.optimizer.state_names().values())]
+        if not any(len(some) for some, _ in pieces):
+            return
+        shapes = self.state_shapes(0)
+        names = ["values", *shapes]
         parts: list[list[Tensor]] = [[] for _ in names]
         for rank, (_, floats) in enumerate(pieces):
-            width = self.layout.width(rank)
-            for k, part in enumerate(floats.split([1 if one else width for one in by_row], 1)):
+            for k, part in enumerate(floats.split(list(self._widths(rank).values()), 1)):
                 parts[k].append(part)
         if self.layout.placement.place == "column":
             ids = pieces[-1][0]  # with fewer columns than ranks, the first ranks have none
@@ -197,9 +295,10 @@ class Sharded:
             order = ids.argsort()
             ids = ids[order]
             whole = [torch.cat(part)[order] for part in parts]
-        columns = {
-            name: part.squeeze(1) if one else part for name, part, one in zip(names, whole, by_row)
-        }
+        columns = dict(zip(names, whole))
+        for name, (shape, dtype) in shapes.items():
+            if len(shape) == 1:
+                columns[name] = _column(columns[name], dtype)
         for start in range(0, len(ids), chunk_rows):
             some = {k: v[start : start + chunk_rows].contiguous() for k, v in columns.items()}
             values = some.pop("values")
@@ -213,6 +312,7 @@ def make_leaf(
     seed: int,
     device: torch.device | str = "cpu",
     fused: bool = False,
+    admission: Admission | None = None,
 ) -> Store:
     """The leaf of one rank: its share of the rows, each beginning at the table's own values.
 
@@ -228,7 +328,7 @@ def make_leaf(
                 f"table {table.name!r} grows, and a growing table cannot be cut by columns yet; "
                 "place it by row"
             )
-        return make_local(table, optimizer, seed, device=device)
+        return make_local(table, optimizer, seed, admission=admission, device=device)
     # The padding id never travels; its row stays at the zeros it is given here.
     own = Table(table.name, width, layout.shares[rank], Init("constant", 0.0), whole=table.whole)
     leaf = make_local(own, optimizer, seed, device=device, fused=fused)
@@ -244,6 +344,19 @@ def make_leaf(
         }
         leaf.restore(Rows(keys, source.pull(some)[:, first:last].contiguous(), state))
     return leaf
+
+
+def _floats(part: Tensor) -> Tensor:
+    """One piece of state of n rows as float32 [n, width]; integers as their bits, two floats."""
+    if part.dtype == torch.int64:
+        part = part.view(torch.float32)
+        return part.view(-1, 2)
+    return part.view(len(part), -1)
+
+
+def _column(part: Tensor, dtype: torch.dtype) -> Tensor:
+    """The opposite, of what has one number a row: [n]."""
+    return part.contiguous().view(dtype).squeeze(1)
 
 
 def _resolved(table: Table) -> Init:

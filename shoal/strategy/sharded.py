@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shoal.config.schema import StrategySection
 from shoal.data.batch import Batch
+from shoal.embedding.admission import admission_of, tend
 from shoal.embedding.exchange import Exchange, Lookups
 from shoal.embedding.planner import Plan, plan_tables
 from shoal.embedding.sharded import Sharded as ShardedStore
@@ -31,10 +32,6 @@ class Sharded(Collective):
 
     name = "sharded"
     spreads_rows = True
-    cannot_count = (
-        "gradients reach the owner of a row summed, without word of how often its id came; use "
-        "strategy ps or ddp, or leave the section out"
-    )
     stores: dict[str, ShardedStore]  # type: ignore[assignment]
 
     def __init__(self, world: World | None = None, section: StrategySection | None = None):
@@ -51,7 +48,14 @@ class Sharded(Collective):
             log.info("tables over %d processes:\n%s", size, self.plan)
         fused = self.fused and self.clip_grad_norm is None
         stores = {
-            name: ShardedStore(layout, self.world, self.row_optimizer, self.seed, fused)
+            name: ShardedStore(
+                layout,
+                self.world,
+                self.row_optimizer,
+                self.seed,
+                fused,
+                admission_of(self.rules.get(name), layout.num_shares),
+            )
             for name, layout in self.plan.layouts.items()
         }
         self.exchange = Exchange(self.world, stores)
@@ -67,6 +71,8 @@ class Sharded(Collective):
             self.exchange.announce(batch, lookups)
 
     def forward(self, batch: Batch) -> Output:
+        if self.counted:
+            self.exchange.labels = [one for m in self.embeddings for one in m.labels(batch)]
         lookups = self._lookups(batch)
         if lookups:
             self.exchange.stage(batch, lookups)
@@ -91,11 +97,16 @@ class Sharded(Collective):
             self._unstaged |= self.exchange.staged.parts.keys() - self.exchange.found
         for module in self.embeddings:
             module.write_softmax()
-        return self.exchange.collect(scale, any_unused=notes > 0)
+        gradients = self.exchange.collect(scale, any_unused=notes > 0)
+        self._counts = self.exchange.counts
+        return gradients
 
     def push(self, gradients: Gradients, lr: float) -> None:
         for name, (keys, grads) in gradients.items():
-            self.stores[name].push_owned(keys, grads, lr)
+            self.stores[name].push_owned(keys, grads, lr, self._counts.get(name))
+        self._counts = {}
+        for name, rules in self.rules.items():
+            tend(self.stores[name], rules, self.stores[name].layout.num_shares)
 
     def row_squares(self, gradients: Gradients) -> Tensor:
         apart = [g for n, (_, g) in gradients.items() if not self.stores[n].layout.replicated]

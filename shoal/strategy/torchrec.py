@@ -24,6 +24,10 @@ log = logging.getLogger("shoal")
 class ShardedByTorchRec(Sharded):
     """Rows with their owners as TorchRec cuts them, all-reduced dense gradients."""
 
+    cannot_count = (
+        "backend torchrec has no tables that grow, and only their ids are counted; set "
+        "strategy.backend=native, or leave the section out"
+    )
     exchange: TorchRecRows
 
     def make_stores(self, tables: dict[str, Table]) -> dict[str, Store]:

@@ -16,6 +16,7 @@ from ranks import run_ranks
 from small import small_config
 
 from shoal.build import build
+from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
@@ -277,6 +278,14 @@ def test_what_it_cannot_do_is_refused(
     strategy = make_strategy(StrategySection(**BACKENDS["torchrec"], **section), World())
     with pytest.raises(ValueError, match=message):
         strategy.setup(Weighted(rows), OptimizerSection(**optimizer), 1, clip)
+
+
+@needs_torchrec
+def test_rules_for_rows_are_refused() -> None:
+    strategy = make_strategy(StrategySection(**BACKENDS["torchrec"]), World())
+    strategy.rows_section = RowsSection.model_validate({"decay": {"every": 1}})
+    with pytest.raises(ValueError, match=r"torchrec has no tables that grow.*backend=native"):
+        strategy.setup(Weighted(None), OptimizerSection(name="sgd"), 1)
 
 
 @needs_torchrec

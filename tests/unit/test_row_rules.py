@@ -109,13 +109,10 @@ def test_tables_that_cannot() -> None:
 
 
 def test_strategies_that_cannot() -> None:
-    section = StrategySection(name="sharded")
-    sharded = make_strategy(section, World())
     geo = Geo(World(), StrategySection(name="ps", ps=ServersSection(mode="geo", addresses=["x:1"])))
-    for strategy, said in ((sharded, "reach the owner of a row summed"), (geo, "copies of their")):
-        strategy.rows_section = rules(decay={"every": 1})
-        with pytest.raises(ValueError, match=f"strategy {strategy.name} cannot do .* {said}"):
-            strategy.setup(make_model("DNN", "grows"), SGD, seed=1)
+    geo.rows_section = rules(decay={"every": 1})
+    with pytest.raises(ValueError, match=f"strategy {geo.name} cannot do .* copies of their"):
+        geo.setup(make_model("DNN", "grows"), SGD, seed=1)
 
 
 # ---- counts of a push ---------------------------------------------------------------------------
