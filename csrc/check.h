@@ -29,6 +29,7 @@ inline std::vector<float> random_floats(size_t n) {
   return made;
 }
 
-void check_bytes();  // check_bytes.cpp
+void check_bytes();   // check_bytes.cpp
+void check_filter();  // check_filter.cpp
 
 }  // namespace shoal

@@ -60,6 +60,20 @@ class Pending:
 
 
 @dataclass(frozen=True)
+class Filter:
+    """A part of the Bloom filter that counts ids without a row, as checkpoints hold it.
+
+    Nobody can tell which ids its counters are of: it only fits a filter of the same size and
+    layout, whose ids were the same.
+    """
+
+    counters: Tensor  # [n] uint8: bytes start to start + n of the filter
+    start: int
+    size: int  # bytes of the whole filter
+    layout: int  # which bytes an id counts in: a number of the native core
+
+
+@dataclass(frozen=True)
 class Shrink:
     """What goes: rows with a lower score, a smaller L2 norm, or not pushed for more steps than
     max_age; then, above capacity rows, the least frequent (lfu, by show) or recent (lru) ones."""

@@ -26,7 +26,7 @@ FLOORS = [
     {"ps"},
     {"embedding", "nn"},
     {"data"},
-    {"world", "config", "durable"},
+    {"world", "config", "durable", "core"},
 ]
 MODEL_MAY_IMPORT = {
     "shoal.nn",
