@@ -30,7 +30,8 @@ class Admission:
 
     bloom_counters=N counts ids without a row in a counting Bloom filter of N bytes instead of
     exactly: less memory, some ids are admitted early, none late; clicks are then ignored until
-    the row is there. Without the native core they are counted exactly all the same.
+    the row is there. Without the native core they are counted exactly all the same. N is rounded
+    up to a multiple of 32.
     """
 
     threshold: float = 0.0

@@ -6,6 +6,8 @@ import dataclasses
 import logging
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +15,10 @@ import torch
 from click_batches import global_batch, make_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ranks import run_ranks
 from safetensors.torch import load as parse_tensors
 
-from shoal.checkpoint import Snapshot, give, take
+from shoal.checkpoint import Checkpoints, Snapshot, give, take
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.embedding.admission import Admission, Filter, Pending
@@ -61,8 +64,8 @@ def filter_of(store: Any) -> torch.Tensor:
     return torch.cat([part.counters for part in store.export_filter()])
 
 
-@pytest.fixture
-def warnings() -> Iterator[list[str]]:
+@contextmanager
+def listening() -> Iterator[list[str]]:
     """What is logged as a warning, whatever an earlier run did to the log."""
     said: list[str] = []
     handler = logging.Handler(logging.WARNING)
@@ -71,6 +74,12 @@ def warnings() -> Iterator[list[str]]:
     log.addHandler(handler)
     yield said
     log.removeHandler(handler)
+
+
+@pytest.fixture
+def warnings() -> Iterator[list[str]]:
+    with listening() as said:
+        yield said
 
 
 # ---- a table's filter ---------------------------------------------------------------------------
@@ -243,8 +252,8 @@ def rules(**admission: Any) -> RowsSection:
     )
 
 
-def single(section: RowsSection) -> Any:
-    strategy = make_strategy(StrategySection(name="single"), World())
+def strategy_of(section: RowsSection, name: Any = "single", world: World | None = None) -> Any:
+    strategy = make_strategy(StrategySection(name=name), world or World())
     strategy.rows_section = section
     strategy.setup(make_model("DNN", "grows"), OptimizerSection(name="adagrad", lr=0.5), seed=1)
     return strategy
@@ -266,7 +275,7 @@ def without_filter(snapshot: Snapshot) -> Snapshot:
 
 
 def test_a_snapshot_goes_on_bit_for_bit(warnings: list[str]) -> None:
-    strategy, other, anew = single(rules()), single(rules()), single(rules())
+    strategy, other, anew = strategy_of(rules()), strategy_of(rules()), strategy_of(rules())
     train(strategy, 1, 7)
     saved = take(strategy, {})
     give(other, saved)
@@ -281,7 +290,7 @@ def test_a_snapshot_goes_on_bit_for_bit(warnings: list[str]) -> None:
 
 
 def test_going_back_forgets_later_counts() -> None:
-    strategy = single(rules())
+    strategy = strategy_of(rules())
     train(strategy, 1, 4)
     saved = take(strategy, {})
     train(strategy, 4, 9)
@@ -305,7 +314,7 @@ def test_other_rules_of_a_resumed_run(
     now: dict[str, Any], why: str | None, warnings: list[str]
 ) -> None:
     """Said once, by the table's name; what has a row goes on."""
-    strategy, other = single(rules()), single(rules(**now))
+    strategy, other = strategy_of(rules()), strategy_of(rules(**now))
     train(strategy, 1, 7)
     give(other, take(strategy, {}))
     assert len(warnings) == (why is not None)
@@ -319,7 +328,10 @@ def test_other_rules_of_a_resumed_run(
 
 def test_a_checkpoint_of_exact_counts_begins_a_filter(warnings: list[str]) -> None:
     """Nothing is lost: an id needs no more shows than it would have."""
-    strategy, other = single(rules(bloom_counters=0)), single(rules(bloom_counters=1 << 16))
+    strategy, other = (
+        strategy_of(rules(bloom_counters=0)),
+        strategy_of(rules(bloom_counters=1 << 16)),
+    )
     train(strategy, 1, 3)
     saved = take(strategy, {})
     (pending,) = strategy.stores["slots"].export_pending()
@@ -342,9 +354,44 @@ def test_a_filter_of_another_layout_is_told(warnings: list[str]) -> None:
 
 
 def test_a_store_without_counters_takes_the_rows_alone(warnings: list[str]) -> None:
-    strategy, plain = single(rules()), single(RowsSection())
+    strategy, plain = strategy_of(rules()), strategy_of(RowsSection())
     train(strategy, 1, 7)
     give(plain, take(strategy, {}))
     ids = global_batch(3, "one", "grows").flat_ids("slots").reshape(-1)
     assert torch.equal(plain.stores["slots"].pull(ids), strategy.stores["slots"].pull(ids))
     assert warnings == []
+
+
+def on_ranks(world: World, folder: str) -> dict[str, Any]:
+    """Two ranks that are saved and go on; then, from the same checkpoint, with a larger filter."""
+    first, second, larger = (
+        strategy_of(rules(bloom_counters=size), "ddp", world) for size in (1000, 1000, 2000)
+    )
+
+    def teach_slice(strategy: Any, begin: int, end: int) -> None:
+        for step in range(begin, end):
+            batch = global_batch(step, "one", "grows")
+            strategy.train_step(batch.rows(*world.slice(batch.size)))
+
+    teach_slice(first, 1, 7)
+    checkpoints = Checkpoints(Path(folder), world)
+    checkpoints.save(first, {"step": 7, "best_step": None})
+    checkpoints.wait()
+    world.barrier()
+    with listening() as said:
+        snapshot = checkpoints.load_step(7)
+        give(second, snapshot)
+        before = len(said)
+        give(larger, snapshot)
+    for strategy in (first, second):
+        teach_slice(strategy, 7, 14)
+    held = [everything(strategy.stores["slots"]) for strategy in (first, second)]
+    return {"same": held[0] == held[1], "filter": held[1]["bloom.counters"], "said": said[before:]}
+
+
+def test_ranks_go_on_and_the_first_speaks_for_all(tmp_path: Path) -> None:
+    main, other = run_ranks(on_ranks, 2, tmp_path, str(tmp_path / "checkpoints"))
+    assert main["same"] and other["same"]
+    assert main["filter"] == other["filter"] and any(main["filter"][0])
+    assert len(main["said"]) == 1 and "here it is 1 × 2016" in main["said"][0]
+    assert other["said"] == []
