@@ -24,6 +24,7 @@ log = logging.getLogger("shoal")
 PENDING = ("ids", *COUNTERS)
 Share = tuple[int, int]  # which of how many stores that hold a table together
 ALONE: Share = (0, 1)
+BLOOM = ("bloom.counters", "bloom.facts")
 
 
 def chunks(
@@ -77,7 +78,7 @@ def take_over(
     pending = {key: tensors[f"pending.{key}"] for key in PENDING if "pending.ids" in tensors}
     steps = [part["last_step"] for part in (state, pending) if "last_step" in part]
     mine: Filter | None = None
-    if counted and "bloom.counters" in tensors:
+    if counted and any(key in tensors for key in BLOOM):
         mine = _filter_of_here(store, tensors, taken, share)  # damaged: before anything is changed
     if not counted:
         state = {key: value for key, value in state.items() if key not in COUNTERS}
@@ -103,7 +104,10 @@ def _filter_of_here(
     store: Any, tensors: dict[str, Tensor], taken: Taken, share: Share
 ) -> Filter | None:
     """A file's part of a Bloom filter, if it is of the one that counts here."""
-    facts, name = tensors["bloom.facts"], store.table.name
+    name = store.table.name
+    if not all(key in tensors for key in BLOOM):
+        raise ValueError(f"table {name!r}: of a Bloom filter {' and '.join(BLOOM)} belong together")
+    counters, facts = (tensors[key] for key in BLOOM)
     if facts.dtype != torch.int64 or facts.shape != (5,):
         raise ValueError(
             f"table {name!r}: a Bloom filter's facts are {facts.dtype} {list(facts.shape)}; they "
@@ -112,7 +116,7 @@ def _filter_of_here(
     start, size, layout, number, shares = facts.tolist()
     if not 0 <= number < shares:
         raise ValueError(f"table {name!r}: a Bloom filter's part {number} of {shares}")
-    part = Filter(tensors["bloom.counters"], start, size, layout)
+    part = Filter(counters, start, size, layout)
     if store.filter_fits(part) and shares == share[1]:
         return part if number == share[0] else None
     here, own_layout = store.filter_facts
@@ -132,8 +136,8 @@ def tell_lost(store: Any, taken: Taken) -> None:
         why = "it has no Bloom filter"
     if why is not None:
         log.warning(
-            "table %s: ids without a row are counted from nothing again; the checkpoint tells not "
-            "how often they came: %s",
+            "table %s: ids without a row are counted from nothing again; the checkpoint does not "
+            "tell how often they came: %s",
             store.table.name,
             why,
         )

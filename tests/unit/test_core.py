@@ -100,7 +100,7 @@ def test_what_needs_no_core_goes_on() -> None:
     assert (ran.returncode, ran.stdout.strip()) == (0, shoal.__version__), ran.stderr
 
 
-def test_a_command_says_it_in_one_line(tmp_path: Path) -> None:
+def test_a_command_says_it_in_one_line() -> None:
     """No traceback: nothing is wrong with the program."""
     code = "from shoal.cli import main; main()"
     code = f"sys.argv = ['shoal', 'train', 'recipes/planted-bpr-single.yaml']; {code}"

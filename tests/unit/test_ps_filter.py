@@ -181,7 +181,8 @@ def test_damaged_filters_are_refused(tmp_path: Path) -> None:
                 ("bloom.facts", torch.tensor([5]), r"facts are torch.int64 \[1\]"),
                 ("bloom.facts", torch.tensor([1, SIZE, 1, 0, 1]), "bytes 1 to 1025"),
                 ("bloom.facts", torch.tensor([0, SIZE, 1, 2, 1]), "part 2 of 1"),
-                ("bloom.facts", None, f"is damaged: {name}: 'bloom.facts'"),
+                ("bloom.facts", None, "bloom.counters and bloom.facts belong together"),
+                ("bloom.counters", None, "bloom.counters and bloom.facts belong together"),
             ]
         ):
             file = {k: v for k, v in (good | {key: value}).items() if v is not None}
