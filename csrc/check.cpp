@@ -369,6 +369,7 @@ int main() {
   for (int64_t rows : {int64_t{300}, int64_t{-1}}) check_readers(rows);
   for (int parts : {1, 2}) check_recall(parts);
   for (bool bloom : {false, true}) check_life(bloom);
+  check_filter();
   for (Optimizer kind : {Optimizer::sgd, Optimizer::adagrad, Optimizer::adam, Optimizer::adamw}) {
     check_catalogue(5, 131, 19, kind);
     check_catalogue(12, 4200, 32, kind);  // two threads' worth of rows

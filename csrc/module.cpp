@@ -23,6 +23,9 @@ using namespace shoal;
 
 namespace {
 
+// What Python may call, and how. Raised whenever that changes, here and in shoal/core.py.
+constexpr int kInterface = 1;
+
 // Fewer parts for little work: waking a thread costs what it does in some ten microseconds.
 int parts_for(size_t values, int threads) {
   constexpr size_t enough = 1 << 18;
@@ -246,6 +249,8 @@ NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);  // tables that live until the interpreter ends are no leak
   using release = nb::call_guard<nb::gil_scoped_release>;
   m.doc() = "Embedding rows on the CPU: the native core of shoal.embedding.native";
+  m.attr("INTERFACE") = kInterface;
+  m.attr("BLOOM_LAYOUT") = kBloomLayout;
   nb::class_<Table>(m, "Table")
       .def("__len__", &Table::size)
       .def_prop_ro("bytes", &Table::bytes)
@@ -277,6 +282,21 @@ NB_MODULE(_core, m) {
           [](Table& t, Address ids, size_t n, const Addresses& in) {
             std::unique_lock<SharedLock> lock(t.guard());
             t.write_pending(at<int64_t>(ids), n, counter_arrays(in));
+          },
+          release())
+      .def_prop_ro("bloom_bytes", &Table::bloom_bytes)
+      .def(
+          "read_bloom",
+          [](Table& t, size_t start, size_t n, Address out) {
+            std::shared_lock<SharedLock> lock(t.guard());
+            t.read_bloom(start, n, at<uint8_t>(out));
+          },
+          release())
+      .def(
+          "write_bloom",
+          [](Table& t, size_t start, size_t n, Address in) {
+            std::unique_lock<SharedLock> lock(t.guard());
+            t.write_bloom(start, n, at<uint8_t>(in));
           },
           release())
       .def(

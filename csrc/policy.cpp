@@ -1,5 +1,6 @@
 // Which ids of a growing table have a row: admission, decay and eviction; and what has changed.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
@@ -7,6 +8,24 @@
 #include "table.h"
 
 namespace shoal {
+namespace {
+
+constexpr int kProbes = 4;
+
+// Where one id counts in its shard's Bloom filter; see kBloomLayout.
+std::array<uint8_t*, kProbes> bloom_places(std::vector<uint8_t>& bloom, uint64_t hash) {
+  const uint64_t spread = mix(hash + kIncrement);
+  const auto first = static_cast<uint32_t>(spread);
+  const auto stride = static_cast<uint32_t>(spread >> 32) | 1u;
+  std::array<uint8_t*, kProbes> at;
+  for (uint32_t p = 0; p < kProbes; ++p) {
+    const uint64_t place = first + p * stride;
+    at[p] = &bloom[static_cast<size_t>(place * bloom.size() >> 32)];
+  }
+  return at;
+}
+
+}  // namespace
 
 Counters Table::counters_at(const char* record) const {
   Counters counters;
@@ -52,18 +71,9 @@ char* Table::admitted_record(Shard& shard, uint32_t row, const Push& push, int64
 bool Table::admit(Shard& shard, int64_t id, uint64_t hash, Counters& counters) {
   if (spec_.admit_score <= 0) return true;
   if (!shard.bloom.empty()) {
-    constexpr int probes = 4;
-    const uint64_t spread = mix(hash + kIncrement);
-    const auto first = static_cast<uint32_t>(spread);
-    const auto stride = static_cast<uint32_t>(spread >> 32) | 1u;
-    uint8_t* at[probes];
+    const auto at = bloom_places(shard.bloom, hash);
     uint8_t least = 255;
-    for (int p = 0; p < probes; ++p) {
-      const uint32_t place = first + static_cast<uint32_t>(p) * stride;
-      at[p] = &shard.bloom[static_cast<size_t>(static_cast<uint64_t>(place) *
-                                               shard.bloom.size() >> 32)];
-      least = std::min(least, *at[p]);
-    }
+    for (const uint8_t* counter : at) least = std::min(least, *counter);
     // Only the smallest counters rise: others belong to more frequent ids as well.
     const auto count = static_cast<uint8_t>(std::min(255.0f, least + counters.show));
     for (uint8_t* counter : at) *counter = std::max(*counter, count);
@@ -262,6 +272,12 @@ void Table::write_pending(const int64_t* ids, size_t n, const CounterArrays& in)
     Shard& shard = shards_[shard_of(hash)];
     const Counters counters{in.show[i], in.click[i], static_cast<uint32_t>(in.last_step[i])};
     if (shard.index.find(ids[i], hash) != kNoRow) continue;  // it has a row by now
+    if (!shard.bloom.empty()) {  // exact counts go on in a filter; not above 0: also not a number
+      const float show = counters.show > 0 ? std::min(255.0f, counters.show) : 0.0f;
+      for (uint8_t* counter : bloom_places(shard.bloom, hash))
+        *counter = std::max(*counter, static_cast<uint8_t>(show));
+      continue;
+    }
     const uint32_t place = shard.pending.find(ids[i], hash);
     if (place != kNoRow) {
       shard.pending_counters[place] = counters;
@@ -270,6 +286,31 @@ void Table::write_pending(const int64_t* ids, size_t n, const CounterArrays& in)
       shard.pending_counters.push_back(counters);
     }
   }
+}
+
+// copy(shard, first byte of it, bytes, bytes done before) for every shard that has some of them.
+template <typename Copy>
+void Table::each_bloom_stretch(size_t start, size_t n, Copy copy) const {
+  if (start > bloom_bytes() || n > bloom_bytes() - start)
+    throw std::invalid_argument("bytes that the Bloom filter has not");
+  for (size_t done = 0; done < n;) {
+    const size_t shard = (start + done) / bloom_share(), first = (start + done) % bloom_share();
+    const size_t count = std::min(n - done, bloom_share() - first);
+    copy(shard, first, count, done);
+    done += count;
+  }
+}
+
+void Table::read_bloom(size_t start, size_t n, uint8_t* out) const {
+  each_bloom_stretch(start, n, [&](size_t shard, size_t first, size_t count, size_t done) {
+    std::memcpy(out + done, shards_[shard].bloom.data() + first, count);
+  });
+}
+
+void Table::write_bloom(size_t start, size_t n, const uint8_t* in) {
+  each_bloom_stretch(start, n, [&](size_t shard, size_t first, size_t count, size_t done) {
+    std::memcpy(shards_[shard].bloom.data() + first, in + done, count);
+  });
 }
 
 }  // namespace shoal

@@ -35,6 +35,10 @@ struct Counters {
   uint32_t last_step = 0;
 };
 
+// How a Bloom filter's counters lie: which shard and which bytes of it an id counts in. Raise it
+// with any change of that (shards, hash, probes): filters in checkpoints then no longer fit.
+constexpr int64_t kBloomLayout = 1;
+
 // Counters of many rows as Python holds them; null: not wanted.
 struct CounterArrays {
   float* show = nullptr;
@@ -106,6 +110,10 @@ class Table {
              const CounterArrays& counters);
   void read_pending(const int64_t* ids, size_t n, const CounterArrays& out) const;
   void write_pending(const int64_t* ids, size_t n, const CounterArrays& in);
+  // Bytes [start, start + n) of the Bloom filter, one shard's after the other's.
+  size_t bloom_bytes() const { return shards_.size() * bloom_share(); }
+  void read_bloom(size_t start, size_t n, uint8_t* out) const;
+  void write_bloom(size_t start, size_t n, const uint8_t* in);
 
   // Begins a new generation of changes; returns the mark that ends the one before.
   uint64_t mark();
@@ -124,6 +132,9 @@ class Table {
  private:
   static constexpr int kShards = 32;
   static size_t shard_of(uint64_t hash) { return hash & (kShards - 1); }
+  size_t bloom_share() const { return shards_.empty() ? 0 : shards_[0].bloom.size(); }
+  template <typename Copy>
+  void each_bloom_stretch(size_t start, size_t n, Copy copy) const;
 
   bool is_padding(int64_t id) const { return spec_.has_padding && id == spec_.padding; }
   char* fixed_record(int64_t row) const {

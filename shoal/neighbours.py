@@ -15,10 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-try:
-    from shoal import _core
-except ImportError:  # built without a compiler
-    _core = None
+from shoal.core import load_core
 
 RING = 1 << 20  # bytes between two ranks, where that does not come to more than
 ALL_RINGS = 1 << 27
@@ -30,7 +27,8 @@ NAP = 0.2  # seconds after which Python may hear of a signal
 
 def can_be_neighbours() -> bool:
     """Whether this machine has what it takes: Linux, and the native core."""
-    return hasattr(_core, "Lanes") and hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")
+    has_system = hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")
+    return has_system and hasattr(load_core(), "Lanes")
 
 
 def capacity_of(size: int) -> int:
@@ -52,7 +50,7 @@ def make_memory(size: int, mark: str) -> int:
 
 
 def _bytes_of(size: int) -> int:
-    return _core.Lanes.memory_of(size, capacity_of(size))
+    return load_core().Lanes.memory_of(size, capacity_of(size))
 
 
 class Neighbours:
@@ -73,7 +71,7 @@ class Neighbours:
                 self._watched.append(os.pidfd_open(pid))
             spins = SPINS if self.size <= len(os.sched_getaffinity(0)) else 0
             alive = [-1 if r == rank else one for r, one in enumerate(self._watched)]
-            self._lanes: Any = _core.Lanes(
+            self._lanes: Any = load_core().Lanes(
                 file, rank, self.size, capacity_of(self.size), alive, spins
             )
         except BaseException:

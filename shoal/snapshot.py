@@ -17,7 +17,7 @@ from typing import Any
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 
-from shoal.embedding.row_files import chunks, forget, take_over
+from shoal.embedding.row_files import Taken, chunks, forget, take_over, tell_lost
 from shoal.embedding.store import Store
 from shoal.strategy.base import Strategy
 from shoal.world import PeerLost, World
@@ -93,13 +93,17 @@ def give(strategy: Strategy, snapshot: Snapshot) -> None:
             leaf = getattr(store, "leaf", store)
             if store.table.rows is None and leaf is not None:
                 forget(leaf)
+    taken = {name: Taken() for name in strategy.stores}
     for name, data in row_files(snapshot, strategy.world):
         if name not in strategy.stores:
             raise CheckpointError(f"the checkpoint has a table {name!r} that the model has not")
-        last = take_over(strategy.stores[name], parse_tensors(data))
-        if name in strategy.counted:
+        take_over(strategy.stores[name], parse_tensors(data), taken[name])
+    for name, found in taken.items():
+        if name in strategy.counted and name in steps:
             # Servers of an async run counted the pushes of all workers, and ages go by that count.
-            steps[name] = max(steps[name], last)
+            steps[name] = max(steps[name], found.last_step)
+        if strategy.world.is_main:
+            tell_lost(strategy.stores[name], found)
     for name, step in steps.items():
         strategy.stores[name].step = step
 

@@ -10,13 +10,10 @@ from typing import Literal
 
 import numpy as np
 
+from shoal.core import load_core
 from shoal.data.random import hash64, uniform, uniform_below
 
-try:
-    from shoal import _core
-except ImportError:  # built without a compiler: numpy draws the same items
-    _core = None
-
+_core = load_core()  # None: numpy draws the same items
 BITMAP_BYTES = 64 * 2**20
 MAX_ATTEMPTS = 100  # then the choice is made from the list of unseen items
 _COLUMN_BITS = 20  # columns below a million, samples of an epoch below 2^43

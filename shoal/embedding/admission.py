@@ -30,7 +30,8 @@ class Admission:
 
     bloom_counters=N counts ids without a row in a counting Bloom filter of N bytes instead of
     exactly: less memory, some ids are admitted early, none late; clicks are then ignored until
-    the row is there. Without the native core they are counted exactly all the same.
+    the row is there. Without the native core they are counted exactly all the same. N is rounded
+    up to a multiple of 32.
     """
 
     threshold: float = 0.0
@@ -57,6 +58,20 @@ class Pending:
     show: Tensor  # [n] float32
     click: Tensor  # [n] float32
     last_step: Tensor  # [n] int64
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A part of the Bloom filter that counts ids without a row, as checkpoints hold it.
+
+    Nobody can tell which ids its counters are of: it only fits a filter of the same size and
+    layout, whose ids were the same.
+    """
+
+    counters: Tensor  # [n] uint8: bytes start to start + n of the filter
+    start: int
+    size: int  # bytes of the whole filter
+    layout: int  # which bytes an id counts in: a number of the native core
 
 
 @dataclass(frozen=True)

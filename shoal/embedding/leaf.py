@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from shoal.embedding.admission import Admission, Pending, Shrink
+from shoal.embedding.admission import Admission, Filter, Pending, Shrink
 from shoal.embedding.optim import RowOptimizer
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
@@ -190,6 +192,41 @@ class Leaf:
                 )
         if n > 1 and not bool((pending.ids[1:] > pending.ids[:-1]).all()):
             raise ValueError(f"table {self.table.name!r}: counters' ids must ascend, each id once")
+
+    @property
+    def filter_facts(self) -> tuple[int, int]:
+        """Bytes and layout of the Bloom filter; (0, 0) where ids are counted exactly."""
+        return 0, 0
+
+    def export_filter(self, chunk_bytes: int = 1 << 28) -> Iterator[Filter]:
+        """The Bloom filter in parts; none where ids are counted exactly."""
+        return iter(())
+
+    def restore_filter(self, part: Filter) -> None:
+        """Take over a part of a Bloom filter; one that does not fit changes nothing."""
+        if not self.filter_fits(part):
+            size, layout = self.filter_facts
+            here = f"the table's has {size} of layout {layout}" if size else "the table has none"
+            raise ValueError(
+                f"table {self.table.name!r}: a Bloom filter of {part.size} bytes of layout "
+                f"{part.layout}, and {here}: restore with the bloom_counters that wrote it"
+            )
+
+    def filter_fits(self, part: Filter) -> bool:
+        """Whether a part is of a filter like this table's; one that cannot be is refused."""
+        self.check_counted("restore of counters")
+        counters, stop = part.counters, part.start + part.counters.numel()
+        if counters.dtype != torch.uint8 or counters.dim() != 1 or not len(counters):
+            raise ValueError(
+                f"table {self.table.name!r}: a Bloom filter's counters are {counters.dtype} "
+                f"{list(counters.shape)}; they must be torch.uint8 [n], n at least 1"
+            )
+        if not 0 <= part.start < stop <= part.size:
+            raise ValueError(
+                f"table {self.table.name!r}: bytes {part.start} to {stop} of a Bloom filter of "
+                f"{part.size}"
+            )
+        return (part.size, part.layout) == self.filter_facts
 
     def check_mark(self, since: int, oldest: int, newest: int) -> None:
         """Refuse a mark that was never given, or is too old to know what came after."""

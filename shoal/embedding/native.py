@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.embedding.admission import Admission, Pending, Shrink
+from shoal.core import load_core
+from shoal.embedding.admission import Admission, Filter, Pending, Shrink
 from shoal.embedding.init import recipe
 from shoal.embedding.leaf import COUNTERS, Leaf
 from shoal.embedding.optim import STATE, RowOptimizer
@@ -16,11 +17,7 @@ from shoal.embedding.pooling import Bags
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
 
-try:
-    from shoal import _core
-except ImportError:  # built without a compiler: shoal.embedding.local falls back
-    _core = None
-
+_core = load_core()  # None: shoal.embedding.local falls back
 INIT_KINDS = ("uniform", "normal", "constant")
 
 
@@ -64,7 +61,7 @@ class Native(Leaf):
             _hyper(optimizer),
             admission is not None,
             [rule.threshold, rule.show_coefficient, rule.click_coefficient],
-            rule.bloom_counters,
+            rule.bloom_counters if rule.threshold > 0 else 0,
             self._parts(),
         )
 
@@ -157,11 +154,31 @@ class Native(Leaf):
                 yield Pending(ids, *parts)
 
     def restore_pending(self, pending: Pending) -> None:
-        """Take over counters of ids without a row."""
+        """Take over counters of ids without a row; a Bloom filter counts on from them."""
         self.check_pending(pending)
         ids = pending.ids.contiguous()
         parts = [getattr(pending, key).contiguous() for key in COUNTERS]
         self._core.write_pending(ids.data_ptr(), len(ids), _addresses(parts))
+
+    @property
+    def filter_facts(self) -> tuple[int, int]:
+        """Bytes and layout of the Bloom filter; (0, 0) where ids are counted exactly."""
+        size = self._core.bloom_bytes
+        return size, _core.BLOOM_LAYOUT if size else 0
+
+    def export_filter(self, chunk_bytes: int = 1 << 28) -> Iterator[Filter]:
+        """The Bloom filter in parts; none where ids are counted exactly."""
+        size, layout = self.filter_facts
+        for start in range(0, size, chunk_bytes):
+            counters = torch.empty(min(chunk_bytes, size - start), dtype=torch.uint8)
+            self._core.read_bloom(start, len(counters), counters.data_ptr())
+            yield Filter(counters, start, size, layout)
+
+    def restore_filter(self, part: Filter) -> None:
+        """Take over a part of a Bloom filter; one that does not fit changes nothing."""
+        super().restore_filter(part)
+        counters = part.counters.contiguous()
+        self._core.write_bloom(part.start, len(counters), counters.data_ptr())
 
     def export(self, chunk_rows: int = 1 << 20, since: int | None = None) -> Iterator[Rows]:
         """Every row held, or those changed after a mark, in chunks of ascending id."""

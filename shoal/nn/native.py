@@ -13,11 +13,9 @@ import platform
 import torch
 from torch import Tensor
 
-try:
-    from shoal import _core
-except ImportError:  # built without a compiler
-    _core = None
+from shoal.core import load_core
 
+_core = load_core()
 FEW = 64  # positions; with more torch's product is as fast
 SMALL = 1 << 16  # multiplications of a product; beyond them torch's calls cost nothing any more
 ON_ARM = platform.machine() in ("aarch64", "arm64") and hasattr(_core, "exponentials")

@@ -13,11 +13,9 @@ from typing import Any
 import zmq
 from zmq.backend import Socket
 
-try:
-    from shoal import _core
-except ImportError:  # built without a compiler
-    _core = None
+from shoal.core import load_core
 
+_core = load_core()
 OUT = ("init_size", "data", "send", "close")
 IN = ("init", "recv", "more", "data", "size", "close")
 

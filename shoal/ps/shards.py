@@ -24,7 +24,7 @@ from torch import Tensor
 
 from shoal.durable import write_counted
 from shoal.embedding.placement import Layout, Placement
-from shoal.embedding.row_files import chunks, take_over
+from shoal.embedding.row_files import Share, Taken, chunks, take_over, tell_lost
 from shoal.ps.state import State
 from shoal.ps.wire import WireError
 
@@ -120,7 +120,7 @@ def write_shards(state: State, folder: Path, marks: list[int] | None) -> dict[st
     files: dict[str, Any] = {}
     for number, (table, store) in enumerate(zip(state.spec.tables, state.stores)):
         since = {} if marks is None else {"since": marks[number]}
-        for part, tensors in enumerate(chunks(store, CHUNK_ROWS, **since)):
+        for part, tensors in enumerate(chunks(store, CHUNK_ROWS, share_of(state), **since)):
             data = format_tensors(tensors)
             name = f"rows-{table.name}-{state.index:03d}{part:05d}.safetensors"
             files[name] = write_counted(folder / name, data)
@@ -146,7 +146,7 @@ def load_shards(state: State, values: dict[str, Any]) -> Iterator[None]:
             "a load is {folder: text, files: {...}, steps: {...}, fresh: true or false}"
         )
     stores = state.make_stores() if fresh else state.stores
-    latest: dict[str, int] = {}  # the last step that a row or an id of a table came in
+    taken = {one.name: Taken() for one in state.spec.tables}
     numbers = {one.name: k for k, one in enumerate(state.spec.tables)}
     for name, facts in files.items():
         if not name.startswith("rows-") or "/" in name:
@@ -168,10 +168,9 @@ def load_shards(state: State, values: dict[str, Any]) -> Iterator[None]:
         try:
             tensors = parse_tensors(data)
             here = partial(_numbers_of_here, server_layout(state, number), state.index)
-            last = take_over(stores[number], tensors, here)
+            take_over(stores[number], tensors, taken[table], here, share_of(state))
         except (SafetensorError, KeyError, RuntimeError) as error:
             raise WireError(f"checkpoint {folder} is damaged: {name}: {error}") from None
-        latest[table] = max(latest.get(table, 0), last)
         yield
     for table, step in steps.items():
         if table not in numbers:
@@ -179,15 +178,23 @@ def load_shards(state: State, values: dict[str, Any]) -> Iterator[None]:
         store = stores[numbers[table]]
         if state.counted[numbers[table]]:
             # In async each server counts the pushes of all workers, and ages go by that count.
-            step = max(step, latest.get(table, 0), 0 if fresh else store.step)
+            step = max(step, taken[table].last_step, 0 if fresh else store.step)
         store.step = step
     if fresh:
         state.stores, state.marks = stores, None  # a delta cannot tell of rows that are forgotten
+        if state.index == 0:  # it is the same on all servers, and with the deltas that follow
+            for table, number in numbers.items():
+                tell_lost(stores[number], taken[table])
 
 
 def _numbers_of_here(layout: Layout, index: int, ids: Tensor) -> Tensor:
     """Which of the ids belong to this server."""
     return (layout.owners(ids) == index).nonzero().squeeze(1)
+
+
+def share_of(state: State) -> Share:
+    """Which of how many servers this is."""
+    return state.index, state.spec.servers
 
 
 def server_layout(state: State, number: int) -> Layout:

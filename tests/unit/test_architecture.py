@@ -28,6 +28,7 @@ FLOORS = [
     {"data"},
     {"world", "config", "durable"},
     {"hosts", "neighbours"},
+    {"core"},
 ]
 MODEL_MAY_IMPORT = {
     "shoal.nn",

@@ -263,8 +263,11 @@ class Stop(Exception):
     pass
 
 
-def test_a_run_that_is_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {**RUN, **write_log(tmp_path)}
+@pytest.mark.parametrize("bloom_counters", [0, 2000])
+def test_a_run_that_is_stopped_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bloom_counters: int
+) -> None:
+    given = {**RUN, **write_log(tmp_path), "rows.admission.bloom_counters": bloom_counters}
     whole = shoal.run(config_dict={**given, "run.output": str(tmp_path / "whole")})
     save = Trainer._save
 

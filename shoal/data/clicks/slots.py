@@ -16,14 +16,11 @@ from typing import Any
 import numpy as np
 
 from shoal.config.errors import nearest
+from shoal.core import load_core
 from shoal.data.clicks.lines import SHOWN, BadLine, Parser
 from shoal.data.clicks.samples import Layout, Samples
 
-try:
-    from shoal import _core
-except ImportError:  # built without a C++ compiler
-    _core = None
-
+_core = load_core()
 LABEL, DENSE = "click", "dense_feature"
 NUM_SLOTS, NUM_DENSE = 26, 13  # of the Criteo data in this format
 INTEGER = re.compile(rb"-?[0-9]+")
