@@ -33,8 +33,8 @@ class AdmissionSection(Section):
         0,
         ge=0,
         lt=1 << 36,
-        description="bytes, over all servers, of a counting Bloom filter for ids without a row; "
-        "0: exact counts",
+        description="bytes, over all processes that share a table, of a counting Bloom filter for "
+        "ids without a row; 0: exact counts",
     )
 
 
@@ -52,7 +52,10 @@ class ShrinkSection(Section):
         None, ge=0, lt=1 << 62, description="rows that were not taught for more steps go"
     )
     capacity: int | None = Field(
-        None, ge=1, lt=1 << 62, description="rows of a table that stay, over all servers"
+        None,
+        ge=1,
+        lt=1 << 62,
+        description="rows of a table that stay, over all processes that share it",
     )
     order: Literal["lfu", "lru"] = Field(
         "lfu", description="above capacity: the least frequent go first, or the least recent"

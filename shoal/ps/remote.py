@@ -14,13 +14,12 @@ from torch import Tensor
 
 from shoal.embedding.exchange import Lookups
 from shoal.embedding.placement import Layout, Placement
-from shoal.embedding.route import Part
+from shoal.embedding.route import Labels, Part
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
 from shoal.ps.client import Client, Pulling, Share
 
 Gradients = list[tuple[Share, Tensor]]
-Labels = list[tuple[Tensor, Tensor]]  # ids of a lookup, and the label of each one's sample
 
 
 class Remote:
@@ -240,24 +239,11 @@ def _gradients_of(part: Part, labels: Labels | None = None) -> tuple[Share, Tens
     grads = part.grads[: len(part.keys)].cpu()
     share, unused = _share(part), part.unused()
     if labels is not None:
-        share = replace(share, seen=_seen(part, labels))
+        part.labels = labels
+        share = replace(share, seen=part.seen().cpu())
     if unused is None:
         return share, grads
     kept = ~unused.cpu()
     counts = [int(piece.sum()) for piece in kept.split(part.counts)]
     seen = None if share.seen is None else share.seen[kept]
     return Share(share.table, share.ids[kept], counts, seen), grads[kept]
-
-
-def _seen(part: Part, labels: Labels) -> Tensor:
-    """How often the ids of the lookups that learned were shown, and clicked: [keys, 2]."""
-    counts = torch.zeros(part.num_rows, 2, dtype=torch.float64)
-    for inverse in part.taken:
-        places = inverse.cpu()
-        counts[:, 0] += torch.bincount(places, minlength=part.num_rows)
-        for ids, known in zip(part.requested, part.inverse):
-            clicks = [each for asked, each in labels if asked is ids and known is inverse]
-            if clicks:  # ids that a model made itself have none
-                weights = clicks[0].double()
-                counts[:, 1] += torch.bincount(places, weights, minlength=part.num_rows)
-    return counts[: len(part.keys)].float()
