@@ -41,7 +41,7 @@ def everything(world: World) -> list[bool]:
     return right
 
 
-@pytest.mark.parametrize("shared_memory", [True, False])
+@pytest.mark.parametrize("shared_memory", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_all_ranks_have_everything(tmp_path: Path, shared_memory: bool) -> None:
     for right in run_ranks(everything, 3, tmp_path, shared_memory=shared_memory):
         assert right == [True] * (len(LENGTHS) * 3 * 3 + 2)

@@ -20,7 +20,7 @@ needs_memory = pytest.mark.skipif(
     not can_be_neighbours(), reason="no native core, or a system without memfd and pidfd"
 )
 WAYS = [
-    pytest.param(2, True, marks=needs_memory, id="memory-2"),
+    pytest.param(2, True, marks=[needs_memory, pytest.mark.slow], id="memory-2"),
     pytest.param(3, True, marks=needs_memory, id="memory-3"),
     pytest.param(3, False, id="sockets-3"),
 ]

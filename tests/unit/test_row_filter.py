@@ -389,6 +389,7 @@ def on_ranks(world: World, folder: str) -> dict[str, Any]:
     return {"same": held[0] == held[1], "filter": held[1]["bloom.counters"], "said": said[before:]}
 
 
+@pytest.mark.slow
 def test_ranks_go_on_and_the_first_speaks_for_all(tmp_path: Path) -> None:
     main, other = run_ranks(on_ranks, 2, tmp_path, str(tmp_path / "checkpoints"))
     assert main["same"] and other["same"]
