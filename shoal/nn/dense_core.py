@@ -35,8 +35,7 @@ class Place(NamedTuple):
     parameter: Tensor
     state: list[Any]  # alive as long as their ids are known
     ids: list[int]
-    address: int
-    addresses: tuple[int, ...]  # number of steps, two states; 0: none
+    addresses: tuple[int, ...]  # values, number of steps, two states; 0: none
     size: int
     bytes: int
 
@@ -71,7 +70,7 @@ def core_step(optimizer: Optimizer) -> bool:
         if (
             place is None
             or place.parameter is not parameter
-            or place.address != parameter.data_ptr()
+            or place.addresses[0] != parameter.data_ptr()
             or place.ids != [*map(id, state.values())]
         ):
             place = _look(parameter, state, names)
@@ -86,7 +85,8 @@ def core_step(optimizer: Optimizer) -> bool:
             return False
         taught.append(parameter)
         grads.append(grad)
-        addresses += (place.address, grad.data_ptr(), *place.addresses)
+        addresses.append(grad.data_ptr())
+        addresses += place.addresses
         sizes.append(place.size)
     rule = [group["lr"], group["weight_decay"], group.get("eps", 0.0)]
     rule += group.get("betas", (0.0, 0.0))
@@ -106,11 +106,11 @@ def _look(parameter: Tensor, state: dict[str, Any], names: tuple[str, ...]) -> P
     for tensor, shape in zip(kept, shapes):
         if not isinstance(tensor, Tensor) or tensor.shape != shape or not _is_plain(tensor):
             return None
-    addresses = (*(state[name].data_ptr() for name in names), 0, 0, 0)[:3]
+    tensors = [parameter, *(state[name] for name in names)]
+    addresses = (*(tensor.data_ptr() for tensor in tensors), 0, 0, 0)[:4]
     values = list(state.values())
     ids = [*map(id, values)]
-    address, size = parameter.data_ptr(), parameter.numel()
-    return Place(parameter, values, ids, address, addresses, size, parameter.nbytes)
+    return Place(parameter, values, ids, addresses, parameter.numel(), parameter.nbytes)
 
 
 def _is_plain(x: Tensor) -> bool:

@@ -217,6 +217,7 @@ def test_gradients_in_another_order(name: str, core: Recorder) -> None:
     oracle.check(optimizer, parameters)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def test_sparse_gradients_are_left_to_torch(core: Recorder) -> None:
     """Adagrad: the first step is lr * sign of the gradient, where there is one."""
     values = torch.nn.Parameter(torch.ones(3))
