@@ -35,20 +35,6 @@ void exponentials_of(const Positions& positions, const float* rows, const float*
                      const int64_t* others, size_t num_others, const Exponentials& out,
                      float* highest, float* totals, float* pooled, int threads);
 
-// One optimizer step. Rule: sgd, adagrad, adam or adamw.
-struct Rule {
-  Optimizer kind = Optimizer::sgd;
-  float size = 0, eps = 0, rest1 = 0, rest2 = 0;
-  float decay = 0, keep = 1;  // L2, added to the gradient; decoupled
-};
-
-// Values and their state; state that the optimizer does not have is null.
-struct Learned {
-  float* values = nullptr;
-  float* first = nullptr;
-  float* second = nullptr;
-};
-
 // The gradient of the logit of row r at position p is shares[p] * exponential, less `truth` where r
 // is places[p] (-1: no row); it is left in `made`. Exponentials are relative to highest [n].
 void step_rows(const Positions& positions, const Exponentials& made, const float* highest,

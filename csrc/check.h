@@ -30,6 +30,7 @@ inline std::vector<float> random_floats(size_t n) {
 }
 
 void check_bytes();   // check_bytes.cpp
+void check_dense();   // check_dense.cpp
 void check_filter();  // check_filter.cpp
 void check_lanes();   // check_lanes.cpp
 

@@ -34,13 +34,14 @@ float sum_of_squares(const float* x, int dim) {
 }
 
 // One row's optimizer step; the same expressions, in the same order, as update_rows in optim.py.
-template <Optimizer K>
-inline void step_row(float* __restrict w, float* __restrict s, const float* __restrict g, int dim,
-                     const Apply& a) {
-  const float size = a.size, eps = a.eps;
+// With `decays` weight decay is added to the gradients of sgd, adagrad and adam on the way.
+template <Optimizer K, bool decays = false>
+inline void step_row(float* __restrict w, float* __restrict s, float* __restrict second,
+                     const float* __restrict g, int dim, const Apply& a) {
+  const float size = a.size, eps = a.eps, decay = a.hyper.weight_decay;
   const Hyper& h = a.hyper;
   if constexpr (K == Optimizer::sgd) {
-    for (int c = 0; c < dim; ++c) w[c] -= g[c] * size;
+    for (int c = 0; c < dim; ++c) w[c] -= (decays ? g[c] + decay * w[c] : g[c]) * size;
   } else if constexpr (K == Optimizer::momentum) {
     for (int c = 0; c < dim; ++c) {
       s[c] = s[c] * h.momentum + g[c];
@@ -48,8 +49,9 @@ inline void step_row(float* __restrict w, float* __restrict s, const float* __re
     }
   } else if constexpr (K == Optimizer::adagrad) {
     for (int c = 0; c < dim; ++c) {
-      s[c] += g[c] * g[c];
-      w[c] -= size * g[c] / (std::sqrt(s[c]) + eps);
+      const float x = decays ? g[c] + decay * w[c] : g[c];
+      s[c] += x * x;
+      w[c] -= size * x / (std::sqrt(s[c]) + eps);
     }
   } else if constexpr (K == Optimizer::rowwise_adagrad) {
     s[0] += sum_of_squares(g, dim) / static_cast<float>(dim);
@@ -57,11 +59,11 @@ inline void step_row(float* __restrict w, float* __restrict s, const float* __re
     for (int c = 0; c < dim; ++c) w[c] -= g[c] * factor;
   } else if constexpr (K == Optimizer::adam || K == Optimizer::adamw) {
     float* __restrict first = s;
-    float* __restrict second = s + dim;
     const float rest1 = h.rest1, rest2 = h.rest2, keep = a.keep;
     for (int c = 0; c < dim; ++c) {
-      const float m = first[c] + (g[c] - first[c]) * rest1;
-      const float v = second[c] + (g[c] * g[c] - second[c]) * rest2;
+      const float x = decays ? g[c] + decay * w[c] : g[c];
+      const float m = first[c] + (x - first[c]) * rest1;
+      const float v = second[c] + (x * x - second[c]) * rest2;
       first[c] = m;
       second[c] = v;
       w[c] = w[c] * keep - size * m / (std::sqrt(v) + eps);
@@ -74,7 +76,7 @@ inline void step_row(float* __restrict w, float* __restrict s, const float* __re
     }
   } else if constexpr (K == Optimizer::ftrl) {
     float* __restrict total = s;
-    float* __restrict linear = s + dim;
+    float* __restrict linear = second;
     for (int c = 0; c < dim; ++c) {
       const float before = std::sqrt(total[c]);
       total[c] += g[c] * g[c];
@@ -223,7 +225,7 @@ void apply_rows(const Apply& a) {
       for (int c = 0; c < dim; ++c) buffer[c] = g[c] * scale + decay * w[c];
       g = buffer;
     }
-    step_row<K>(w, s, g, dim, a);
+    step_row<K>(w, s, s + dim, g, dim, a);
     if (a.layout.half) {
       const uint64_t row_key = mix(static_cast<uint64_t>(a.ids[u]) * kIncrement ^ a.noise_key);
       store_half(reinterpret_cast<uint16_t*>(record), w, dim, row_key);
@@ -302,10 +304,34 @@ void add_values(const Layout& layout, const char* record, float coefficient,
   }
 }
 
+template <Optimizer K>
+void step_of(const Rule& rule, const Learned& to, const float* grads, size_t n) {
+  Apply a;
+  a.size = rule.size, a.eps = rule.eps, a.keep = rule.keep;
+  a.hyper.rest1 = rule.rest1, a.hyper.rest2 = rule.rest2, a.hyper.weight_decay = rule.decay;
+  constexpr size_t most = 1 << 20;  // of what a row can have
+  for (size_t done = 0; done < n; done += most) {
+    const int dim = static_cast<int>(n - done < most ? n - done : most);
+    const Learned here = to.from(done);
+    const float* const g = grads + done;
+    if (rule.decay != 0) step_row<K, true>(here.values, here.first, here.second, g, dim, a);
+    else step_row<K>(here.values, here.first, here.second, g, dim, a);
+  }
+}
+
+void step(const Rule& rule, const Learned& to, const float* grads, size_t n) {
+  switch (rule.kind) {
+    case Optimizer::sgd: return step_of<Optimizer::sgd>(rule, to, grads, n);
+    case Optimizer::adagrad: return step_of<Optimizer::adagrad>(rule, to, grads, n);
+    default: return step_of<Optimizer::adam>(rule, to, grads, n);  // and adamw
+  }
+}
+
 }  // namespace
 
 extern const Kernels table;
-const Kernels table = {SHOAL_TEXT(SHOAL_ISA), scatter, apply, gather, read_values, add_values};
+const Kernels table = {SHOAL_TEXT(SHOAL_ISA), scatter, apply, gather, read_values, add_values,
+                       step};
 
 }  // namespace SHOAL_ISA
 }  // namespace shoal

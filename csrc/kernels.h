@@ -1,4 +1,4 @@
-// The inner loops: gather rows, sum gradients, apply the row optimizer.
+// The inner loops: gather rows, sum gradients, apply the optimizer.
 // kernels.cpp is compiled once per instruction set; `kernels()` picks what this machine has.
 #pragma once
 
@@ -70,6 +70,25 @@ struct Scatter {
   float* sums = nullptr;
 };
 
+// One optimizer step. Rule: sgd, adagrad, adam or adamw.
+struct Rule {
+  Optimizer kind = Optimizer::sgd;
+  float size = 0, eps = 0, rest1 = 0, rest2 = 0;
+  float decay = 0, keep = 1;  // L2, added to the gradient; decoupled
+};
+
+// Values and their state; state that the optimizer does not have is null.
+struct Learned {
+  float* values = nullptr;
+  float* first = nullptr;
+  float* second = nullptr;
+
+  Learned from(size_t place) const {
+    const auto moved = [place](float* x) { return x == nullptr ? nullptr : x + place; };
+    return {moved(values), moved(first), moved(second)};
+  }
+};
+
 struct Kernels {
   const char* name;
   void (*scatter)(const Scatter&);
@@ -79,6 +98,8 @@ struct Kernels {
   void (*read_values)(const Layout&, const char* record, float* out);
   // out += coefficient * values of the record
   void (*add_values)(const Layout&, const char* record, float coefficient, float* out);
+  // One step of n values whose gradients lie as they do.
+  void (*step)(const Rule&, const Learned&, const float* grads, size_t n);
 };
 
 const Kernels& kernels();

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shoal.config.schema import OptimizerSection
+from shoal.nn.dense_core import core_step
 
 DENSE_OPTIMIZERS: dict[str, Any] = {
     "adam": partial(torch.optim.Adam, fused=True),  # one call for all parameters
@@ -35,8 +36,9 @@ def dense_step(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """One step at a learning rate; the gradients are gone afterwards."""
     for group in optimizer.param_groups:
         group["lr"] = lr
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    if not core_step(optimizer):
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
 
 def state_tensors(
