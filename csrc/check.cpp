@@ -360,6 +360,7 @@ int main() {
   for (size_t dim : {1, 19, 64}) check_pairs(9, dim);
   check_bytes();
   check_lanes();
+  check_dropout();
   check_chosen_ids();
   for (int kind = 0; kind <= static_cast<int>(Optimizer::rmsprop); ++kind)
     for (int64_t rows : {int64_t{500}, int64_t{-1}})

@@ -302,10 +302,52 @@ void add_values(const Layout& layout, const char* record, float coefficient,
   }
 }
 
+// A vector register of this instruction set.
+#if defined(__AVX512F__)
+constexpr size_t kRegister = 64;
+#elif defined(__AVX2__)
+constexpr size_t kRegister = 32;
+#else
+constexpr size_t kRegister = 16;
+#endif
+constexpr size_t kWords = kRegister / 4;
+typedef uint32_t Words __attribute__((vector_size(kRegister)));
+typedef float Floats __attribute__((vector_size(kRegister)));
+
+// The finaliser of lowbias32 (Wellons), with the key between its rounds. Its last shift is left
+// out: it does not reach the high bits, and those decide.
+inline void drop_some(const Mask& mask, Words words, const float* x, float* out) {
+  words ^= words >> 16;
+  words *= 0x7FEB352Du;
+  words ^= mask.key;
+  words ^= words >> 15;
+  words *= 0x846CA68Bu;
+  Floats values;
+  std::memcpy(&values, x, kRegister);
+  values = (Floats)((Words)(values * mask.scale) & (Words)(words >= mask.threshold));
+  std::memcpy(out, &values, kRegister);
+}
+
+void drop(const Mask& mask, const float* x, size_t n, float* out) {
+  Words words;
+  for (size_t k = 0; k < kWords; ++k) words[k] = mask.start + static_cast<uint32_t>(k) * kMaskStep;
+  size_t i = 0;
+  for (; i + kWords <= n; i += kWords) {
+    drop_some(mask, words, x + i, out + i);
+    words += static_cast<uint32_t>(kWords) * kMaskStep;
+  }
+  if (i == n) return;
+  float rest[kWords] = {};
+  std::memcpy(rest, x + i, (n - i) * sizeof(float));
+  drop_some(mask, words, rest, rest);
+  std::memcpy(out + i, rest, (n - i) * sizeof(float));
+}
+
 }  // namespace
 
 extern const Kernels table;
-const Kernels table = {SHOAL_TEXT(SHOAL_ISA), scatter, apply, gather, read_values, add_values};
+const Kernels table = {SHOAL_TEXT(SHOAL_ISA), scatter, apply, gather, read_values, add_values,
+                       drop};
 
 }  // namespace SHOAL_ISA
 }  // namespace shoal

@@ -1,4 +1,4 @@
-// The inner loops: gather rows, sum gradients, apply the row optimizer.
+// The inner loops: gather rows, sum gradients, apply the row optimizer, drop values.
 // kernels.cpp is compiled once per instruction set; `kernels()` picks what this machine has.
 #pragma once
 
@@ -70,6 +70,14 @@ struct Scatter {
   float* sums = nullptr;
 };
 
+// Which values are dropped, see dropout.h: the word of value i is made of start + i * kMaskStep.
+struct Mask {
+  uint32_t start = 0, key = 0;
+  uint32_t threshold = 0;  // words below it drop their values
+  float scale = 1;         // of those kept
+};
+constexpr uint32_t kMaskStep = 0x9E3779B9u;
+
 struct Kernels {
   const char* name;
   void (*scatter)(const Scatter&);
@@ -79,6 +87,7 @@ struct Kernels {
   void (*read_values)(const Layout&, const char* record, float* out);
   // out += coefficient * values of the record
   void (*add_values)(const Layout&, const char* record, float coefficient, float* out);
+  void (*drop)(const Mask&, const float* x, size_t n, float* out);
 };
 
 const Kernels& kernels();

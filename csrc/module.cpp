@@ -24,7 +24,7 @@ using namespace shoal;
 namespace {
 
 // What Python may call, and how. Raised whenever that changes, here and in shoal/core.py.
-constexpr int kInterface = 1;
+constexpr int kInterface = 2;
 
 // Fewer parts for little work: waking a thread costs what it does in some ten microseconds.
 int parts_for(size_t values, int threads) {
@@ -319,6 +319,7 @@ NB_MODULE(_core, m) {
   m.def("pull", &pull, release());
   bind_wire(m);
   bind_lanes(m);
+  bind_layers(m);
   m.def("push", &push, release());
   m.def("logits", [](Address hidden, size_t n, Address rows, size_t k, size_t dim, Address bias,
                      Address out) {

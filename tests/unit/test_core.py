@@ -78,7 +78,8 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
-USERS = ["embedding.native", "nn.native", "ps.native", "data.sampler", "data.clicks.slots"]
+USERS = ["embedding.native", "nn.native", "nn.dropout", "ps.native", "data.sampler"]
+USERS += ["data.clicks.slots"]
 IMPORT = """
 import importlib
 for name in {names}:
