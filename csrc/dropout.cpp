@@ -7,7 +7,7 @@
 
 namespace shoal {
 
-void dropout(const float* x, size_t n, uint64_t key, double p, float* out, int threads) {
+void dropout_mask(size_t n, uint64_t key, double p, float* out, int threads) {
   constexpr size_t enough = 1 << 17;  // values that are worth another thread
   constexpr double words = 4294967296.0;
   const uint64_t mixed = mix(key + kIncrement);  // neighbouring keys have nothing in common
@@ -23,7 +23,7 @@ void dropout(const float* x, size_t n, uint64_t key, double p, float* out, int t
     const size_t end = n * (static_cast<size_t>(part) + 1) / parts;
     Mask own = mask;
     own.start = start + static_cast<uint32_t>(begin) * kMaskStep;
-    kernels().drop(own, x + begin, end - begin, out + begin);
+    kernels().write_mask(own, end - begin, out + begin);
   });
 }
 

@@ -1,5 +1,5 @@
-// Dropout whose mask is a pure function of (key, position): nothing needs to be kept for backward,
-// and neither threads nor instruction sets change it.
+// Masks of dropout, pure functions of (key, position): neither threads nor instruction sets change
+// them.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,7 @@
 
 namespace shoal {
 
-// out[i] = 0 with probability p, otherwise x[i] / (1 - p); 0 < p < 1. out may be x. Of more than
-// 2^32 values the masks repeat.
-void dropout(const float* x, size_t n, uint64_t key, double p, float* out, int threads);
+// out[i] = 0 with probability p, otherwise 1 / (1 - p); 0 < p < 1. After 2^32 values they repeat.
+void dropout_mask(size_t n, uint64_t key, double p, float* out, int threads);
 
 }  // namespace shoal

@@ -312,34 +312,30 @@ constexpr size_t kRegister = 16;
 #endif
 constexpr size_t kWords = kRegister / 4;
 typedef uint32_t Words __attribute__((vector_size(kRegister)));
-typedef float Floats __attribute__((vector_size(kRegister)));
 
 // The finaliser of lowbias32 (Wellons), with the key between its rounds. Its last shift is left
 // out: it does not reach the high bits, and those decide.
-inline void drop_some(const Mask& mask, Words words, const float* x, float* out) {
+inline void mask_some(const Mask& mask, Words words, void* out) {
   words ^= words >> 16;
   words *= 0x7FEB352Du;
   words ^= mask.key;
   words ^= words >> 15;
   words *= 0x846CA68Bu;
-  Floats values;
-  std::memcpy(&values, x, kRegister);
-  values = (Floats)((Words)(values * mask.scale) & (Words)(words >= mask.threshold));
-  std::memcpy(out, &values, kRegister);
+  words = (Words)(words >= mask.threshold) & float_bits(mask.scale);
+  std::memcpy(out, &words, sizeof words);
 }
 
-void drop(const Mask& mask, const float* x, size_t n, float* out) {
+void write_mask(Mask mask, size_t n, float* out) {
   Words words;
   for (size_t k = 0; k < kWords; ++k) words[k] = mask.start + static_cast<uint32_t>(k) * kMaskStep;
   size_t i = 0;
   for (; i + kWords <= n; i += kWords) {
-    drop_some(mask, words, x + i, out + i);
+    mask_some(mask, words, out + i);
     words += static_cast<uint32_t>(kWords) * kMaskStep;
   }
   if (i == n) return;
-  float rest[kWords] = {};
-  std::memcpy(rest, x + i, (n - i) * sizeof(float));
-  drop_some(mask, words, rest, rest);
+  float rest[kWords];
+  mask_some(mask, words, rest);
   std::memcpy(out + i, rest, (n - i) * sizeof(float));
 }
 
@@ -347,7 +343,7 @@ void drop(const Mask& mask, const float* x, size_t n, float* out) {
 
 extern const Kernels table;
 const Kernels table = {SHOAL_TEXT(SHOAL_ISA), scatter, apply, gather, read_values, add_values,
-                       drop};
+                       write_mask};
 
 }  // namespace SHOAL_ISA
 }  // namespace shoal

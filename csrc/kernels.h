@@ -1,4 +1,4 @@
-// The inner loops: gather rows, sum gradients, apply the row optimizer, drop values.
+// The inner loops: gather rows, sum gradients, apply the row optimizer, draw masks.
 // kernels.cpp is compiled once per instruction set; `kernels()` picks what this machine has.
 #pragma once
 
@@ -70,11 +70,11 @@ struct Scatter {
   float* sums = nullptr;
 };
 
-// Which values are dropped, see dropout.h: the word of value i is made of start + i * kMaskStep.
+// A mask of dropout, see dropout.h: the word of value i is mixed from start + i * kMaskStep.
 struct Mask {
   uint32_t start = 0, key = 0;
-  uint32_t threshold = 0;  // words below it drop their values
-  float scale = 1;         // of those kept
+  uint32_t threshold = 0;  // words below it are 0 in the mask
+  float scale = 1;         // and the others this
 };
 constexpr uint32_t kMaskStep = 0x9E3779B9u;
 
@@ -87,7 +87,7 @@ struct Kernels {
   void (*read_values)(const Layout&, const char* record, float* out);
   // out += coefficient * values of the record
   void (*add_values)(const Layout&, const char* record, float coefficient, float* out);
-  void (*drop)(const Mask&, const float* x, size_t n, float* out);
+  void (*write_mask)(Mask mask, size_t n, float* out);
 };
 
 const Kernels& kernels();

@@ -8,9 +8,9 @@ namespace shoal {
 
 void bind_layers(nb::module_& m) {
   m.def(
-      "dropout",
-      [](Address x, size_t n, uint64_t key, double p, Address out, int threads) {
-        dropout(at<float>(x), n, key, p, at<float>(out), threads);
+      "dropout_mask",
+      [](size_t n, uint64_t key, double p, Address out, int threads) {
+        dropout_mask(n, key, p, at<float>(out), threads);
       },
       nb::call_guard<nb::gil_scoped_release>());
 }
