@@ -1,4 +1,4 @@
-// The inner loops: gather rows, sum gradients, apply the optimizer.
+// The inner loops: gather rows, sum gradients, apply the optimizer, draw masks.
 // kernels.cpp is compiled once per instruction set; `kernels()` picks what this machine has.
 #pragma once
 
@@ -89,6 +89,14 @@ struct Learned {
   }
 };
 
+// A mask of dropout, see dropout.h: the word of value i is mixed from start + i * kMaskStep.
+struct Mask {
+  uint32_t start = 0, key = 0;
+  uint32_t threshold = 0;  // words below it are 0 in the mask
+  float scale = 1;         // and the others this
+};
+constexpr uint32_t kMaskStep = 0x9E3779B9u;
+
 struct Kernels {
   const char* name;
   void (*scatter)(const Scatter&);
@@ -100,6 +108,7 @@ struct Kernels {
   void (*add_values)(const Layout&, const char* record, float coefficient, float* out);
   // One step of n values whose gradients lie as they do.
   void (*step)(const Rule&, const Learned&, const float* grads, size_t n);
+  void (*write_mask)(Mask mask, size_t n, float* out);
 };
 
 const Kernels& kernels();

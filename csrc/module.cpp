@@ -24,7 +24,7 @@ using namespace shoal;
 namespace {
 
 // What Python may call, and how. Raised whenever that changes, here and in shoal/core.py.
-constexpr int kInterface = 2;
+constexpr int kInterface = 3;
 
 // Fewer parts for little work: waking a thread costs what it does in some ten microseconds.
 int parts_for(size_t values, int threads) {
@@ -320,6 +320,7 @@ NB_MODULE(_core, m) {
   bind_wire(m);
   bind_lanes(m);
   bind_dense(m);
+  bind_layers(m);
   m.def("push", &push, release());
   m.def("logits", [](Address hidden, size_t n, Address rows, size_t k, size_t dim, Address bias,
                      Address out) {

@@ -25,5 +25,6 @@ int64_t pull(const std::vector<Table*>& tables, const Addresses& ids, const std:
 void bind_wire(nanobind::module_& m);
 void bind_lanes(nanobind::module_& m);
 void bind_dense(nanobind::module_& m);
+void bind_layers(nanobind::module_& m);
 
 }  // namespace shoal

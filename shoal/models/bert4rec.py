@@ -22,6 +22,7 @@ from shoal.data.batch import Batch, Jagged
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Facts, Output, Retrieval
+from shoal.nn.dropout import Dropout
 from shoal.nn.losses import sampled_softmax_loss
 from shoal.nn.transformer import Activation, Transformer
 
@@ -98,7 +99,7 @@ class BERT4Rec(Retrieval):
         self.positions = nn.Parameter(torch.empty(facts.max_len, width))
         nn.init.normal_(self.positions, std=options.initializer_range)
         self.norm = nn.LayerNorm(width, eps=options.layer_norm_eps)
-        self.dropout = nn.Dropout(options.hidden_dropout_prob)
+        self.dropout = Dropout(options.hidden_dropout_prob)
         self.transformer = Transformer(
             layers=options.n_layers,
             heads=options.n_heads,

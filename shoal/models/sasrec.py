@@ -20,6 +20,7 @@ from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Facts, Output, Retrieval
+from shoal.nn.dropout import Dropout
 from shoal.nn.losses import bpr_loss
 from shoal.nn.transformer import Activation, CausalTransformer
 
@@ -59,7 +60,7 @@ class SASRec(Retrieval):
         self.embed = Embeddings(history=items, target=items, neg_item=items)
         self.positions = nn.Parameter(torch.empty(facts.max_len, options.hidden_size))
         nn.init.normal_(self.positions, std=options.initializer_range)
-        self.dropout = nn.Dropout(options.hidden_dropout_prob)
+        self.dropout = Dropout(options.hidden_dropout_prob)
         self.transformer = CausalTransformer(
             layers=options.n_layers,
             heads=options.n_heads,

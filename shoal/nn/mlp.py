@@ -6,6 +6,8 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from shoal.nn.dropout import Dropout
+
 
 class MLP(nn.Sequential):
     """[..., sizes[0]] -> [..., sizes[-1]]; the last layer is activated as well."""
@@ -13,7 +15,7 @@ class MLP(nn.Sequential):
     def __init__(self, sizes: list[int], dropout: float = 0.0):
         layers: list[nn.Module] = []
         for width_in, width_out in pairwise(sizes):
-            layers += [nn.Dropout(dropout), nn.Linear(width_in, width_out), nn.ReLU()]
+            layers += [Dropout(dropout), nn.Linear(width_in, width_out), nn.ReLU()]
         super().__init__(*layers)
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal.nn.dropout import Dropout, dropout
 from shoal.nn.native import products_of
 
 Activation = Literal["gelu", "relu", "swish", "tanh", "sigmoid"]
@@ -86,7 +87,7 @@ class Residual(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(width, eps=norm_eps)
         self.layer = layer
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self, x: Tensor, pads: Tensor | None = None, wanted: Tensor | None = None
@@ -145,7 +146,7 @@ class Attention(nn.Module):
 
 
 def _attend_with_dropout(
-    query: Tensor, key: Tensor, value: Tensor, dropout: float, hidden: Tensor | None
+    query: Tensor, key: Tensor, value: Tensor, rate: float, hidden: Tensor | None
 ) -> Tensor:
     """Attention, written out: torch's fused one has no dropout on CPUs and falls back.
 
@@ -154,7 +155,7 @@ def _attend_with_dropout(
     scores = _Product.apply(query * query.shape[-1] ** -0.5, key.transpose(-1, -2))
     if hidden is not None:
         scores = scores + hidden
-    return _Product.apply(F.dropout(scores.softmax(-1), dropout), value)
+    return _Product.apply(dropout(scores.softmax(-1), rate), value)
 
 
 class _Product(torch.autograd.Function):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from shoal.build import build
 from shoal.models import MODELS, find
@@ -64,6 +65,7 @@ def ndcg(model: str, options: dict[str, Any], epochs: int) -> float:
     config = resolve(values={"model": model, **DATA, **options}).config
     parts = build(config, World())
     parts.model.train()
+    torch.manual_seed(1)  # of dropout
     for epoch in range(epochs):
         for batch in parts.reader.batches(epoch):
             parts.strategy.train_step(batch)
@@ -84,6 +86,7 @@ def test_every_model_has_a_recipe() -> None:
 def test_beats_popularity(model: str, popularity: dict[str, float]) -> None:
     options, epochs = RECIPES[model]
     kind = find(model).kind
-    # Measured: 3.1 times for SASRec, 4.9 to 5.9 for the others; untrained models stay below 0.8.
-    margin = 2.0 if kind == "sequential" else 3.0
+    # Measured: 3.1 times for SASRec, 2.0 to 2.6 for BERT4Rec (12 seeds of dropout, masks of torch
+    # or of the core), 4.9 to 5.9 for the others; untrained models stay below 0.8.
+    margin = {"SASRec": 2.0, "BERT4Rec": 1.5}.get(model, 3.0)
     assert ndcg(model, options, epochs) > margin * popularity[kind]

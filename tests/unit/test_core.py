@@ -82,6 +82,7 @@ USERS = [
     "embedding.native",
     "nn.native",
     "nn.dense_core",
+    "nn.dropout",
     "ps.native",
     "data.sampler",
     "data.clicks.slots",

@@ -1,0 +1,323 @@
+"""Dropout by the native core: the bits of its masks, their statistics, gradients, and fallbacks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.core import load_core
+from shoal.models.bert4rec import BERT4Rec
+from shoal.models.sasrec import SASRec
+from shoal.nn import dropout as room
+from shoal.nn.dropout import Dropout, dropout
+from shoal.nn.mlp import MLP
+from shoal.nn.transformer import Transformer
+
+core = load_core()
+needs_core = pytest.mark.skipif(core is None, reason="the native core was not built")
+MANY = 1 << 20
+
+
+# --- the definition, in numpy
+
+
+def mix(word: int) -> int:
+    """The finaliser of splitmix64."""
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    word = (word ^ word >> 27) * 0x94D049BB133111EB % 2**64
+    return word ^ word >> 31
+
+
+def kept(key: int, p: float, n: int) -> np.ndarray:
+    """Which of n values a key keeps: bool [n]."""
+    mixed = mix((key + 0x9E3779B97F4A7C15) % 2**64)
+    words = (np.arange(n) * 0x9E3779B9 + (mixed & 0xFFFFFFFF)).astype(np.uint32)
+    words = (words ^ words >> 16) * np.uint32(0x7FEB352D) ^ np.uint32(mixed >> 32)
+    words = (words ^ words >> 15) * np.uint32(0x846CA68B)
+    return words >= int(p * 2**32)
+
+
+def by_core(n: int, key: int, p: float, threads: int = 1) -> Tensor:
+    """The core's mask, float32 [n]."""
+    out = torch.full((n + 1,), 9.0)
+    core.dropout_mask(n, key, p, out.data_ptr(), threads)
+    assert out[n] == 9
+    return out[:n]
+
+
+@needs_core
+@pytest.mark.parametrize("p", [0.1, 0.5, 1 / 3, 1e-12, 1 - 1e-12])
+@pytest.mark.parametrize("n", [0, 1, 3, 4, 15, 64, 67, 1000])
+def test_the_core_has_the_bits_of_the_definition(n: int, p: float) -> None:
+    for key in (0, 1, 2**64 - 1, 0x0123456789ABCDEF):
+        want = np.where(kept(key, p, n), np.float32(1 / (1 - p)), np.float32(0))
+        assert torch.equal(by_core(n, key, p), torch.from_numpy(want))
+
+
+@needs_core
+def test_a_mask_that_was_counted_by_hand() -> None:
+    # Key 0, p = 1/2: the high bits of the words of the first positions, from a calculation with
+    # whole numbers of any size.
+    mixed = mix(0x9E3779B97F4A7C15)
+    assert mixed == 0xE220A8397B1DCDAF  # the first number that splitmix64 draws from 0
+    want = []
+    for i in range(6):
+        word = (0x7B1DCDAF + i * 0x9E3779B9) % 2**32
+        word = ((word ^ word >> 16) * 0x7FEB352D % 2**32) ^ 0xE220A839
+        word = (word ^ word >> 15) * 0x846CA68B % 2**32
+        want.append(2.0 if word >= 2**31 else 0.0)
+    assert by_core(6, 0, 0.5).tolist() == want
+
+
+@needs_core
+def test_threads_change_nothing() -> None:
+    one = by_core(MANY + 5, 77, 0.3)
+    for threads in (2, 3, 8):
+        assert torch.equal(by_core(MANY + 5, 77, 0.3, threads), one)
+
+
+# --- statistics: standard scores that would be those of independent draws
+
+
+def drops(key: int, p: float, n: int = MANY) -> Tensor:
+    """1 where a value is dropped, less p, over the standard deviation: [n], by the core."""
+    gone = (by_core(n, key, p) == 0).double()
+    return (gone - p) / (p * (1 - p)) ** 0.5
+
+
+def score(products: Tensor) -> float:
+    """Standard deviations by which a mean of products of drops is off 0."""
+    return abs(float(products.sum())) / products.numel() ** 0.5
+
+
+@needs_core
+@pytest.mark.parametrize("p", [0.01, 0.1, 0.3, 0.5, 0.9])
+def test_as_many_are_kept_as_were_asked_for(p: float) -> None:
+    for key in range(8):
+        assert score(drops(key, p)) < 5
+
+
+@needs_core
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_positions_are_independent(p: float) -> None:
+    for key in range(4):
+        here = drops(key, p)
+        for lag in [*range(1, 9), 16, 64, 100, 128, 512, 1597, 4096, 2584, 6765, 46368, 65536]:
+            assert score(here[lag:] * here[:-lag]) < 5, (key, lag)
+        for lag in (1, 16, 128):  # three at a time
+            assert score(here[2 * lag :] * here[lag:-lag] * here[: -2 * lag]) < 5, (key, lag)
+
+
+@needs_core
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_rows_and_columns_have_counts_of_independent_draws(p: float) -> None:
+    """Sums of rows and of columns have variance one and no more, nor less: chi-square."""
+    for key in range(4):
+        for width in (16, 64, 128, 1000, 1024):
+            square = drops(key, p)[: MANY // width * width].view(-1, width)
+            for dim in (0, 1):
+                sums = square.sum(dim) / square.shape[dim] ** 0.5
+                # E of a sum's fourth power is 3 + (E of a drop's - 3) / its terms
+                fourth = (1 - 3 * p * (1 - p)) / (p * (1 - p))
+                spread = (2 + (fourth - 3) / square.shape[dim]) ** 0.5
+                assert score((sums**2 - 1) / spread) < 5, (key, width, dim)
+
+
+@needs_core
+def test_ten_neighbours_take_all_patterns() -> None:
+    """Chi-square of 1024 patterns: mean 1023, deviation sqrt(2 * 1023)."""
+    for key in range(8):
+        bits = (drops(key, 0.5) > 0).long()[: MANY // 10 * 10].view(-1, 10)
+        counts = torch.bincount((bits << torch.arange(10)).sum(1), minlength=1024)
+        expected = len(bits) / 1024
+        chi_square = float(((counts - expected) ** 2).sum()) / expected
+        assert abs(chi_square - 1023) < 5 * (2 * 1023) ** 0.5
+
+
+@needs_core
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_keys_are_independent(p: float) -> None:
+    n = 1 << 16
+    for key in (0, 12345, 0xFEDCBA9876543210):
+        here = drops(key, p, n)
+        others = [key ^ 1 << bit for bit in range(64)] + [key + 1, key + 2, key + 0x9E3779B9]
+        for other in others:
+            there = drops(other, p, n)
+            for lag in (0, 1, 16):
+                assert score(here[lag:] * there[: n - lag]) < 5, (key, other, lag)
+                assert score(there[lag:] * here[: n - lag]) < 5, (key, other, lag)
+
+
+@needs_core
+def test_a_position_is_dropped_under_one_key_in_ten() -> None:
+    each = torch.stack([drops(key, 0.1, 4096) for key in range(1000)])
+    assert float(each.sum(0).abs().max()) / 1000**0.5 < 5.5  # the largest of 4096
+
+
+# --- the function
+
+
+@needs_core
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_the_mean_stays(p: float) -> None:
+    torch.manual_seed(2)
+    x = 1 + torch.rand(MANY)
+    # Variance of x * mask / (1 - p) around x, summed over values.
+    error = (p / (1 - p) * float((x.double() ** 2).sum())) ** 0.5
+    assert abs(float((dropout(x, p).double() - x).sum())) < 5 * error
+
+
+@needs_core
+def test_gradients_are_masked_as_values_were() -> None:
+    torch.manual_seed(3)
+    x = torch.randn(7, 9, 5, requires_grad=True)
+    out = dropout(x, 0.3)
+    factor = torch.where(out == 0, 0.0, torch.tensor(1 / 0.7))
+    assert torch.equal(out, x * factor)
+    assert 0 < int((out == 0).sum()) < out.numel()
+    grad = torch.randn(7, 9, 5)
+    (got,) = torch.autograd.grad(out, x, grad, create_graph=True)
+    assert torch.equal(got, grad * factor)
+    out.backward(grad)
+    assert x.grad is not None and torch.equal(x.grad, grad * factor)
+    # a sum's gradient is one number, seen as many
+    (got,) = torch.autograd.grad(dropout(x, 0.3).sum(), x)
+    assert torch.equal(got.unique(), torch.tensor([0.0, 1 / 0.7]))
+
+
+@needs_core
+def test_gradients_of_gradients() -> None:
+    torch.manual_seed(3)
+    x = torch.randn(50, requires_grad=True)
+    factor = torch.tensor(1 / 0.7)
+    (first,) = torch.autograd.grad((dropout(x, 0.3) ** 2).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    torch.testing.assert_close(second, torch.where(first == 0, 0.0, 2 * factor**2))
+
+
+@needs_core
+def test_the_seed_of_torch_decides() -> None:
+    def two() -> tuple[Tensor, Tensor]:
+        return dropout(torch.ones(1000), 0.5), dropout(torch.ones(1000), 0.5)
+
+    torch.default_generator.manual_seed(11)
+    first, second = two()
+    assert not torch.equal(first, second)
+    torch.default_generator.manual_seed(11)
+    again = two()
+    assert torch.equal(again[0], first) and torch.equal(again[1], second)
+    torch.default_generator.manual_seed(12)
+    assert not torch.equal(two()[0], first)
+
+
+@needs_core
+def test_any_layout_is_masked_by_place() -> None:
+    torch.manual_seed(4)
+    x = torch.randn(6, 10, 14)
+    for view in (x.transpose(0, 2), x[:, ::3], x[..., 1:8], x[:1].expand(6, 10, 14), x[2, 3, 4]):
+        torch.manual_seed(5)
+        got = dropout(view, 0.4)
+        torch.manual_seed(5)
+        assert torch.equal(got, dropout(view.contiguous(), 0.4)) and got.shape == view.shape
+    strided = torch.randn(10, 6).t().requires_grad_()
+    out = dropout(strided, 0.4)
+    grad = torch.randn(10, 6).t()
+    out.backward(grad)
+    assert strided.grad is not None
+    assert torch.equal(strided.grad, torch.where(out == 0, 0.0, grad * (1 / 0.6)))
+
+
+@needs_core
+def test_one_number_is_drawn_for_a_call() -> None:
+    torch.manual_seed(6)
+    torch.empty((), dtype=torch.int64).random_(-(2**63), None)
+    after_one = torch.default_generator.get_state()
+    torch.manual_seed(6)
+    x = torch.ones(100_000, requires_grad=True)
+    dropout(x, 0.5).sum().backward()
+    assert torch.equal(torch.default_generator.get_state(), after_one)
+
+
+def test_nothing_is_drawn_where_nothing_is_dropped() -> None:
+    x = torch.randn(5, 4)
+    before = torch.default_generator.get_state()
+    assert torch.equal(dropout(x, 0.0), x)
+    assert torch.equal(Dropout(0.0)(x), x)
+    assert Dropout(0.5).eval()(x) is x
+    assert dropout(torch.empty(0, 4), 0.5).shape == (0, 4)
+    assert torch.equal(torch.default_generator.get_state(), before)
+
+
+def test_everything_may_be_dropped() -> None:
+    x = torch.randn(5, 4, requires_grad=True)
+    out = dropout(x, 1.0)
+    out.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(out, torch.zeros(5, 4)) and torch.equal(x.grad, torch.zeros(5, 4))
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.5])
+def test_other_rates_are_refused(p: float) -> None:
+    with pytest.raises(ValueError, match=r"between 0 and 1"):
+        Dropout(p)
+    with pytest.raises(ValueError, match=r"between 0 and 1"):
+        dropout(torch.ones(3), p)
+
+
+def as_torch(x: Tensor) -> bool:
+    """Whether torch's own dropout was taken."""
+    torch.manual_seed(7)
+    ours = dropout(x, 0.5)
+    torch.manual_seed(7)
+    return torch.equal(ours, F.dropout(x, 0.5)) and ours.dtype == x.dtype
+
+
+def test_other_types_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert as_torch(torch.ones(999, dtype=torch.float64))
+    assert as_torch(torch.ones(999, dtype=torch.bfloat16))
+    assert as_torch(torch.ones(999)) == (core is None)
+    monkeypatch.setattr(room, "_core", None)
+    assert as_torch(torch.ones(999))
+
+
+def test_compiled_code_is_left_to_torch() -> None:
+    seen = []
+
+    def backend(graph, inputs):  # type: ignore[no-untyped-def]
+        seen.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    x = torch.ones(100)
+    torch.compile(Dropout(0.5), backend=backend, fullgraph=True)(x)
+    assert seen == [F.dropout]
+
+
+@needs_core
+def test_inference_and_training_may_take_turns() -> None:
+    with torch.inference_mode():
+        assert (dropout(torch.ones(100), 0.5) == 0).any()
+    x = torch.ones(100, requires_grad=True)
+    dropout(x, 0.5).sum().backward()
+    with torch.no_grad():
+        assert not dropout(x, 0.5).requires_grad
+
+
+# --- the module, and those who use it
+
+
+def test_the_module_is_torch_s_but_for_its_masks() -> None:
+    module = Dropout(0.25)
+    assert isinstance(module, nn.Dropout) and module.p == 0.25
+    assert not module.state_dict() and not list(module.parameters()) + list(module.buffers())
+    assert (module(torch.ones(1000)) == 0).any()
+
+
+def test_layers_and_models_use_it() -> None:
+    for module in (MLP([4, 3, 2], 0.5), Transformer(1, 2, 4, 8, 0.1, 0.1, causal=False)):
+        found = [m for m in module.modules() if isinstance(m, nn.Dropout)]
+        assert len(found) == 2 and all(type(m) is Dropout for m in found)
+    for model in (BERT4Rec, SASRec):
+        assert model.__init__.__globals__["Dropout"] is Dropout  # type: ignore[misc]
