@@ -86,7 +86,7 @@ def test_every_model_has_a_recipe() -> None:
 def test_beats_popularity(model: str, popularity: dict[str, float]) -> None:
     options, epochs = RECIPES[model]
     kind = find(model).kind
-    # Measured: 3.1 times for SASRec, 2.4 for BERT4Rec (2.0 to 2.7 over seeds of dropout), 4.9 to 5.9
-    # for the others; untrained models stay below 0.8.
+    # Measured: 3.1 times for SASRec, 2.4 for BERT4Rec (2.0 to 2.7 over seeds of dropout), 4.9 to
+    # 5.9 for the others; untrained models stay below 0.8.
     margin = 2.0 if kind == "sequential" else 3.0
     assert ndcg(model, options, epochs) > margin * popularity[kind]
