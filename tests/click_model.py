@@ -40,16 +40,16 @@ class TinyClicks(ClickModel):
         self.linear = nn.Linear(max(1, facts.num_dense), 1)
 
     def logits(self, batch: Batch) -> Tensor:
-        slots = batch.ids["slots"]
+        slots, device = batch.ids["slots"], self.linear.weight.device
         if isinstance(slots, Jagged):
             sample = torch.repeat_interleave(
-                torch.arange(len(slots)) // self.facts.num_slots, slots.lengths
+                torch.arange(len(slots), device=device) // self.facts.num_slots, slots.lengths
             )
             weights = self.embed.rows("slots", slots.values)[:, 0]
-            total = torch.zeros(batch.size).index_add(0, sample, weights)
+            total = torch.zeros(batch.size, device=device).index_add(0, sample, weights)
         else:
             total = self.embed.rows("slots", slots).sum((1, 2))
-        dense = batch.dense.get("dense", torch.ones(batch.size, 1))
+        dense = batch.dense.get("dense", torch.ones(batch.size, 1, device=device))
         return total + self.linear(dense)[:, 0]
 
 
