@@ -94,10 +94,16 @@ void Lanes::enqueue(std::vector<Queue>& queues, const Bytes& bytes, uint64_t tic
   ++unfinished_[ticket];
 }
 
-void Lanes::finish(Queue& queue) {
-  const auto found = unfinished_.find(queue.front().ticket);
+// So many bytes of the first piece have moved; whether it is whole, and gone.
+bool Lanes::advance(Queue& queue, size_t count) {
+  Piece& piece = queue.front();
+  piece.at += count;
+  piece.left -= count;
+  if (piece.left != 0) return false;
+  const auto found = unfinished_.find(piece.ticket);
   if (--found->second == 0) unfinished_.erase(found);
   queue.pop_front();
+  return true;
 }
 
 bool Lanes::send_some(int peer) {
@@ -108,17 +114,14 @@ bool Lanes::send_some(int peer) {
   uint64_t written = to.written.load(std::memory_order_relaxed);
   const uint64_t start = written;
   while (!queue.empty()) {
-    Piece& piece = queue.front();
+    const Piece& piece = queue.front();
     const size_t room = capacity_ - static_cast<size_t>(written - to.read.load(std::memory_order_acquire));
     const size_t count = std::min({room, piece.left, kPart});
     if (count == 0) break;
     copy_in(data, capacity_, written, piece.at, count);
     written += count;
     to.written.store(written, std::memory_order_release);
-    piece.at += count;
-    piece.left -= count;
-    if (piece.left == 0) finish(queue);
-    else ring(peer);  // it may read while more is written
+    if (!advance(queue, count)) ring(peer);  // it may read while more is written
   }
   if (written == start) return false;
   ring(peer);
@@ -133,16 +136,14 @@ bool Lanes::receive_some(int peer) {
   uint64_t read = from.read.load(std::memory_order_relaxed);
   const uint64_t start = read;
   while (!queue.empty()) {
-    Piece& piece = queue.front();
+    const Piece& piece = queue.front();
     const size_t here = static_cast<size_t>(from.written.load(std::memory_order_acquire) - read);
     const size_t count = std::min({here, piece.left, kPart});
     if (count == 0) break;
     copy_out(data, capacity_, read, piece.at, count);
     read += count;
     from.read.store(read, std::memory_order_release);
-    piece.at += count;
-    piece.left -= count;
-    if (piece.left == 0) finish(queue);
+    advance(queue, count);
   }
   if (read == start) return false;
   ring(peer);  // it may have waited for room

@@ -67,7 +67,7 @@ class Lanes {
   bool send_some(int peer);
   bool receive_some(int peer);
   bool move_some();
-  void finish(Queue& queue);
+  bool advance(Queue& queue, size_t count);
   void ring(int peer) const;
   void sleep(uint32_t rings) const;
   int ended() const;

@@ -74,7 +74,7 @@ class Neighbours:
             self._lanes: Any = load_core().Lanes(
                 file, rank, self.size, capacity_of(self.size), alive, spins
             )
-        except BaseException:
+        except BaseException:  # raised again: no descriptor may stay open behind it
             self.close()
             raise
         finally:

@@ -100,7 +100,9 @@ class Roster:
         orders[number] = False
         try:
             carry_out(request)
-        except Exception:  # whatever it was goes on below; the order may be asked for again
+        # Any error, which goes on to whoever answers: an order that failed must not stay among
+        # those under way, or a worker that asks again would wait for it without end.
+        except Exception:
             self.forget_order(request)
             raise
         while len(orders) > MOST_ORDERS:

@@ -15,6 +15,7 @@ from shoal.nn import dense_core
 from shoal.nn.optimizers import dense_step, make_optimizer, restore_state, state_tensors
 
 CORE = load_core()
+# Without the core every step is torch's own, and there is nothing to hold against it.
 pytestmark = pytest.mark.skipif(CORE is None, reason="needs the native core")
 
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (33, 17), (4, 0, 2), (1027,)]

@@ -17,6 +17,7 @@ from shoal.nn.mlp import MLP
 from shoal.nn.transformer import Transformer
 
 core = load_core()
+# Without the core torch draws the masks: these tests are of the core's bits.
 needs_core = pytest.mark.skipif(core is None, reason="the native core was not built")
 MANY = 1 << 20
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from shoal.neighbours import RING, can_be_neighbours
 from shoal.world import PeerLost, World, connect, set_rank
 
+# Elsewhere all ranks talk by sockets, which the other cases here show.
 needs_memory = pytest.mark.skipif(
     not can_be_neighbours(), reason="no native core, or a system without memfd and pidfd"
 )

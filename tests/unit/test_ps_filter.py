@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from click_batches import global_batch, make_model
+from hearing import listening
 from ps_cluster import joined, make_spec, rows_in, save, serving, share_of
 from safetensors.torch import load_file, save_file
 
@@ -23,6 +23,7 @@ from shoal.ps.spec import Spec, TableSpec
 from shoal.strategy import make_strategy
 from shoal.world import World
 
+# Without the core servers have no Bloom filters: they count ids exactly.
 pytestmark = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")
 SIZE = 1 << 10
 ADMISSION = {"threshold": 3.0, "bloom_counters": SIZE}
@@ -61,13 +62,8 @@ def filters_in(folder: Path) -> dict[tuple[int, ...], list[int]]:
 
 @pytest.fixture
 def warnings() -> Iterator[list[str]]:
-    said: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    log = logging.getLogger("shoal")
-    log.addHandler(handler)
-    yield said
-    log.removeHandler(handler)
+    with listening() as said:
+        yield said
 
 
 @pytest.mark.parametrize("servers", [1, 2])

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from click_batches import global_batch, make_model
+from hearing import listening
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks import run_ranks
@@ -31,6 +30,7 @@ from shoal.embedding.table import Init, Table
 from shoal.strategy import make_strategy
 from shoal.world import World
 
+# Without the core there are no Bloom filters: ids are counted exactly (see Admission).
 pytestmark = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")
 TABLE = Table("ads", 4, None, Init("uniform", 0.5))
 SIZE = 32 * 20
@@ -62,18 +62,6 @@ def everything(store: Any) -> dict[str, list[Any]]:
 
 def filter_of(store: Any) -> torch.Tensor:
     return torch.cat([part.counters for part in store.export_filter()])
-
-
-@contextmanager
-def listening() -> Iterator[list[str]]:
-    """What is logged as a warning, whatever an earlier run did to the log."""
-    said: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    log = logging.getLogger("shoal")
-    log.addHandler(handler)
-    yield said
-    log.removeHandler(handler)
 
 
 @pytest.fixture
