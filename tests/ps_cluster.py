@@ -265,9 +265,13 @@ class Proxy:
         while True:
             try:
                 near, _ = self._listening.accept()
-            except OSError:
+            except OSError:  # closed: the test is over
                 return
-            far = socket.create_connection((self.host, self.port))
+            try:
+                far = socket.create_connection((self.host, self.port))
+            except OSError:  # the server has ended
+                near.close()
+                continue
             self._open += [near, far]
             for source, target, answers in ((near, far, False), (far, near, True)):
                 arguments = (source, target, answers)
@@ -280,14 +284,16 @@ class Proxy:
                     self.lost.set()
                 else:
                     target.sendall(data)
-        except OSError:
+        except OSError:  # cut, or ended by either side
             pass
 
     def cut(self) -> None:
         """End all connections; new ones are taken."""
         while self._open:
-            one = self._open.pop()
-            one.close() if one.fileno() < 0 else one.shutdown(socket.SHUT_RDWR)
+            try:
+                self._open.pop().shutdown(socket.SHUT_RDWR)
+            except OSError:  # its other side has ended it already
+                pass
 
     def close(self) -> None:
         self._listening.close()
