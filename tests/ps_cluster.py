@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -290,10 +290,8 @@ class Proxy:
     def cut(self) -> None:
         """End all connections; new ones are taken."""
         while self._open:
-            try:
+            with suppress(OSError):  # its other side has ended it already
                 self._open.pop().shutdown(socket.SHUT_RDWR)
-            except OSError:  # its other side has ended it already
-                pass
 
     def close(self) -> None:
         self._listening.close()

@@ -6,6 +6,7 @@ What concerns rows and gradients is divided among the servers; the rest is asked
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import socket as sockets
@@ -51,6 +52,9 @@ from shoal.world import PeerLost
 
 PING_SECONDS = 1.0
 AGAIN_SECONDS = 5.0  # an answer overdue: what was asked is asked again
+PARTING_SECONDS = 15.0  # how long an answer to the goodbye is waited for
+
+log = logging.getLogger("shoal")
 
 
 class Client:
@@ -137,8 +141,19 @@ class Client:
         self._heartbeat.greeted = True
 
     def bye(self) -> None:
-        """Tell every server that this worker is done."""
-        self.tell_all(Kind.BYE)
+        """Tell every server that this worker is done.
+
+        A server ends with the last goodbye. If its answer to that is lost nobody is there to give
+        it again, and nothing is missing: all else that this worker asked was answered before.
+        """
+        requests = self.ask_all(Kind.BYE)
+        for link, number in zip(self.links, requests):
+            try:
+                link.answer(number, PARTING_SECONDS)
+            except PeerLost as error:
+                if self.failure:
+                    raise
+                log.warning("after the last step: %s. The run itself is complete", error)
 
     def close(self) -> None:
         """Drop the connections."""

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from hearing import listening
 from ps_cluster import (
     SECONDS,
     Bare,
@@ -27,6 +28,7 @@ import shoal.ps.client
 from shoal.ps.client import Client, ServerError
 from shoal.ps.server import Server
 from shoal.ps.wire import Header, Kind, numbers_frame, parts_frame, send_ids, send_rows
+from shoal.world import PeerLost
 
 IDS = [3, 5, 900]
 
@@ -36,6 +38,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that ask again soon."""
     monkeypatch.setattr(shoal.ps.client, "PING_SECONDS", 0.1)
     monkeypatch.setattr(shoal.ps.client, "AGAIN_SECONDS", 0.3)
+    monkeypatch.setattr(shoal.ps.client, "PARTING_SECONDS", 1.5)
 
 
 # ---- a step -------------------------------------------------------------------------------------
@@ -204,7 +207,25 @@ def test_an_answer_that_is_lost(quick: None, proxied: tuple[Server, Proxy]) -> N
         )
 
 
-def test_rows_and_goodbye_over_a_bad_line(quick: None, proxied: tuple[Server, Proxy]) -> None:
+def test_an_answer_to_the_goodbye_that_is_lost(quick: None, proxied: tuple[Server, Proxy]) -> None:
+    """The server has ended by then: that is said, and is no failure."""
+    _, proxy = proxied
+    with joined([proxy.address], make_spec()) as client, listening() as heard:
+        proxy.loses_answers = True
+        client.bye()
+    assert [line for line in heard if "server 0 at" in line and "complete" in line]
+
+
+def test_a_goodbye_after_a_failure(quick: None, proxied: tuple[Server, Proxy]) -> None:
+    _, proxy = proxied
+    with joined([proxy.address], make_spec()) as client:
+        proxy.loses_answers = True
+        client.failure = "worker 1 on host far died"  # as a heartbeat heard
+        with pytest.raises(PeerLost, match="worker 1 on host far"):
+            client.bye()
+
+
+def test_rows_over_a_bad_line(quick: None, proxied: tuple[Server, Proxy]) -> None:
     server, proxy = proxied
     with joined([proxy.address], make_spec()) as client:
         expected = pull(client, 0, IDS)
