@@ -131,24 +131,24 @@ class Neighbours:
         """As World.all_reduce: every rank adds up a slice, and all have the same bits."""
         flat = tensor.contiguous().view(-1)
         if tensor.nbytes <= SMALL:
-            self._add_up(self.stack(flat), flat)
+            self._add_up(list(self.stack(flat)), flat)
         else:
             size, count = self.size, flat.numel()
             slices = [flat[count * r // size : count * (r + 1) // size] for r in range(size)]
             mine = slices[self.rank]
-            parts = mine.new_empty(size, len(mine))
-            self.start([[one] for one in slices], [[part] for part in parts])()
+            others = iter(mine.new_empty(size - 1, len(mine)))
+            parts = [mine if r == self.rank else next(others) for r in range(size)]
+            self.start(self._but_mine([[s] for s in slices]), self._but_mine([[p] for p in parts]))()
             self._add_up(parts, mine)
             self.start(self._but_mine([[mine]] * size), self._but_mine([[s] for s in slices]))()
         if flat.data_ptr() != tensor.data_ptr():
             tensor.copy_(flat.view_as(tensor))
 
-    @staticmethod
-    def _add_up(parts: Tensor, out: Tensor) -> None:
-        """The sum of parts [n, count], in order."""
-        torch.add(parts[0], parts[1], out=out)
-        for part in parts[2:]:
-            out += part
+    def _add_up(self, parts: list[Tensor], out: Tensor) -> None:
+        """The sum of all ranks' parts [count], in order; `out` may be the part of this rank."""
+        total = parts[0]
+        for rank, part in enumerate(parts[1:], 1):
+            total = torch.add(total, part, out=out if rank >= self.rank else total)
 
     def start_all_to_all(
         self, tensor: Tensor, sent: list[int], received: list[int], out: Tensor

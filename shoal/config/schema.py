@@ -276,7 +276,8 @@ class StrategySection(Section):
     fused: bool = Field(
         True,
         description="rows learn where their gradients are made, unseen: single on a GPU in Triton "
-        "kernels (Adam); single and sharded on CPUs in the core's softmax over a whole table",
+        "kernels (Adam); single and sharded on CPUs in the core's softmax over a whole table, "
+        "which under ddp writes them",
     )
     graph: bool = Field(
         False,

@@ -97,9 +97,9 @@ class Catalogue:
             softmax.step(lr, scale)
         self._ready.clear()
 
-    def write_gradients(self) -> None:
+    def write_gradients(self, always: bool = False) -> None:
         """Write the gradients of rows down after all, where others must be added to them."""
-        if len(self._ready) == 1 and not self.embed.has_gradients(self.table.name):
+        if not always and len(self._ready) == 1 and not self.embed.has_gradients(self.table.name):
             return
         for softmax in self._ready:
             for store, ids, grads in softmax.gradients():

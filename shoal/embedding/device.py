@@ -21,6 +21,7 @@ from shoal.embedding.optim import RowOptimizer, update_rows
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
 from shoal.embedding.whole import every_id, is_every
+from shoal.nn.optimizers import dense_step
 
 INIT_CHUNK = 1 << 16  # rows initialised at a time
 
@@ -156,7 +157,7 @@ class Device(Leaf):
             self.values[padding] = 0.0  # ftrl and decay leave it alone, rounding must as well
 
     def _fused_step(self, grads: Tensor, lr: float) -> None:
-        """torch's Adam in one pass over values and state."""
+        """Adam in one pass over values and state: the native core's on a CPU, or torch's."""
         chosen = self.optimizer
         if self._fused is None:
             kind = torch.optim.AdamW if chosen.name == "adamw" else torch.optim.Adam
@@ -170,13 +171,12 @@ class Device(Leaf):
             self._steps = torch.zeros((), device=self.device)
             self._fused.state[self._parameter] = {**self.state, "step": self._steps}
         group = self._fused.param_groups[0]
-        group["lr"], group["eps"] = lr, chosen.eps
+        group["eps"] = chosen.eps
         if chosen.sparse_eps:
             group["eps"] = chosen.eps / math.sqrt(1.0 - chosen.betas[1] ** self._step)  # type: ignore[operator]
         self._steps.fill_(self._step - 1)
         self._parameter.grad = grads
-        self._fused.step()
-        self._parameter.grad = None
+        dense_step(self._fused, lr)
 
     def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
         """Every row, in chunks of ascending id, in host memory."""

@@ -17,7 +17,6 @@ from shoal.embedding.whole import every_id
 from shoal.nn.native import ON_ARM, _core
 
 OPTIMIZERS = ("sgd", "adagrad", "adam", "adamw")
-BLOCK = 64  # rows, as csrc/catalogue.cpp has it
 
 
 def can_fuse_on_cpu(rows: Store | None, bias: Store | None) -> bool:
@@ -100,36 +99,22 @@ class CoreSoftmax:
 
     def step(self, lr: float, scale: float) -> None:
         """A step of rows and bias, whose count of steps has gone up already."""
-        store, bias = self.rows, self.bias
-        optimizer, factor = store.optimizer, scale * self.factor
-        shares = self.shares * factor
+        store, optimizer = self.rows, self.rows.optimizer
         size, eps = optimizer.step_numbers(lr, store.step)
         decay = optimizer.weight_decay or 0.0
         decoupled = optimizer.name == "adamw"
-        _core.catalogue_step(
-            self.states.data_ptr(),
-            *self.states.shape,
-            len(store.values),
-            [self.exponentials.data_ptr(), self.tops.data_ptr()],
-            self.highest.data_ptr(),
-            shares.data_ptr(),
-            self.places.data_ptr(),
-            factor,
-            list(STATE).index(optimizer.name),
-            [
-                size,
-                eps,
-                *(1.0 - beta for beta in optimizer.betas),
-                0.0 if decoupled else decay,
-                1.0 - lr * decay if decoupled else 1.0,
-            ],
-            _addresses(store),
-            [0, 0, 0] if bias is None else _addresses(bias),
-            torch.get_num_threads(),
-        )
-        store.spare = self.exponentials.view(-1)
-        for one in (store, bias):
-            if one is not None and one.table.padding is not None:
+        numbers = [
+            size,
+            eps,
+            *(1.0 - beta for beta in optimizer.betas),
+            0.0 if decoupled else decay,
+            1.0 - lr * decay if decoupled else 1.0,
+        ]
+        stores = [one for one in (store, self.bias) if one is not None]
+        parts = [[one.values, *one.state.values()] for one in stores]
+        self._learn(optimizer.name, numbers, parts, scale)
+        for one in stores:
+            if one.table.padding is not None:
                 one.values[one.table.padding] = 0.0  # it has no gradient; rounding must not move it
 
     def _take(self, count: int) -> Tensor:
@@ -141,17 +126,37 @@ class CoreSoftmax:
 
     def gradients(self) -> list[tuple[Device, Tensor, Tensor]]:
         """What `step` never writes, written: (store, ids [k], gradients [k, dim])."""
-        n, k = len(self.states), len(self.rows.values)
-        weights = (self.tops[:, :n] - self.highest).exp() * self.shares * self.factor
-        made = self.exponentials[:, :n] * weights.repeat_interleave(BLOCK, 0)[:k]
-        mine = (self.places >= 0).nonzero().squeeze(1)
-        made[self.places[mine], mine] -= self.factor
-        ids = every_id(k, made.device)
-        found = [(self.rows, ids, made @ self.states)]
-        return found if self.bias is None else [*found, (self.bias, ids, made.sum(1, keepdim=True))]
+        stores = [one for one in (self.rows, self.bias) if one is not None]
+        made = [torch.zeros_like(one.values) for one in stores]
+        # A step of SGD from zeros, of size -1, leaves the gradients themselves.
+        self._learn("sgd", [-1.0, 0.0, 0.0, 0.0, 0.0, 1.0], [[one] for one in made], 1.0)
+        ids = every_id(len(self.rows.values), self.rows.device)
+        return [(store, ids, one) for store, one in zip(stores, made)]
+
+    def _learn(
+        self, optimizer: str, numbers: list[float], parts: list[list[Tensor]], scale: float
+    ) -> None:
+        """A step of rows and, if any, bias, whose values and state are given."""
+        factor = scale * self.factor
+        shares = self.shares * factor
+        _core.catalogue_step(
+            self.states.data_ptr(),
+            *self.states.shape,
+            len(self.rows.values),
+            [self.exponentials.data_ptr(), self.tops.data_ptr()],
+            self.highest.data_ptr(),
+            shares.data_ptr(),
+            self.places.data_ptr(),
+            factor,
+            list(STATE).index(optimizer),
+            numbers,
+            _addresses(parts[0]),
+            _addresses(parts[1]) if len(parts) > 1 else [0, 0, 0],
+            torch.get_num_threads(),
+        )
+        self.rows.spare = self.exponentials.view(-1)
 
 
-def _addresses(store: Device) -> list[int]:
+def _addresses(pieces: list[Tensor]) -> list[int]:
     """Of values and state, as csrc/module.cpp takes them."""
-    pieces = [store.values, *store.state.values()]
     return [piece.data_ptr() for piece in pieces] + [0] * (3 - len(pieces))

@@ -166,10 +166,10 @@ class Embeddings(nn.Module):
         for catalogue in self._catalogues.values():
             catalogue.step(lr, scale)
 
-    def write_softmax(self) -> None:
+    def write_softmax(self, always: bool = False) -> None:
         """Have gradients of such rows after all, where others must be added to them."""
         for catalogue in self._catalogues.values():
-            catalogue.write_gradients()
+            catalogue.write_gradients(always)
 
     # ---- what a step needs ----------------------------------------------------------------------
 

@@ -10,8 +10,6 @@ from shoal.strategy.sharded import Sharded
 from shoal.strategy.single import Single
 from shoal.world import World
 
-STRATEGIES: dict[str, type[Strategy]] = {"single": Single, "ddp": DDP, "sharded": Sharded}
-
 
 def make_strategy(section: StrategySection, world: World, join_timeout: float = 60.0) -> Strategy:
     """The strategy of a config; `auto` is single alone and ddp among several."""
@@ -42,7 +40,7 @@ def make_strategy(section: StrategySection, world: World, join_timeout: float = 
 
         kind = Geo if section.ps.mode == "geo" else ParameterServers
         return kind(world, section, join_timeout)
-    return STRATEGIES[name](world)
+    return DDP(world, fused=section.fused)
 
 
-__all__ = ["DDP", "STRATEGIES", "Graphed", "Sharded", "Single", "Strategy", "make_strategy"]
+__all__ = ["DDP", "Graphed", "Sharded", "Single", "Strategy", "make_strategy"]

@@ -16,12 +16,17 @@ from shoal.embedding.store import Store
 from shoal.embedding.whole import is_every
 from shoal.strategy.base import Gradients
 from shoal.strategy.collective import Collective
+from shoal.world import World
 
 
 class DDP(Collective):
     """Replicated rows, all-reduced dense gradients."""
 
     name = "ddp"
+
+    def __init__(self, world: World | None = None, fused: bool = True):
+        super().__init__(world)
+        self.fused = fused and self.world.device.type == "cpu"  # a GPU's kernels never write them
 
     def exchange_rows(self, scale: float, notes: float) -> Gradients:
         """Everybody's row gradients, in order of rank: two collectives for all tables.
@@ -31,6 +36,8 @@ class DDP(Collective):
         """
         result: Gradients = {}
         touched: Gradients = {}
+        for module in self.embeddings:
+            module.write_softmax(always=self.world.size > 1)  # those of other ranks are added
         for name, (ids, grads) in self.take_gradients().items():
             rows = self.stores[name].table.rows
             if rows is not None and is_every(ids, rows):

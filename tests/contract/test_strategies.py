@@ -75,6 +75,11 @@ OTHERS: dict[str, dict[str, Any]] = {  # further ways to train, each on rows by 
     },
     "whole tables": {"model": "LightGCN", **OPTIMIZERS["adam"]},
     "an empty slice": {"model": "BPR", "train__batch_size": 2, **OPTIMIZERS["adam"]},
+    "an empty slice of a softmax": {
+        **MODELS["BERT4Rec"],
+        "train__batch_size": 2,
+        **OPTIMIZERS["adagrad"],
+    },
 }
 METRICS = {
     "BPR full": {"model": "BPR"},
