@@ -138,9 +138,10 @@ class Neighbours:
             mine = slices[self.rank]
             others = iter(mine.new_empty(size - 1, len(mine)))
             parts = [mine if r == self.rank else next(others) for r in range(size)]
-            self.start(self._but_mine([[s] for s in slices]), self._but_mine([[p] for p in parts]))()
+            theirs = self._but_mine([[one] for one in slices])
+            self.start(theirs, self._but_mine([[part] for part in parts]))()
             self._add_up(parts, mine)
-            self.start(self._but_mine([[mine]] * size), self._but_mine([[s] for s in slices]))()
+            self.start(self._but_mine([[mine]] * size), theirs)()
         if flat.data_ptr() != tensor.data_ptr():
             tensor.copy_(flat.view_as(tensor))
 
