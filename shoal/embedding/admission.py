@@ -22,6 +22,8 @@ from shoal.config.row_rules import RowRules
 
 log = logging.getLogger("shoal")
 Order = Literal["lfu", "lru"]
+Share = tuple[int, int]  # which of how many stores that hold a table together
+ALONE: Share = (0, 1)
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,14 @@ class Admission:
     bloom_counters=N counts ids without a row in a counting Bloom filter of N bytes instead of
     exactly: less memory, some ids are admitted early, none late; clicks are then ignored until
     the row is there. Without the native core they are counted exactly all the same. N is rounded
-    up to a multiple of 32.
+    up to a multiple of 32. It is of one store, `share` says of which.
     """
 
     threshold: float = 0.0
     show_coefficient: float = 1.0
     click_coefficient: float = 1.0
     bloom_counters: int = 0
+    share: Share = ALONE
 
     def __post_init__(self) -> None:
         for key in ("threshold", "show_coefficient", "click_coefficient", "bloom_counters"):
@@ -64,14 +67,15 @@ class Pending:
 class Filter:
     """A part of the Bloom filter that counts ids without a row, as checkpoints hold it.
 
-    Nobody can tell which ids its counters are of: it only fits a filter of the same size and
-    layout, whose ids were the same.
+    Nobody can tell which ids its counters are of: it only fits a filter of the same size, layout
+    and share, whose ids were the same.
     """
 
     counters: Tensor  # [n] uint8: bytes start to start + n of the filter
     start: int
     size: int  # bytes of the whole filter
     layout: int  # which bytes an id counts in: a number of the native core
+    share: Share = ALONE  # whose filter it is
 
 
 @dataclass(frozen=True)
@@ -98,8 +102,8 @@ class Shrink:
         return self.min_score > 0 or self.max_age is not None or self.capacity is not None
 
 
-def admission_of(rules: RowRules | None, shares: int = 1) -> Admission | None:
-    """The admission of one of `shares` stores that hold a table together; None: no counters."""
+def admission_of(rules: RowRules | None, share: Share = ALONE) -> Admission | None:
+    """The admission of one of the stores that hold a table together; None: no counters."""
     if rules is None or not rules.counted:
         return None
     given = rules.admission
@@ -107,7 +111,8 @@ def admission_of(rules: RowRules | None, shares: int = 1) -> Admission | None:
         given.threshold,
         given.show_coefficient,
         given.click_coefficient,
-        -(-given.bloom_counters // shares),
+        -(-given.bloom_counters // share[1]),
+        share,
     )
 
 

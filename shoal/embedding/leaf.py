@@ -215,18 +215,7 @@ class Leaf:
     def filter_fits(self, part: Filter) -> bool:
         """Whether a part is of a filter like this table's; one that cannot be is refused."""
         self.check_counted("restore of counters")
-        counters, stop = part.counters, part.start + part.counters.numel()
-        if counters.dtype != torch.uint8 or counters.dim() != 1 or not len(counters):
-            raise ValueError(
-                f"table {self.table.name!r}: a Bloom filter's counters are {counters.dtype} "
-                f"{list(counters.shape)}; they must be torch.uint8 [n], n at least 1"
-            )
-        if not 0 <= part.start < stop <= part.size:
-            raise ValueError(
-                f"table {self.table.name!r}: bytes {part.start} to {stop} of a Bloom filter of "
-                f"{part.size}"
-            )
-        return (part.size, part.layout) == self.filter_facts
+        return fits(part, self.table.name, self.admission, self.filter_facts)
 
     def check_mark(self, since: int, oldest: int, newest: int) -> None:
         """Refuse a mark that was never given, or is too old to know what came after."""
@@ -235,3 +224,21 @@ class Leaf:
                 f"table {self.table.name!r}: mark {since} is not known; marks {max(oldest, 1)} to "
                 f"{newest} are: export all rows instead"
             )
+
+
+def fits(
+    part: Filter, table: str, admission: Admission | None, filter_facts: tuple[int, int]
+) -> bool:
+    """Whether a part is of a Bloom filter like a store's; one that cannot be is refused."""
+    counters, stop = part.counters, part.start + part.counters.numel()
+    if counters.dtype != torch.uint8 or counters.dim() != 1 or not len(counters):
+        raise ValueError(
+            f"table {table!r}: a Bloom filter's counters are {counters.dtype} "
+            f"{list(counters.shape)}; they must be torch.uint8 [n], n at least 1"
+        )
+    if not 0 <= part.start < stop <= part.size:
+        raise ValueError(
+            f"table {table!r}: bytes {part.start} to {stop} of a Bloom filter of {part.size}"
+        )
+    same_cut = admission is not None and part.share[1] == admission.share[1]
+    return same_cut and (part.size, part.layout) == filter_facts

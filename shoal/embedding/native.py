@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.core import load_core
-from shoal.embedding.admission import Admission, Filter, Pending, Shrink
+from shoal.embedding.admission import ALONE, Admission, Filter, Pending, Shrink
 from shoal.embedding.init import recipe
 from shoal.embedding.leaf import COUNTERS, Leaf
 from shoal.embedding.optim import STATE, RowOptimizer
@@ -19,6 +19,7 @@ from shoal.embedding.table import Table
 
 _core = load_core()  # None: shoal.embedding.local falls back
 INIT_KINDS = ("uniform", "normal", "constant")
+BLOOM_PARTS = 32  # of equal size, kShards in csrc/table.h
 
 
 class Native(Leaf):
@@ -163,16 +164,16 @@ class Native(Leaf):
     @property
     def filter_facts(self) -> tuple[int, int]:
         """Bytes and layout of the Bloom filter; (0, 0) where ids are counted exactly."""
-        size = self._core.bloom_bytes
-        return size, _core.BLOOM_LAYOUT if size else 0
+        return filter_facts_of(self.admission)
 
     def export_filter(self, chunk_bytes: int = 1 << 28) -> Iterator[Filter]:
         """The Bloom filter in parts; none where ids are counted exactly."""
         size, layout = self.filter_facts
+        share = ALONE if self.admission is None else self.admission.share
         for start in range(0, size, chunk_bytes):
             counters = torch.empty(min(chunk_bytes, size - start), dtype=torch.uint8)
             self._core.read_bloom(start, len(counters), counters.data_ptr())
-            yield Filter(counters, start, size, layout)
+            yield Filter(counters, start, size, layout, share)
 
     def restore_filter(self, part: Filter) -> None:
         """Take over a part of a Bloom filter; one that does not fit changes nothing."""
@@ -227,6 +228,14 @@ class Native(Leaf):
 
     def _parts(self) -> int:
         return self.threads or torch.get_num_threads()
+
+
+def filter_facts_of(admission: Admission | None) -> tuple[int, int]:
+    """Bytes and layout of the Bloom filter of a table that counts so; (0, 0): it has none."""
+    if _core is None or admission is None or admission.threshold <= 0:
+        return 0, 0
+    size = -(-admission.bloom_counters // BLOOM_PARTS) * BLOOM_PARTS
+    return size, _core.BLOOM_LAYOUT if size else 0
 
 
 def pull_many(stores: Sequence[Native], ids: Sequence[Tensor]) -> list[Tensor]:

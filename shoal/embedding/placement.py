@@ -90,6 +90,10 @@ class Layout:
         """How many leaves hold the rows of the table between them; replicas each hold all."""
         return self.size if self.placement.place == "row" else 1
 
+    def share(self, rank: int) -> tuple[int, int]:
+        """Which of how many leaves that hold the table between them a rank's is."""
+        return (rank, self.size) if self.num_shares > 1 else (0, 1)
+
     def width(self, rank: int) -> int:
         """Columns that a rank holds."""
         first, last = self.columns[rank]

@@ -22,14 +22,10 @@ from shoal.embedding.store import Rows
 
 log = logging.getLogger("shoal")
 PENDING = ("ids", *COUNTERS)
-Share = tuple[int, int]  # which of how many stores that hold a table together
-ALONE: Share = (0, 1)
 BLOOM = ("bloom.counters", "bloom.facts")
 
 
-def chunks(
-    store: Any, chunk_rows: int = 1 << 20, share: Share = ALONE, **since: int
-) -> Iterator[dict[str, Tensor]]:
+def chunks(store: Any, chunk_rows: int = 1 << 20, **since: int) -> Iterator[dict[str, Tensor]]:
     """What a store holds, or what changed since a mark; counters of ids without a row last.
 
     Those are always all of them, or the whole Bloom filter: it does not tell what changed.
@@ -43,7 +39,7 @@ def chunks(
     for pending in store.export_pending(chunk_rows):
         yield _tensors(nothing) | {f"pending.{key}": getattr(pending, key) for key in PENDING}
     for part in store.export_filter():
-        facts = torch.tensor([part.start, part.size, part.layout, *share])
+        facts = torch.tensor([part.start, part.size, part.layout, *part.share])
         yield _tensors(nothing) | {"bloom.counters": part.counters, "bloom.facts": facts}
 
 
@@ -67,7 +63,6 @@ def take_over(
     tensors: dict[str, Tensor],
     taken: Taken,
     choose: Callable[[Tensor], Tensor] | None = None,
-    share: Share = ALONE,
 ) -> None:
     """Restore what a file holds; `choose` gives the numbers of those ids [n] that belong here.
 
@@ -79,7 +74,7 @@ def take_over(
     steps = [part["last_step"] for part in (state, pending) if "last_step" in part]
     mine: Filter | None = None
     if counted and any(key in tensors for key in BLOOM):
-        mine = _filter_of_here(store, tensors, taken, share)  # damaged: before anything is changed
+        mine = _filter_of_here(store, tensors, taken)  # damaged: before anything is changed
     if not counted:
         state = {key: value for key, value in state.items() if key not in COUNTERS}
     ids, values = tensors["ids"], tensors["values"]
@@ -100,9 +95,7 @@ def take_over(
     taken.last_step = max([taken.last_step, *(int(one.max()) for one in steps if len(one))])
 
 
-def _filter_of_here(
-    store: Any, tensors: dict[str, Tensor], taken: Taken, share: Share
-) -> Filter | None:
+def _filter_of_here(store: Any, tensors: dict[str, Tensor], taken: Taken) -> Filter | None:
     """A file's part of a Bloom filter, if it is of the one that counts here."""
     name = store.table.name
     if not all(key in tensors for key in BLOOM):
@@ -116,11 +109,12 @@ def _filter_of_here(
     start, size, layout, number, shares = facts.tolist()
     if not 0 <= number < shares:
         raise ValueError(f"table {name!r}: a Bloom filter's part {number} of {shares}")
-    part = Filter(counters, start, size, layout)
-    if store.filter_fits(part) and shares == share[1]:
-        return part if number == share[0] else None
+    part = Filter(counters, start, size, layout, (number, shares))
+    own_number, own_shares = store.admission.share
+    if store.filter_fits(part):
+        return part if number == own_number else None
     here, own_layout = store.filter_facts
-    now = f"it is {share[1]} × {here}" if here else "ids are counted exactly"
+    now = f"it is {own_shares} × {here}" if here else "ids are counted exactly"
     other = " in another order" if here and layout != own_layout else ""
     taken.misfit = f"its Bloom filter is {shares} × {size} bytes{other} (parts × bytes), here {now}"
     return None

@@ -10,15 +10,15 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from shoal.embedding.admission import Admission, Pending, Shrink
+from shoal.embedding.admission import Admission, Filter, Pending, Shrink
 from shoal.embedding.exchange import Exchange
-from shoal.embedding.leaf import COUNTERS
+from shoal.embedding.leaf import COUNTERS, fits
 from shoal.embedding.local import make_local, push_counted
+from shoal.embedding.native import filter_facts_of
 from shoal.embedding.optim import RowOptimizer
 from shoal.embedding.placement import Layout
 from shoal.embedding.store import Rows, Store
@@ -195,20 +195,41 @@ class Sharded:
                 parts = [_column(one, dtype) for one, dtype in zip(columns, COUNTERS.values())]
                 yield Pending(everyones[order], *parts)
 
-    # What Bloom filters of ranks have counted is not in checkpoints: they begin anew.
-
     @property
     def filter_facts(self) -> tuple[int, int]:
-        """Bytes of each leaf's Bloom filter, 0 where ids are counted exactly; and no layout."""
-        return 0 if self.admission is None else self.admission.bloom_counters, 0
+        """Bytes and layout of each leaf's Bloom filter; (0, 0) where ids are counted exactly."""
+        return filter_facts_of(self.admission)  # a rank without a leaf knows it too
 
-    def filter_fits(self, part: Any) -> bool:
-        """Whether a part of a saved Bloom filter can be taken over: never."""
-        return False
+    def filter_fits(self, part: Filter) -> bool:
+        """Whether a part is of one of these filters; one that cannot be is refused."""
+        return fits(part, self.table.name, self.admission, self.filter_facts)
 
-    def export_filter(self) -> Iterator[Any]:
-        """Parts of a Bloom filter for a checkpoint: none."""
-        return iter(())
+    def restore_filter(self, part: Filter) -> None:
+        """Take over a part of the Bloom filter of this rank's leaf."""
+        if self.leaf is not None:
+            self.leaf.restore_filter(part)  # type: ignore[attr-defined]
+
+    def export_filter(self, chunk_bytes: int = 1 << 28) -> Iterator[Filter]:
+        """As `export`: the Bloom filter of every leaf, one after the other."""
+        world, (size, layout) = self.world, self.filter_facts
+        held: Iterator[Filter] = iter(())
+        if self.leaf is not None:
+            held = self.leaf.export_filter(chunk_bytes)  # type: ignore[attr-defined]
+        if self.layout.replicated:
+            if world.is_main:
+                yield from held
+            return
+        nothing = torch.empty(0, dtype=torch.uint8, device=world.device)
+        for rank in filter(self.layout.holds, range(world.size)):
+            for start in range(0, size, chunk_bytes):
+                mine = next(held).counters.to(world.device) if rank == world.rank else nothing
+                sent, received = [0] * world.size, [0] * world.size
+                sent[0] = len(mine)
+                if world.is_main:
+                    received[rank] = min(chunk_bytes, size - start)
+                counters = world.all_to_all(mine, sent, received).cpu()
+                if world.is_main:
+                    yield Filter(counters, start, size, layout, self.layout.share(rank))
 
     def state_shapes(self, n: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of every piece of state, and of every counter, of a chunk of n rows."""

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from shoal.durable import write_counted
 from shoal.embedding.placement import Layout, Placement
-from shoal.embedding.row_files import Share, Taken, chunks, take_over, tell_lost
+from shoal.embedding.row_files import Taken, chunks, take_over, tell_lost
 from shoal.ps.state import State
 from shoal.ps.wire import WireError
 
@@ -120,7 +120,7 @@ def write_shards(state: State, folder: Path, marks: list[int] | None) -> dict[st
     files: dict[str, Any] = {}
     for number, (table, store) in enumerate(zip(state.spec.tables, state.stores)):
         since = {} if marks is None else {"since": marks[number]}
-        for part, tensors in enumerate(chunks(store, CHUNK_ROWS, share_of(state), **since)):
+        for part, tensors in enumerate(chunks(store, CHUNK_ROWS, **since)):
             data = format_tensors(tensors)
             name = f"rows-{table.name}-{state.index:03d}{part:05d}.safetensors"
             files[name] = write_counted(folder / name, data)
@@ -168,7 +168,7 @@ def load_shards(state: State, values: dict[str, Any]) -> Iterator[None]:
         try:
             tensors = parse_tensors(data)
             here = partial(_numbers_of_here, server_layout(state, number), state.index)
-            take_over(stores[number], tensors, taken[table], here, share_of(state))
+            take_over(stores[number], tensors, taken[table], here)
         except (SafetensorError, KeyError, RuntimeError) as error:
             raise WireError(f"checkpoint {folder} is damaged: {name}: {error}") from None
         yield
@@ -190,11 +190,6 @@ def load_shards(state: State, values: dict[str, Any]) -> Iterator[None]:
 def _numbers_of_here(layout: Layout, index: int, ids: Tensor) -> Tensor:
     """Which of the ids belong to this server."""
     return (layout.owners(ids) == index).nonzero().squeeze(1)
-
-
-def share_of(state: State) -> Share:
-    """Which of how many servers this is."""
-    return state.index, state.spec.servers
 
 
 def server_layout(state: State, number: int) -> Layout:

@@ -60,7 +60,7 @@ class State:
                 spec.row_optimizer,
                 spec.seed,
                 threads=self.threads,
-                admission=admission_of(one.rules, spec.servers),
+                admission=admission_of(one.rules, (self.index, spec.servers)),
             )
             for one in spec.tables
         ]

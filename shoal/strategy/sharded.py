@@ -54,7 +54,7 @@ class Sharded(Collective):
                 self.row_optimizer,
                 self.seed,
                 fused,
-                admission_of(self.rules.get(name), layout.num_shares),
+                admission_of(self.rules.get(name), layout.share(self.world.rank)),
             )
             for name, layout in self.plan.layouts.items()
         }

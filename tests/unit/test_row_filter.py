@@ -89,6 +89,14 @@ def places(id_: int, size: int) -> list[int]:
     return [(hashed & 31) * share + place for place in inside]
 
 
+@pytest.mark.parametrize("size", [0, 1, 31, 32, 33, 1000])
+@pytest.mark.parametrize("threshold", [0.0, 3.0])
+def test_the_size_is_known_without_a_table(size: int, threshold: float) -> None:
+    """To ranks that hold nothing of one, too."""
+    store = make(size, threshold)
+    assert store.filter_facts[0] == store._core.bloom_bytes
+
+
 def test_the_bytes_are_those_of_a_counting_filter() -> None:
     """Only the lowest of an id's counters rise, at most to 255. Whoever changes what is expected
     here changes the layout: kBloomLayout must be raised, or old filters are misread."""

@@ -70,8 +70,8 @@ def test_several_servers_share_what_a_table_may_have() -> None:
     section = rules(
         admission={"threshold": 2.0, "bloom_counters": 100}, shrink={"every": 1, "capacity": 10}
     )
-    admission = admission_of(section.of("slots"), shares=3)
-    assert admission is not None and admission.bloom_counters == 34
+    admission = admission_of(section.of("slots"), (1, 3))
+    assert admission is not None and (admission.bloom_counters, admission.share) == (34, (1, 3))
     assert shrink_of(section.of("slots"), shares=3).capacity == 4
 
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from click_batches import global_batch, make_model
+from hearing import listening
 from ranks import run_ranks
 from torch import Tensor
 
+from shoal.checkpoint import Checkpoints
 from shoal.config.row_rules import RowRules, RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.embedding.admission import Pending, Shrink, admission_of, tend
 from shoal.embedding.optim import RowOptimizer
 from shoal.embedding.placement import Layout, Placement
-from shoal.embedding.row_files import chunks
+from shoal.embedding.row_files import BLOOM, chunks
 from shoal.embedding.sharded import Sharded
 from shoal.embedding.table import Init, Table
-from shoal.strategy import make_strategy
+from shoal.snapshot import give, take
+from shoal.strategy import Strategy, make_strategy
 from shoal.world import World
 
 ADS = Table("ads", 2, None, Init("constant", 0.0), padding=0)
@@ -27,7 +31,7 @@ PLACES = ["row", "table", "replicate"]
 
 def make_store(world: World, place: str = "row", optimizer: str = "sgd", **rules: Any) -> Sharded:
     layout = Layout(ADS, Placement(place), world.size)  # type: ignore[arg-type]
-    admission = admission_of(RowRules.model_validate(rules), layout.num_shares)
+    admission = admission_of(RowRules.model_validate(rules), layout.share(world.rank))
     made = RowOptimizer(optimizer)  # type: ignore[arg-type]
     return Sharded(layout, world, made, seed=1, admission=admission)
 
@@ -87,8 +91,42 @@ def traffic(world: World, rules: dict[str, Any]) -> dict[str, int]:
     return {"bytes": world.bytes_sent - before, "trips": len(trips), "away": away}
 
 
-def on_ranks(world: World) -> dict[str, Any]:
+FILTERED = {
+    "admission": {"threshold": 4.0, "bloom_counters": 1000},
+    "decay": {"every": 3, "rate": 0.75},
+}
+
+
+def strategy_with(world: World, name: Any, place: Any = "row") -> Strategy:
+    strategy = make_strategy(StrategySection(name=name, place=place), world)
+    strategy.rows_section = RowsSection.model_validate(FILTERED)
+    strategy.setup(make_model("DNN", "grows"), OptimizerSection(name="adagrad", lr=0.5), seed=1)
+    return strategy
+
+
+def filters(world: World, folder: str, place: str) -> dict[str, Any]:
+    """A run that is resumed goes on as if it had never stopped: ids have come before."""
+
+    def train(strategy: Strategy, begin: int, end: int) -> list[float]:
+        batches = [global_batch(k, "one", "grows") for k in range(begin, end)]
+        return [float(strategy.train_step(one.rows(*world.slice(one.size)))) for one in batches]
+
+    strategy, other = (strategy_with(world, "sharded", place) for _ in range(2))
+    train(strategy, 1, 7)
+    checkpoints = Checkpoints(Path(folder) / place, world)
+    checkpoints.save(strategy, {"step": 1})
+    checkpoints.wait()
+    world.barrier()
+    with listening() as heard:
+        give(other, checkpoints.load_step(1))
+    losses = [train(one, 7, 14) for one in (strategy, other)]
+    files = [list(take(one, {}).files.values()) for one in (strategy, other)]
+    return {"same": losses[0] == losses[1] and files[0] == files[1], "heard": heard}
+
+
+def on_ranks(world: World, folder: str) -> dict[str, Any]:
     return {
+        "filters": {place: filters(world, folder, place) for place in PLACES},
         "known": {place: known(world, place) for place in PLACES},
         "capacity": {place: capacity(world, place) for place in PLACES},
         "plain": traffic(world, {}),
@@ -98,8 +136,13 @@ def on_ranks(world: World) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_ranks(on_ranks, 2, tmp_path_factory.mktemp("counts"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("counts")
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> list[dict[str, Any]]:
+    return run_ranks(on_ranks, 2, folder, str(folder))
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -130,6 +173,22 @@ def test_counts_are_eight_bytes_an_id_and_no_trip_more(ranks: list[dict[str, Any
         )  # counts, ids, rows, back
         assert plain["bytes"] == by_norm["bytes"] and plain["away"] > 20
         assert counted["bytes"] - plain["bytes"] == 8 * plain["away"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_filters_are_in_checkpoints(ranks: list[dict[str, Any]], place: str, folder: Path) -> None:
+    """Cut by rows each rank has its own, and one process cannot take them over; else it can."""
+    assert [rank["filters"][place] for rank in ranks] == [{"same": True, "heard": []}] * 2
+    tables = ["slots"] if place == "row" else []
+    one = strategy_with(World(), "single")
+    with listening() as heard:
+        give(one, Checkpoints(folder / place, World()).load_step(1))
+    assert len(heard) == len(tables)
+    for line, table in zip(heard, tables):
+        assert line.startswith(f"table {table}: ids without a row are counted from nothing again")
+        assert "2 × 512 bytes (parts × bytes), here it is 1 × 1024" in line
+    parts = [chunk[BLOOM[0]] for chunk in chunks(one.stores["slots"]) if BLOOM[0] in chunk]
+    assert bool(torch.cat(parts).any()) == (place != "row")
 
 
 # ---- one rank -----------------------------------------------------------------------------------
