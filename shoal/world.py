@@ -6,7 +6,6 @@ every collective is the identity, so that no caller ever asks whether it is dist
 
 from __future__ import annotations
 
-import glob
 import json
 import logging
 import os
@@ -22,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shoal.gpus import choose_gpus, pick_device
 from shoal.hosts import WorldError, interface_towards, look_up, wait_for_host
 from shoal.neighbours import Neighbours, can_be_neighbours, make_memory
 
@@ -65,42 +65,6 @@ def set_rank(
     }
 
 
-def choose_gpus(ids: str | None) -> None:
-    """Let CUDA see these GPUs only ("0,1"; "": none); no effect where there are none.
-
-    Must come before anything asks CUDA: it looks at the variable once.
-    """
-    if ids is None:
-        return
-    wanted = [word.strip() for word in ids.split(",") if word.strip()]
-    # NVIDIA's driver makes these files; asking CUDA itself would start it too early.
-    if not glob.glob("/dev/nvidia[0-9]*") and not torch.version.hip:
-        return
-    if torch.cuda.is_initialized() and os.environ.get("CUDA_VISIBLE_DEVICES") != ",".join(wanted):
-        raise WorldError(
-            f"run.gpu_ids={ids!r} comes too late: this process already uses CUDA; set "
-            "CUDA_VISIBLE_DEVICES before it starts"
-        )
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(wanted)
-    found = torch.cuda.device_count()
-    if wanted and not found:
-        raise WorldError(
-            f"run.gpu_ids={ids!r} names no GPU of this machine (nvidia-smi lists them); correct "
-            'it, leave it out to use all, or set it to "" to use none'
-        )
-    if found < len(wanted) and is_first():
-        log.warning("run.gpu_ids names %d GPUs; %d of them can be used", len(wanted), found)
-
-
-def pick_device(choice: str, local_rank: int = 0) -> torch.device:
-    """`auto` takes this rank's GPU where there is one."""
-    if choice == "cuda" and not torch.cuda.is_available():
-        raise WorldError("run.device is cuda but this machine has no usable GPU; use auto or cpu")
-    if choice == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", local_rank % torch.cuda.device_count())
-
-
 def connect(
     device: str = "cpu",
     join_timeout: float = 60.0,
@@ -112,7 +76,7 @@ def connect(
 
     shared_memory: whether ranks that are all on one host talk through it, rather than by sockets.
     """
-    choose_gpus(gpu_ids)
+    choose_gpus(gpu_ids, tell=is_first())
     if not is_worker() or int(os.environ["WORLD_SIZE"]) == 1:
         world = World(pick_device(device, int(os.environ.get("LOCAL_RANK", 0))))
     else:

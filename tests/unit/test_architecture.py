@@ -27,7 +27,7 @@ FLOORS = [
     {"embedding", "nn"},
     {"data"},
     {"world", "config", "durable"},
-    {"hosts", "neighbours"},
+    {"gpus", "hosts", "neighbours"},
     {"core"},
 ]
 MODEL_MAY_IMPORT = {

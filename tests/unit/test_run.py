@@ -13,8 +13,9 @@ from small import DATA, NO_DROPOUT
 
 import shoal
 from shoal.data.prepare import load_dataset
+from shoal.gpus import choose_gpus
 from shoal.run import Trained, agree, comparable, resolve
-from shoal.world import World, WorldError, choose_gpus, connect
+from shoal.world import World, WorldError, connect
 
 SHORT = {**DATA, "train.epochs": 2, "train.batch_size": 256}
 del SHORT["data.name"]  # given as `dataset`
