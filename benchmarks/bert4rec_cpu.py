@@ -88,15 +88,18 @@ def measure(side: str, batch: int, processes: int, options: argparse.Namespace) 
     else:
         python = options.torchrec or sys.executable
         command = [python, str(HERE / "bert4rec_peer.py"), json.dumps(given)]
+    search = [str(HERE.parent)]
+    if command[0] == sys.executable:  # another environment has packages of its own
+        search += [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     ranks = []
     for rank in range(processes):
-        env = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(HERE.parent), RANK=str(rank))
+        env = dict(os.environ, OMP_NUM_THREADS="1", RANK=str(rank))
         env |= {"WORLD_SIZE": str(processes), "LOCAL_RANK": str(rank), "MASTER_PORT": str(port)}
         env |= {"MASTER_ADDR": "127.0.0.1", "LOCAL_WORLD_SIZE": str(processes)}
-        env["GLOO_SOCKET_IFNAME"] = "lo"
+        env |= {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(search)}
         ranks.append(
             subprocess.Popen(
                 command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
