@@ -66,30 +66,27 @@ Lane& Lanes::lane(int from, int to) const {
 }
 
 uint64_t Lanes::start(const std::vector<Bytes>& sends, const std::vector<Bytes>& receives) {
-  const uint64_t ticket = ++tickets_;
-  std::vector<const Bytes*> own;
-  for (const Bytes& bytes : sends) {
-    if (bytes.peer == rank_) own.push_back(&bytes);
-    else enqueue(outgoing_, bytes, ticket);
-  }
-  size_t next = 0;
-  for (const Bytes& bytes : receives) {
-    if (bytes.peer != rank_) {
-      enqueue(incoming_, bytes, ticket);
-      continue;
+  // All is looked at before anything is queued: the caller keeps no memory for what was refused.
+  std::vector<const Bytes*> from, to;  // of this process to itself
+  for (const auto* pieces : {&sends, &receives})
+    for (const Bytes& bytes : *pieces) {
+      if (bytes.peer < 0 || bytes.peer >= size_) throw std::invalid_argument("lanes: no such process");
+      if (bytes.peer == rank_) (pieces == &sends ? from : to).push_back(&bytes);
     }
-    if (next == own.size() || own[next]->size != bytes.size)
-      throw std::invalid_argument("lanes: what a process sends to itself it must receive");
-    if (bytes.size != 0) std::memmove(bytes.at, own[next]->at, bytes.size);
-    ++next;
-  }
+  const bool same = std::equal(from.begin(), from.end(), to.begin(), to.end(),
+                               [](const Bytes* a, const Bytes* b) { return a->size == b->size; });
+  if (!same) throw std::invalid_argument("lanes: what a process sends to itself it must receive");
+  for (size_t k = 0; k < from.size(); ++k)
+    if (from[k]->size != 0) std::memmove(to[k]->at, from[k]->at, from[k]->size);
+  const uint64_t ticket = ++tickets_;
+  for (const Bytes& bytes : sends) enqueue(outgoing_, bytes, ticket);
+  for (const Bytes& bytes : receives) enqueue(incoming_, bytes, ticket);
   move_some();
   return ticket;
 }
 
 void Lanes::enqueue(std::vector<Queue>& queues, const Bytes& bytes, uint64_t ticket) {
-  if (bytes.peer < 0 || bytes.peer >= size_) throw std::invalid_argument("lanes: no such process");
-  if (bytes.size == 0) return;
+  if (bytes.size == 0 || bytes.peer == rank_) return;
   queues[static_cast<size_t>(bytes.peer)].push_back({bytes.at, bytes.size, ticket});
   ++unfinished_[ticket];
 }

@@ -332,6 +332,7 @@ def write(
         # The manifest carries a checksum of itself: the state in it matters as much as the rows.
         manifest["sha256"] = _digest(manifest)
         write_durably(hidden / "manifest.json", json.dumps(manifest, indent=1).encode())
+        sync_folder(hidden)
         if path.exists():  # the same step again: it was damaged, and the run went back behind it
             os.rename(path, old)
         os.rename(hidden, path)

@@ -192,17 +192,20 @@ class Trainer:
             self.interval.step(cursor.epoch, cursor.step, samples, loss)
             every = config.checkpoint.every_steps
             if every and cursor.step % every == 0 and following is not None:
-                cursor.loss_sum = float(total)
+                cursor.loss_sum = self._number(total)
                 self.strategy.settle()
                 self._save()
         self.strategy.settle()
-        loss_sum = float(total)
-        if loss_sum != loss_sum:
+        return self._number(total)
+
+    def _number(self, loss: Tensor) -> float:
+        """A sum of losses; NaN is refused, before it is saved in the place of what was good."""
+        if loss.isnan():
             raise ValueError(
-                f"the loss became NaN in epoch {cursor.epoch}; lower train.optimizer.lr or set "
-                "train.clip_grad_norm. The checkpoints before it are kept"
+                f"the loss became NaN in epoch {self.cursor.epoch}; lower train.optimizer.lr or "
+                "set train.clip_grad_norm. The checkpoints before it are kept"
             )
-        return loss_sum
+        return float(loss)
 
     def _parts(self) -> Iterator[list[Batch]]:
         """This rank's slices of the epoch's batches, each in as many parts as are asked for.

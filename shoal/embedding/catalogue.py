@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shoal.embedding.exchange import Exchange
-from shoal.embedding.fused import FusedSoftmax, can_fuse
+from shoal.embedding.fused import ALONE, FusedSoftmax, can_fuse
 from shoal.embedding.fused_cpu import CoreSoftmax, can_fuse_on_cpu
 from shoal.embedding.softmax import parallel_softmax_loss
 from shoal.embedding.store import Store
@@ -35,6 +35,11 @@ class Catalogue:
         self.embed, self.field, self.table = embed, field, embed.fields[field]
         if self.table.rows is None:
             raise ValueError(f"table {self.table.name!r} grows: it has no whole for a softmax")
+        if self.table.padding != 0:
+            raise ValueError(
+                f"table {self.table.name!r} has padding={self.table.padding}; a softmax over all "
+                "rows takes row 0 for padding: make it with padding=0"
+            )
         self.rows = self.table.rows
         self._fused: FusedSoftmax | None = None
         self._ready: list[CoreSoftmax] = []  # whose backward came by
@@ -70,11 +75,8 @@ class Catalogue:
     def _by_kernels(
         self, rows: Store | None, bias: Store | None, targets: Tensor, stop: int
     ) -> FusedSoftmax:
-        if self._fused is not None and self._fused.scale is not None:
-            raise RuntimeError(
-                "a second softmax before the step of the first: gradients of its rows cannot be "
-                "added up where they are never written; set strategy.fused=false"
-            )
+        if self._fused is not None:
+            self._fused.replace()
         self._fused = FusedSoftmax(rows, bias, targets, stop)  # type: ignore[arg-type]
         return self._fused
 
@@ -99,7 +101,10 @@ class Catalogue:
 
     def write_gradients(self, always: bool = False) -> None:
         """Write the gradients of rows down after all, where others must be added to them."""
-        if not always and len(self._ready) == 1 and not self.embed.has_gradients(self.table.name):
+        by_kernels = self._fused
+        if by_kernels is not None and by_kernels.learns and self._has_others(by_kernels.bias):
+            raise RuntimeError(ALONE)
+        if not always and len(self._ready) == 1 and not self._has_others(self._ready[0].bias):
             return
         for softmax in self._ready:
             for store, ids, grads in softmax.gradients():
@@ -107,6 +112,11 @@ class Catalogue:
                 leaf.grad = grads
                 self.embed.add_leaf(store.table.name, ids, leaf)
         self._ready.clear()
+
+    def _has_others(self, bias: Store | None) -> bool:
+        """Whether rows of these tables have gradients besides those of the softmax."""
+        names = [self.table.name] if bias is None else [self.table.name, bias.table.name]
+        return any(self.embed.has_gradients(name) for name in names)
 
     # ---- rows that are spread over ranks --------------------------------------------------------
 
@@ -121,11 +131,14 @@ class Catalogue:
         """Every rank makes the logits of its own rows."""
         embed, name, rank = self.embed, self.table.name, exchange.world.rank
         low, high = (int(x) for x in targets.aminmax()) if len(targets) else (1, 1)
-        if not 0 < low <= high < stop:
+        if not 0 <= low <= high < stop:
             raise ValueError(
                 f"full_softmax over table {name!r}: targets are {low} to {high}; they must be 1 to "
-                f"{stop - 1}"
+                f"{stop - 1}, or 0 where a position does not count"
             )
+        if low == 0:
+            real = targets.nonzero().squeeze(1)
+            hidden, targets = hidden[real], targets[real]
         layout = exchange.stores[name].layout
         place, others = self._places(exchange, stop)
         keys = every_id(layout.shares[rank], embed.device)

@@ -130,7 +130,7 @@ class Device(Leaf):
         if not whole and len(ids):
             if len(self._slot) == 0:
                 self._slot = torch.zeros_like(self.values[:, 0], dtype=torch.int64)
-            self._slot.index_copy_(0, ids, every_id(len(ids), self.device))
+            self._slot.index_copy_(0, ids, torch.arange(len(ids), device=self.device))
             slots = self._slot.index_select(0, ids)
             sums = torch.zeros_like(grads).index_add_(0, slots, grads)
         assert self.kernels is not None

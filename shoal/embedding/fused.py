@@ -14,6 +14,11 @@ from torch import Tensor
 from shoal.embedding.device import Device
 from shoal.embedding.store import Store
 
+ALONE = (
+    "gradients of the rows of a softmax cannot be added to others of the same step where they are "
+    "never written; set strategy.fused=false"
+)
+
 
 def can_fuse(rows: Store | None, bias: Store | None) -> bool:
     """Whether both stores have kernels for it."""
@@ -37,10 +42,28 @@ class FusedSoftmax:
         self.targets = targets.contiguous()
         self.normalizers, self.parts = targets, targets  # set by forward
         self.scale: Tensor | None = None  # set by backward
+        self._replaced = False
 
     def loss(self, hidden: Tensor) -> Tensor:
         """Of states [n, d]: a scalar; a position whose target is 0 does not count."""
         return _Loss.apply(hidden, self)
+
+    @property
+    def learns(self) -> bool:
+        """Whether backward came by, so that `step` has something to do."""
+        return self.scale is not None
+
+    def replace(self) -> None:
+        """Another softmax over the same rows follows, which is well where this one is forgotten."""
+        if self.learns:
+            raise RuntimeError(ALONE)
+        self._replaced = True
+
+    def follow_back(self, scale: Tensor) -> None:
+        """Backward came by."""
+        if self._replaced or self.learns:
+            raise RuntimeError(ALONE)
+        self.scale = scale
 
     def step(self) -> None:
         """A step of rows and bias, whose own count of steps has gone up already."""
@@ -79,5 +102,5 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         scale = grads[0].to(ctx.grads)
-        ctx.softmax.scale = scale
+        ctx.softmax.follow_back(scale)
         return ctx.grads * scale, None

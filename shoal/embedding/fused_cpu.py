@@ -41,7 +41,7 @@ class CoreSoftmax:
     def __init__(self, rows: Device, bias: Device | None, others: Tensor, ready: list[CoreSoftmax]):
         """others [m], ascending, are the rows that are no candidates."""
         self.rows, self.bias, self.others, self.ready = rows, bias, others, ready
-        self.factor = 0.0  # of backward
+        self.factor, self._version = 0.0, 0  # of backward; of the states
         self.states = self.hidden = torch.empty(0, rows.table.dim)
         self.exponentials = torch.empty(len(rows.values), 0)
         self.tops = self.highest = self.shares = torch.empty(0)
@@ -51,6 +51,7 @@ class CoreSoftmax:
         """Exponentials of all logits of states [n, d]: their highest logits and sums, [n] each."""
         values, bias = self.rows.values, self.bias
         self.states = states.detach().contiguous()
+        self._version = self.states._version
         (n, dim), k = states.shape, len(values)
         width, blocks = _core.catalogue_sizes(n, k)
         self.exponentials = self._take(k * width).view(k, width)
@@ -137,6 +138,11 @@ class CoreSoftmax:
         self, optimizer: str, numbers: list[float], parts: list[list[Tensor]], scale: float
     ) -> None:
         """A step of rows and, if any, bias, whose values and state are given."""
+        if self.states._version != self._version:
+            raise RuntimeError(
+                "the states of a softmax were changed in place before its rows had learnt: change "
+                "a copy, or set strategy.fused=false"
+            )
         factor = scale * self.factor
         shares = self.shares * factor
         _core.catalogue_step(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shoal.embedding.fused_cpu import CoreSoftmax
-from shoal.nn.losses import SoftmaxGradients, block_size
+from shoal.nn.losses import SoftmaxGradients, block_size, take_made
 from shoal.nn.native import exponentials_, logits_of
 from shoal.world import World
 
@@ -104,6 +104,5 @@ class _ParallelSoftmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        scaled = ctx.made.scaled(grads[0])
-        ctx.made = None
+        scaled = take_made(ctx).scaled(grads[0])
         return (*scaled, None, None, None, None, None, None)

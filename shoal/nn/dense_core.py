@@ -35,7 +35,7 @@ class Place(NamedTuple):
     parameter: Tensor
     state: list[Any]  # alive as long as their ids are known
     ids: list[int]
-    addresses: tuple[int, ...]  # values, number of steps, two states; 0: none
+    addresses: tuple[int, ...]
     size: int
     bytes: int
 
@@ -50,6 +50,8 @@ def core_step(optimizer: Optimizer) -> bool:
         return False
     group = optimizer.param_groups[0]
     if any(group.get(setting) for setting in UNKNOWN) or _is_watched(optimizer):
+        return False
+    if min(group.get("betas", (1.0,))) < 0.5:  # m + (g - m) * (1 - beta) would lose digits
         return False
     if group.get("decoupled_weight_decay"):
         kind = DECOUPLED
@@ -70,8 +72,9 @@ def core_step(optimizer: Optimizer) -> bool:
         if (
             place is None
             or place.parameter is not parameter
-            or place.addresses[0] != parameter.data_ptr()
             or place.ids != [*map(id, state.values())]
+            or place.addresses != _addresses(parameter, state, names)
+            or not parameter.is_contiguous()
         ):
             place = _look(parameter, state, names)
             if place is None:
@@ -106,11 +109,15 @@ def _look(parameter: Tensor, state: dict[str, Any], names: tuple[str, ...]) -> P
     for tensor, shape in zip(kept, shapes):
         if not isinstance(tensor, Tensor) or tensor.shape != shape or not _is_plain(tensor):
             return None
-    tensors = [parameter, *(state[name] for name in names)]
-    addresses = (*(tensor.data_ptr() for tensor in tensors), 0, 0, 0)[:4]
+    addresses = _addresses(parameter, state, names)
     values = list(state.values())
     ids = [*map(id, values)]
     return Place(parameter, values, ids, addresses, parameter.numel(), parameter.nbytes)
+
+
+def _addresses(parameter: Tensor, state: dict[str, Any], names: tuple[str, ...]) -> tuple[int, ...]:
+    """Of values, number of steps and two states; 0: none."""
+    return (parameter.data_ptr(), *(state[name].data_ptr() for name in names), 0, 0, 0)[:4]
 
 
 def _is_plain(x: Tensor) -> bool:

@@ -126,9 +126,16 @@ class _FullSoftmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, items, bias = ctx.made.scaled(grads[0])
-        ctx.made = None
+        hidden, items, bias = take_made(ctx).scaled(grads[0])
         return hidden, items, None, bias, None, None, None
+
+
+def take_made(ctx: Any) -> Any:
+    """What forward made, once: backward changes it in place."""
+    made, ctx.made = ctx.made, None
+    if made is None:
+        raise RuntimeError("a softmax over a catalogue can be followed back once, not twice")
+    return made
 
 
 class SoftmaxGradients:
@@ -174,6 +181,10 @@ class SoftmaxGradients:
         if self.bias is not None:
             torch.addmv(self.bias, exponentials.T, shares, beta=keep, out=self.bias)
             self.bias.index_add_(0, wanted, torch.ones_like(sure[:, 0]), alpha=-1.0)
+        if mine is None:  # 0 is the target of positions that do not count
+            for one in (self.items, self.bias):
+                if one is not None:
+                    one[0] = 0.0
 
     def scaled(self, factor: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """All gradients times a number, in place: one of them is as large as the catalogue."""

@@ -199,7 +199,8 @@ class Strategy:
         for module in self.embeddings:
             if self.counted:
                 counts = module.take_counts()
-                self._counts |= {name: counts[name] for name in self.counted & counts.keys()}
+                # In the tables' own order: ranks send them one after the other.
+                self._counts |= {name: c for name, c in counts.items() if name in self.counted}
             gradients.update(module.take_gradients())
         return gradients
 

@@ -234,6 +234,7 @@ def test_settings_that_the_core_does_not_know(core: Recorder) -> None:
     for optimizer in (
         torch.optim.SGD([values], lr=0.1, momentum=0.9),
         torch.optim.Adam([values], amsgrad=True),
+        torch.optim.Adam([values], betas=(0.9, 0.0)),  # what is left of m + (g - m) * 1
         torch.optim.RMSprop([values]),
         torch.optim.SGD([{"params": [values]}, {"params": [torch.ones(2)]}]),
         torch.optim.SGD([torch.ones(3, dtype=torch.float64)]),
@@ -300,3 +301,26 @@ def test_moved_parameters_are_found_again(core: Recorder) -> None:
         values.grad = torch.ones_like(target)
         dense_step(optimizer, 0.5)
     assert core.calls == 3 and values.tolist() == [1.5] * 5
+
+
+def test_moved_state_is_found_again(core: Recorder) -> None:
+    """Also where a tensor stays the same and its memory does not."""
+    moved, still = parameters_of([(9,)]), parameters_of([(9,)])
+    optimizers = [torch.optim.Adagrad(one) for one in (moved, still)]
+    for step in range(6):
+        for optimizer, (parameter,) in zip(optimizers, (moved, still)):
+            parameter.grad = torch.full((9,), 0.5 + step)
+            dense_step(optimizer, 0.1)
+        total = optimizers[0].state[moved[0]]["sum"]
+        total.set_(total.clone())
+    assert core.calls == 12 and torch.equal(moved[0], still[0])
+
+
+def test_a_transposed_parameter_is_left_to_torch(core: Recorder) -> None:
+    values = torch.nn.Parameter(torch.zeros(2, 2))
+    optimizer = torch.optim.SGD([values], lr=1.0)
+    for _ in range(2):
+        values.grad = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        dense_step(optimizer, 1.0)
+        values.data = values.data.t()
+    assert core.calls == 1 and values.tolist() == [[-2.0, -5.0], [-5.0, -8.0]]

@@ -157,8 +157,40 @@ def test_gradients_of_two_softmaxes_and_of_rows_add_up() -> None:
         (plain(hidden, parts, targets, 149) + parts[0][ids].sum()).backward()
         optimizer.step()
         optimizer.zero_grad()
+        loss = embed.full_softmax("output", hidden, targets, "bias", stop=149)
+        (loss + embed.rows("bias", ids).sum()).backward()
+        assert step(embed) == 300
+        (plain(hidden, parts, targets, 149) + parts[1][ids].sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
     for store, part in zip(embed.stores.values(), parts):
         torch.testing.assert_close(store.values[1:], part[1:], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_softmax_is_followed_back_once(fused: bool) -> None:
+    loss = make(9, 4, "sgd", fused=fused).full_softmax(
+        "output", torch.randn(2, 4, requires_grad=True), torch.tensor([1, 2])
+    )
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="once, not twice"):
+        loss.backward()
+
+
+def test_states_that_are_changed_before_the_step() -> None:
+    """autograd does not know that they are read again."""
+    embed, hidden = make(9, 4, "sgd"), torch.randn(2, 4)
+    embed.full_softmax("output", hidden, torch.tensor([1, 2])).backward()
+    hidden.zero_()
+    with pytest.raises(RuntimeError, match="changed in place"):
+        step(embed)
+
+
+@pytest.mark.parametrize("padding", [None, 8])
+def test_rows_without_padding_at_0_have_no_softmax(padding: int | None) -> None:
+    embed = Embeddings(output=Table("output", 4, 9, padding=padding, whole=True))
+    with pytest.raises(ValueError, match=f"'output' has padding={padding}.*make it with padding=0"):
+        embed.full_softmax("output", torch.randn(2, 4), torch.tensor([1, 2]))
 
 
 def test_a_batch_without_positions_moves_rows_by_what_was_before() -> None:

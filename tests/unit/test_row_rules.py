@@ -17,11 +17,14 @@ from shoal.checkpoint import Checkpoints, give, take
 from shoal.config.errors import ConfigError
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, ServersSection, StrategySection
+from shoal.data.batch import Batch
 from shoal.embedding.admission import Admission, admission_of, shrink_of
 from shoal.embedding.init import initial_rows
 from shoal.embedding.local import make_local, native_is_built, push_all
+from shoal.embedding.module import Embeddings
 from shoal.embedding.optim import RowOptimizer
 from shoal.embedding.table import Init, Table
+from shoal.models.base import Facts, Model, Output
 from shoal.run import Trained, resolve
 from shoal.strategy import make_strategy
 from shoal.strategy.geo import Geo
@@ -142,6 +145,29 @@ def test_an_id_counts_as_often_as_it_was_shown(engine: Any) -> None:
         [2.0],
         [1.0],
     )
+
+
+class Slots(Model):
+    """Eight growing tables, read at the ids of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__(self.Options(), Facts())
+        tables = {f"slot_{k}": Table(f"slot_{k}", 2, None) for k in range(8)}
+        self.embed = Embeddings(tables)
+
+    def forward(self, batch: Batch) -> Output:
+        return Output(sum(rows.sum() for rows in self.embed(batch).values()), batch.size)  # type: ignore[arg-type]
+
+
+def test_counts_have_an_order_that_all_processes_share() -> None:
+    """That of the tables: ranks of ddp send them one after the other. A set's is its process's."""
+    strategy = make_strategy(StrategySection(name="single"), World())
+    strategy.rows_section = rules(admission={"threshold": 3.0})
+    strategy.setup(Slots(), SGD, seed=1)
+    batch = Batch(1, {f"slot_{k}": torch.arange(k + 2).view(1, -1) for k in range(8)})
+    strategy.backward(strategy.forward(batch))
+    assert [len(ids) for ids, _ in strategy.take_gradients().values()] == list(range(2, 10))
+    assert [len(counts) for counts in strategy._counts.values()] == list(range(2, 10))
 
 
 # ---- training -----------------------------------------------------------------------------------

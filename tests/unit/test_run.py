@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load as parse_tensors
 from small import DATA, NO_DROPOUT
 
 import shoal
+from shoal.checkpoint import Checkpoints
 from shoal.data.prepare import load_dataset
 from shoal.gpus import choose_gpus
 from shoal.run import Trained, agree, comparable, resolve
@@ -41,6 +43,18 @@ def test_run_can_be_called_again(result: dict[str, Any], tmp_path: Path) -> None
     assert again["test"] == result["test"]
     assert Path(again["folder"]).parent == tmp_path / "runs"
     assert (Path(again["folder"]) / "result.json").is_file()
+
+
+def test_a_loss_that_becomes_nan_is_not_saved(tmp_path: Path) -> None:
+    """In the place of what was good: of checkpoints only the last ones are kept."""
+    values = {**SHORT, **NO_DROPOUT["SASRec"], "checkpoint.every_steps": 1, "train.batch_size": 16}
+    values |= {"train.optimizer.lr": 1e20, "run.output": str(tmp_path / "run")}
+    with pytest.raises(ValueError, match="became NaN in epoch 0.* before it are kept"):
+        shoal.run("SASRec", "planted", None, values)
+    saved = Checkpoints(tmp_path / "run" / "checkpoints", World()).load_newest()
+    assert saved is not None
+    dense = parse_tensors(saved.files["dense.safetensors"])
+    assert all(torch.isfinite(tensor).all() for tensor in dense.values())
 
 
 def test_evaluate(result: dict[str, Any], tmp_path: Path) -> None:

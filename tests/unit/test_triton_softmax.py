@@ -169,10 +169,32 @@ def test_a_module_learns_as_without_kernels():
         torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
 
 
-def test_two_softmaxes_before_a_step_are_refused():
+def follow_first(embed, loss):
+    loss().backward()
+    loss()
+
+
+def follow_both(embed, loss):
+    (loss() + loss()).backward()
+
+
+def follow_twice(embed, loss):
+    one = loss()
+    one.backward(retain_graph=True)
+    one.backward()
+
+
+def look_up_too(embed, loss):
+    (loss() + embed.rows("output", torch.tensor([3, 5], device=DEVICE)).sum()).backward()
+    embed.take_gradients()
+
+
+@pytest.mark.parametrize("two", [follow_first, follow_both, follow_twice, look_up_too])
+def test_two_gradients_of_a_row_before_a_step_are_refused(two):
     embed = Embeddings(output=Table("output", 16, 21, padding=0, whole=True))
     embed.attach(lambda table: Device(table, RowOptimizer("adam"), 5, DEVICE, True))
-    hidden, targets = torch.randn(3, 16, requires_grad=True), torch.tensor([1, 2, 3])
-    embed.full_softmax("output", hidden, targets).backward()
+    embed.train().to(DEVICE)
+    hidden = torch.randn(3, 16, requires_grad=True, device=DEVICE)
+    targets = torch.tensor([1, 2, 3], device=DEVICE)
     with pytest.raises(RuntimeError, match=r"strategy\.fused=false"):
-        embed.full_softmax("output", hidden, targets)
+        two(embed, lambda: embed.full_softmax("output", hidden, targets))
