@@ -21,8 +21,9 @@ class Interrupted(BaseException):
 
 def __getattr__(name: str):  # type: ignore[no-untyped-def]
     # `import shoal` stays quick: torch comes in with the first thing that is used.
-    if name in ("run", "run_rank", "evaluate", "recommend"):
+    rooms = {"run": "run", "run_rank": "run", "evaluate": "trained", "recommend": "trained"}
+    if name in rooms:
         from importlib import import_module
 
-        return getattr(import_module("shoal.run"), name)
+        return getattr(import_module(f"shoal.{rooms[name]}"), name)
     raise AttributeError(f"module 'shoal' has no attribute {name!r}")

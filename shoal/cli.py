@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -63,21 +64,11 @@ def train(
 
     if is_worker():
         follow_launcher()
-    files, overrides = split_arguments(context.args)
-    values = None
-    if resume and len(files) == 1 and Path(files[0]).is_dir():
-        output, files = output or files[0], []
-    if resume and not files and output:
-        files = [str(run_config(output))]
-        if any(key_of(word) in ("nproc", "launch.nproc", "world_size") for word in overrides):
-            values = ALONE  # not half of how it was launched before
-    if output is not None:
-        overrides.append(f"--run.output={json.dumps(output)}")
+    files, overrides, is_run = run_arguments(context.args, resume, output)
+    counted = any(key_of(word) in ("nproc", "launch.nproc", "world_size") for word in overrides)
+    values = ALONE if is_run and counted else None  # not half of how it was launched before
     resolved = resolve(files, overrides, values)
-    if resume and resolved.config.run.output is None:
-        raise typer.BadParameter(
-            "--resume needs the run's folder: --output DIR, or the folder itself"
-        )
+    check_resumable(resolved, resume)
     result = train(resolved, resume)
     if result and is_first() and not is_launched():
         print_result(result)
@@ -93,12 +84,16 @@ def launch_command(
     servers: Annotated[str | None, typer.Option(help="HOST:PORT,… of all servers.")] = None,
     role: Annotated[str | None, typer.Option(help="Run only this: worker or server.")] = None,
     index: Annotated[int, typer.Option(help="With --role: which of them.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --output.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Continue the run in --output (or in the folder given)."),
+    ] = False,
     output: Annotated[str | None, typer.Option(help="Folder of the run.")] = None,
 ) -> None:
-    """Train with parameter servers: `shoal launch --worker_num=2 --server_num=1 -m CONFIG`.
+    """Train with parameter servers: `shoal launch --worker_num=2 --server_num=1 CONFIG.yaml`.
 
-    On many hosts run the same command with --workers and --servers on each of them.
+    On many hosts run the same command with --workers and --servers on each of them. PaddleRec's
+    `-m CONFIG.yaml -o key=value` works too.
     """
     from shoal.roles import find_roles
     from shoal.run import train, with_roles
@@ -107,15 +102,15 @@ def launch_command(
     if is_worker():
         raise ValueError("shoal launch starts processes itself; run it without torchrun")
     roles = find_roles(worker_num, server_num, workers, servers, role, index)
-    files, overrides = split_arguments(context.args)
-    if resume and not files and output:
-        files = [str(run_config(output))]
-    if output is not None:
-        overrides.append(f"--run.output={json.dumps(output)}")
+    files, overrides, _ = run_arguments(context.args, resume, output)
     processes = {"launch.nproc": max(1, roles.nproc), "launch.world_size": roles.world_size}
     if roles.workers:  # several hosts are asked for the port at which they meet
         processes["launch.port"] = int(roles.workers[0].rsplit(":", 1)[1])
-    resolved = with_roles(resolve(files, overrides, {"strategy.name": "ps", **processes}), roles)
+    named = resolve(files, overrides, processes)
+    if named.config.strategy.name == "auto":
+        named = resolve(files, overrides, {"strategy.name": "ps", **processes})
+    resolved = with_roles(named, roles)
+    check_resumable(resolved, resume)
     result = train(resolved, resume)
     if result:
         print_result(result)
@@ -130,6 +125,7 @@ def serve(
     timeout: Annotated[float, typer.Option(help="Seconds of silence before giving up.")] = 10.0,
     threads: Annotated[int, typer.Option(help="Threads for rows.")] = 1,
     announce: Annotated[str | None, typer.Option(help="File to write the address to.")] = None,
+    patience: Annotated[float, typer.Option(help="Seconds to wait for a worker.")] = math.inf,
 ) -> None:
     """One parameter server; `shoal launch` starts them."""
     from shoal.launch import follow_launcher, is_launched
@@ -142,7 +138,7 @@ def serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us hears it, and tells us
     start_logging("info", 0)
     found = None if keys is None else read_keys(keys, "server")
-    leave(run_server(bind, index, found, timeout, threads, announce))
+    leave(run_server(bind, index, found, timeout, threads, announce, patience))
 
 
 @keys_app.command("make")
@@ -163,7 +159,7 @@ def evaluate_command(
 ) -> None:
     """Evaluate a run's best checkpoint again, on any number of processes."""
     from shoal.launch import follow_launcher, launch
-    from shoal.run import evaluate
+    from shoal.trained import evaluate
     from shoal.world import is_first, is_worker
 
     if is_worker():
@@ -191,7 +187,7 @@ def recommend(
     from rich.console import Console
     from rich.table import Table
 
-    from shoal.run import recommend
+    from shoal.trained import recommend
 
     table = Table("rank", "item", "score", title=f"for user {user}")
     for number, (item, score) in enumerate(recommend(run, user, topk), start=1):
@@ -267,6 +263,9 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
         if "=" not in word and rest and not rest[0].startswith("--"):
             word = f"{word}={rest.pop(0)}"
         key, _, value = word.lstrip("-").partition("=")
+        if key in ("m", "o") and not value:
+            what = "-m CONFIG.yaml" if key == "m" else "-o key=value"
+            raise typer.BadParameter(f"-{key} stands without its value: {what}")
         if key == "m":  # PaddleRec's way to name the file, and to override a key
             files.append(value)
             continue
@@ -282,6 +281,29 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
     return files, overrides
 
 
+def run_arguments(
+    arguments: list[str], resume: bool, output: str | None
+) -> tuple[list[str], list[str], bool]:
+    """As split_arguments, of a command that trains; and whether a run brings its own config."""
+    files, overrides = split_arguments(arguments)
+    if resume and len(files) == 1 and not Path(files[0]).is_file():
+        output, files = output or files[0], []
+    is_run = bool(resume and not files and output)
+    if is_run:
+        files = [str(run_config(str(output)))]
+    if output is not None:
+        overrides.append(f"--run.output={json.dumps(output)}")
+    return files, overrides, is_run
+
+
+def check_resumable(resolved: Resolved, resume: bool) -> None:
+    """Refuse to resume nothing."""
+    if resume and resolved.config.run.output is None:
+        raise typer.BadParameter(
+            "--resume needs the run's folder: --output DIR, or the folder itself"
+        )
+
+
 def key_of(override: str) -> str:
     """`--launch.nproc=2` -> `launch.nproc`"""
     return override.lstrip("-").partition("=")[0].replace("-", "_")
@@ -289,10 +311,10 @@ def key_of(override: str) -> str:
 
 def run_config(folder: str) -> Path:
     """The config of a run's folder."""
-    path = Path(folder) / "config.yaml"
-    if not path.is_file():
-        raise ValueError(f"{folder} is not a run's folder: it has no config.yaml")
-    return path
+    from shoal.run_folder import RunFolder
+
+    RunFolder(folder).check_is_run()
+    return Path(folder) / "config.yaml"
 
 
 def resolve(

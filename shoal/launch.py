@@ -44,8 +44,7 @@ def launch(arguments: list[str], section: LaunchSection) -> None:
     """Run `shoal ARGUMENTS` as this host's ranks and wait for them."""
     hosts, host = host_of(section)
     alone = hosts == 1 and section.port == 0
-    for name in ("torch.distributed.elastic", "torch.distributed.launcher"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # we report failures ourselves
+    silence_torch()
     try:
         if host:
             wait_for_host(section.ip, section.port, section.join_timeout)
@@ -83,6 +82,13 @@ def launch(arguments: list[str], section: LaunchSection) -> None:
             raise shoal.Interrupted(error.sigval) from None
         except (RuntimeError, OSError, TimeoutError) as error:
             raise LaunchError(describe_rendezvous(error, section, hosts)) from error
+
+
+def silence_torch() -> None:
+    """We report failures ourselves. Loggers of torch's have levels of their own, each of them."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 @contextmanager
@@ -152,11 +158,13 @@ def describe_failure(failures: dict[int, ProcessFailure], hosts: int = 1) -> str
     elif kind == "peer lost" and hosts > 1:
         cause += "; the rank that failed first is on another host, whose message says why"
     end = "" if cause.endswith((".", "\n")) else "."
-    return (
+    told = (
         f"rank {rank} on host {socket.gethostname()} failed (pid {failure.pid}, exit status "
-        f"{failure.exitcode}): {cause}{end} The other ranks of this host were stopped; what was "
-        "saved can be continued with --resume"
+        f"{failure.exitcode}): {cause}{end} The other ranks of this host were stopped"
     )
+    if kind == "error":  # one that says what to do
+        return told
+    return f"{told}; what was saved can be continued with --resume"
 
 
 def describe_rendezvous(error: Exception, section: LaunchSection, hosts: int) -> str:
@@ -164,8 +172,8 @@ def describe_rendezvous(error: Exception, section: LaunchSection, hosts: int) ->
     text = str(error)
     if "EADDRINUSE" in text or "already in use" in text:
         return (
-            f"port {section.port} on {section.ip} is in use by another program; choose another "
-            "--port"
+            f"port {section.port} on {section.ip} is in use by another program; choose another, "
+            "in --port, or in the first entry of --workers"
         )
     remedy = (
         "start the same command on the other hosts, check --ip, --port, --world_size and "

@@ -19,25 +19,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-import torch
-
 import shoal
 from shoal import config as config_room
-from shoal.build import announce, build, describe_data
-from shoal.checkpoint import Checkpoints, give
+from shoal.build import announce, build
 from shoal.config import Resolved
 from shoal.config.output import flat
-from shoal.config.row_rules import RowsSection
 from shoal.config.schema import Config
-from shoal.data.dataset import Dataset
-from shoal.evaluation import Evaluator
 from shoal.launch import GRACE_SECONDS, LaunchError, host_of, launch, record_failure
 from shoal.models import find, lookup
 from shoal.roles import Roles
 from shoal.run_folder import RunFolder, start_logging
-from shoal.servers import END_SECONDS, Servers
-from shoal.trainer import Trainer, check_fingerprint
+from shoal.servers import END_SECONDS, Servers, knocking
+from shoal.trainer import Trainer
 from shoal.world import PeerLost, World, connect, is_worker, set_rank
 
 log = logging.getLogger("shoal")
@@ -139,7 +132,12 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
 def with_roles(resolved: Resolved, roles: Roles) -> Resolved:
     """A config for parameter servers, with what this host runs of them."""
     config = resolved.config
-    config.strategy.name = "ps"
+    if config.strategy.name != "ps":
+        raise ValueError(
+            f"strategy.name is {config.strategy.name} ({resolved.origins['strategy.name']}), and "
+            "`shoal launch` trains with parameter servers: leave it out, or use `shoal train "
+            "--nproc=N`"
+        )
     section, servers = config.launch, config.strategy.ps
     section.nproc, section.world_size = roles.nproc, roles.world_size
     section.hosts, section.host = roles.hosts, roles.host
@@ -170,6 +168,7 @@ def _launch_ranks(resolved: Resolved, servers: Servers | None, resume: bool) -> 
     config = resolved.config
     if servers is not None and not config.strategy.ps.addresses:
         config.strategy.ps.addresses = servers.addresses
+    if servers is not None and config.launch.hosts <= 1:  # others must hear of it from their rank
         servers.stop_us_on_failure()
     with tempfile.TemporaryDirectory(prefix="shoal-config-") as scratch:
         file = Path(scratch) / "config.yaml"
@@ -205,20 +204,26 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
         if world.is_main:
             folder.create(resume)
             stack.enter_context(folder.locked())
-            folder.write_config(config_room.dump(config))
+            if not folder.is_run:
+                folder.write_config(config_room.dump(config))
         start_logging(
             config.run.log_level, world.rank, folder.path / "train.log" if world.is_main else None
         )
         for note in resolved.notes:
             log.info("%s", note)
-        parts = build(config, world)
+        with knocking(config, world.rank):
+            parts = build(config, world)
         agree(world, "data", parts.fingerprint)
         parts.strategy.on_peer_lost(_leave)
         announce(config, parts)
         trainer = Trainer(
             config, parts.strategy, parts.reader, parts.evaluator, folder, parts.fingerprint
         )
-        result = trainer.fit(shoal.STARTED, resume)
+        if resume:
+            trainer.restore()
+        if world.is_main:  # a run that is refused keeps the config that it was trained with
+            folder.write_config(config_room.dump(config))
+        result = trainer.fit(shoal.STARTED)
         parts.strategy.close()
         log.info("run folder: %s", folder.path)
         return {**result, "folder": str(folder.path)}
@@ -259,133 +264,6 @@ def agree(world: World, what: str, mine: dict[str, Any]) -> None:
 def label(config: Config) -> str:
     """The stem of a new run's folder."""
     return f"{config.model.name}-{config.data.name}"
-
-
-class Trained:
-    """A finished (or interrupted) run, opened for evaluation and recommendation."""
-
-    def __init__(
-        self,
-        folder: str | Path,
-        overrides: Sequence[str] = (),
-        world: World | None = None,
-        values: dict[str, Any] | None = None,
-    ):
-        self.folder = RunFolder(folder)
-        if not _is_run(folder):
-            raise ValueError(f"{folder} is not a run's folder: it has no config.yaml")
-        self.resolved = resolve([self.folder.path / "config.yaml"], overrides, values)
-        self.config = self.resolved.config
-        self.config.rows = RowsSection()  # counters of rows are for training alone
-        if self.config.strategy.name == "ps":  # rows are keyed by id: no servers are needed
-            self.config.strategy.name = "auto"
-            if self.config.strategy.ps.mode == "geo":  # its servers keep no optimizer's state
-                self.config.train.optimizer.name = "sgd"
-        self.world = world or World()
-        self.parts = build(self.config, self.world)
-        checkpoints = Checkpoints(self.folder.checkpoints, self.world)
-        newest = checkpoints.load_newest()
-        if newest is None:
-            raise ValueError(f"{folder} has no checkpoint to load; train first")
-        best = newest.state["best_step"]
-        if best is not None and best != newest.state["step"]:
-            newest = checkpoints.load_step(best)
-        self.state = newest.state
-        ranking = self.parts.model.options.RANKING
-        saved = _for_use(self.state["fingerprint"], ranking)
-        check_fingerprint(saved, _for_use(self.parts.fingerprint, ranking), self.folder)
-        give(self.parts.strategy, newest)
-        self.model = self.parts.model.eval()
-
-    def evaluate(self) -> dict[str, Any]:
-        """Valid and test metrics of the best checkpoint, as result.json holds them."""
-        begun = time.perf_counter()
-        evaluator = self.parts.evaluator
-        valid = evaluator.evaluate(self.model, "valid")
-        middle = time.perf_counter()
-        test = evaluator.evaluate(self.model, "test")
-        ended = time.perf_counter()
-        return {
-            "model": self.config.model.name,
-            "dataset": self.config.data.name,
-            "world_size": self.world.size,
-            "best_valid": valid,
-            "test": test,
-            "epochs": self.state["epoch"],
-            "best_epoch": self.state["best_epoch"],
-            "seconds": {
-                "total": ended - shoal.STARTED,
-                "train_epoch_median": None,
-                "eval_median": (ended - begun) / 2,
-                "startup": begun - shoal.STARTED,
-                "valid": middle - begun,
-                "test": ended - middle,
-            },
-        }
-
-    def recommend(self, user: str, topk: int = 10) -> list[tuple[str, float]]:
-        """The best items for one user, original ids in and out; items already seen are left out."""
-        dataset, evaluator = self.parts.dataset, self.parts.evaluator
-        if not isinstance(dataset, Dataset) or not isinstance(evaluator, Evaluator):
-            raise ValueError(
-                f"{self.config.model.name} predicts clicks of samples: it knows neither users nor "
-                "a catalogue of items, so there is nothing to recommend from; use `shoal eval`"
-            )
-        found = np.flatnonzero(dataset.vocab[dataset.user_field][1:] == str(user)) + 1
-        if len(found) == 0:
-            known = ", ".join(map(str, dataset.vocab[dataset.user_field][1:6]))
-            raise ValueError(f"user {user!r} is not in {dataset.name}; its users are {known}, ...")
-        if topk < 1:
-            raise ValueError(f"topk is {topk}; it must be 1 or more")
-        return evaluator.recommend(self.model, int(found[0]), topk)
-
-
-IRRELEVANT = ("batch_size", "optimizer", "order", "shuffle", "split_over")  # for using a model
-
-
-def _for_use(fingerprint: dict[str, Any], ranking: Sequence[str]) -> dict[str, Any]:
-    """What must be the same for a trained model to be used: not how it was trained or ranks."""
-    options = {k: v for k, v in fingerprint["options"].items() if k not in ranking}
-    kept = {k: v for k, v in fingerprint.items() if k not in IRRELEVANT}
-    return {**kept, "options": options}
-
-
-def evaluate(
-    folder: str | Path,
-    overrides: Sequence[str] = (),
-    output: str | Path | None = None,
-    values: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Evaluate a run's best checkpoint, on one process or on the ranks the environment says."""
-    if not _is_run(folder):
-        raise ValueError(f"{folder} is not a run's folder: it has no config.yaml")
-    config = resolve([Path(folder) / "config.yaml"], overrides, values).config
-    world = connect_as(config)
-    try:
-        start_logging(config.run.log_level, world.rank)
-        if output is not None and world.is_main:  # before the work, not after it
-            RunFolder(output).create(resume=True)
-        trained = Trained(folder, overrides, world, values)
-        log.info("%s", describe_data(trained.parts.dataset))
-        result = trained.evaluate()
-        if world.is_main:
-            if output is not None:
-                RunFolder(output).write_result(result)
-            log.info("best valid : %s", result["best_valid"])
-            log.info("test result: %s", result["test"])
-        return result
-    finally:
-        world.close()
-
-
-def _is_run(folder: str | Path) -> bool:
-    return (Path(folder) / "config.yaml").is_file()
-
-
-def recommend(folder: str | Path, user: str, topk: int = 10) -> list[tuple[str, float]]:
-    """The best items for one user of a trained run."""
-    torch.set_num_threads(os.cpu_count() or 1)
-    return Trained(folder).recommend(user, topk)
 
 
 class _Callable(ModuleType):

@@ -34,6 +34,16 @@ class RunFolder:
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
 
+    @property
+    def is_run(self) -> bool:
+        """Whether a run was begun here."""
+        return (self.path / "config.yaml").is_file()
+
+    def check_is_run(self) -> None:
+        """Refuse a folder where none was."""
+        if not self.is_run:
+            raise ValueError(f"{self.path} is not a run's folder: it has no config.yaml")
+
     @classmethod
     def new_name(cls, root: str, label: str) -> str:
         """A name for a new run: ROOT/LABEL-Nov-15-2026_03-10-53, numbered if taken."""

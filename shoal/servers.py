@@ -15,6 +15,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -22,6 +24,7 @@ from shoal.config.schema import Config
 from shoal.launch import LaunchError
 
 START_SECONDS = 60.0
+PATIENCE = 5.0  # join_timeouts: hosts start one after the other, and servers may be the first
 END_SECONDS = 30.0  # for the last files of a checkpoint, after the workers are done
 
 
@@ -34,6 +37,7 @@ class Servers:
         self.binds = binds or ["127.0.0.1:0"] * section.servers
         self.timeout, self.keys = config.strategy.ps.timeout, config.strategy.ps.keys
         self.threads = config.run.threads or 1
+        self.patience = PATIENCE * section.join_timeout
         self.culprit: str | None = None
         self._processes: list[subprocess.Popen] = []
         self._scratch = tempfile.TemporaryDirectory(prefix="shoal-servers-")
@@ -56,7 +60,7 @@ class Servers:
         for number, bind in enumerate(self.binds):
             words = ["serve", f"--bind={bind}", f"--index={self.first + number}"]
             words += [f"--timeout={self.timeout}", f"--threads={self.threads}"]
-            words += [f"--announce={self._announce(number)}"]
+            words += [f"--announce={self._announce(number)}", f"--patience={self.patience}"]
             words += [f"--keys={self.keys}"] if self.keys is not None else []
             command = [sys.executable, "-u", "-m", "shoal.cli", *words]
             # It leaves its error there, so that only we tell of it. Ctrl-C is for us alone.
@@ -145,3 +149,22 @@ class Servers:
                 process.kill()
                 process.wait()
         self._scratch.cleanup()
+
+
+@contextmanager
+def knocking(config: Config, rank: int) -> Iterator[None]:
+    """Let the servers hear of a worker that reads its data before it says hello."""
+    section = config.strategy.ps
+    if config.strategy.name != "ps" or not section.addresses:
+        yield
+        return
+    from shoal.ps.client import Client  # only here is pyzmq needed
+    from shoal.ps.keys import read_keys
+
+    keys = None if section.keys is None else read_keys(section.keys, "worker")
+    client = Client(section.addresses, rank, keys, section.timeout)
+    client.knock()
+    try:
+        yield
+    finally:
+        client.close()

@@ -70,7 +70,7 @@ class Trainer:
         self.evaluator, self.folder, self.fingerprint = evaluator, folder, fingerprint
         self.world, self.model = strategy.world, strategy.model
         self.on_step = on_step
-        self.cursor = Cursor()
+        self.cursor, self.resumed = Cursor(), False
         section = config.checkpoint
         self.checkpoints = Checkpoints(
             folder.checkpoints, self.world, section.keep, strategy.saves_rows, section.whole_every
@@ -96,14 +96,12 @@ class Trainer:
                 "data.clicks.reader memory"
             )
 
-    def fit(self, started: float, resume: bool = False) -> dict[str, Any]:
+    def fit(self, started: float) -> dict[str, Any]:
         """Train, evaluate, and test the best checkpoint."""
-        if resume:
-            self._resume()
         if self.world.is_main and self.config.run.tensorboard:
             self.curves = SummaryWriter(
                 str(self.folder.path / "tensorboard"),
-                purge_step=self.cursor.epoch if resume else None,
+                purge_step=self.cursor.epoch if self.resumed else None,
             )
         startup = time.perf_counter() - started
         epochs = self.config.train.epochs if self.model.trainable else 1
@@ -290,7 +288,9 @@ class Trainer:
     def _best_name(self) -> str:
         return str(self.folder.checkpoints / f"step-{self.cursor.best_step:09d}")
 
-    def _resume(self) -> None:
+    def restore(self) -> None:
+        """Go on where the run's folder says: to be called before `fit`."""
+        self.resumed = True
         snapshot = self.checkpoints.load_newest()
         if snapshot is None:
             log.info("%s has no checkpoint yet: starting from the beginning", self.folder.path)

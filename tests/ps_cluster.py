@@ -19,7 +19,6 @@ from torch import Tensor
 from shoal.config.schema import OptimizerSection
 from shoal.embedding.placement import Layout, Placement
 from shoal.ps.client import Client, Share
-from shoal.ps.keys import Keys
 from shoal.ps.server import Server, run_server
 from shoal.ps.spec import Spec, TableSpec
 from shoal.ps.wire import Header, Kind, parse_header
@@ -49,10 +48,8 @@ def make_spec(optimizer: str = "sgd", **values: Any) -> Spec:
 class Threads:
     """Servers of this process, each a thread."""
 
-    def __init__(self, count: int = 1, keys: Keys | None = None, timeout: float = 10.0):
-        self.servers = [
-            Server(index=k, keys=keys, timeout=timeout, threads=1) for k in range(count)
-        ]
+    def __init__(self, count: int = 1, **options: Any):
+        self.servers = [Server(index=k, threads=1, **options) for k in range(count)]
         self.addresses = [server.address for server in self.servers]
         self.statuses: dict[int, int] = {}
         self._threads = [threading.Thread(target=self._serve, args=(k,)) for k in range(count)]

@@ -120,6 +120,10 @@ class Client:
 
     # ---- the life of a worker -------------------------------------------------------------------
 
+    def knock(self) -> None:
+        """Let the servers hear of this worker: it says hello when it has read its data."""
+        self._heartbeat = Heartbeat(self, PING_SECONDS)
+
     def hello(self, spec: Spec, join_timeout: float = 60.0) -> None:
         """Describe the model to every server; waits for servers that are not up yet."""
         self.spec = spec

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -56,8 +57,11 @@ class Server:
         keys: Keys | None = None,
         timeout: float = 10.0,
         threads: int | None = None,
+        patience: float = math.inf,
     ):
+        """patience: seconds without any word after which the first worker is not waited for."""
         self.index, self.threads = index, threads
+        self.patience, self._heard = patience, time.monotonic()
         keep_freed_memory()
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.ROUTER)
@@ -127,10 +131,15 @@ class Server:
         self.receive(address, head, frames)
 
     def _look_after_workers(self) -> None:
-        """Give up when one went silent."""
-        silent = self.roster.find_silent()
-        if silent is not None and self.failure is None:
-            self._fail(silent)
+        """Give up when one went silent, or when none comes."""
+        lost = self.roster.find_silent()
+        if self.spec is None and time.monotonic() - self._heard > self.patience:
+            lost = (
+                f"no worker came within {self.patience:.0f} s: start the workers, see what ended "
+                "them on their hosts, check --servers and the keys, or raise launch.join_timeout"
+            )
+        if lost is not None and self.failure is None:
+            self._fail(lost)
 
     def _all_done(self) -> bool:
         return self.spec is not None and self.roster.all_done(self.spec.workers)
@@ -158,6 +167,7 @@ class Server:
             if len(frames) >= MOST_FRAMES:
                 raise WireError(f"a message of {1 + len(frames)} frames")
             header = parse_header(head)
+            self._heard = time.monotonic()
             self._check_sender(header)
             self._handle(Request(address, header, head, frames))
         except WireError as error:
@@ -334,13 +344,14 @@ def run_server(
     timeout: float = 10.0,
     threads: int = 1,
     announce: str | None = None,
+    patience: float = math.inf,
 ) -> int:
     """Serve from this process until the workers are done.
 
     It writes its address to the file `announce`, and why it failed to `announce`.failed.
     """
     torch.set_num_threads(threads)
-    server = Server(bind, index, keys, timeout, threads)
+    server = Server(bind, index, keys, timeout, threads, patience)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     if announce is not None:
         with open(announce + ".new", "w") as file:

@@ -223,7 +223,8 @@ def test_port_in_use(short: Path, tmp_path: Path) -> None:
         )
         message = launch_error(short, *words)
     assert (
-        message == f"port {port} on 127.0.0.1 is in use by another program; choose another --port"
+        message == f"port {port} on 127.0.0.1 is in use by another program; choose another, in "
+        "--port, or in the first entry of --workers"
     )
 
 

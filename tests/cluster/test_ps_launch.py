@@ -117,6 +117,14 @@ def test_a_server_that_is_killed(endless: Path, tmp_path: Path) -> None:
         assert part in message
 
 
+def test_a_server_to_which_nobody_comes(config: Path, tmp_path: Path) -> None:
+    """Its worker may have failed on another host, before it ever said a word."""
+    lists = (f"--workers=127.0.0.1:{free_port()}", f"--servers=127.0.0.1:{free_port()}")
+    words = ("--role=server", "-m", config, "--launch.join_timeout=0.5")
+    message = the_end_of(shoal("launch", *lists, *words, cwd=tmp_path))
+    assert "server 0 on host" in message and "no worker came within 2 s: start the" in message
+
+
 @pytest.mark.slow
 def test_a_worker_that_is_killed(endless: Path, tmp_path: Path) -> None:
     command = started(endless, tmp_path / "run")

@@ -19,7 +19,8 @@ from shoal.data.history import Histories
 from shoal.models.bert4rec import ask
 from shoal.nn.losses import full_softmax_loss, sampled_softmax_loss
 from shoal.nn.transformer import Attention, Transformer
-from shoal.run import Trained, run
+from shoal.run import run
+from shoal.trained import Trained
 from shoal.world import World
 
 

@@ -17,8 +17,8 @@ import shoal
 from shoal import checkpoint
 from shoal.build import build
 from shoal.checkpoint import CheckpointError, Checkpoints, give, read, take, write
-from shoal.run import Trained
 from shoal.run_folder import RunFolder
+from shoal.trained import Trained
 from shoal.world import World
 
 

@@ -6,6 +6,8 @@ import hashlib
 import json
 import re
 import signal
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ import shoal
 from shoal.cli import app, main, split_arguments
 from shoal.models import MODELS
 
+ROOT = Path(__file__).resolve().parents[2]
 SMALL = [
     *("--data.planted.users=60", "--data.planted.items=40", "--data.planted.interactions=1200"),
     *("--train.epochs=1", "--run.progress=false", "--run.tensorboard=false"),
@@ -130,6 +133,9 @@ def test_errors_are_one_line_and_status_2(run: Path, tmp_path: Path, fail: Any) 
         (("eval", tmp_path), "is not a run's folder"),
         (("eval", run, "--output", tmp_path / "file"), "cannot write the run's folder"),
         (("train", "--resume", tmp_path), "is not a run's folder"),
+        (("train", "--resume", "/nowhere"), "/nowhere is not a run's folder"),
+        (("launch", "--resume", tmp_path), "is not a run's folder"),
+        (("launch", "--strategy.name=ddp"), "strategy.name is ddp (command line"),
         (("train", "--trian.epochs=1"), "did you mean train.epochs"),
         (("train", "nowhere.yaml"), "nowhere.yaml"),
     ]
@@ -148,9 +154,37 @@ def test_a_fault_of_ours_shows_where(fail: Any, monkeypatch: pytest.MonkeyPatch)
     assert status == 1 and "Traceback" in text and "in broken" in text
 
 
-def test_resume_needs_a_folder(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["train", "--resume", *SMALL])
-    assert result.exit_code == 2 and "needs the run's folder" in result.output
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["train", "--resume", *SMALL], "needs the run's folder"),
+        (["launch", "--resume", *SMALL], "needs the run's folder"),
+        (["train", "-m"], "-m stands without its value: -m CONFIG.yaml"),
+        (["train", *SMALL, "-o"], "-o stands without its value: -o key=value"),
+    ],
+)
+def test_commands_that_lack_something(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2 and said in result.output
+
+
+def test_a_run_that_is_refused_stays_as_it_was(run: Path, fail: Any) -> None:
+    """It can still be evaluated, resumed and asked."""
+    before = (run / "config.yaml").read_text()
+    for word in ("--run.seed=3", "--train.batch_size=14", "--data.planted.users=61"):
+        status, text = fail("train", "--resume", run, word)
+        assert status == 2 and "belong to another run" in text
+    status, text = fail("train", "--resume", run, "--data.name=nope")
+    assert status == 2 and "nope" in text
+    assert (run / "config.yaml").read_text() == before
+    call("train", "--resume", run, "--train.epochs=1", "--run.loss_decimals=6")
+    assert "loss_decimals: 6" in (run / "config.yaml").read_text()
+
+
+def test_the_package_is_the_command() -> None:
+    command = [sys.executable, "-m", "shoal", "--version"]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert found.stdout == f"shoal {shoal.__version__}\n"
 
 
 def test_a_run_without_a_named_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

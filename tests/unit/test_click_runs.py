@@ -21,7 +21,8 @@ from shoal.data.clicks.planted import planted_clicks
 from shoal.evaluation import ClickEvaluator
 from shoal.metrics import MetricSet, Valued
 from shoal.models.base import Facts
-from shoal.run import Trained, resolve
+from shoal.run import resolve
+from shoal.trained import Trained
 from shoal.world import World
 
 __all__ = ["tiny_clicks"]  # used by being there

@@ -236,6 +236,17 @@ def test_rows_over_a_bad_line(quick: None, proxied: tuple[Server, Proxy]) -> Non
         assert server.applied == 3
 
 
+def test_a_worker_that_reads_its_data_is_waited_for(quick: None) -> None:
+    """Longer than a server waits for a word of anybody."""
+    with serving(patience=3.0) as running:
+        early = Client(running.addresses, 0)
+        early.knock()
+        time.sleep(4.0)
+        with joined(running.addresses, make_spec()) as client:
+            early.close()
+            assert pull(client, 0, IDS).shape == (3, 4) and running.servers[0].failure is None
+
+
 # ---- waiting ------------------------------------------------------------------------------------
 
 

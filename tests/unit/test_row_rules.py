@@ -25,9 +25,10 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.optim import RowOptimizer
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Facts, Model, Output
-from shoal.run import Trained, resolve
+from shoal.run import resolve
 from shoal.strategy import make_strategy
 from shoal.strategy.geo import Geo
+from shoal.trained import Trained
 from shoal.trainer import Trainer
 from shoal.world import World
 
