@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import secrets
 import socket
 from collections.abc import Callable, Iterator
@@ -85,6 +86,12 @@ def connect(
     if threads or local > 1:
         torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // local))
     return world
+
+
+def first_words(text: str) -> str:
+    """What an error of Gloo's or NCCL's says, less its place in their sources and their advice."""
+    words = re.sub(r"^\[[^\]]*\] *", "", text.splitlines()[0])
+    return words.split(". This is typically")[0]
 
 
 class Arriving:
@@ -290,9 +297,8 @@ class Group(World):
         try:
             yield
         except RuntimeError as error:
-            first_line = str(error).splitlines()[0]
             raise PeerLost(
-                f"rank {self.rank} lost its peers during {what}: {first_line}"
+                f"rank {self.rank} lost its peers during {what}: {first_words(str(error))}"
             ) from error
 
     def all_reduce(self, tensor: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from shoal.data.prepare import load_dataset
 from shoal.gpus import choose_gpus
 from shoal.run import agree, comparable, resolve
 from shoal.trained import Trained
-from shoal.world import World, WorldError, connect
+from shoal.world import World, WorldError, connect, first_words
 
 SHORT = {**DATA, "train.epochs": 2, "train.batch_size": 256}
 del SHORT["data.name"]  # given as `dataset`
@@ -56,6 +56,15 @@ def test_a_loss_that_becomes_nan_is_not_saved(tmp_path: Path) -> None:
     assert saved is not None
     dense = parse_tensors(saved.files["dense.safetensors"])
     assert all(torch.isfinite(tensor).all() for tensor in dense.values())
+
+
+def test_what_a_lost_peer_leaves_of_the_message() -> None:
+    gloo = (
+        "[/build/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.7]:30439. This "
+        "is typically caused by a remote worker crashing. Check the logs before reporting"
+    )
+    assert first_words(gloo) == "Connection closed by peer [10.0.0.7]:30439"
+    assert first_words("rank 1 is gone\nand more") == "rank 1 is gone"
 
 
 def test_evaluate(result: dict[str, Any], tmp_path: Path) -> None:
