@@ -373,8 +373,9 @@ def main() -> None:
     """Entry point of the `shoal` command."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    if "SHOAL_LAUNCHER" in os.environ:  # started by a launcher, which stops us when it must
+    if "SHOAL_LAUNCHER" in os.environ:  # started by a launcher, which stops us and tells of it
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
     try:
         app(standalone_mode=True)
     except shoal.Interrupted as error:
