@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal.config.errors import did_you_mean, nearest
 from shoal.config.intervals import parse_intervals
-from shoal.config.schema import Config
+from shoal.config.schema import Config, StrategySection
 
 TOPK_METRICS = ["Recall", "MRR", "NDCG", "Hit", "MAP", "Precision", "ItemCoverage"]
 TOPK_METRICS += ["AveragePopularity", "GiniIndex", "ShannonEntropy", "TailPercentage"]
@@ -99,10 +99,23 @@ def modes(config: Config) -> Iterator[Problem]:
     for phase, text in by_phase.items():
         if not MODE.fullmatch(text):
             at = f"{phase}: " if phase else ""
-            yield "eval.mode", f"{at}given {text}; allowed: full, labeled, uniN or popN (uni100)"
+            yield (
+                "eval.mode",
+                f"{at}given {text}; allowed: full, labeled, uniN or popN (uni100)"
+                f"{_mode_meant(text)}",
+            )
     if isinstance(mode, dict) and len(mode) == 1:
         missing = "test" if "valid" in mode else "valid"
         yield "eval.mode", f"has no mode for {missing}; name both phases or give one mode for both"
+
+
+def _mode_meant(text: str) -> str:
+    """The nearest mode, with the number that was given."""
+    word = text.rstrip("0123456789")
+    found = nearest(word, ["full", "labeled", "uni", "pop"]) or ""
+    number = (text[len(word) :] or "100") if found in ("uni", "pop") else ""
+    found += number
+    return f"; did you mean {found}?" if MODE.fullmatch(found) else ""
 
 
 def metrics(config: Config) -> Iterator[Problem]:
@@ -157,9 +170,13 @@ def _meant(given: str, computed: list[str]) -> str:
     return f" (did you mean {found}?)" if found else ""
 
 
-def processes(config: Config) -> Iterator[Problem]:
+def _world_size(config: Config) -> int:
     launch = config.launch
-    world = launch.nproc if launch.world_size == -1 else launch.world_size
+    return launch.nproc if launch.world_size == -1 else launch.world_size
+
+
+def processes(config: Config) -> Iterator[Problem]:
+    launch, world = config.launch, _world_size(config)
     if world < 1:
         yield "launch.world_size", f"given {world}; allowed: -1 (nproc) or a whole number ≥ 1"
     elif world < launch.group_offset + launch.nproc:
@@ -171,6 +188,14 @@ def processes(config: Config) -> Iterator[Problem]:
         )
     elif world > launch.nproc and launch.port == 0:
         yield "launch.port", "must be named when there are several hosts, the same on each"
+
+
+def single(config: Config) -> Iterator[Problem]:
+    if config.strategy.name == "single" and _world_size(config) > 1:
+        yield (
+            "strategy.name",
+            f"strategy single cannot run on {_world_size(config)} processes; use ddp or sharded",
+        )
 
 
 def row_rules(config: Config) -> Iterator[Problem]:
@@ -238,6 +263,7 @@ CHECKS: dict[Callable[[Config], Iterator[Problem]], tuple[str, ...]] = {
     metrics: ("eval.metrics", "eval.topk", "eval.mode"),
     valid_metric: ("eval.metrics", "eval.topk", "eval.valid_metric"),
     processes: ("launch.",),
+    single: ("launch.", "strategy.name"),
     row_rules: ("rows.",),
 }
 # Those of click models besides.
@@ -245,3 +271,27 @@ CLICK_CHECKS: dict[Callable[[Config], Iterator[Problem]], tuple[str, ...]] = {
     click_metrics: ("eval.metrics", "eval.mode", "data.clicks"),
     click_negatives: ("train.negatives",),
 }
+
+# Keys of the section strategy, with the strategies that read them. Not those of servers: a config
+# of PaddleRec names their mode whether there are servers or not.
+READ_BY = {
+    **dict.fromkeys(("place", "row_by", "tables", "replicate_below", "memory"), ("sharded",)),
+    "overlap": ("sharded",),
+    "graph": ("single",),
+}
+
+
+def without_effect(config: Config) -> list[str]:
+    """A line about every key that the chosen strategy does not read, but that says something.
+
+    No error: one config is used under several strategies, to compare them.
+    """
+    chosen, default = config.strategy, StrategySection()
+    # What auto becomes is seen when the processes are there; it is never sharded.
+    own = ("single", "ddp") if chosen.name == "auto" else (chosen.name,)
+    return [
+        f"strategy.{key} has no effect under strategy {chosen.name}; it is read under "
+        f"strategy.name={' or '.join(readers)}"
+        for key, readers in READ_BY.items()
+        if getattr(chosen, key) != getattr(default, key) and not set(own) & set(readers)
+    ]

@@ -18,16 +18,16 @@ class ConfigError(ValueError):
         super().__init__(text)
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.7) -> str | None:
     """The known word most like `word`, case aside; None when nothing is near."""
     by_lower: dict[str, str] = {}
     for name in known:
         by_lower.setdefault(name.lower(), name)
-    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.7)
+    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=cutoff)
     return by_lower[close[0]] if close else None
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.7) -> str:
     """`; did you mean X?`, or nothing."""
-    found = nearest(word, known)
+    found = nearest(word, known, cutoff)
     return f"; did you mean {found}?" if found else ""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
+from typing_extensions import is_typeddict
 
-from shoal.config.errors import ConfigError, did_you_mean, nearest
+from shoal.config.errors import ConfigError, did_you_mean
 from shoal.config.schema import Config, Section
 from shoal.config.yaml_io import inline, read
 
@@ -28,7 +29,7 @@ class Leaf:
     default: Any = MISSING
     description: str | None = None
 
-    def check(self, value: Any) -> Any:
+    def check(self, value: Any, key: str) -> Any:
         """The value as its type wants it (a whole number becomes a float); else ValueError."""
         bare = _bare(self.type)[0]
         if get_origin(bare) is tuple and isinstance(value, list):
@@ -36,13 +37,17 @@ class Leaf:
         try:
             return self._adapter.validate_python(value)
         except ValidationError:
+            if isinstance(value, dict):
+                _check_entries(bare, value, key)
             raise ValueError(
-                f"given {given(value)}; allowed: {allowed(self.type)}{_remedy(value, bare)}"
+                f"{key}: given {given(value)}; allowed: {allowed(self.type)}{_remedy(value, bare)}"
             ) from None
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:
-        return TypeAdapter(self.type, config=ConfigDict(strict=True))
+        # A TypedDict has a config of its own, and pydantic takes no second one.
+        config = None if is_typeddict(self.type) else ConfigDict(strict=True)
+        return TypeAdapter(self.type, config=config)
 
     @property
     def is_text(self) -> bool:
@@ -104,40 +109,23 @@ def options_of(options: type) -> dict[str, Leaf]:
     return leaves
 
 
-def unknown(key: str, options: Mapping[str, Leaf], others: Mapping[str, str]) -> str:
-    """Says that a key is unknown, and which was meant: of its section, of another, or of `others`.
-
-    `others` are flat keys of another tool that are understood too, with what they stand for.
-    """
-    section, _, last = key.rpartition(".")
-    if section in LEAVES:
-        return f"unknown key {key}; {section} holds one value: {allowed(LEAVES[section].type)}"
-    known = [*LEAVES, *SECTIONS, *options]
-    beside = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == section}
-    ends: dict[str, str] = {}
-    top = key.partition(".")[0] + "."
-    # Of several of a name, one below the same section, or else the shallowest.
-    for name in sorted(known, key=lambda name: (not name.startswith(top), name.count("."))):
-        ends.setdefault(name.rpartition(".")[2], name)
-    if found := nearest(last, beside):
-        return f"unknown key {key}; did you mean {beside[found]}?"
-    if not section and (found := nearest(key, others)):
-        meant = f" (RecBole's spelling of {others[found]})" if others[found] else ""
-        return f"unknown key {key}; did you mean {found}{meant}?"
-    # Where the section is right, a likeness of whole keys would only be that of the section.
-    if section and section not in SECTIONS and (found := nearest(key, known)):
-        return f"unknown key {key}; did you mean {found}?"
-    if last in ends:
-        return f"unknown key {key}; did you mean {ends[last]}?"
-    if found := nearest(last, ends):
-        return f"unknown key {key}; did you mean {ends[found]}?"
-    if section == "model":
-        names = ", ".join(sorted(name[6:] for name in options)) or "none"
-        return f"unknown key {key}; the model's options are: {names}"
-    if section in SECTIONS:
-        return f"unknown key {key}; keys of {section} are: {', '.join(beside)}"
-    tops = ", ".join(name for name in SECTIONS if "." not in name)
-    return f"unknown key {key}; the sections are: {tops}"
+def _check_entries(kind: Any, value: dict[str, Any], key: str) -> None:
+    """ValueError that names the first wrong entry of a mapping; nothing if each alone is right."""
+    for part in (kind, *get_args(kind)):
+        if is_typeddict(part):
+            entries = typing.get_type_hints(part, include_extras=True)
+        elif get_origin(part) is dict:
+            names, inner = get_args(part)
+            # A mapping with names of its own choosing has the same type for all.
+            chosen = get_args(names) if get_origin(names) is Literal else value
+            entries = dict.fromkeys(chosen, inner)
+        else:
+            continue
+        for name, said in value.items():
+            if name not in entries:
+                hint = did_you_mean(name, entries)
+                raise ValueError(f"unknown key {key}.{name}; allowed: {', '.join(entries)}{hint}")
+            Leaf(entries[name]).check(said, f"{key}.{name}")
 
 
 def given(value: Any) -> str:
@@ -165,6 +153,8 @@ def allowed(kind: Any) -> str:
 
 def _bounded(kind: Any, bounds: list[Any]) -> str:
     origin, arguments = get_origin(kind), get_args(kind)
+    if is_typeddict(kind):
+        return f"a mapping of {', '.join(typing.get_type_hints(kind))}"
     if origin in (list, tuple):
         return f"a {_size(bounds)}list of {_plural(arguments[0])}"
     if origin is dict:
@@ -207,6 +197,8 @@ def _plural(kind: Any) -> str:
     simple = {int: "whole numbers", float: "numbers", str: "texts", bool: "true or false"}
     if get_origin(kind) is Literal:
         return " or ".join(map(str, get_args(kind)))
+    if is_typeddict(kind):
+        return f"mappings of {', '.join(typing.get_type_hints(kind))}"
     if get_origin(kind) is list:
         return f"lists of {_plural(get_args(kind)[0])}"
     return simple.get(kind) or allowed(kind)
@@ -226,8 +218,10 @@ def _bare(kind: Any) -> tuple[Any, list[Any]]:
 def _remedy(value: Any, kind: Any) -> str:
     """A hint where the mistake is plain from the value."""
     kinds = {kind, *get_args(kind)}
-    if get_origin(kind) is Literal and isinstance(value, str):
-        return did_you_mean(value, [str(choice) for choice in get_args(kind)])
+    choices = [name for part in kinds if get_origin(part) is Literal for name in get_args(part)]
+    if choices and isinstance(value, str):
+        # Of so few words one that is less alike was meant: bf16 is bfloat16.
+        return did_you_mean(value, map(str, choices), cutoff=0.6)
     if str in kinds and isinstance(value, bool | int | float | list):
         return "; put it in quotes if text is meant"
     if isinstance(value, str) and {int, float, bool} & kinds and _is_plain(value):

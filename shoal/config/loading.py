@@ -12,14 +12,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shoal.config.checks import canonical, problems
+from shoal.config.checks import canonical, problems, without_effect
 from shoal.config.dialects import paddlerec, recbole, torchrec
 from shoal.config.errors import ConfigError, nearest
-from shoal.config.keys import LEAVES, MISSING, OPTIONAL, SECTIONS, Leaf, given, options_of, unknown
+from shoal.config.keys import LEAVES, MISSING, OPTIONAL, SECTIONS, Leaf, given, options_of
 from shoal.config.output import dump, json_schema
 from shoal.config.output import show as _show
 from shoal.config.schema import Config
 from shoal.config.sources import BARE, Layer, Origin, from_file, from_overrides, from_python
+from shoal.config.spelling import others, unknown
 
 # Model name as written -> (its canonical name, dataclass of its options). ValueError if unknown.
 ModelLookup = Callable[[str], tuple[str, type]]
@@ -128,7 +129,7 @@ def load(
     if errors:
         raise ConfigError(errors)
     assert options_type is not None, "a model that is not found is an error above"
-    return Resolved(config, origins, reader.notes + _notes(config))
+    return Resolved(config, origins, reader.notes + without_effect(config) + _notes(config))
 
 
 def _choose_model(
@@ -141,7 +142,7 @@ def _choose_model(
     written: tuple[Any, Origin] = (LEAVES["model.name"].default, DEFAULT)
     for layer in layers:
         written = layer.model_name() or written
-        if layer.values.get("dialect") == "torchrec" and written[1] is DEFAULT:
+        if "dialect" in layer.values and written[1] is DEFAULT:
             written = (torchrec.MODEL, layer.origin(("dialect",)))
     name, origin = written
     if not isinstance(name, str):
@@ -176,6 +177,7 @@ class _Reader:
         if paddle:
             paddle.model, paddle.options = model, options
         self.options_known = options is not None
+        self.others = others(model, paddle)
         self.errors = errors
         self.notes: list[str] = []
         self.failed: set[str] = set()  # keys whose given value could not be used
@@ -184,8 +186,7 @@ class _Reader:
         """All values of one source. Saying the same thing twice in it is an error."""
         self.layer, self.found = layer, {}  # type: ignore[var-annotated]
         spoken = torchrec.is_spoken(layer.values, self.model, self.options)
-        self.dialect = "TorchRec" if spoken else "RecBole"
-        self.rows = {**recbole.ROWS, **(torchrec.ROWS if spoken else {})}
+        self.rows = {**recbole.ROWS, **(torchrec.ROWS if spoken else torchrec.UNSPOKEN)}
         for key, value in layer.values.items():
             try:
                 self._top(key, value)
@@ -211,7 +212,7 @@ class _Reader:
         elif row:
             self._translate(row, value)
         elif self.options_known:
-            text = unknown(key, self.options, recbole.SPELLINGS)
+            text = unknown(key, self.options, self.others)
             if isinstance(value, dict) and (found := nearest(key, paddlerec.SECTIONS)):
                 text = f"unknown key {key}; did you mean {found}, a section of PaddleRec's?"
             elif "did you mean" not in text:
@@ -240,7 +241,7 @@ class _Reader:
         elif key in LEAVES or key in self.options:
             self._set(key, value, self.layer.origin(path), path[0])
         elif self.options_known or not key.startswith("model."):
-            self._error(path, unknown(key, self.options, recbole.SPELLINGS))
+            self._error(path, unknown(key, self.options, self.others))
 
     def _paddle(self, key: str, value: Any) -> None:
         """A section of PaddleRec's, or one of its keys; a stronger source's value replaces it."""
@@ -259,7 +260,7 @@ class _Reader:
         """A key of another tool; `path` leads to it where it stands in a section."""
         path = path or (row.key,)
         place = self.layer.origin(path)
-        dialect = dialect or (self.dialect if row.key in torchrec.ROWS else "RecBole")
+        dialect = dialect or ("RecBole" if recbole.ROWS.get(row.key) is row else "TorchRec")
         origin = Origin(place.source, place.line, row.key, dialect)
         if value is BARE:
             if not (row.targets and LEAVES.get(row.targets[0], Leaf(str)).type is bool):
@@ -294,12 +295,12 @@ class _Reader:
         if leaf.is_text and text is not None and not isinstance(value, str):
             value = None if value is None and leaf.is_optional else text
         try:
-            value = leaf.check(value)
+            value = leaf.check(value, key)
             if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"given {given(value)}; allowed: a finite number")
+                raise ValueError(f"{key}: given {given(value)}; allowed: a finite number")
         except ValueError as error:
             self.failed.add(key)
-            self.errors.append(f"{origin}: {key}: {error}")
+            self.errors.append(f"{origin}: {error}")
             return
         self._put(key, Value(value, origin, implied))
 

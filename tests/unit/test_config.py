@@ -320,6 +320,22 @@ def test_missing_files(write, tmp_path: Path) -> None:
             "the sections are: model, data, train, eval, rows, checkpoint, strategy, launch, run",
         ),
         ("data.threshold.rating", "data.threshold holds one value: a mapping of texts to numbers"),
+        (
+            "strategy.tables.item.place",
+            "strategy.tables holds one value: a mapping of texts to map",
+        ),
+        ("batch_size", "did you mean train.batch_size?"),
+        ("server_nun", "did you mean --server_num, an option of `shoal launch`?"),
+        ("workers_num", "did you mean --worker_num, an option of `shoal launch`?"),
+        ("worker_num", "did you mean --worker_num, an option of `shoal launch`?"),
+        ("workrs", "did you mean --workers, an option of `shoal launch`?"),
+        ("server", "did you mean --servers, an option of `shoal launch`?"),
+        ("rol", "did you mean --role, an option of `shoal launch`?"),
+        ("indx", "did you mean --index, an option of `shoal launch`?"),
+        ("resum", "did you mean --resume, an option of `shoal train` and `shoal launch`?"),
+        ("nprc", "did you mean nproc (RecBole's spelling of launch.nproc)?"),
+        ("launch.server", "did you mean launch.servers?"),
+        ("runer.epochs", "did you mean runner.epochs?"),
         ("n_layers", "neither a key of Shoal or RecBole nor an option of BPR"),
     ],
 )
@@ -358,7 +374,9 @@ def test_place_of_a_nested_key(write) -> None:
         ("data.load: [a]", "[a] (list); allowed: a mapping of texts to lists of texts or null"),
         ("data.normalize: some", "some (text); allowed: a list of texts or one of all"),
         ("eval.mode: 3", "3 (whole number); allowed: text or a mapping of valid or test to texts"),
-        ("data.filter.duplicates: frst", "allowed: one of first, last or null"),
+        ("data.filter.duplicates: frst", "one of first, last or null; did you mean first?"),
+        ("train.precision: bf16", "allowed: one of float32, bfloat16; did you mean bfloat16?"),
+        ("strategy.tables: row", "a mapping of texts to mappings of place, by, rank"),
         (
             "train.optimizer.name: adm",
             "adm (text); allowed: one of adam, adamw, sgd, adagrad, rmsprop, sparse_adam; did you "
@@ -370,6 +388,56 @@ def test_wrong_values(write, text: str, expected: str) -> None:
     key = text.partition(":")[0]
     (error,) = file_errors(write(f"{text}\n"))
     assert error.startswith(f"recipe.yaml:1: {key}: given ") and expected in error
+
+
+def test_options_that_are_offered_exist() -> None:
+    import inspect
+
+    from shoal.cli import launch_command, train
+    from shoal.config.spelling import COMMANDS
+
+    assert set(COMMANDS) <= set(inspect.signature(launch_command).parameters)
+    assert "resume" in COMMANDS and "resume" in inspect.signature(train).parameters
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "strategy.tables: {user: {place: row}, item: {place: colum}}",
+            "strategy.tables.item.place: given colum (text); allowed: one of auto, row, table, "
+            "column, replicate; did you mean column?",
+        ),
+        (
+            "strategy.tables: {item: {plce: row}}",
+            "unknown key strategy.tables.item.plce; allowed: place, by, rank; did you mean place?",
+        ),
+        (
+            "strategy.tables: {item: {by: hsh}}",
+            "strategy.tables.item.by: given hsh (text); allowed: one of hash, range; did you mean "
+            "hash?",
+        ),
+        (
+            "strategy.tables: {item: row}",
+            "strategy.tables.item: given row (text); allowed: a mapping of place, by, rank",
+        ),
+        (
+            "rows.tables: {item: {order: lrv}}",
+            "rows.tables.item.order: given lrv (text); allowed: one of lfu, lru; did you mean lru?",
+        ),
+        (
+            "eval.mode: {vlid: full, test: full}",
+            "unknown key eval.mode.vlid; allowed: valid, test; did you mean valid?",
+        ),
+        (
+            "data.filter.values: {rating: 3}",
+            "data.filter.values.rating: given 3 (whole number); allowed: text; put it in quotes if "
+            "text is meant",
+        ),
+    ],
+)
+def test_a_wrong_entry_of_a_mapping_is_named(write, text: str, expected: str) -> None:
+    assert file_errors(write(f"{text}\n")) == [f"recipe.yaml:1: {expected}"]
 
 
 def test_wrong_sections_and_objects(write) -> None:
@@ -453,7 +521,11 @@ def test_docs_show_a_real_message(write) -> None:
         ({"data.seq_separator": ""}, "data.seq_separator: is empty"),
         ({"train.negatives.dynamic": True}, "train.negatives.candidates: given 0; dynamic"),
         ({"eval.mode": "uni"}, "eval.mode: given uni; allowed: full, labeled, uniN or popN"),
-        ({"eval.mode": "uni0"}, "eval.mode: given uni0"),
+        ({"eval.mode": "uni"}, "did you mean uni100?"),
+        ({"eval.mode": "ful"}, "uniN or popN (uni100); did you mean full?"),
+        ({"eval.mode": "unni10"}, "uniN or popN (uni100); did you mean uni10?"),
+        ({"eval.mode": {"valid": "Labeled", "test": "full"}}, "did you mean labeled?"),
+        ({"eval.mode": "uni0"}, "eval.mode: given uni0; allowed: full, labeled, uniN or popN"),
         ({"eval.mode": {"valid": "x", "test": "full"}}, "eval.mode: valid: given x"),
         ({"eval.mode": {"valid": "full"}}, "eval.mode: has no mode for test"),
         ({"eval.mode": {}}, "eval.mode: given an empty mapping"),
@@ -469,11 +541,55 @@ def test_docs_show_a_real_message(write) -> None:
         ({"launch": {"nproc": 2, "group_offset": 1}}, "ranks 1 to 2"),
         ({"launch.world_size": 0}, "allowed: -1 (nproc) or a whole number ≥ 1"),
         ({"launch": {"nproc": 2, "world_size": 4}}, "launch.port: must be named"),
+        (
+            {"strategy": "single", "nproc": 2},
+            "python: strategy.name: strategy single cannot run on 2 processes; use ddp or sharded",
+        ),
+        (
+            {"strategy": "single", "launch": {"world_size": 3, "port": 5678}},
+            "strategy single cannot run on 3 processes",
+        ),
     ],
 )
 def test_checks_of_values_together(values: dict[str, Any], expected: str) -> None:
     (error,) = errors(**values)
     assert expected in error
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("place", "row"),
+        ("row_by", "range"),
+        ("tables", {"item": {"place": "row"}}),
+        ("replicate_below", 1.0),
+        ("memory", 2.0),
+        ("overlap", False),
+    ],
+)
+def test_keys_of_sharded_under_other_strategies(key: str, value: Any, write) -> None:
+    assert resolve(**{"strategy.name": "sharded", f"strategy.{key}": value}).notes == []
+    for name in ("auto", "single", "ddp", "ps"):
+        resolved = resolve(**{"strategy.name": name, f"strategy.{key}": value})
+        assert resolved.notes == [
+            f"strategy.{key} has no effect under strategy {name}; it is read under "
+            "strategy.name=sharded"
+        ]
+        # The ranks read the config as it was dumped; they must say the same, so it is said once.
+        again = load([write(dump(resolved.config))], models=models)
+        assert again.notes == resolved.notes
+
+
+def test_keys_of_single_under_other_strategies() -> None:
+    for name in ("auto", "single"):
+        assert resolve(**{"strategy.name": name, "strategy.graph": True}).notes == []
+    (note,) = resolve(**{"strategy.name": "ddp", "strategy.graph": True}).notes
+    assert note.endswith("no effect under strategy ddp; it is read under strategy.name=single")
+
+
+def test_one_process_may_be_single() -> None:
+    assert resolve(strategy="single").config.strategy.name == "single"
+    assert resolve(strategy="auto", nproc=2).config.strategy.name == "auto"
 
 
 def test_names_in_any_case() -> None:

@@ -149,7 +149,7 @@ def test_the_block_of_the_page(write: Write) -> None:
     assert config.strategy.name == "auto"  # servers come with the launcher
     clicks = config.data.clicks
     assert (clicks.reader, clicks.threads, clicks.split_files) == ("stream", 1, False)
-    assert clicks.pipe_command == "python benchmark_reader.py" and clicks.profile is False
+    assert clicks.pipe_command is None and clicks.profile is False  # Shoal reads slots itself
 
 
 def test_the_block_of_the_page_beside_a_config(write: Write, tmp_path: Path) -> None:
@@ -252,6 +252,8 @@ def test_single_keys(write: Write, word: str, key: str, want: Any) -> None:
     [
         ("runner.sync_mode=heter", "heter is refused"),
         ("runner.sync_mode=fast", "given fast; allowed: sync, async, geo, gpubox"),
+        ("runner.sync_mode=asinc", "allowed: sync, async, geo, gpubox; did you mean async?"),
+        ("runner.reader_type=QueueDatset", "RecDataset; did you mean QueueDataset?"),
         ("runner.reader_type=Queue", "given Queue; allowed: QueueDataset"),
         ("runner.use_gpu=maybe", "given maybe; allowed: true or false"),
         ("runner.use_fleet=maybe", "given maybe; allowed: true or false"),
@@ -304,6 +306,23 @@ def test_a_typo_is_an_error_that_names_the_nearest_key(write: Write, word: str, 
     assert error.endswith(f"unknown PaddleRec key {key}; did you mean {meant}?")
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("runer.epochs=3", "runner.epochs (PaddleRec's spelling of train.epochs)"),
+        ("sync_mode=geo", "runner.sync_mode (PaddleRec's spelling of strategy.ps.mode, strategy."),
+        ("fc_size=[1]", "hyper_parameters.fc_sizes (PaddleRec's spelling of model.layers)"),
+        ("workspac=a", "workspace?"),
+        ("epoch=3", "epochs (RecBole's spelling of train.epochs)?"),
+    ],
+)
+def test_a_key_outside_its_section_names_the_one_inside(
+    write: Write, word: str, meant: str
+) -> None:
+    key = word.partition("=")[0]
+    assert f"unknown key {key}; did you mean {meant}" in errors_of(write(DNN), f"--{word}")
+
+
 def test_all_errors_come_at_once_with_their_lines(write: Write) -> None:
     path = write(
         "runner:\n  epoch: 3\n  sync_mode: heter\n  thread_num: many\nhyper_parameters: 5\n"
@@ -333,6 +352,20 @@ def test_a_batch_per_worker_is_multiplied_once_and_the_log_says_so(
     for name, value in {"RANK": "1", "WORLD_SIZE": "3"}.items():  # workers of a launcher
         monkeypatch.setenv(name, value)
     assert resolve([path]).config.train.batch_size == 1536
+
+
+def test_a_batch_of_a_worker_that_makes_updates_of_its_own_is_not_multiplied(write: Write) -> None:
+    # DNN says sync_mode async; `shoal launch` brings the servers.
+    words = ["--strategy=ps", "--nproc=4"]
+    assert resolve([write(DNN)], words).config.train.batch_size == 512
+    words.append("--runner.sync_mode=sync")
+    assert resolve([write(DNN)], words).config.train.batch_size == 2048
+
+
+def test_the_number_of_rows_can_be_taken_back(write: Write) -> None:
+    words = ["--data.clicks.rows=null", "--rows.admission.threshold=5"]
+    assert resolve([write(DNN)]).config.data.clicks.rows == 1000001
+    assert resolve([write(DNN)], words).config.data.clicks.rows is None
 
 
 def test_show_tells_which_key_of_theirs_set_a_value(write: Write) -> None:
@@ -412,6 +445,29 @@ def test_programs(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     resolved = resolve([path], ["--runner.reader_type=DataLoader"])
     assert resolved.config.data.clicks.pipe_command is None
     assert any("reader_type DataLoader has no program" in note for note in resolved.notes)
+
+
+def test_a_program_that_is_not_there(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write(PAGE)
+    # PaddleRec's own scripts are not needed, so they need not be there.
+    for script in ("benchmark_reader.py", "tools/queuedataset_reader.py", "criteo_reader.py"):
+        resolved = resolve([path], [f"--runner.pipe_command=python {script}"])
+        assert resolved.config.data.clicks.pipe_command is None
+        assert any(f"not run: {script} reads lines of slots" in note for note in resolved.notes)
+    for command in ("python scripts/mine.py", "python3 -u scripts/mine.py 5", "scripts/mine.py"):
+        error = errors_of(path, f"--runner.pipe_command={command}")
+        assert error.endswith(
+            f"PaddleRec key runner.pipe_command: given {command}, but there is no scripts/mine.py; "
+            f"it was looked for at {tmp_path}/scripts/mine.py, {tmp_path}/dnn/scripts/mine.py, "
+            f"{tmp_path}/dnn/mine.py"
+        )
+    # What a program does with its arguments is its own business.
+    for command in ("awk -f x.py", "tool --rules=x.py", "python -m tool x.py"):
+        resolved = resolve([path], [f"--runner.pipe_command={command}"])
+        assert resolved.config.data.clicks.pipe_command == command
 
 
 def test_a_workspace_is_put_in_its_place(write: Write) -> None:

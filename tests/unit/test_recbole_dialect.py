@@ -362,7 +362,7 @@ def test_eval_args_parts_left_out_are_recboles_defaults(tmp_path: Path) -> None:
         ("eval_args", {"order": "time"}, "one of RO, TO"),
         ("eval_args", {"groupby": "user"}, "did you mean group_by?"),
         ("eval_args", "RO_RS", "it is a mapping of split, group_by, order, mode"),
-        ("eval_args", {"mode": {"train": "full"}}, "valid or test"),
+        ("eval_args", {"mode": {"train": "full"}}, "eval.mode.train; allowed: valid, test"),
         ("eval_args", {"group_by": "item"}, "one of user, none"),
         ("train_neg_sample_args", {"uniform": 1}, "has no key uniform"),
         ("train_neg_sample_args", {"distribution": "zipf"}, "one of uniform, popularity"),

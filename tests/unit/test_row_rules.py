@@ -91,7 +91,7 @@ def test_several_servers_share_what_a_table_may_have() -> None:
         ),
         ({"rows.decay.rate": 1.5}, "rows.decay.rate: given 1.5"),
         ({"rows.admission.treshold": 5}, "did you mean rows.admission.threshold"),
-        ({"rows.tables": {"slots": {"threshold": -1}}}, "rows.tables: given"),
+        ({"rows.tables": {"slots": {"threshold": -1}}}, "rows.tables.slots.threshold: given -1"),
     ],
 )
 def test_what_a_config_may_not_say(values: dict[str, Any], said: str) -> None:

@@ -151,7 +151,46 @@ def test_a_file_is_stronger_than_the_examples_defaults(tmp_path: Path) -> None:
 def test_the_dialect_may_be_named() -> None:
     config = resolve((), ["--dialect=torchrec", "--train_batch_size=16", "--nproc=2"]).config
     assert config.model.name == "BERT4Rec" and config.train.batch_size == 32
-    assert "dialect: recbole is refused" in errors_of("--dialect=recbole").replace("key ", "")
+
+
+def test_a_dialect_that_there_is_not() -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve((), ["--dialect", "torchrek", "--dataset_name", "random"])
+    assert str(caught.value) == (
+        "command line --dialect torchrek: TorchRec key dialect: given torchrek; allowed: torchrec; "
+        "did you mean torchrec?"
+    )
+    assert "given recbole; allowed: torchrec; keys of Shoal, RecBole" in errors_of(
+        "--dialect=recbole"
+    )
+    with pytest.raises(ConfigError, match="given torchrek; allowed: torchrec"):
+        resolve((), ["--model=BPR", "--dialect=torchrek"])
+    with pytest.raises(ConfigError, match="torchrec is the dialect of BERT4Rec alone"):
+        resolve((), ["--model=BPR", "--dialect=torchrec"])
+    with pytest.raises(ConfigError, match="unknown key dialec; did you mean dialect"):
+        resolve((), ["--dialec=torchrec"])
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("--dataset_name random --mode ddp --emb_dmi 3", "emb_dim (TorchRec's spelling of model."),
+        ("--emb_dmi 3", "emb_dim (TorchRec's spelling of model.hidden_size)?"),
+        ("--dataset_nam random --mode ddp", "dataset_name (TorchRec's spelling of data.name)?"),
+        ("--mode ddp --num_epoch 3", "num_epochs (TorchRec's spelling of train.epochs)?"),
+        ("--mode ddp --test_batchsize 3", "test_batch_size?"),
+        ("--mode ddp --learning_rat 3", "learning_rate (RecBole's spelling of"),
+        ("--mode ddp --n_head 3", "model.n_heads?"),
+    ],
+)
+def test_a_typo_is_an_error_that_names_the_nearest_flag(words: str, meant: str) -> None:
+    assert f"; did you mean {meant}" in errors_of(*words.split())
+
+
+def test_flags_of_the_example_are_not_offered_to_other_models() -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve((), ["--model=BPR", "--dataset_nam=random"])
+    assert "did you mean dataset (RecBole's spelling of data.name)?" in str(caught.value)
 
 
 def test_without_such_flags_nothing_changes() -> None:
@@ -164,6 +203,7 @@ def test_without_such_flags_nothing_changes() -> None:
 
 def test_what_cannot_be_is_refused_by_name() -> None:
     assert "TorchRec key mode: given both; allowed: dmp" in errors_of("--mode=both")
+    assert "(sharded tables) or ddp; did you mean ddp?" in errors_of("--mode=dddp")
     assert "TorchRec key min_rating: given high" in errors_of("--min_rating=high")
     text = errors_of("--nhead=two", "--random_size=0", "--mode=ddp")
     assert "(TorchRec key nhead): model.n_heads: given two (text)" in text

@@ -98,7 +98,7 @@ def _runner(said: values.Said) -> list[Row]:
             "data.clicks.pipe_command",
             "of QueueDataset and InmemoryDataset: a "
             "program that writes lines of slots; one of those three scripts that imports paddle "
-            "is not run, another that does is refused",
+            "or is not there is not run, another such is refused",
         ),
         read_as("dataset_debug", "data.clicks.profile", as_bool, "the reader's speed in the log"),
         read_as(
@@ -123,7 +123,8 @@ def _runner(said: values.Said) -> list[Row]:
         Row(
             "train_batch_size",
             ("train.batch_size",),
-            "per worker: multiplied by the number of workers, once, and the log says so",
+            "per worker: multiplied by the number of workers, once, and the log says so; not with "
+            "servers in async, where every worker takes batches of its own",
             values.train_batch_size,
         ),
         read_as("print_interval", "train.print_every", values.or_zero, "steps; null: none"),

@@ -6,6 +6,7 @@ What a key means there may depend on other keys, so most functions take what els
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any
 
 from shoal.config.dialects.recbole import Row
 from shoal.config.dialects.recbole_values import Translation
+from shoal.config.errors import did_you_mean
 from shoal.config.sources import BARE
 from shoal.config.yaml_io import inline
 
@@ -122,7 +124,9 @@ def sync_mode(value: Any) -> Translation:
         raise ValueError(
             "heter is refused: a model is not cut into a CPU and a GPU part; use async, or gpubox"
         )
-    raise ValueError(f"given {inline(value)}; allowed: sync, async, geo, gpubox")
+    modes = ["sync", "async", "geo", "gpubox"]
+    hint = did_you_mean(str(value), modes, cutoff=0.6)
+    raise ValueError(f"given {inline(value)}; allowed: {', '.join(modes)}{hint}")
 
 
 def model_path(value: Any) -> Translation:
@@ -144,7 +148,8 @@ def reader_type(said: Said, value: Any) -> Translation:
     if value is None:
         return Translation()
     if value not in READERS:
-        raise ValueError(f"given {inline(value)}; allowed: {', '.join(READERS)}")
+        hint = did_you_mean(str(value), READERS, cutoff=0.6)
+        raise ValueError(f"given {inline(value)}; allowed: {', '.join(READERS)}{hint}")
     if value == "QueueDataset":
         return Translation({"data.clicks.reader": "stream"})
     if value == "InmemoryDataset" or _reads_slots(said.runner("train_reader_path")):
@@ -206,11 +211,16 @@ def pipe_command(said: Said, value: Any) -> Translation:
             continue
         places = (Path(word), said.folder / word, said.folder / Path(word).name)
         file = next((place for place in places if place.is_file()), None)
-        if file is None:
-            break
-        if _needs_paddle(file) and _stem(word) in SLOT_READERS:
+        if _stem(word) in SLOT_READERS and (file is None or _needs_paddle(file)):
             note = f"pipe_command is not run: {word} reads lines of slots, which Shoal reads itself"
             return Translation(notes=[note])
+        if file is None and _is_script(words[: number + 1]):
+            looked = ", ".join(dict.fromkeys(str(Path.cwd() / place) for place in places))
+            raise ValueError(
+                f"given {value}, but there is no {word}; it was looked for at {looked}"
+            )
+        if file is None:
+            break
         if _needs_paddle(file):
             raise ValueError(
                 f"{value} is refused: {file} imports paddle, so it writes Paddle's own format; "
@@ -219,6 +229,15 @@ def pipe_command(said: Said, value: Any) -> Translation:
         words[number] = str(file)
         return Translation({"data.clicks.pipe_command": shlex.join(words)})
     return Translation({"data.clicks.pipe_command": value})
+
+
+def _is_script(words: list[str]) -> bool:
+    """Whether the last word is what runs, not an argument of a program that may mean anything."""
+    program, *rest = words
+    if not rest:
+        return shutil.which(program) is None
+    options = all(word.startswith("-") for word in rest[:-1])
+    return options and Path(program).name.startswith("python")
 
 
 def _needs_paddle(file: Path) -> bool:

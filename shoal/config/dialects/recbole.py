@@ -213,7 +213,6 @@ TABLE: list[Row] = [
 ]
 
 ROWS: dict[str, Row] = {row.key: row for row in TABLE}
-SPELLINGS: dict[str, str] = {row.key: ", ".join(row.targets) for row in TABLE}
 
 
 def translate(row: Row, value: Any) -> Translation:

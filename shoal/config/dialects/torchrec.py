@@ -12,8 +12,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from shoal.config.dialects import recbole
-from shoal.config.dialects.recbole import Row, free, only, read_as, same
+from shoal.config.dialects.recbole import Row, free, read_as, same
 from shoal.config.dialects.recbole_values import Translation
+from shoal.config.errors import did_you_mean
 from shoal.config.yaml_io import inline
 
 MODEL = "BERT4Rec"
@@ -22,6 +23,21 @@ NOTE = (
     "`shoal config show` tells"
 )
 MODES = {"dmp": "sharded", "ddp": "ddp"}
+
+
+def _dialect(value: Any) -> Translation:
+    if value != "torchrec":
+        hint = did_you_mean(str(value), ["torchrec"])
+        need = (
+            "" if hint else "; keys of Shoal, RecBole and PaddleRec need no dialect: leave it out"
+        )
+        raise ValueError(f"given {inline(value)}; allowed: torchrec{hint}{need}")
+    return Translation()
+
+
+def _dialect_elsewhere(value: Any) -> Translation:
+    _dialect(value)
+    raise ValueError(f"torchrec is the dialect of {MODEL} alone; leave it out, or --model={MODEL}")
 
 
 def _at_least(value: Any) -> Any:
@@ -38,7 +54,8 @@ def _min_rating(value: Any) -> Translation:
 
 def _mode(value: Any) -> Any:
     if value not in MODES:
-        raise ValueError(f"given {inline(value)}; allowed: dmp (sharded tables) or ddp")
+        hint = did_you_mean(str(value), MODES, cutoff=0.6)
+        raise ValueError(f"given {inline(value)}; allowed: dmp (sharded tables) or ddp{hint}")
     return MODES[value]
 
 
@@ -55,7 +72,7 @@ def _export_root(value: Any) -> Translation:
 
 
 TABLE: list[Row] = [
-    only("dialect", ["torchrec"], "these are the flags of one tool"),
+    Row("dialect", (), "only `torchrec`: these are the flags of one tool", _dialect),
     same("dataset_name", "data.name", "ml-1m, ml-20m or random; any data set of Shoal works"),
     Row("dataset_path", ("data.path",), "the folder of ratings.dat or ratings.csv", _dataset_path),
     Row("export_root", ("run.root",), "each run makes its own folder there", _export_root),
@@ -92,7 +109,8 @@ TABLE: list[Row] = [
     read_as("mode", "strategy.name", _mode, "dmp: sharded, ddp: ddp"),
 ]
 ROWS: dict[str, Row] = {row.key: row for row in TABLE}
-SPELLINGS: dict[str, str] = {row.key: ", ".join(row.targets) for row in TABLE}
+# In a source that is not written for the example: the model is wrong, or the dialect's name.
+UNSPOKEN: dict[str, Row] = {"dialect": Row("dialect", (), "", _dialect_elsewhere)}
 
 DEFAULTS: dict[str, Any] = {
     "dataset_name": "ml-1m",
