@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 import time
 
 STARTED = time.perf_counter()  # for the start-up time that result.json states
@@ -17,6 +19,11 @@ class Interrupted(BaseException):
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)
         self.number = number
+
+
+if "SHOAL_LAUNCHER" in os.environ and threading.current_thread() is threading.main_thread():
+    # A rank or a server: its launcher tells of Ctrl-C. Here, because what follows takes a while.
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
 
 
 def __getattr__(name: str):  # type: ignore[no-untyped-def]

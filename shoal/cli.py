@@ -371,11 +371,9 @@ def stop(number: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     """Entry point of the `shoal` command."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
-    if "SHOAL_LAUNCHER" in os.environ:  # started by a launcher, which stops us and tells of it
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
+    if "SHOAL_LAUNCHER" not in os.environ:  # else a launcher stops us and tells of it
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, stop)
     try:
         app(standalone_mode=True)
     except shoal.Interrupted as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -200,6 +201,21 @@ def test_resume_in_all_its_spellings(run: Path) -> None:
     for words in (["--resume", run], ["--resume", "--output", run], [*SMALL, "--output", run]):
         call("train", *words, *([] if "--resume" in words else ["--resume"]))
         assert json.loads((run / "result.json").read_text())["test"] == expected
+
+
+def test_ranks_that_start_say_nothing_of_ctrl_c() -> None:
+    """Their launcher does, once for all; imports take seconds on a busy machine."""
+    code = "import shoal, time; print('here', flush=True); time.sleep(60)"
+    rank = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "SHOAL_LAUNCHER": str(os.getpid()), "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert rank.stdout is not None and rank.stdout.readline() == "here\n"
+    rank.send_signal(signal.SIGINT)
+    assert rank.communicate(timeout=60) == ("", "") and rank.returncode == 130
 
 
 def test_data_fetch_from_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
