@@ -50,10 +50,19 @@ def whole(place: Path, config: Path) -> Path:
     return place / "whole"
 
 
-def started(config: Path, folder: Path, *words: str) -> Command:
+COUNTS = ("--worker_num=2", "--server_num=2")
+
+
+def lists() -> tuple[str, str]:
+    """The same by addresses, as on many hosts."""
+    ports = [free_port() for _ in range(4)]
+    workers, some = (",".join(f"127.0.0.1:{p}" for p in half) for half in (ports[:2], ports[2:]))
+    return f"--workers={workers}", f"--servers={some}"
+
+
+def started(config: Path, folder: Path, roles: tuple[str, str] = COUNTS) -> Command:
     """Two workers and two servers in the midst of training."""
-    counts = ("--worker_num=2", "--server_num=2", "-m", config, "--output", folder)
-    command = shoal("launch", *counts, *words, cwd=folder.parent)
+    command = shoal("launch", *roles, "-m", config, "--output", folder, cwd=folder.parent)
     command.until("the first checkpoints", lambda: newest_step(folder) > 10)
     assert sorted(command.ranks()) == [0, 1] and len(servers(command)) == 2
     return command
@@ -108,8 +117,12 @@ def test_it_learns_as_one_process_does(place: Path, config: Path, whole: Path) -
     assert result(whole)["test"] == pytest.approx(expected["test"], rel=1e-3, abs=1e-4)
 
 
-def test_a_server_that_is_killed(endless: Path, tmp_path: Path) -> None:
-    command = started(endless, tmp_path / "run")
+@pytest.mark.parametrize(
+    "roles", [pytest.param(lambda: COUNTS), pytest.param(lists, marks=pytest.mark.slow)]
+)
+def test_a_server_that_is_killed(endless: Path, tmp_path: Path, roles: Any) -> None:
+    """On one host that is seen at once; a worker would say so only after its patience."""
+    command = started(endless, tmp_path / "run", roles())
     victim = servers(command)[1]
     os.kill(victim, signal.SIGKILL)
     message = the_end_of(command)
@@ -119,9 +132,8 @@ def test_a_server_that_is_killed(endless: Path, tmp_path: Path) -> None:
 
 def test_a_server_to_which_nobody_comes(config: Path, tmp_path: Path) -> None:
     """Its worker may have failed on another host, before it ever said a word."""
-    lists = (f"--workers=127.0.0.1:{free_port()}", f"--servers=127.0.0.1:{free_port()}")
-    words = ("--role=server", "-m", config, "--launch.join_timeout=0.5")
-    message = the_end_of(shoal("launch", *lists, *words, cwd=tmp_path))
+    words = (*lists(), "--role=server", "-m", config, "--launch.join_timeout=0.5")
+    message = the_end_of(shoal("launch", *words, cwd=tmp_path))
     assert "server 0 on host" in message and "no worker came within 2 s: start the" in message
 
 
@@ -194,8 +206,8 @@ def test_evaluating_without_servers(whole: Path, tmp_path: Path) -> None:
 def test_a_port_in_use(config: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        lists = (f"--workers=127.0.0.1:{free_port()}", f"--servers=127.0.0.1:{port}")
-        command = shoal("launch", *lists, "-m", config, "--output", tmp_path / "run", cwd=tmp_path)
+        roles = (f"--workers=127.0.0.1:{free_port()}", f"--servers=127.0.0.1:{port}")
+        command = shoal("launch", *roles, "-m", config, "--output", tmp_path / "run", cwd=tmp_path)
         message = the_end_of(command)
     assert f"server 0 cannot listen on 127.0.0.1:{port}: Address already in use" in message
 
@@ -203,8 +215,5 @@ def test_a_port_in_use(config: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_lists_on_one_host(config: Path, whole: Path, tmp_path: Path) -> None:
     """The way of many hosts, with one: same numbers."""
-    ports = [free_port() for _ in range(4)]
-    workers, some = (",".join(f"127.0.0.1:{p}" for p in half) for half in (ports[:2], ports[2:]))
-    lists = (f"--workers={workers}", f"--servers={some}")
-    finish("launch", *lists, "-m", config, "--output", tmp_path / "run", cwd=tmp_path)
+    finish("launch", *lists(), "-m", config, "--output", tmp_path / "run", cwd=tmp_path)
     assert numbers(tmp_path / "run") == pytest.approx(numbers(whole), rel=1e-6, abs=1e-6)
