@@ -113,7 +113,8 @@ SlotResult parse_slots(const SlotKeys& keys, const char* text, const int64_t* st
   std::vector<std::pair<size_t, int64_t>> found;  // (slot, id) of a line, where there are lists
   for (size_t line = 0; line < n; ++line) {
     const char* at = text + starts[line];
-    const char* const end = text + stops[line];
+    const char* end = text + stops[line];
+    while (end > at && (end[-1] == ' ' || end[-1] == '\t' || end[-1] == '\r')) --end;
     const auto number = static_cast<int64_t>(line);
     result.fault = number;  // until the line is known to be sound
     bool has_label = false;
