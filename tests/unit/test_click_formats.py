@@ -135,12 +135,13 @@ TOKENS = st.one_of(
     st.tuples(st.sampled_from(["click", "12", ""]), st.sampled_from(["0", "1", "2"])),
 ).map(":".join)
 LINES = st.lists(TOKENS, max_size=5).map(lambda more: " ".join(["click:1 d:1 d:2", *more]))
+ENDS = st.sampled_from(["", "", " ", "\t", "\r", " \t ", "\t \t", " \x0b", "\t 1:5"])
 SOUND = st.tuples(NUMBERS, NUMBERS, IDS).map(lambda t: f"click:0 d:{t[0]} d:{t[1]} 2:{t[2]}")
 
 
 @native
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.one_of(LINES, SOUND), min_size=1, max_size=4))
+@given(st.lists(st.tuples(st.one_of(LINES, SOUND), ENDS).map("".join), min_size=1, max_size=4))
 def test_the_core_and_the_reference_agree(lines: list[str]) -> None:
     results: list[object] = []
     for parser in (PlainParser, NativeParser):
