@@ -128,18 +128,19 @@ class Leaf:
 
     def _other_state(self, found: list[str], wanted: list[str]) -> str:
         """What is wrong with a chunk whose state is not the optimizer's."""
-        told = (
-            f"table {self.table.name!r}: a chunk holds the state {', '.join(found) or '(none)'}, "
+        holds = f"the state {', '.join(found)}" if found else "no state"
+        keeps = (
+            f"{self.optimizer.name} keeps {', '.join(wanted)}" if wanted else "none is kept here"
         )
-        told += f"and {self.optimizer.name} keeps {', '.join(wanted) or 'none'}: "
+        told = f"table {self.table.name!r}: saved rows hold {holds}, and {keeps}: "
         if not found and self.optimizer.state_names():
             return told + (
-                "it comes from servers in mode geo, which keep no state, or from another "
-                "optimizer; go on with strategy.ps.mode=geo, or with the optimizer that wrote it"
+                "they come from servers in mode geo, which keep no state, or from another "
+                "optimizer; go on with strategy.ps.mode=geo, or with the optimizer that wrote them"
             )
         if not wanted:
             told += "servers in mode geo keep no state, and neither does sgd; "
-        return told + "go on with the optimizer, and on servers the mode, that wrote it"
+        return told + "go on with the optimizer, and on servers the mode, that wrote them"
 
     def state_shapes(self, n: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of every piece of state, and of every counter, of a chunk of n rows."""
