@@ -49,7 +49,7 @@ def test_a_loss_that_becomes_nan_is_not_saved(tmp_path: Path) -> None:
     """In the place of what was good: of checkpoints only the last ones are kept."""
     values = {**SHORT, **NO_DROPOUT["SASRec"], "checkpoint.every_steps": 1, "train.batch_size": 16}
     values |= {"train.optimizer.lr": 1e20, "run.output": str(tmp_path / "run")}
-    with pytest.raises(ValueError, match="became NaN in epoch 0.* before it are kept"):
+    with pytest.raises(ValueError, match=r"became NaN in epoch 0.* before it are kept"):
         shoal.run("SASRec", "planted", None, values)
     saved = Checkpoints(tmp_path / "run" / "checkpoints", World()).load_newest()
     assert saved is not None
