@@ -101,11 +101,16 @@ bool same(const std::string& name, const char* at, size_t length) {
   return name.size() == length && std::memcmp(name.data(), at, length) == 0;
 }
 
-}  // namespace
+// Where a line stops without the spaces, tabs and returns at its end.
+int64_t trimmed(const char* text, int64_t start, int64_t stop) {
+  const auto is_space = [](char c) { return c == ' ' || c == '\t' || c == '\r'; };
+  while (stop > start && is_space(text[stop - 1])) --stop;
+  return stop;
+}
 
-SlotResult parse_slots(const SlotKeys& keys, const char* text, const int64_t* starts,
-                       const int64_t* stops, size_t n, float* labels, float* dense, int64_t* ids,
-                       int64_t* lengths) {
+SlotResult parse(const SlotKeys& keys, const char* text, const int64_t* starts,
+                 const int64_t* stops, size_t n, float* labels, float* dense, int64_t* ids,
+                 int64_t* lengths) {
   const size_t num_slots = keys.slots.size(), num_dense = keys.num_dense;
   SlotResult result;
   std::vector<int64_t> seen(num_slots, -1);  // the line that last had this slot
@@ -187,6 +192,21 @@ SlotResult parse_slots(const SlotKeys& keys, const char* text, const int64_t* st
   if (lengths == nullptr) result.num_ids = n * num_slots;
   result.fault = -1;
   return result;
+}
+
+}  // namespace
+
+SlotResult parse_slots(const SlotKeys& keys, const char* text, const int64_t* starts,
+                       const int64_t* stops, size_t n, float* labels, float* dense, int64_t* ids,
+                       int64_t* lengths) {
+  SlotResult result = parse(keys, text, starts, stops, n, labels, dense, ids, lengths);
+  // Few logs have white space at the ends of lines, so it is looked for where a line is not sound.
+  if (result.fault < 0) return result;
+  const int64_t stop = stops[result.fault];
+  if (trimmed(text, starts[result.fault], stop) == stop) return result;
+  std::vector<int64_t> ends(n);
+  for (size_t line = 0; line < n; ++line) ends[line] = trimmed(text, starts[line], stops[line]);
+  return parse(keys, text, starts, ends.data(), n, labels, dense, ids, lengths);
 }
 
 }  // namespace shoal

@@ -96,7 +96,7 @@ def _build_clicks(config: Config, world: World, model_class: type[Model]) -> Par
     torch.manual_seed(config.run.seed)
     model = model_class(model_class.Options(**config.model.options), facts)
     strategy = set_up(config, world, model)
-    evaluator = ClickEvaluator(data.readers, config.eval, world, data.group)
+    evaluator = ClickEvaluator(data.readers, config.eval, world, data.group, data.sources)
     found = click_fingerprint(config, data, strategy)
     return Parts(data, model, strategy, data.reader, evaluator, found)
 

@@ -23,6 +23,7 @@ from torch.utils.tensorboard import SummaryWriter
 from shoal.checkpoint import CheckpointError, Checkpoints, give
 from shoal.config.schema import Config
 from shoal.data.batch import Batch
+from shoal.data.fingerprint import mismatch
 from shoal.data.reader import Reader
 from shoal.evaluation import ClickEvaluator, Evaluator, Interval
 from shoal.metrics import higher_is_better
@@ -98,13 +99,15 @@ class Trainer:
 
     def fit(self, started: float) -> dict[str, Any]:
         """Train, evaluate, and test the best checkpoint."""
+        epochs = self.config.train.epochs if self.model.trainable else 1
+        if every := self.config.train.eval_every:
+            self.evaluator.check(["valid", "test"] if every <= epochs else ["test"])
         if self.world.is_main and self.config.run.tensorboard:
             self.curves = SummaryWriter(
                 str(self.folder.path / "tensorboard"),
                 purge_step=self.cursor.epoch if self.resumed else None,
             )
         startup = time.perf_counter() - started
-        epochs = self.config.train.epochs if self.model.trainable else 1
         self.model.train()
         gc.freeze()  # what stands now stays: the collector need not walk all of torch every time
         while self.cursor.epoch < epochs and not self.cursor.finished:
@@ -135,9 +138,8 @@ class Trainer:
             self.train_seconds.append(seconds)
         epoch = cursor.epoch
         places = self.config.run.loss_decimals
-        log.info(
-            "epoch %d training [time: %.2fs, train loss: %.*f]", epoch, seconds, places, loss_sum
-        )
+        shown = f"{loss_sum:z.{places}f}"  # z: no minus before a zero
+        log.info("epoch %d training [time: %.2fs, train loss: %s]", epoch, seconds, shown)
         steps = cursor.batch - first_batch
         if self.world.size > 1 and steps > 0:
             sent = (self.world.bytes_sent - sent) // steps
@@ -386,13 +388,8 @@ def keep_hardest(model: Model, batch: Batch, config: Config) -> Batch:
 
 def check_fingerprint(saved: dict[str, Any], now: dict[str, Any], folder: RunFolder) -> None:
     """A checkpoint goes on only with the model and the data it was made with."""
-    changed = [key for key in now if saved.get(key) != now[key]]
-    if changed:
-        what = "; ".join(f"{key} was {saved.get(key)!r}, is now {now[key]!r}" for key in changed)
-        raise CheckpointError(
-            f"the checkpoints in {folder.path} belong to another run: {what}. Use the config of "
-            "that run, or name another folder with --output"
-        )
+    if (what := mismatch(saved, now)) is not None:
+        raise CheckpointError(f"the checkpoints in {folder.path} {what}")
 
 
 def _median(seconds: list[float]) -> float | None:

@@ -11,6 +11,7 @@ from shoal.config.schema import DataSection
 from shoal.data import columns as cache
 from shoal.data.dataset import Column, Columns, Dataset, FieldType, Ragged
 from shoal.data.filters import apply_filters
+from shoal.data.packed import packed_or_not
 from shoal.data.raw import Raw, RawColumn, RawTable, gather, nearest
 from shoal.data.sources import atomic, movielens, planted, random
 from shoal.data.split import rows_by_phase, split_rows
@@ -50,7 +51,7 @@ def pick_source(config: DataSection) -> str:
     if config.name in GENERATED and not folder.exists():
         return config.name
     parts = [f"{config.name}.{part}.inter" for part in config.presplit or []]
-    if any((folder / name).exists() for name in [f"{config.name}.inter", *parts]):
+    if any(packed_or_not(folder / name).exists() for name in [f"{config.name}.inter", *parts]):
         return "atomic"
     if movielens.locate(config) is not None:
         return "movielens"

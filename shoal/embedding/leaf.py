@@ -107,11 +107,7 @@ class Leaf:
         n = len(ids)
         wanted = self.state_shapes(n)
         if rows.state.keys() != wanted.keys():
-            raise ValueError(
-                f"table {name!r}: a chunk holds the state {sorted(rows.state)}; "
-                f"{self.optimizer.name} keeps {sorted(wanted)}: restore with the optimizer that "
-                "wrote it"
-            )
+            raise ValueError(self._other_state(sorted(rows.state), sorted(wanted)))
         parts: dict[str, tuple[Tensor, tuple[int, ...], torch.dtype]] = {
             "values": (rows.values, (n, table.dim), torch.float32)
         }
@@ -129,6 +125,22 @@ class Leaf:
             for id_ in (int(ids[0]), int(ids[-1])):
                 if not 0 <= id_ < table.rows:
                     raise self.outside(id_)
+
+    def _other_state(self, found: list[str], wanted: list[str]) -> str:
+        """What is wrong with a chunk whose state is not the optimizer's."""
+        holds = f"the state {', '.join(found)}" if found else "no state"
+        keeps = (
+            f"{self.optimizer.name} keeps {', '.join(wanted)}" if wanted else "none is kept here"
+        )
+        told = f"table {self.table.name!r}: saved rows hold {holds}, and {keeps}: "
+        if not found and self.optimizer.state_names():
+            return told + (
+                "they come from servers in mode geo, which keep no state, or from another "
+                "optimizer; go on with strategy.ps.mode=geo, or with the optimizer that wrote them"
+            )
+        if not wanted:
+            told += "servers in mode geo keep no state, and neither does sgd; "
+        return told + "go on with the optimizer, and on servers the mode, that wrote them"
 
     def state_shapes(self, n: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of every piece of state, and of every counter, of a chunk of n rows."""

@@ -6,7 +6,7 @@ makes them nor on what else is predicted, and metrics merge as states, never as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ class ClickEvaluator:
     """Evaluates a click model on the valid and test phases.
 
     readers: phase -> reader made with tile=TILE_ROWS. group: the slot whose first id GAUC groups
-    by, or None.
+    by, or None. sources: phase -> where its samples come from, for errors.
     """
 
     def __init__(
@@ -36,8 +36,21 @@ class ClickEvaluator:
         section: EvalSection,
         world: World,
         group: int | None = None,
+        sources: Mapping[str, str] | None = None,
     ):
         self.readers, self.section, self.world, self.group = readers, section, world, group
+        self.sources = sources or {}
+
+    def check(self, phases: Iterable[Phase]) -> None:
+        """Refuse phases without samples, as far as that is known before they are read."""
+        for phase in phases:
+            if phase not in self.readers:
+                raise ValueError(
+                    f"there are no {phase} files to evaluate on; name them with data.clicks.valid "
+                    "or data.clicks.test, or set train.eval_every=0"
+                )
+            if self.readers[phase].known_samples == 0:
+                raise self._empty(phase)
 
     def evaluate(
         self,
@@ -47,11 +60,7 @@ class ClickEvaluator:
     ) -> dict[str, float]:
         """Metric name -> value, equal on every rank."""
         assert isinstance(model, ClickModel), "build gives click logs to click models alone"
-        if phase not in self.readers:
-            raise ValueError(
-                f"there are no {phase} files to evaluate on; name them with data.clicks.valid or "
-                "data.clicks.test, or set train.eval_every=0"
-            )
+        self.check([phase])
         reader = self.readers[phase]
         metrics = MetricSet(self.section.metrics, self.section.topk or [1], 1, torch.zeros(1))
         was_training = model.training
@@ -66,7 +75,16 @@ class ClickEvaluator:
                 metrics.update(Valued(groups, torch.sigmoid(logits), batch.labels))
         model.train(was_training)
         metrics.reduce(self._sum, self._gather)
-        return metrics.compute()
+        if metrics.num_rows == 0:  # what a program or a reader of the user's gives is known now
+            raise self._empty(phase)
+        return metrics.compute(self.sources.get(phase, f"the {phase} log"))
+
+    def _empty(self, phase: str) -> ValueError:
+        return ValueError(
+            f"there are no samples to evaluate on in phase {phase}: "
+            f"{self.sources.get(phase, f'the {phase} log')} gives none; name files that have some, "
+            "or set train.eval_every=0"
+        )
 
     def _groups(self, batch: Batch, num_slots: int) -> Tensor:
         """What GAUC groups by, int64 [b]."""

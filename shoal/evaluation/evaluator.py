@@ -7,7 +7,7 @@ before they are summed. Memory holds a tile of users × a block of items, never 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 import numpy as np
@@ -19,7 +19,7 @@ from shoal.data.batch import Batch
 from shoal.data.dataset import Dataset, Phase
 from shoal.data.history import Histories
 from shoal.evaluation.phases import EARLIER, Lists, PhaseData
-from shoal.evaluation.ranking import PairCounts, TopK, auc_pairs, mask_seen
+from shoal.evaluation.ranking import PairCounts, TopK, auc_pairs, mask
 from shoal.metrics import MetricSet, Ranked, Valued
 from shoal.models.base import Model, Retrieval
 from shoal.world import World
@@ -73,7 +73,16 @@ class Evaluator:
             run(model, data, histories, metrics, progress)
         model.train(was_training)
         metrics.reduce(self._sum, self._gather)
-        return metrics.compute()
+        return metrics.compute(f"the {phase} split of {self.dataset.name!r}")
+
+    def check(self, phases: Iterable[Phase]) -> None:
+        """Refuse phases that have nothing to evaluate: before an epoch is trained, not after."""
+        for phase in phases:
+            if len(self.dataset.splits[phase]) == 0:
+                raise ValueError(
+                    f"the {phase} split of {self.dataset.name!r} is empty, so there is nothing to "
+                    "evaluate; change data.split or set train.eval_every=0"
+                )
 
     def _sum(self, state: Tensor) -> Tensor:
         return self.world.all_reduce(state.to(self.world.device)).cpu()
@@ -83,15 +92,11 @@ class Evaluator:
 
     def _prepared(self, phase: Phase) -> tuple[PhaseData, Histories | None]:
         if phase not in self._phases:
+            self.check([phase])
             histories = None
             if self.sequential:
                 histories = Histories(self.dataset, EARLIER[phase], self.max_len)
             data = PhaseData(self.dataset, phase, self.section, self.seed)
-            if len(data.users) == 0:
-                raise ValueError(
-                    f"the {phase} split of {self.dataset.name!r} is empty, so there is nothing to "
-                    "evaluate; change data.split or set train.eval_every=0"
-                )
             self._phases[phase] = data, histories
         return self._phases[phase]
 
@@ -117,23 +122,28 @@ class Evaluator:
         return Batch(len(users), ids).to(self.world.device)  # type: ignore[arg-type]
 
     def recommend(self, model: Model, user: int, topk: int) -> list[tuple[str, float]]:
-        """The best items for one user that the user has not seen: (original id, score)."""
+        """The best items for one user: (original id, score).
+
+        Items that the user has seen are left out, unless eval.repeatable says that they may come
+        again.
+        """
         dataset, device = self.dataset, self.world.device
         phases: tuple[Phase, ...] = ("train", "valid", "test")
         users = np.array([user])
         histories = Histories(dataset, phases, self.max_len) if self.sequential else None
-        seen_users = np.concatenate([dataset.user_ids(p) for p in phases])
-        seen_items = np.concatenate([dataset.item_ids(p) for p in phases])
-        own = seen_users == user
-        seen = Lists.of(seen_users[own], seen_items[own], users, dataset.num_users)
+        masked = Lists.none(1)
+        if not self.section.repeatable:
+            seen_users = np.concatenate([dataset.user_ids(p) for p in phases])
+            seen_items = np.concatenate([dataset.item_ids(p) for p in phases])
+            own = seen_users == user
+            masked = Lists.of(seen_users[own], seen_items[own], users, dataset.num_users)
         best = TopK(min(topk, dataset.num_items - 1))
         with torch.inference_mode():
             batch = self.query(users, histories)
             for start in range(0, dataset.num_items, BLOCK_ITEMS):
                 stop = min(start + BLOCK_ITEMS, dataset.num_items)
                 scores = model.score(batch, torch.arange(start, stop, device=device))
-                if not self.section.repeatable:
-                    mask_seen(scores, seen, 0, 1, start)
+                mask(scores, masked, 0, 1, start)
                 best.add(scores, start)
         names = dataset.vocab[dataset.item_field]
         pairs = zip(best.items()[0].tolist(), best.value[0].tolist())  # type: ignore[index]
@@ -167,7 +177,7 @@ class Evaluator:
                             encoded[number] = vectors
                     for tile, (a, b) in enumerate(bounds):
                         scores = scorers[tile](block, vectors)
-                        mask_seen(scores, data.masked, a, b, int(block[0]))
+                        mask(scores, data.masked, a, b, int(block[0]))
                         if again:
                             pairs[tile].count(scores)
                         else:

@@ -53,7 +53,7 @@ class Interval:
         if number % self.every:
             return
         samples = self._sum(torch.tensor([self.samples], dtype=torch.float64))
-        line = f"loss: {float(self.loss) / self.steps:.{self.decimals}f}"
+        line = f"loss: {float(self.loss) / self.steps:z.{self.decimals}f}"
         line += f", samples/s: {float(samples) / (time.perf_counter() - self.begun):.0f}"
         if self.scored:
             self.metrics.reduce(self._sum, self._gather)

@@ -33,6 +33,11 @@ class Lists:
         flat = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
         return cls(items[flat], offsets)
 
+    @classmethod
+    def none(cls, num_users: int) -> Lists:
+        """A list without items for each of so many users."""
+        return cls(np.zeros(0, np.int64), np.zeros(num_users + 1, np.int64))
+
     def block(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         """Lists first..last-1 as pairs: row within the block [n], item [n]."""
         offsets = self.offsets[first : last + 1]
@@ -65,7 +70,7 @@ class PhaseData:
         seen_users = np.concatenate([dataset.user_ids(p) for p in earlier])
         seen_items = np.concatenate([dataset.item_ids(p) for p in earlier])
         if section.repeatable:
-            self.masked = Lists(np.zeros(0, np.int64), np.zeros(len(self.users) + 1, np.int64))
+            self.masked = Lists.none(len(self.users))
         else:
             self.masked = Lists.of(seen_users, seen_items, self.users, dataset.num_users)
         if self.num_negatives:

@@ -95,8 +95,8 @@ def auc_pairs(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
     return wins, (real & ~positive).sum(1)
 
 
-def mask_seen(scores: Tensor, masked: Lists, a: int, b: int, start: int) -> None:
-    """Exclude the padding item and what each user has seen, in place."""
+def mask(scores: Tensor, masked: Lists, a: int, b: int, start: int) -> None:
+    """Exclude the padding item and the `masked` items of each user, in place."""
     if start == 0:
         scores[:, 0] = -torch.inf
     rows, items = masked.block(a, b)

@@ -96,14 +96,19 @@ class MetricSet:
             if name in state:
                 state[name] = gather(state[name]).cpu()
 
-    def compute(self) -> dict[str, float]:
-        """Values by key: `recall@10`, `gauc`, …, in the order of the names and of topk."""
+    def compute(self, data: str = "what was given") -> dict[str, float]:
+        """Values by key: `recall@10`, `gauc`, …, in the order of the names and of topk.
+
+        data: what was evaluated, for the error when there was nothing.
+        """
         state = self._finished()
         result: dict[str, float] = {}
         for name, metric in self.metrics.items():
             counted = {"ranked": ["users"], "valued": ["rows"], "either": ["users", "rows"]}
             if not any(state[count] for count in counted[metric.needs]):
-                raise ValueError(f"{name}: nothing was evaluated, there were no users or rows")
+                raise ValueError(
+                    f"{name}: nothing was evaluated; {data} has no users or rows for this metric"
+                )
             values = metric.compute(state)
             if metric.has_topk:
                 for k, value in zip(self.setting.topk.tolist(), values.tolist()):
@@ -111,6 +116,11 @@ class MetricSet:
             else:
                 result[name.lower()] = values.item()
         return result
+
+    @property
+    def num_rows(self) -> int:
+        """Labelled rows so far; after reduce, those of all ranks."""
+        return int(self._finished()["rows"])
 
     def _flush(self) -> None:
         """Measure the blocks that wait, in host memory: small, and the same on every device."""

@@ -23,7 +23,8 @@ PAGE = (
     "--dataset_name random --random_user_count 40 --random_item_count 90 --random_size 900 "
     "--lr 0.001 --mask_prob 0.2 --val_batch_size 8 --max_len 16 --emb_dim 16 --num_epochs 1"
 )
-COMMAND = "run -s local_cwd dist.ddp -j 1x2 --script bert4rec_main.py --"
+COMMAND = "run -s local_cwd dist.ddp -j 1x2 --script {} --"
+SCRIPT, DEEPER = "bert4rec_main.py", "bert4rec_folder/bert4rec_main.py"  # to run, and to reproduce
 PLAIN = ["--model.hidden_dropout_prob=0", "--model.attn_dropout_prob=0", *QUIET]
 
 
@@ -43,11 +44,11 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "alone"
 
 
-@pytest.mark.parametrize("mode", ["dmp", "ddp"])
-def test_the_page(mode: str, one_process: Path, tmp_path: Path) -> None:
-    shutil.copy(ROOT / "examples" / "bert4rec_main.py", tmp_path)
+@pytest.mark.parametrize("mode, script", [("dmp", SCRIPT), ("ddp", SCRIPT), ("dmp", DEEPER)])
+def test_the_page(mode: str, script: str, one_process: Path, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "examples", tmp_path, dirs_exist_ok=True)
     command = torchx(
-        *COMMAND.split(),
+        *COMMAND.format(script).split(),
         *(*PAGE.split(), "--train_batch_size", "8", "--mode", mode, *PLAIN),
         cwd=tmp_path,
     )

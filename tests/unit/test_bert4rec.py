@@ -262,7 +262,7 @@ def test_a_trained_model_may_be_ranked_otherwise(tmp_path: Path) -> None:
     again = Trained(tmp_path / "run", ["--model.debias=0"]).evaluate()
     assert again["test"] == result["test"]
     assert Trained(tmp_path / "run", ["--model.debias=2"]).evaluate()["test"] != result["test"]
-    with pytest.raises(CheckpointError, match="options was"):
+    with pytest.raises(CheckpointError, match=r"model.hidden_act was .relu., is now .gelu.[.] Use"):
         Trained(tmp_path / "run", ["--model.hidden_act=gelu"])
 
 

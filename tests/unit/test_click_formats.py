@@ -59,6 +59,17 @@ def test_a_line_of_slots(parser) -> None:
 
 
 @pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize("end", [" ", "  ", "\t", " \r", "\r\r", " \t \r"])
+def test_white_space_at_the_end_of_a_line_is_passed_over(parser, end: str) -> None:
+    """Also where the last token is a number or a key that is passed over."""
+    text = f"click:1 d:1 d:2 x:4{end}\nx:5 click:0 d:1 d:2.5{end}\n1:6 1:7 d:3 d:4 click:1{end}"
+    found = parse(parser, text.encode())
+    assert found.labels.tolist() == [1, 0, 1]
+    assert found.dense.tolist() == [[1, 2], [1, 2.5], [3, 4]]
+    assert found.first_ids(2).tolist() == [4, 5, 0] and found.first_ids(0).tolist() == [0, 0, 6]
+
+
+@pytest.mark.parametrize("parser", PARSERS)
 def test_a_slot_with_several_ids_becomes_lists(parser) -> None:
     found = parse(parser, b"click:0 d:1 d:2 x:4 1:7 1:8 1:7\nclick:1 d:3 d:4 2:5\n")
     batch = found.batch()
@@ -87,7 +98,8 @@ def test_a_slot_with_several_ids_becomes_lists(parser) -> None:
         ("click:0 d:1 d:2 1:5.0", "slot 1 holds '5.0'; an id is a whole number"),
         ("click:0 d:1 d:2 1:", "slot 1 holds ''; an id is a whole number"),
         ("click:0  d:1 d:2", "a space too many"),
-        ("click:0 d:1 d:2 ", "a space too many"),
+        (" click:0 d:1 d:2", "a space too many"),
+        (" \t", "a space too many"),
         ("click:0 d:1 d:2 7", "found '7'; tokens are KEY:VALUE"),
         ("click:0 d:1 d:2 :7", "found ':7'; tokens are KEY:VALUE"),
         ("clack:0 d:1 d:2", "unknown key 'clack', did you mean click?"),
@@ -123,12 +135,13 @@ TOKENS = st.one_of(
     st.tuples(st.sampled_from(["click", "12", ""]), st.sampled_from(["0", "1", "2"])),
 ).map(":".join)
 LINES = st.lists(TOKENS, max_size=5).map(lambda more: " ".join(["click:1 d:1 d:2", *more]))
+ENDS = st.sampled_from(["", "", " ", "\t", "\r", " \t ", "\t \t", " \x0b", "\t 1:5"])
 SOUND = st.tuples(NUMBERS, NUMBERS, IDS).map(lambda t: f"click:0 d:{t[0]} d:{t[1]} 2:{t[2]}")
 
 
 @native
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.one_of(LINES, SOUND), min_size=1, max_size=4))
+@given(st.lists(st.tuples(st.one_of(LINES, SOUND), ENDS).map("".join), min_size=1, max_size=4))
 def test_the_core_and_the_reference_agree(lines: list[str]) -> None:
     results: list[object] = []
     for parser in (PlainParser, NativeParser):

@@ -313,7 +313,7 @@ def test_a_stopped_run_goes_on(
     assert losses[0] == losses[1] and len(losses[0]) == 2
     with open(tmp_path / "log.txt", "a") as file:
         file.write("click:0 dense_feature:1 dense_feature:1 dense_feature:1 dense_feature:1\n")
-    with pytest.raises(ValueError, match=r"belong to another run: files was"):
+    with pytest.raises(ValueError, match=r"another run: data.clicks.train: log.txt has changed"):
         shoal.run(config_dict=stopped, resume=True)
 
 

@@ -97,3 +97,34 @@ def test_damaged_chunks_change_nothing(engine, data, name, rows, counted):
         assert torch.equal(left.ids, right.ids)
         assert torch.equal(left.values, right.values)
         assert all(torch.equal(left.state[key], right.state[key]) for key in left.state)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "wrote, reads, told",
+    [
+        (
+            "sgd",
+            "adagrad",
+            "hold no state, and adagrad keeps sum: they come from servers in mode geo, which",
+        ),
+        (
+            "adagrad",
+            "sgd",
+            "hold the state sum, and none is kept here: servers in mode geo keep no state",
+        ),
+        (
+            "adagrad",
+            "adam",
+            "hold the state sum, and adam keeps exp_avg, exp_avg_sq: go on with the optimizer",
+        ),
+    ],
+)
+def test_state_of_another_optimizer_or_mode(engine: str, wrote: str, reads: str, told: str) -> None:
+    """Servers in mode geo keep rows alone, whatever optimizer the workers have."""
+    table = Table("t", 2, None)
+    one, two = (make_local(table, RowOptimizer(name), 0, backend=engine) for name in (wrote, reads))
+    one.push(torch.tensor([3]), torch.ones(1, 2), 0.1)
+    with pytest.raises(ValueError, match=f"table 't': saved rows {told}"):
+        two.restore(next(iter(one.export())))
+    assert list(two.export()) == []

@@ -34,6 +34,7 @@ class ClickData:
     readers: dict[str, ClickReader]
     files: dict[str, list[Path]]
     fingerprint: dict[str, Any]
+    sources: dict[str, str]  # phase -> where its samples come from, in the user's words
 
     def describe(self) -> str:
         """The block of facts that the log shows."""
@@ -102,7 +103,7 @@ def _planted(config: Config, world: World, tile: int) -> ClickData:
     print_of = {"planted": section.model_dump(mode="json"), "shuffle": shuffle}
     return ClickData(
         *(config.data.name, "planted_clicks", clicks.reader, layout, None),
-        *(reader, readers, {}, print_of),
+        *(reader, readers, {}, print_of, dict.fromkeys(PHASES, "data.clicks.planted")),
     )
 
 
@@ -128,6 +129,11 @@ def _logged(config: Config, world: World, tile: int) -> ClickData:
         for phase, pattern in patterns.items()
         if pattern is not None
     }
+    sources = {}
+    for phase, found in files.items():
+        key = phase if getattr(clicks, phase) else {"valid": "test", "test": "valid"}[phase]
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        sources[phase] = f"data.clicks.{key} ({found[0]}{more})"
     logs = {
         phase: ClickLog(found, form, layout, clicks.pipe_command, data.separator)
         for phase, found in files.items()
@@ -149,7 +155,7 @@ def _logged(config: Config, world: World, tile: int) -> ClickData:
         "split_over": world.size if clicks.split_files else None,
     }
     return ClickData(
-        *(data.name, form, clicks.reader, layout, None, reader, readers, files, print_of)
+        *(data.name, form, clicks.reader, layout, None, reader, readers, files, print_of, sources)
     )
 
 

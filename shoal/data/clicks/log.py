@@ -12,6 +12,7 @@ from shoal.config.schema import ClicksSection, DataSection
 from shoal.data.clicks import criteo, delimited, parquet, pipe, slots
 from shoal.data.clicks.lines import LineBlock, Parser, count_lines, line_chunks
 from shoal.data.clicks.samples import Layout, Samples
+from shoal.data.packed import open_text, plain_name
 
 FORMATS = ("slots", "criteo", "csv", "parquet", "planted_clicks")
 GENERATED = ("clicks", "planted", "planted_clicks")  # names that need no files
@@ -57,7 +58,7 @@ class ClickLog:
             return None
         if self.form == "parquet":
             return parquet.count(file)
-        with open(file, "rb") as source:
+        with open_text(file) as source:
             first = _first_line(source.readline)
             header = self._has_header(first)
             source.seek(0)
@@ -70,7 +71,7 @@ class ClickLog:
         elif self.form == "parquet":
             yield from parquet.blocks(file, self.layout)
         else:
-            with open(file, "rb") as source:
+            with open_text(file) as source:
                 yield from self._text(line_chunks(source.read), str(file))
 
     def _text(self, chunks: Iterator[bytes], name: str) -> Iterator[LineBlock]:
@@ -168,13 +169,13 @@ def pick_format(data: DataSection) -> str:
     file = find_files(data.clicks.train, data.path, "train")[0]
     if file.suffix == ".parquet":
         return "parquet"
-    with open(file, "rb") as source:
+    with open_text(file) as source:
         first = _first_line(source.readline)
     if first.count(b"\t") == criteo.WIDTH - 1 and not criteo.has_header(first):
         return "criteo"
     if b":" in first.split(b" ")[0]:
         return "slots"
-    if file.suffix == ".csv":
+    if plain_name(file).suffix == ".csv":
         return "csv"
     raise ValueError(
         f"{file} does not say which format it has; set data.format to slots, criteo, csv or parquet"

@@ -1,6 +1,7 @@
 """Lines of slots: `click:0 dense_feature:0.5 dense_feature:0 1:737395 2:210498 ...`
 
-Tokens KEY:VALUE with single spaces between them, in any order. A slot that comes several times has
+Tokens KEY:VALUE with single spaces between them, in any order; spaces, tabs and returns at the end
+of a line are passed over. A slot that comes several times has
 several ids, in the order they came; one that does not come reads the id 0. A dense key comes
 exactly as often as it has values. The native core finds the tokens; `parse_line` is the reference,
 the fallback where there is no core, and what says what is wrong with a line.
@@ -112,7 +113,7 @@ def parse_line(line: bytes, layout: Layout) -> tuple[float, list[float], list[li
     label: float | None = None
     dense: dict[str, list[float]] = {name: [] for name in layout.dense}
     ids: dict[str, list[int]] = {name: [] for name in layout.slots}
-    for token in line.split(b" "):
+    for token in line.rstrip(b" \t\r").split(b" "):
         key_bytes, colon, value = token.partition(b":")
         key = key_bytes.decode("utf-8", "replace")
         if not colon or not key:

@@ -13,6 +13,7 @@ import numpy as np
 
 from shoal.config.schema import DataSection
 from shoal.data.dataset import FieldType
+from shoal.data.packed import packed_or_not
 from shoal.data.raw import Raw, RawTable, choose_columns, nearest
 from shoal.data.sources.delimited import Layout, join, parse, read_bytes
 
@@ -35,7 +36,7 @@ def files(config: DataSection) -> dict[str, list[Path]]:
                     "name three, for train, valid and test"
                 )
             stems = [f"{config.name}.{part}" for part in config.presplit]
-        found[suffix] = [folder / f"{stem}.{suffix}" for stem in stems]
+        found[suffix] = [packed_or_not(folder / f"{stem}.{suffix}") for stem in stems]
         for path in found[suffix]:
             if not path.exists():
                 have = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shoal.data.dataset import FieldType
+from shoal.data.packed import open_text
 from shoal.data.raw import RawColumn
 
 if TYPE_CHECKING:  # Polars is imported where it is used: training from the cache does not need it
@@ -42,9 +43,10 @@ class Layout:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The file without byte-order mark, with LF line ends and without blank lines at its end."""
+    """The text without byte-order mark, with LF line ends and without blank lines at its end."""
     try:
-        return clean(path.read_bytes())
+        with open_text(path) as source:
+            return clean(source.read())
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
 

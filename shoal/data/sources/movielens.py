@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 
 from shoal.config.schema import DataSection
+from shoal.data.packed import packed_or_not, plain_name
 from shoal.data.raw import Raw, RawTable, interaction_columns
 from shoal.data.sources.delimited import Layout, clean, join, parse, read_bytes
 
@@ -19,8 +20,8 @@ def locate(config: DataSection) -> Path | None:
     folder = root / config.name
     for place in (folder, folder / config.name, root):
         for name in SEPARATORS:
-            if (place / name).is_file():
-                return place / name
+            if (file := packed_or_not(place / name)).is_file():
+                return file
     for archive in (root / f"{config.name}.zip", folder / f"{config.name}.zip"):
         if archive.is_file():
             return archive
@@ -42,7 +43,7 @@ def find(config: DataSection) -> Path:
 def read(config: DataSection) -> Raw:
     """Interactions with user, item, rating and time, named as in data.fields."""
     path = find(config)
-    name, where, data = path.name, str(path), b""
+    name, where, data = plain_name(path).name, str(path), b""
     if path.suffix == ".zip":
         name, data = _read_archive(path)
         where = f"{path}:{name}"

@@ -1,0 +1,108 @@
+"""What differs between the fingerprint in a checkpoint and that of a run, in the user's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# A part of a fingerprint -> the key of the config that decides it.
+KEYS = {
+    "options": "model",
+    "optimizer": "train.optimizer.name",
+    "batch_size": "train.batch_size",
+    "seed": "run.seed",
+    "shuffle": "train.shuffle",
+    "planted": "data.clicks.planted",
+    "command": "data.clicks.pipe_command",
+}
+# Parts that are lists -> the keys that decide their places.
+PLACES = {
+    "layout": [f"data.clicks.{key}" for key in ("slots", "dense", "label", "rows")],
+    "order": ["data.clicks.reader", "train.shuffle"],
+}
+# Parts that are digests: their bytes tell a reader nothing.
+DIGESTS = {
+    "interactions": "the interactions are others (users, items or their order in the files)",
+    "splits": "the interactions are split otherwise (data.split, run.seed)",
+}
+MOST_FILES = 3  # that a message names
+MOST_LETTERS = 80  # of a value in a message
+
+
+def mismatch(saved: dict[str, Any], now: dict[str, Any]) -> str | None:
+    """Why checkpoints of `saved` do not fit a run of `now`, and the remedy; None where they do."""
+    changed = [key for key in now if saved.get(key) != now[key]]
+    if changed == ["split_over"]:
+        return _split(saved.get("split_over"), now["split_over"])
+    if not changed:
+        return None
+    told = [text for key in changed for text in _part(key, saved.get(key), now[key])]
+    return (
+        f"belong to another run: {'; '.join(told)}. Use the config of that run, or name another "
+        "folder with --output"
+    )
+
+
+def _split(before: int | None, now: int | None) -> str:
+    """Which samples meet in a batch depends on how many read the files."""
+    if before is None or now is None:
+        was, is_now = str(before is not None).lower(), str(now is not None).lower()
+        return (
+            f"were made with data.clicks.split_files {was}, which is now {is_now}; resume with "
+            f"--data.clicks.split_files={was}"
+        )
+    workers = f"{before} worker{'s' if before > 1 else ''}"
+    return (
+        f"were made with files split over {workers} (data.clicks.split_files), and there "
+        f"{'are' if now > 1 else 'is'} {now} now; resume with as many: --worker_num={before}, or "
+        f"--nproc={before} without servers"
+    )
+
+
+def _part(key: str, before: Any, now: Any) -> list[str]:
+    if key == "split_over":
+        return [f"data.clicks.split_files: over {before or 'no'} workers, now over {now or 'none'}"]
+    if key in DIGESTS and before is not None:
+        return [DIGESTS[key]]
+    if key == "files" and isinstance(before, list):
+        return _files(before, now)
+    if key in PLACES and isinstance(before, list):
+        pairs = zip(PLACES[key], before, now)
+        return [_was(name, one, two) for name, one, two in pairs if one != two]
+    name = KEYS.get(key, key)
+    if isinstance(before, dict) and isinstance(now, dict):
+        return _nested(name, before, now)
+    return [_was(name, before, now)]
+
+
+def _nested(name: str, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """The same for dicts, key by key."""
+    told = []
+    for key in dict.fromkeys([*now, *before]):
+        one, two = before.get(key), now.get(key)
+        if isinstance(one, dict) and isinstance(two, dict):
+            told += _nested(f"{name}.{key}", one, two)
+        elif one != two:
+            told.append(_was(f"{name}.{key}", one, two))
+    return told
+
+
+def _files(before: list[list[Any]], now: list[list[Any]]) -> list[str]:
+    """Files to train on, [name, size, digest] each."""
+    old, new = {one[0]: one for one in before}, {one[0]: one for one in now}
+    told = [f"{name} is no longer there" for name in old if name not in new]
+    told += [f"{name} was not there" for name in new if name not in old]
+    told += [f"{name} has changed" for name in new if name in old and new[name] != old[name]]
+    if not told:
+        told = ["the files come in another order"]
+    if len(told) > MOST_FILES:
+        told = [*told[:MOST_FILES], f"and {len(told) - MOST_FILES} more"]
+    return [f"data.clicks.train: {', '.join(told)}"]
+
+
+def _was(name: str, before: Any, now: Any) -> str:
+    return f"{name} was {_short(before)}, is now {_short(now)}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MOST_LETTERS else text[:MOST_LETTERS] + "…"

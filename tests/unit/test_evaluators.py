@@ -1,0 +1,161 @@
+"""Evaluators: what is ranked, and what is refused before a run trains on it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click_model import tiny_clicks
+from small import small_config
+
+import shoal
+from shoal.build import build
+from shoal.evaluation import Evaluator, Interval
+from shoal.trainer import Trainer
+from shoal.world import World
+
+__all__ = ["tiny_clicks"]  # used by being there
+QUIET = {"run.progress": False, "run.tensorboard": False, "train.epochs": 1}
+
+
+class Falling:
+    """Scores that fall with the id: the padding would be the best of all."""
+
+    def score(self, batch: Any, items: torch.Tensor) -> torch.Tensor:
+        return -items.double().expand(batch.size, -1)
+
+
+@pytest.mark.parametrize("repeatable", [False, True])
+def test_recommend_never_counts_the_padding(repeatable: bool) -> None:
+    parts = build(small_config("BPR", eval__repeatable=repeatable), World())
+    evaluator, dataset = parts.evaluator, parts.dataset
+    assert isinstance(evaluator, Evaluator)
+    user = 7
+    own = np.asarray(dataset.inter["user_id"]) == user  # type: ignore[union-attr]
+    seen = set(np.asarray(dataset.inter["item_id"])[own].tolist())  # type: ignore[union-attr]
+    assert seen
+    wanted = [item for item in range(1, 98) if repeatable or item not in seen][:20]
+    given = evaluator.recommend(Falling(), user, 20)  # type: ignore[arg-type]
+    names = dataset.vocab["item_id"]  # type: ignore[union-attr]
+    assert given == [(str(names[item]), -float(item)) for item in wanted] and len(given) == 20
+
+
+@pytest.fixture
+def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that gets as far as an epoch fails."""
+
+    def epoch(trainer: Trainer, epochs: int) -> None:
+        raise AssertionError("an epoch began")
+
+    monkeypatch.setattr(Trainer, "_epoch", epoch)
+
+
+def write_interactions(folder: Path, each: int) -> None:
+    """Ten users with `each` interactions."""
+    (folder / "few").mkdir()
+    rows = [f"u{user}\ti{(user + k) % 5}\t{k}" for user in range(10) for k in range(each)]
+    head = "user_id:token\titem_id:token\ttimestamp:float"
+    (folder / "few" / "few.inter").write_text("\n".join([head, *rows]) + "\n")
+
+
+@pytest.mark.parametrize("each, phase", [(1, "valid"), (2, "valid")])
+def test_an_empty_split_is_told_before_training(
+    each: int, phase: str, tmp_path: Path, untrained: None
+) -> None:
+    write_interactions(tmp_path, each)
+    values = {**QUIET, "data.path": str(tmp_path), "run.output": str(tmp_path / "run")}
+    with pytest.raises(ValueError, match=f"the {phase} split of 'few' is empty.*eval_every=0"):
+        shoal.run("BPR", "few", None, values)
+
+
+def test_only_phases_that_are_evaluated_must_be_there(tmp_path: Path) -> None:
+    """Users with two interactions have a test and no validation; those with one have neither."""
+    write_interactions(tmp_path, 2)
+    values = {**QUIET, "data.path": str(tmp_path), "train.eval_every": 2}
+    late = shoal.run("BPR", "few", None, {**values, "run.output": str(tmp_path / "late")})
+    assert late["best_valid"] == {} and late["test"]
+    (tmp_path / "alone").mkdir()
+    write_interactions(tmp_path / "alone", 1)
+    values |= {"data.path": str(tmp_path / "alone"), "train.eval_every": 0}
+    never = shoal.run("BPR", "few", None, {**values, "run.output": str(tmp_path / "never")})
+    assert never["test"] == {} and never["epochs"] == 1
+
+
+def clicks(folder: Path, valid: str, test: str | None, **more: Any) -> dict[str, Any]:
+    """A config of a log whose training file has four samples."""
+    (folder / "train.txt").write_text("".join(f"click:{k % 2} 1:{k + 1}\n" for k in range(4)))
+    (folder / "valid.txt").write_text(valid)
+    values = {
+        **{"model": "TinyClicks", "data.format": "slots", "data.path": str(folder)},
+        **{"data.clicks.train": "train.txt", "data.clicks.valid": "valid.txt"},
+        **{"data.clicks.slots": 1, "data.clicks.dense": 0, "train.batch_size": 2, **QUIET},
+        **{"run.output": str(folder / "run"), **more},
+    }
+    if test is not None:
+        (folder / "test.txt").write_text(test)
+        values["data.clicks.test"] = "test.txt"
+    return values
+
+
+SAMPLES = "click:1 1:1\nclick:0 1:2\n"
+
+
+@pytest.mark.parametrize("reader", ["memory", "stream"])
+@pytest.mark.parametrize(
+    "valid, test, told",
+    [
+        (SAMPLES, "", r"in phase test: data.clicks.test \(.*test.txt\) gives none"),
+        ("\n\n", SAMPLES, r"in phase valid: data.clicks.valid \(.*valid.txt\) gives none"),
+        ("", None, r"in phase valid: data.clicks.valid \(.*valid.txt\) gives none"),
+    ],
+)
+def test_an_empty_log_is_told_before_training(
+    reader: str, valid: str, test: str | None, told: str, tmp_path: Path, untrained: None
+) -> None:
+    values = clicks(tmp_path, valid, test, **{"data.clicks.reader": reader})
+    with pytest.raises(ValueError, match=f"{told}; name files .*eval_every=0"):
+        shoal.run(config_dict=values)
+
+
+def test_an_empty_log_trains_where_it_is_not_evaluated(tmp_path: Path) -> None:
+    values = clicks(tmp_path, "", "", **{"train.eval_every": 0})
+    assert shoal.run(config_dict=values)["epochs"] == 1
+
+
+def test_a_program_that_gives_nothing_is_told_with_its_files(tmp_path: Path) -> None:
+    """What a program writes is known only when it has run."""
+    (tmp_path / "only.py").write_text(
+        "import sys\nsys.stdout.writelines(l for l in sys.stdin if 'test' not in l)\n"
+    )
+    program = {
+        "data.clicks.reader": "stream",
+        "data.clicks.pipe_command": f"python3 {tmp_path}/only.py",
+    }
+    values = clicks(tmp_path, SAMPLES, "test\n", **program)
+    with pytest.raises(ValueError, match=r"in phase test: data.clicks.test \(.*test.txt\) gives"):
+        shoal.run(config_dict=values)
+
+
+def test_a_loss_of_minus_zero_is_shown_as_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A softmax over one item is certain, and its loss may round to less than nothing."""
+    monkeypatch.setattr(Trainer, "_train", lambda trainer, epochs: -1e-9)
+    values = clicks(tmp_path, SAMPLES, None)
+    shoal.run(config_dict=values)
+    assert "train loss: 0.0000]" in (tmp_path / "run" / "train.log").read_text()
+
+
+def test_a_line_of_steps_shows_no_minus_zero(caplog: pytest.LogCaptureFixture) -> None:
+    parts = build(small_config("BPR"), World())
+    interval = Interval(parts.model, World(), every=1)
+    log = logging.getLogger("shoal")
+    log.addHandler(caplog.handler)
+    with caplog.at_level(logging.INFO, "shoal"):
+        interval.step(0, 1, 5, torch.tensor(-1e-9))
+    log.removeHandler(caplog.handler)
+    assert "[loss: 0.0000," in caplog.text
