@@ -121,6 +121,15 @@ def test_an_empty_log_is_told_before_training(
         shoal.run(config_dict=values)
 
 
+def test_a_missing_log_is_told_by_the_key_that_named_it(tmp_path: Path) -> None:
+    """Also where the phase that is looked at first has none of its own."""
+    values = clicks(tmp_path, SAMPLES, None)
+    del values["data.clicks.valid"]
+    values["data.clicks.test"] = "nowhere"
+    with pytest.raises(ValueError, match=r"data\.clicks\.test: .*nowhere is neither"):
+        shoal.run(config_dict=values)
+
+
 def test_an_empty_log_trains_where_it_is_not_evaluated(tmp_path: Path) -> None:
     values = clicks(tmp_path, "", "", **{"train.eval_every": 0})
     assert shoal.run(config_dict=values)["epochs"] == 1

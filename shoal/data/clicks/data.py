@@ -119,21 +119,15 @@ def _logged(config: Config, world: World, tile: int) -> ClickData:
     if clicks.pipe_command is not None and form == "parquet":
         raise ValueError("data.clicks.pipe_command works on lines; Parquet files have none")
     layout = make_layout(clicks, form)
-    patterns = {
-        "train": clicks.train,
-        "valid": clicks.valid or clicks.test,
-        "test": clicks.test or clicks.valid,
-    }
-    files = {
-        phase: find_files(pattern, data.path, phase)
-        for phase, pattern in patterns.items()
-        if pattern is not None
-    }
-    sources = {}
-    for phase, found in files.items():
-        key = phase if getattr(clicks, phase) else {"valid": "test", "test": "valid"}[phase]
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        sources[phase] = f"data.clicks.{key} ({found[0]}{more})"
+    files: dict[str, list[Path]] = {}
+    sources: dict[str, str] = {}
+    # Where one of valid and test is not named, the other is both.
+    for phase, *keys in (("train", "train"), ("valid", "valid", "test"), ("test", "test", "valid")):
+        key = next((key for key in keys if getattr(clicks, key)), None)
+        if key is not None:
+            found = files[phase] = find_files(getattr(clicks, key), data.path, key)
+            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+            sources[phase] = f"data.clicks.{key} ({found[0]}{more})"
     logs = {
         phase: ClickLog(found, form, layout, clicks.pipe_command, data.separator)
         for phase, found in files.items()
