@@ -100,9 +100,8 @@ class Roster:
         orders[number] = False
         try:
             carry_out(request)
-        # Any error, which goes on to whoever answers: an order that failed must not stay among
-        # those under way, or a worker that asks again would wait for it without end.
-        except Exception:
+        except Exception:  # any: it is raised again, and whoever answers tells of it
+            # It must not stay among those under way: a worker that asks again would wait for ever.
             self.forget_order(request)
             raise
         while len(orders) > MOST_ORDERS:

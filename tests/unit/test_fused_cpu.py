@@ -151,18 +151,13 @@ def test_gradients_of_two_softmaxes_and_of_rows_add_up() -> None:
         optimizer.step()
         optimizer.zero_grad()
         hidden, targets, ids = torch.randn(6, 12), torch.full((6,), 7), torch.tensor([7, 9, 7])
-        loss = embed.full_softmax("output", hidden, targets, "bias", stop=149)
-        (loss + embed.rows("output", ids).sum()).backward()
-        assert step(embed) == 300
-        (plain(hidden, parts, targets, 149) + parts[0][ids].sum()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        loss = embed.full_softmax("output", hidden, targets, "bias", stop=149)
-        (loss + embed.rows("bias", ids).sum()).backward()
-        assert step(embed) == 300
-        (plain(hidden, parts, targets, 149) + parts[1][ids].sum()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        for field, part in zip(("output", "bias"), parts):
+            loss = embed.full_softmax("output", hidden, targets, "bias", stop=149)
+            (loss + embed.rows(field, ids).sum()).backward()
+            assert step(embed) == 300
+            (plain(hidden, parts, targets, 149) + part[ids].sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
     for store, part in zip(embed.stores.values(), parts):
         torch.testing.assert_close(store.values[1:], part[1:], rtol=1e-3, atol=1e-4)
 
