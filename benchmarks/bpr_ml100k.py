@@ -184,7 +184,7 @@ def run_recbole(options: argparse.Namespace, folder: Path) -> Figures:
 
 def run_shoal(options: argparse.Namespace, folder: Path) -> Figures:
     """One run of Shoal: the command a user types."""
-    command = [sys.executable, "-m", "shoal.cli", "train", "--model=BPR", "--dataset=ml-100k"]
+    command = [sys.executable, "-m", "shoal", "train", "--model=BPR", "--dataset=ml-100k"]
     command += [f"--config_files={folder / 'test.yaml'}", f"--data_path={folder / 'data'}"]
     command += [f"--epochs={options.epochs}", f"--stopping_step={options.stopping_step}"]
     command += [f"--seed={SEED}", "--show_progress=False", f"--output={folder / 'run'}"]

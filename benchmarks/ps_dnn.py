@@ -53,7 +53,7 @@ def make_strategy(shape: dict[str, Any], world: Any, how: dict[str, Any]) -> Any
     from shoal.config.schema import OptimizerSection, ServersSection, StrategySection
     from shoal.models.base import Facts
     from shoal.models.dnn import DNN
-    from shoal.strategy import make_strategy
+    from shoal.training.strategy import make_strategy
 
     torch.manual_seed(1)
     facts = Facts(num_slots=shape["slots"], num_dense=shape["dense"], rows=IDS)
@@ -88,7 +88,7 @@ class Clock:
 def worker(rank: int, size: int, port: int, task: dict[str, Any], out: str) -> None:
     """Train for some seconds; writes what it saw."""
     torch.set_num_threads(1)
-    from shoal.world import PeerLost, World, connect, set_rank
+    from shoal.world.world import PeerLost, World, connect, set_rank
 
     if size > 1:
         set_rank(rank, size, rank, size, "127.0.0.1", port)
@@ -160,7 +160,7 @@ def text_batches(shape: dict[str, Any], path: str) -> Iterator[Any]:
 
 
 def serve(bind: Any, index: int) -> None:
-    from shoal.ps.server import Server
+    from shoal.ps.server.server import Server
 
     torch.set_num_threads(1)
     server = Server("127.0.0.1:0", index, threads=1, timeout=60)

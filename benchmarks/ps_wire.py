@@ -28,11 +28,11 @@ import zmq
 
 from shoal.config.schema import OptimizerSection
 from shoal.embedding.table import Init, Table
-from shoal.ps.client import Client, Share
 from shoal.ps.curve import Gate, use_keys
 from shoal.ps.keys import make_keys, read_keys
-from shoal.ps.server import Server
+from shoal.ps.server.server import Server
 from shoal.ps.spec import Spec, TableSpec
+from shoal.ps.worker.client import Client, Share
 
 
 def echo(queue: Any, size: int, folder: str | None) -> None:
@@ -127,7 +127,7 @@ def many_ids(count: int, dim: int = 16, batch: int = 100_000) -> None:
     """Distinct ids through two servers: rows and bytes held."""
     processes, addresses = zip(*(start(serve, None, k) for k in range(2)))
     client = make_client([address for _, address in addresses], dim)
-    from shoal.ps.remote import Remote
+    from shoal.ps.worker.remote import Remote
 
     store = Remote(Table("t", dim, None, Init("uniform", 0.1)), 0, client)
     grads = torch.randn(batch, dim)

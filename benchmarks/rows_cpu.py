@@ -19,10 +19,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from shoal.embedding.local import make_local, native_is_built
-from shoal.embedding.native import Native, pull_many, push_many
-from shoal.embedding.optim import RowOptimizer
-from shoal.embedding.pooling import pull_pooled, push_pooled
+from shoal.embedding.leaves.local import make_local, native_is_built
+from shoal.embedding.leaves.native import Native, pull_many, push_many
+from shoal.embedding.leaves.pooling import pull_pooled, push_pooled
+from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
 
 Step = Callable[[], object]

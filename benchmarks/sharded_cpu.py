@@ -39,8 +39,8 @@ def shoal_rank(rank: int, port: int, args: argparse.Namespace, queue) -> None:  
     from shoal.embedding.module import Embeddings
     from shoal.embedding.table import Table
     from shoal.models.base import Model, Output
-    from shoal.strategy import make_strategy
-    from shoal.world import connect, set_rank
+    from shoal.training.strategy import make_strategy
+    from shoal.world.world import connect, set_rank
 
     class Lookup(Model):
         def __init__(self) -> None:

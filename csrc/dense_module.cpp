@@ -1,4 +1,4 @@
-// The step of dense parameters, as Python sees it: shoal/nn/dense_core.py.
+// The step of dense parameters, as Python sees it: shoal/embedding/optim/dense_core.py.
 #include "dense.h"
 
 #include <nanobind/stl/vector.h>

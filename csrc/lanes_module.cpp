@@ -1,4 +1,4 @@
-// Lanes between processes, as Python sees them: shoal/neighbours.py.
+// Lanes between processes, as Python sees them: shoal/world/neighbours.py.
 #include "module.h"
 
 #if defined(__linux__)

@@ -1,4 +1,4 @@
-// Steps of layers, as Python sees them: shoal/nn/dropout.py.
+// Steps of layers, as Python sees them: shoal/models/nn/dropout.py.
 #include "dropout.h"
 #include "module.h"
 

@@ -23,7 +23,7 @@ using namespace shoal;
 
 namespace {
 
-// What Python may call, and how. Raised whenever that changes, here and in shoal/core.py.
+// What Python may call, and how. Raised whenever that changes, here and in shoal/world/core.py.
 constexpr int kInterface = 3;
 
 // Fewer parts for little work: waking a thread costs what it does in some ten microseconds.
@@ -248,7 +248,7 @@ size_t shrink(Table& table, float min_score, float min_norm, int64_t max_age, in
 NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);  // tables that live until the interpreter ends are no leak
   using release = nb::call_guard<nb::gil_scoped_release>;
-  m.doc() = "Embedding rows on the CPU: the native core of shoal.embedding.native";
+  m.doc() = "Embedding rows on the CPU: the native core of shoal.embedding.leaves.native";
   m.attr("INTERFACE") = kInterface;
   m.attr("BLOOM_LAYOUT") = kBloomLayout;
   nb::class_<Table>(m, "Table")

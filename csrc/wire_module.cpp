@@ -1,4 +1,4 @@
-// Rows on the wire, as Python sees them: shoal/ps/native.py and shoal.embedding.native.row_reader.
+// Rows on the wire, as Python sees them: shoal/ps/native.py and shoal.embedding.leaves.native.row_reader.
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 

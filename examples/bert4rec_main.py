@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 
-from shoal.cli import main
+from shoal.command.cli import main
 
 if __name__ == "__main__":
     sys.argv[1:1] = ["train", "--dialect=torchrec"]

@@ -32,5 +32,5 @@ def __getattr__(name: str):  # type: ignore[no-untyped-def]
     if name in rooms:
         from importlib import import_module
 
-        return getattr(import_module(f"shoal.{rooms[name]}"), name)
+        return getattr(import_module(f"shoal.runs.{rooms[name]}"), name)
     raise AttributeError(f"module 'shoal' has no attribute {name!r}")

@@ -1,5 +1,5 @@
 """`python -m shoal` is the command `shoal`."""
 
-from shoal.cli import main
+from shoal.command.cli import main
 
 main()

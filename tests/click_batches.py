@@ -9,7 +9,7 @@ import torch
 from shoal.data.batch import Batch, Jagged
 from shoal.models import find
 from shoal.models.base import Facts, Model
-from shoal.strategy import Strategy
+from shoal.training.strategy import Strategy
 
 BATCH, SLOTS, DENSE, ROWS = 61, 5, 3, 300
 SMALL = {"dim": 6, "layers": [16, 8], "initial_range": 0.1}

@@ -15,7 +15,7 @@ from shoal.data.batch import Batch, Jagged
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import ClickModel, Facts
-from shoal.run import resolve
+from shoal.runs.run import resolve
 
 
 def register() -> None:

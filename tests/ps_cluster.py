@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from shoal.config.schema import OptimizerSection
-from shoal.embedding.placement import Layout, Placement
-from shoal.ps.client import Client, Share
-from shoal.ps.server import Server, run_server
+from shoal.embedding.placed.placement import Layout, Placement
+from shoal.ps.server.server import Server, run_server
 from shoal.ps.spec import Spec, TableSpec
 from shoal.ps.wire import Header, Kind, parse_header
+from shoal.ps.worker.client import Client, Share
 
 SECONDS = 30.0  # for anything that must happen at all
 TABLES = [

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.multiprocessing as mp
 
-from shoal.world import connect, set_rank
+from shoal.world.world import connect, set_rank
 
 
 def free_port() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shoal.config.schema import Config
-from shoal.run import resolve
+from shoal.runs.run import resolve
 
 DATA = {
     "data.name": "planted",

@@ -10,8 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from shoal.core import load_core
 from shoal.data.random import hash64, uniform, uniform_below
+from shoal.world.core import load_core
 
 _core = load_core()  # None: numpy draws the same items
 BITMAP_BYTES = 64 * 2**20

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from shoal.data.batch import Batch
-from shoal.embedding.catalogue import Catalogue
-from shoal.embedding.exchange import Exchange, Lookups
-from shoal.embedding.local import pull_all
-from shoal.embedding.pooling import pool_rows
+from shoal.embedding.leaves.local import pull_all
+from shoal.embedding.leaves.pooling import pool_rows
+from shoal.embedding.placed.exchange import Exchange, Lookups
+from shoal.embedding.softmax.catalogue import Catalogue
+from shoal.embedding.softmax.whole import every_id, is_every
 from shoal.embedding.store import Store
 from shoal.embedding.table import Table
-from shoal.embedding.whole import every_id, is_every
 
 
 class Embeddings(nn.Module):

@@ -22,9 +22,9 @@ from shoal.data.batch import Batch, Jagged
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Facts, Output, Retrieval
-from shoal.nn.dropout import Dropout
-from shoal.nn.losses import sampled_softmax_loss
-from shoal.nn.transformer import Activation, Transformer
+from shoal.models.nn.dropout import Dropout
+from shoal.models.nn.losses import sampled_softmax_loss
+from shoal.models.nn.transformer import Activation, Transformer
 
 
 class BERT4Rec(Retrieval):

@@ -15,7 +15,7 @@ from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Table
 from shoal.models.base import Facts, Output, Retrieval
-from shoal.nn.losses import bpr_loss
+from shoal.models.nn.losses import bpr_loss
 
 
 class BPR(Retrieval):

@@ -15,8 +15,8 @@ from shoal.data.batch import Batch
 from shoal.models.base import Facts
 from shoal.models.fm import FM
 from shoal.models.lr import LR
-from shoal.nn.interactions import sum_of_dots
-from shoal.nn.mlp import Tower
+from shoal.models.nn.interactions import sum_of_dots
+from shoal.models.nn.mlp import Tower
 
 
 class DeepFM(FM):

@@ -19,8 +19,8 @@ from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import ClickModel, Facts
-from shoal.nn.interactions import Dots
-from shoal.nn.mlp import MLP, Tower, begin_by_width
+from shoal.models.nn.interactions import Dots
+from shoal.models.nn.mlp import MLP, Tower, begin_by_width
 
 
 class DLRM(ClickModel):

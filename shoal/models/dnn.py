@@ -14,7 +14,7 @@ from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import ClickModel, Facts
-from shoal.nn.mlp import Tower
+from shoal.models.nn.mlp import Tower
 
 
 class DNN(ClickModel):

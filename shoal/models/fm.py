@@ -18,7 +18,7 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Facts
 from shoal.models.lr import LR
-from shoal.nn.interactions import sum_of_dots
+from shoal.models.nn.interactions import sum_of_dots
 
 
 class FM(LR):

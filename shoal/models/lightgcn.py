@@ -20,7 +20,7 @@ from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Facts, Output, Retrieval
-from shoal.nn.losses import bpr_loss
+from shoal.models.nn.losses import bpr_loss
 
 
 class _Spread(torch.autograd.Function):

@@ -19,7 +19,7 @@ from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Facts, Model, Output
-from shoal.nn.mlp import MLP
+from shoal.models.nn.mlp import MLP
 
 SCORE_BLOCK = 1 << 22  # floats of pair vectors held at a time while scoring: 16 MiB
 

@@ -20,9 +20,9 @@ from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Facts, Output, Retrieval
-from shoal.nn.dropout import Dropout
-from shoal.nn.losses import bpr_loss
-from shoal.nn.transformer import Activation, CausalTransformer
+from shoal.models.nn.dropout import Dropout
+from shoal.models.nn.losses import bpr_loss
+from shoal.models.nn.transformer import Activation, CausalTransformer
 
 
 class SASRec(Retrieval):

@@ -13,7 +13,7 @@ from typing import Any
 import zmq
 from zmq.backend import Socket
 
-from shoal.core import load_core
+from shoal.world.core import load_core
 
 _core = load_core()
 OUT = ("init_size", "data", "send", "close")

@@ -10,8 +10,8 @@ from pydantic import Field, ValidationError
 from shoal.config.row_rules import RowRules
 from shoal.config.schema import OptimizerSection
 from shoal.config.section import Section
-from shoal.embedding.init import recipe
-from shoal.embedding.optim import RowOptimizer
+from shoal.embedding.leaves.init import recipe
+from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
 from shoal.ps.wire import WireError
 

@@ -8,7 +8,6 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from shoal.ps.link import Link
 from shoal.ps.native import native_arriving
 from shoal.ps.wire import (
     BFLOAT16,
@@ -21,6 +20,7 @@ from shoal.ps.wire import (
     parse_part,
     receive_rows,
 )
+from shoal.ps.worker.link import Link
 
 # Values of rows in one request, about. A server answers others in between; it sends such an answer
 # in parts by itself, but rows that it has to pack travel as one message each.

@@ -15,8 +15,8 @@ from commands import ROOT, Command, errors, finish, is_alive, newest_step, proce
 from conftest import LONG, MODELS, write_config
 from ranks import free_port
 
-from shoal.launch import LaunchError
-from shoal.run import resolve, run, train
+from shoal.launch.ranks import LaunchError
+from shoal.runs.run import resolve, run, train
 
 SECONDS_TO_END = 15.0  # a few on a quiet machine
 

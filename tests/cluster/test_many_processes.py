@@ -39,7 +39,7 @@ def test_nproc(place: Path, short: Path, alone: Path) -> None:
 def test_torchrun(place: Path, short: Path, alone: Path) -> None:
     words = ("-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}")
     command = Command(
-        (sys.executable, *words, "-m", "shoal.cli", "train", str(short), "--output=torchrun"), place
+        (sys.executable, *words, "-m", "shoal", "train", str(short), "--output=torchrun"), place
     )
     assert command.wait() == 0, command.output
     assert_equal(place / "torchrun", alone, 2)

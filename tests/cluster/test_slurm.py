@@ -18,7 +18,7 @@ JOB_SECONDS = 150.0
 SCRIPT = """#!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=1 --output={place}/slurm-%j.out
 export PYTHONPATH={root} {mark} ip=$(scontrol show hostnames | head -n 1)
-srun bash -c '{python} -m shoal.cli train {config} --output={place}/run --nproc=1 \\
+srun bash -c '{python} -m shoal train {config} --output={place}/run --nproc=1 \\
     --ip=$ip --port={port} --world_size=$SLURM_NNODES --group_offset=$SLURM_NODEID'
 """
 

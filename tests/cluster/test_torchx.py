@@ -135,7 +135,14 @@ def test_kubernetes(tmp_path: Path) -> None:
     end += ["--", "config.yaml", "--strategy.ps.keys=/keys"]
     for name, task in tasks.items():
         role, index = name.split("-")
-        begin = ["python", "-u", "-m", "shoal.replica", f"--role={role}", f"--index={index}"]
+        begin = [
+            "python",
+            "-u",
+            "-m",
+            "shoal.command.replica",
+            f"--role={role}",
+            f"--index={index}",
+        ]
         assert task["command"] == begin + end and task["image"] == "shoal:1"
     assert tasks["worker-1"]["resources"]["limits"]["cpu"] == "3000m"
     assert tasks["server-0"]["resources"]["limits"]["memory"] == "9000M"

@@ -11,8 +11,8 @@ from click_batches import MODELS, losses, make_model
 from ranks import run_ranks
 
 from shoal.config.schema import OptimizerSection, StrategySection
-from shoal.strategy import make_strategy
-from shoal.world import World
+from shoal.training.strategy import make_strategy
+from shoal.world.world import World
 
 STEPS = 20
 # name of the strategy, what else it is told

@@ -12,12 +12,12 @@ import pytest
 from click_model import click_config, register, tiny_clicks
 from ranks import run_ranks
 
-from shoal.build import build
 from shoal.config.schema import PlantedClicksSection
 from shoal.data.clicks.planted import planted_clicks
-from shoal.run_folder import RunFolder
-from shoal.trainer import Trainer
-from shoal.world import World
+from shoal.runs.build import build
+from shoal.training.run_folder import RunFolder
+from shoal.training.trainer import Trainer
+from shoal.world.world import World
 
 __all__ = ["tiny_clicks"]  # used by being there
 STEPS = 50
@@ -71,9 +71,9 @@ def curve(world: World, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def metrics_only(world: World, given: dict[str, Any]) -> dict[str, float]:
-    import shoal.build
+    import shoal.runs.build
 
-    shoal.build.TILE_ROWS = 64  # 310 samples make 5 tiles, which 2 and 3 do not divide
+    shoal.runs.build.TILE_ROWS = 64  # 310 samples make 5 tiles, which 2 and 3 do not divide
     parts = build(click_config(**given), world)
     return parts.evaluator.evaluate(parts.model, "valid")
 

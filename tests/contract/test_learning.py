@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.build import build
 from shoal.models import MODELS, find
-from shoal.run import resolve
-from shoal.world import World
+from shoal.runs.build import build
+from shoal.runs.run import resolve
+from shoal.world.world import World
 
 DATA = {
     "data.name": "planted",

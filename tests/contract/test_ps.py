@@ -18,9 +18,9 @@ from click_batches import global_batch, losses, make_model
 from ranks import run_ranks
 
 from shoal.config.schema import OptimizerSection, ServersSection, StrategySection
-from shoal.ps.server import Server
-from shoal.strategy import Strategy, make_strategy
-from shoal.world import World
+from shoal.ps.server.server import Server
+from shoal.training.strategy import Strategy, make_strategy
+from shoal.world.world import World
 
 STEPS = 50
 RATES = {"sgd": 0.1, "adagrad": 0.05, "adam": 0.003}

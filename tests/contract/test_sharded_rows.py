@@ -17,16 +17,16 @@ from ranks import run_ranks
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from shoal import snapshot
-from shoal.checkpoint import Checkpoints, give
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import ClickModel, Facts
-from shoal.strategy import Strategy, make_strategy
-from shoal.world import World
+from shoal.training import snapshot
+from shoal.training.checkpoint import Checkpoints, give
+from shoal.training.strategy import Strategy, make_strategy
+from shoal.world.world import World
 
 STEPS, SAVED = 50, 23
 # Coefficients and the decay are exact in binary, so that no count hangs on rounding.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shoal.embedding.init import initial_rows
-from shoal.embedding.local import make_local, native_is_built
-from shoal.embedding.optim import STATE, RowOptimizer
+from shoal.embedding.leaves.init import initial_rows
+from shoal.embedding.leaves.local import make_local, native_is_built
+from shoal.embedding.optim.rows import STATE, RowOptimizer
 from shoal.embedding.store import Rows, Store
 from shoal.embedding.table import Init, Table
 

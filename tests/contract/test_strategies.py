@@ -16,12 +16,12 @@ import torch
 from ranks import run_ranks
 from small import small_config
 
-import shoal.evaluation.evaluator
-from shoal.build import Parts, build
-from shoal.checkpoint import Checkpoints, give, read
+import shoal.training.evaluation.evaluator
 from shoal.config.schema import Config
-from shoal.trainer import keep_hardest, one_ahead
-from shoal.world import World
+from shoal.runs.build import Parts, build
+from shoal.training.checkpoint import Checkpoints, give, read
+from shoal.training.trainer import keep_hardest, one_ahead
+from shoal.world.world import World
 
 STEPS = 50
 MODELS: dict[str, dict[str, Any]] = {
@@ -140,7 +140,7 @@ def curve(world: World, name: str, **values: Any) -> list[float]:
 
 
 def metrics(world: World, name: str, **values: Any) -> dict[str, float]:
-    shoal.evaluation.evaluator.TILE_USERS = (
+    shoal.training.evaluation.evaluator.TILE_USERS = (
         16  # 131 users make 9 tiles, which 2, 3 and 4 do not divide
     )
     parts, config = make(world, name, **values)

@@ -9,10 +9,10 @@ import pytest
 from ranks import run_ranks
 from small import small_config
 
-from shoal.build import build
-from shoal.run_folder import RunFolder
-from shoal.trainer import Trainer
-from shoal.world import World
+from shoal.runs.build import build
+from shoal.training.run_folder import RunFolder
+from shoal.training.trainer import Trainer
+from shoal.world.world import World
 
 MODELS: dict[str, dict[str, Any]] = {
     "BPR": {},

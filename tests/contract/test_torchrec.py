@@ -15,16 +15,16 @@ from click_batches import make_model as make_click_model
 from ranks import run_ranks
 from small import small_config
 
-from shoal.build import build
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Model, Output
-from shoal.snapshot import give, pack, take, unpack
-from shoal.strategy import Strategy, make_strategy
-from shoal.world import World
+from shoal.runs.build import build
+from shoal.training.snapshot import give, pack, take, unpack
+from shoal.training.strategy import Strategy, make_strategy
+from shoal.world.world import World
 
 HAVE = all(find_spec(name) is not None for name in ("torchrec", "fbgemm_gpu"))
 needs_torchrec = pytest.mark.skipif(not HAVE, reason="TorchRec and FBGEMM are not installed")
@@ -302,7 +302,7 @@ def test_an_id_without_a_row_is_refused() -> None:
 def test_without_torchrec_the_error_says_how_to_install_it(
     missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("shoal.embedding.torchrec", "shoal.strategy.torchrec"):
+    for name in ("shoal.embedding.placed.torchrec", "shoal.training.strategy.torchrec"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ValueError, match=r"pip install 'shoal-rec\[torchrec\]'.*backend=native"):

@@ -8,9 +8,9 @@ import pytest
 from ranks import run_ranks
 from small import small_config
 
-import shoal.evaluation.evaluator
-from shoal.build import build
-from shoal.world import World
+import shoal.training.evaluation.evaluator
+from shoal.runs.build import build
+from shoal.world.world import World
 
 STEPS = 100
 CURVES: dict[str, dict[str, Any]] = {
@@ -89,7 +89,7 @@ def curve(world: World, name: str) -> list[float]:
     parts = build(config, world)
     parts.model.train()
     losses: list[float] = []
-    from shoal.trainer import keep_hardest
+    from shoal.training.trainer import keep_hardest
 
     for epoch in range(STEPS):
         for batch in parts.reader.batches(epoch, world.rank, world.size):
@@ -119,7 +119,7 @@ def metrics(world: World, mode: str, model: str) -> dict[str, dict[str, float]]:
 
 def everything(world: World) -> dict[str, Any]:
     """All curves and all metrics in one go: starting processes is what costs."""
-    shoal.evaluation.evaluator.TILE_USERS = (
+    shoal.training.evaluation.evaluator.TILE_USERS = (
         16  # 131 users then make 9 tiles, which 2, 3 and 4 do not divide
     )
     return {

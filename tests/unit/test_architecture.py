@@ -12,28 +12,19 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # From the top down; a room imports from its own row and the rows below it.
 FLOORS = [
-    {"replica", "torchx"},
     {"__main__"},
-    {"cli"},
-    {"trained"},
-    {"run"},
-    {"servers"},
-    {"launch", "build", "roles"},
-    {"trainer"},
-    {"evaluation", "run_folder", "progress", "schedule"},
-    {"checkpoint"},
-    {"snapshot"},
-    {"strategy"},
-    {"models", "metrics"},
-    {"ps"},
-    {"embedding", "nn"},
+    {"command"},
+    {"runs"},
+    {"launch"},
+    {"training"},
+    {"models", "ps"},
+    {"embedding"},
     {"data"},
-    {"world", "config", "durable"},
-    {"gpus", "hosts", "neighbours"},
-    {"core"},
+    {"config"},
+    {"world"},
 ]
 MODEL_MAY_IMPORT = {
-    "shoal.nn",
+    "shoal.models.nn",
     "shoal.data.batch",
     "shoal.embedding.module",
     "shoal.embedding.table",
@@ -99,8 +90,8 @@ def test_only_world_talks_to_peers() -> None:
                     ("torch.distributed.elastic", "torch.distributed.launcher")
                 )
                 where = str(path.relative_to(ROOT))
-                assert where == "world.py" or (where == "launch.py" and launcher), (
-                    f"{where} imports {name}; collectives belong to world.py"
+                assert where == "world/world.py" or (where == "launch/ranks.py" and launcher), (
+                    f"{where} imports {name}; collectives belong to world/world.py"
                 )
 
 
@@ -120,6 +111,13 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
         names = imports(path)
         assert not any(name.split(".")[0] in ("pickle", "dill", "marshal") for name in names), path
         assert "torch.load(" not in path.read_text(), path
+
+
+def test_the_top_shows_the_rooms() -> None:
+    """Few enough to be read at a glance, and no loose file but what a package must have."""
+    folders = [path for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"]
+    assert len(folders) <= 10
+    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py"}
 
 
 def test_there_is_no_utils() -> None:

@@ -13,15 +13,16 @@ import torch.nn.functional as F
 from small import DATA, NO_DROPOUT, small_config
 from torch import Tensor, nn
 
-from shoal.build import Parts, build
-from shoal.checkpoint import CheckpointError
 from shoal.data.history import Histories
+from shoal.embedding.softmax.full import full_softmax_loss
 from shoal.models.bert4rec import ask
-from shoal.nn.losses import full_softmax_loss, sampled_softmax_loss
-from shoal.nn.transformer import Attention, Transformer
-from shoal.run import run
-from shoal.trained import Trained
-from shoal.world import World
+from shoal.models.nn.losses import sampled_softmax_loss
+from shoal.models.nn.transformer import Attention, Transformer
+from shoal.runs.build import Parts, build
+from shoal.runs.run import run
+from shoal.runs.trained import Trained
+from shoal.training.checkpoint import CheckpointError
+from shoal.world.world import World
 
 
 def parts_of(**values: Any) -> Parts:

@@ -14,12 +14,12 @@ import pytest
 from small import small_config
 
 import shoal
-from shoal import checkpoint
-from shoal.build import build
-from shoal.checkpoint import CheckpointError, Checkpoints, give, read, take, write
-from shoal.run_folder import RunFolder
-from shoal.trained import Trained
-from shoal.world import World
+from shoal.runs.build import build
+from shoal.runs.trained import Trained
+from shoal.training import checkpoint
+from shoal.training.checkpoint import CheckpointError, Checkpoints, give, read, take, write
+from shoal.training.run_folder import RunFolder
+from shoal.world.world import World
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     lines: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    monkeypatch.setattr("shoal.run.start_logging", lambda *_: None)  # it would take our place
+    monkeypatch.setattr("shoal.runs.run.start_logging", lambda *_: None)  # it would take our place
     logging.getLogger("shoal").addHandler(handler)
     yield lines
     logging.getLogger("shoal").removeHandler(handler)

@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 import shoal
-from shoal.cli import app, main, split_arguments
+from shoal.command.cli import app, main, split_arguments
 from shoal.models import MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +49,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Iter
         return int(caught.value.code or 0), capsys.readouterr().err
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    monkeypatch.setattr("shoal.cli.leave", leave)
+    monkeypatch.setattr("shoal.command.cli.leave", leave)
     yield call
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -150,7 +150,7 @@ def test_a_fault_of_ours_shows_where(fail: Any, monkeypatch: pytest.MonkeyPatch)
     def broken(*_: Any) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr("shoal.cli.split_arguments", broken)
+    monkeypatch.setattr("shoal.command.cli.split_arguments", broken)
     status, text = fail("train")
     assert status == 1 and "Traceback" in text and "in broken" in text
 

@@ -16,7 +16,7 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Table
 from shoal.models import MODELS, find
 from shoal.models.base import ClickModel, Facts
-from shoal.strategy import Single
+from shoal.training.strategy import Single
 
 SLOTS, DENSE, ROWS = 4, 3, 40
 FACTS = Facts(num_slots=SLOTS, num_dense=DENSE, rows=ROWS)

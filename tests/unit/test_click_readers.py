@@ -18,7 +18,7 @@ from shoal.data.clicks.data import open_clicks
 from shoal.data.clicks.log import ClickLog
 from shoal.data.clicks.readers import InMemory, Split, Stream, load, share
 from shoal.data.clicks.samples import Layout
-from shoal.world import World
+from shoal.world.world import World
 
 __all__ = ["tiny_clicks"]  # used by being there
 LAYOUT = Layout(("1", "2"), ("d",), "click")

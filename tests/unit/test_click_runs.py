@@ -14,16 +14,16 @@ import torch
 from click_model import TinyClicks, click_config, tiny_clicks
 
 import shoal
-from shoal.build import build
 from shoal.config.schema import EvalSection, PlantedClicksSection
 from shoal.data.clicks import InMemory, Layout, Samples
 from shoal.data.clicks.planted import planted_clicks
-from shoal.evaluation import ClickEvaluator
-from shoal.metrics import MetricSet, Valued
 from shoal.models.base import Facts
-from shoal.run import resolve
-from shoal.trained import Trained
-from shoal.world import World
+from shoal.runs.build import build
+from shoal.runs.run import resolve
+from shoal.runs.trained import Trained
+from shoal.training.evaluation import ClickEvaluator
+from shoal.training.metrics import MetricSet, Valued
+from shoal.world.world import World
 
 __all__ = ["tiny_clicks"]  # used by being there
 SHORT = {
@@ -289,7 +289,7 @@ def test_a_stopped_run_goes_on(
     }
     whole = shoal.run(config_dict={**values, "run.output": str(tmp_path / "whole")})
 
-    from shoal.trainer import Trainer
+    from shoal.training.trainer import Trainer
 
     save = Trainer._save
 

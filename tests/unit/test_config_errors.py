@@ -143,7 +143,7 @@ def test_wrong_values(write, text: str, expected: str) -> None:
 def test_options_that_are_offered_exist() -> None:
     import inspect
 
-    from shoal.cli import launch_command, train
+    from shoal.command.cli import launch_command, train
     from shoal.config.spelling import COMMANDS
 
     assert set(COMMANDS) <= set(inspect.signature(launch_command).parameters)

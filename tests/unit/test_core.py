@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 import shoal
-from shoal import core
+from shoal.world import core
 
 ROOT = Path(__file__).resolve().parents[2]
 # A core beside the code, older or newer than it, in a process that has not seen another.
@@ -104,13 +104,15 @@ def test_who_needs_the_core_says_so_at_once() -> None:
 
 
 def test_what_needs_no_core_goes_on() -> None:
-    ran = run("import shoal, shoal.cli, shoal.config, shoal.data.fetch; print(shoal.__version__)")
+    ran = run(
+        "import shoal, shoal.command.cli, shoal.config, shoal.data.fetch; print(shoal.__version__)"
+    )
     assert (ran.returncode, ran.stdout.strip()) == (0, shoal.__version__), ran.stderr
 
 
 def test_a_command_says_it_in_one_line() -> None:
     """No traceback: nothing is wrong with the program."""
-    code = "from shoal.cli import main; main()"
+    code = "from shoal.command.cli import main; main()"
     code = f"sys.argv = ['shoal', 'train', 'recipes/planted-bpr-single.yaml']; {code}"
     ran = run(code)
     assert ran.returncode != 0 and "Traceback" not in ran.stderr

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from shoal.config.schema import OptimizerSection
-from shoal.core import load_core
-from shoal.nn import dense_core
-from shoal.nn.optimizers import dense_step, make_optimizer, restore_state, state_tensors
+from shoal.embedding.optim.dense import dense_step, make_optimizer, restore_state, state_tensors
+from shoal.models.nn import dense_core
+from shoal.world.core import load_core
 
 CORE = load_core()
 # Without the core every step is torch's own, and there is nothing to hold against it.

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.core import load_core
 from shoal.models.bert4rec import BERT4Rec
+from shoal.models.nn import dropout as room
+from shoal.models.nn.dropout import Dropout, dropout
+from shoal.models.nn.mlp import MLP
+from shoal.models.nn.transformer import Transformer
 from shoal.models.sasrec import SASRec
-from shoal.nn import dropout as room
-from shoal.nn.dropout import Dropout, dropout
-from shoal.nn.mlp import MLP
-from shoal.nn.transformer import Transformer
+from shoal.world.core import load_core
 
 core = load_core()
 # Without the core torch draws the masks: these tests are of the core's bits.

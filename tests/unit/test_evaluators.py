@@ -13,10 +13,10 @@ from click_model import tiny_clicks
 from small import small_config
 
 import shoal
-from shoal.build import build
-from shoal.evaluation import Evaluator, Interval
-from shoal.trainer import Trainer
-from shoal.world import World
+from shoal.runs.build import build
+from shoal.training.evaluation import Evaluator, Interval
+from shoal.training.trainer import Trainer
+from shoal.world.world import World
 
 __all__ = ["tiny_clicks"]  # used by being there
 QUIET = {"run.progress": False, "run.tensorboard": False, "train.epochs": 1}

@@ -9,7 +9,7 @@ import torch
 from ranks import run_ranks
 from torch import Tensor
 
-from shoal.world import SMALL_EXCHANGE, World
+from shoal.world.world import SMALL_EXCHANGE, World
 
 # Small, smaller, none, far more than the time before, more than travels in one trip, small again.
 LENGTHS = [5, 6, 3, 0, 400, 390, SMALL_EXCHANGE // 8, 7, 7, 0]

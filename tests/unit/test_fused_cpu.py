@@ -7,15 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.embedding import fused_cpu
-from shoal.embedding.device import Device
-from shoal.embedding.fused_cpu import can_fuse_on_cpu
+from shoal.embedding.leaves.device import Device
 from shoal.embedding.module import Embeddings
-from shoal.embedding.optim import RowOptimizer
-from shoal.embedding.softmax import parallel_softmax_loss
+from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.softmax import full, fused_cpu, native
+from shoal.embedding.softmax.fused_cpu import can_fuse_on_cpu
+from shoal.embedding.softmax.parallel import parallel_softmax_loss
 from shoal.embedding.table import Init, Table
-from shoal.nn import losses, native
-from shoal.world import World
+from shoal.models.nn import native as layers
+from shoal.world.world import World
 
 # Without a compiler there is no such step to compare: the plain softmax is used.
 pytestmark = pytest.mark.skipif(
@@ -213,9 +213,9 @@ def test_many_small_products(shape: tuple[int, ...], monkeypatch: pytest.MonkeyP
     *many, m, k, n = shape
     a, b = torch.randn(*many, m, k), torch.randn(*many, k, n)
     expected = torch.einsum("xyij,xyjk->xyik", a, b)
-    torch.testing.assert_close(native.products_of(a, b), expected)
+    torch.testing.assert_close(layers.products_of(a, b), expected)
     turned = a.transpose(-1, -2).contiguous().transpose(-1, -2)
-    torch.testing.assert_close(native.products_of(turned, b), expected)
+    torch.testing.assert_close(layers.products_of(turned, b), expected)
 
 
 def test_a_loss_that_is_not_followed_back_teaches_nothing() -> None:
@@ -244,7 +244,7 @@ def test_what_the_core_cannot_do_is_left_to_torch(why: str, given: dict) -> None
 
 
 def test_more_positions_than_a_block_take_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "LOGITS_BLOCK", 4 * 50)
+    monkeypatch.setattr(full, "LOGITS_BLOCK", 4 * 50)
     results = []
     for fused in (True, False):
         torch.manual_seed(1)

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from shoal.data.batch import Batch
-from shoal.embedding.local import make_local, native_is_built, pull_all
+from shoal.embedding.leaves.local import make_local, native_is_built, pull_all
 from shoal.embedding.module import Embeddings
-from shoal.embedding.optim import RowOptimizer
+from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Table
-from shoal.nn.losses import bpr_loss
+from shoal.models.nn.losses import bpr_loss
 
 USERS, ITEMS = Table("user", 4, 9), Table("item", 4, 12)
 BACKENDS = ["reference", *(["native"] if native_is_built() else [])]

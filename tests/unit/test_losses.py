@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from shoal.nn import losses
-from shoal.nn.losses import bpr_loss, full_softmax_loss
+from shoal.embedding.softmax.full import full_softmax_loss
+from shoal.models.nn import losses
+from shoal.models.nn.losses import bpr_loss
 
 
 def test_bpr_loss_of_two_pairs_by_hand():

@@ -8,9 +8,9 @@ import pytest
 import sklearn.metrics
 import torch
 
-import shoal.metrics.collection as collection
-from shoal.metrics import METRICS, MetricSet, Ranked, Valued, canonical, higher_is_better
-from shoal.metrics.pairs import pair_counts
+import shoal.training.metrics.collection as collection
+from shoal.training.metrics import METRICS, MetricSet, Ranked, Valued, canonical, higher_is_better
+from shoal.training.metrics.pairs import pair_counts
 
 VALUE = ["AUC", "LogLoss", "MAE", "RMSE"]
 

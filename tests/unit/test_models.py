@@ -17,8 +17,8 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Table
 from shoal.models import MODELS, find, lookup
 from shoal.models.base import Facts, Model
+from shoal.models.nn.transformer import CausalAttention, CausalTransformer
 from shoal.models.sasrec import SASRec
-from shoal.nn.transformer import CausalAttention, CausalTransformer
 
 TRAINABLE = ["BPR", "NeuMF", "LightGCN", "SASRec", "SASRec-BPR"]
 

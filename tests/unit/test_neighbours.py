@@ -13,8 +13,8 @@ import torch.multiprocessing as mp
 from ranks import free_port, run_ranks
 from torch import Tensor
 
-from shoal.neighbours import RING, can_be_neighbours
-from shoal.world import PeerLost, World, connect, set_rank
+from shoal.world.neighbours import RING, can_be_neighbours
+from shoal.world.world import PeerLost, World, connect, set_rank
 
 # Elsewhere all ranks talk by sockets, which the other cases here show.
 needs_memory = pytest.mark.skipif(

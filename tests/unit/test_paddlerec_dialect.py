@@ -12,7 +12,7 @@ from shoal import config as room
 from shoal.config import ConfigError, Resolved
 from shoal.config.dialects import paddlerec
 from shoal.config.dialects.paddlerec_keys import KEYS, table_text
-from shoal.run import resolve
+from shoal.runs.run import resolve
 
 # What PaddleRec's page on distributed training adds to a config.
 PAGE = """\

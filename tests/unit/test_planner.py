@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shoal.config.schema import StrategySection
-from shoal.embedding.optim import RowOptimizer
-from shoal.embedding.planner import plan_tables
+from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.placed.planner import plan_tables
 from shoal.embedding.table import Table
 
 ADAM = RowOptimizer("adam")  # a value has two floats of state: 12 bytes

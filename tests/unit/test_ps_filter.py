@@ -14,14 +14,14 @@ from hearing import listening
 from ps_cluster import joined, make_spec, rows_in, save, serving, share_of
 from safetensors.torch import load_file, save_file
 
-from shoal.checkpoint import Checkpoints, Snapshot, give, read
 from shoal.config.row_rules import RowRules, RowsSection
 from shoal.config.schema import OptimizerSection, ServersSection, StrategySection
-from shoal.embedding.local import native_is_built
-from shoal.ps.client import Client, ServerError
+from shoal.embedding.leaves.local import native_is_built
 from shoal.ps.spec import Spec, TableSpec
-from shoal.strategy import make_strategy
-from shoal.world import World
+from shoal.ps.worker.client import Client, ServerError
+from shoal.training.checkpoint import Checkpoints, Snapshot, give, read
+from shoal.training.strategy import make_strategy
+from shoal.world.world import World
 
 # Without the core servers have no Bloom filters: they count ids exactly.
 pytestmark = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")

@@ -14,10 +14,10 @@ import pytest
 import torch
 from ps_cluster import Proxy, Threads, get_dense, joined, make_spec, pull, push, serving
 
-from shoal.ps.client import Client
 from shoal.ps.keys import Keys, KeysError, make_keys, read_keys
 from shoal.ps.wire import Kind
-from shoal.world import PeerLost
+from shoal.ps.worker.client import Client
+from shoal.world.world import PeerLost
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_keys_that_are_absent_or_damaged(folder: Path, tmp_path: Path) -> None:
 
 def test_the_command_makes_them(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
-    words = [sys.executable, "-m", "shoal.cli", "keys", "make", "keys"]
+    words = [sys.executable, "-m", "shoal", "keys", "make", "keys"]
     env = {**os.environ, "PYTHONPATH": str(root)}
     made = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert made.returncode == 0, made.stderr

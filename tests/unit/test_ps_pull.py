@@ -13,17 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ps_cluster import grads, joined, make_spec, pull, push, serving
 
-import shoal.ps.answers
-import shoal.ps.client
 import shoal.ps.native
-import shoal.ps.steps
+import shoal.ps.server.answers
+import shoal.ps.server.steps
 import shoal.ps.transfer
-from shoal.embedding.init import initial_rows
-from shoal.embedding.local import make_local, native_is_built
-from shoal.embedding.native import row_reader
-from shoal.embedding.optim import RowOptimizer
+import shoal.ps.worker.client
+from shoal.embedding.leaves.init import initial_rows
+from shoal.embedding.leaves.local import make_local, native_is_built
+from shoal.embedding.leaves.native import row_reader
+from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
-from shoal.ps.link import ServerError
 from shoal.ps.native import native_inlet
 from shoal.ps.transfer import Arriving, Share, cut
 from shoal.ps.wire import (
@@ -36,6 +35,7 @@ from shoal.ps.wire import (
     pull_message,
     rows_message,
 )
+from shoal.ps.worker.link import ServerError
 
 HEADER = struct.Struct("<4sHHIIQqQ")
 TABLES = [  # dim, rows
@@ -188,7 +188,7 @@ STORES = make_stores() if native_is_built() else []
 def test_rows_of_two_servers(core: str, flags: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With and without native code, in one message or in many: what was taught comes back."""
     if core in ("no reader", "nothing"):
-        monkeypatch.setattr(shoal.ps.steps, "row_reader", lambda stores, limits: None)
+        monkeypatch.setattr(shoal.ps.server.steps, "row_reader", lambda stores, limits: None)
     if core in ("no sockets", "nothing"):
         monkeypatch.setattr(shoal.ps.native, "_functions", lambda names: [])
     if core == "nothing":
@@ -203,10 +203,10 @@ def test_rows_of_two_servers(core: str, flags: int, monkeypatch: pytest.MonkeyPa
         exact = begin - taught * 0.5
         expected = exact.to(torch.bfloat16).float() if flags & BFLOAT16 else exact
         assert torch.equal(pull(client, 0, ids), expected)
-        monkeypatch.setattr(shoal.ps.answers, "ANSWER_VALUES", 20)
+        monkeypatch.setattr(shoal.ps.server.answers, "ANSWER_VALUES", 20)
         assert torch.equal(pull(client, 0, ids), expected)
         for name in ("REQUEST_VALUES", "PACKED_VALUES"):
-            monkeypatch.setattr(shoal.ps.client, name, 50)
+            monkeypatch.setattr(shoal.ps.worker.client, name, 50)
         assert torch.equal(pull(client, 0, ids), expected)
         none = Share(0, torch.empty(0, dtype=torch.int64), [0, 0])
         assert client.start_pull([none]).wait()[0].shape == (0, 4)
@@ -349,7 +349,7 @@ def test_native_code_receives_rows() -> None:
 @pytest.mark.parametrize("core", [True, False])
 def test_parts_among_other_answers(core: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are taken while something else is waited for, and requests may be answered twice."""
-    monkeypatch.setattr(shoal.ps.answers, "ANSWER_VALUES", 12)
+    monkeypatch.setattr(shoal.ps.server.answers, "ANSWER_VALUES", 12)
     if not core:
         monkeypatch.setattr(shoal.ps.native, "_functions", lambda names: [])
     ids = torch.arange(30)

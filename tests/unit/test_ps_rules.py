@@ -13,17 +13,17 @@ from click_batches import global_batch, make_model
 from ps_cluster import Bare, joined, make_spec, pull, push, rows_in, save, serving, share_of
 from safetensors.torch import load_file
 
-from shoal.checkpoint import Checkpoints, give, read
 from shoal.config.row_rules import RowRules, RowsSection
 from shoal.config.schema import OptimizerSection, ServersSection, StrategySection
 from shoal.data.batch import Jagged
-from shoal.embedding.init import initial_rows
-from shoal.ps.client import Client, ServerError
+from shoal.embedding.leaves.init import initial_rows
 from shoal.ps.spec import Spec, TableSpec
 from shoal.ps.wire import Header, Kind, numbers_frame, parts_frame, send_ids, send_rows
-from shoal.strategy import make_strategy
-from shoal.strategy.ps import ParameterServers
-from shoal.world import World
+from shoal.ps.worker.client import Client, ServerError
+from shoal.training.checkpoint import Checkpoints, give, read
+from shoal.training.strategy import make_strategy
+from shoal.training.strategy.ps import ParameterServers
+from shoal.world.world import World
 
 
 def spec_of(servers: int = 1, mode: str = "sync", optimizer: str = "sgd", **rules: Any) -> Spec:

@@ -24,11 +24,11 @@ from ps_cluster import (
     share_of,
 )
 
-import shoal.ps.client
-from shoal.ps.client import Client, ServerError
-from shoal.ps.server import Server
+import shoal.ps.worker.client
+from shoal.ps.server.server import Server
 from shoal.ps.wire import Header, Kind, numbers_frame, parts_frame, send_ids, send_rows
-from shoal.world import PeerLost
+from shoal.ps.worker.client import Client, ServerError
+from shoal.world.world import PeerLost
 
 IDS = [3, 5, 900]
 
@@ -36,9 +36,9 @@ IDS = [3, 5, 900]
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that ask again soon."""
-    monkeypatch.setattr(shoal.ps.client, "PING_SECONDS", 0.1)
-    monkeypatch.setattr(shoal.ps.client, "AGAIN_SECONDS", 0.3)
-    monkeypatch.setattr(shoal.ps.client, "PARTING_SECONDS", 1.5)
+    monkeypatch.setattr(shoal.ps.worker.client, "PING_SECONDS", 0.1)
+    monkeypatch.setattr(shoal.ps.worker.client, "AGAIN_SECONDS", 0.3)
+    monkeypatch.setattr(shoal.ps.worker.client, "PARTING_SECONDS", 1.5)
 
 
 # ---- a step -------------------------------------------------------------------------------------

@@ -28,9 +28,9 @@ from ps_cluster import (
 )
 from safetensors.torch import load_file, save_file
 
-from shoal.ps import shards
-from shoal.ps.client import Client, ServerError
+from shoal.ps.server import shards
 from shoal.ps.wire import Header, Kind
+from shoal.ps.worker.client import Client, ServerError
 
 USERS = list(range(0, 1000, 7))
 WORDS = [-(1 << 62), -5, 1, 2, 3, 1 << 33, (1 << 63) - 1]

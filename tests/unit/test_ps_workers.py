@@ -26,11 +26,11 @@ from ps_cluster import (
     set_dense,
 )
 
-import shoal.ps.client
-from shoal.ps.client import Client, ServerError
-from shoal.ps.server import Server
+import shoal.ps.worker.client
+from shoal.ps.server.server import Server
 from shoal.ps.wire import Header, Kind
-from shoal.world import PeerLost
+from shoal.ps.worker.client import Client, ServerError
+from shoal.world.world import PeerLost
 
 IDS = [3, 5, 900]
 
@@ -38,8 +38,8 @@ IDS = [3, 5, 900]
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that ask again soon."""
-    monkeypatch.setattr(shoal.ps.client, "PING_SECONDS", 0.1)
-    monkeypatch.setattr(shoal.ps.client, "AGAIN_SECONDS", 0.3)
+    monkeypatch.setattr(shoal.ps.worker.client, "PING_SECONDS", 0.1)
+    monkeypatch.setattr(shoal.ps.worker.client, "AGAIN_SECONDS", 0.3)
 
 
 # ---- workers that do not fit --------------------------------------------------------------------

@@ -8,10 +8,10 @@ from importlib import import_module
 import pytest
 from typer.testing import CliRunner
 
-from shoal import cli, replica
+from shoal.command import cli, replica
+from shoal.command.replica import command, find_hosts, wait_for_names
 from shoal.config import Resolved
-from shoal.replica import command, find_hosts, wait_for_names
-from shoal.roles import find_roles
+from shoal.launch.roles import find_roles
 
 
 def test_slurm_tells_the_node_of_each_group() -> None:
@@ -77,7 +77,7 @@ def test_every_replica_has_a_port_of_its_own() -> None:
 
 def test_launch_takes_a_role_on_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Resolved] = []
-    module = import_module("shoal.run")  # `shoal.run` alone is the function
+    module = import_module("shoal.runs.run")  # `shoal.run` alone is the function
     monkeypatch.setattr(module, "train", lambda resolved, resume: seen.append(resolved))
     words = ["--servers=127.0.0.1:6000", "--workers=127.0.0.2:6001,127.0.0.3:6002"]
     words += ["--role=worker", "--index=1", "--model=DNN"]

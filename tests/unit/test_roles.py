@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from shoal.roles import Roles, find_roles
+from shoal.launch.roles import Roles, find_roles
 
 HERE = "127.0.0.1"
 THERE = "203.0.113.1"  # kept for documentation: no host has it

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.embedding.admission import Admission, Pending, Shrink
-from shoal.embedding.init import initial_rows
-from shoal.embedding.local import make_local, native_is_built
-from shoal.embedding.native import Native
-from shoal.embedding.optim import RowOptimizer
-from shoal.embedding.reference import Reference
+from shoal.embedding.leaves.admission import Admission, Pending, Shrink
+from shoal.embedding.leaves.init import initial_rows
+from shoal.embedding.leaves.local import make_local, native_is_built
+from shoal.embedding.leaves.native import Native
+from shoal.embedding.leaves.reference import Reference
+from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
 
 needs_core = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shoal.embedding.init import initial_rows, round_bfloat16
-from shoal.embedding.local import make_local, native_is_built
-from shoal.embedding.native import Native
-from shoal.embedding.optim import STATE, RowOptimizer
-from shoal.embedding.reference import Reference
+from shoal.embedding.leaves.init import initial_rows, round_bfloat16
+from shoal.embedding.leaves.local import make_local, native_is_built
+from shoal.embedding.leaves.native import Native
+from shoal.embedding.leaves.reference import Reference
+from shoal.embedding.optim.rows import STATE, RowOptimizer
 from shoal.embedding.table import Init, Table
 
 needs_core = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")

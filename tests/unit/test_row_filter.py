@@ -17,18 +17,18 @@ from hypothesis import strategies as st
 from ranks import run_ranks
 from safetensors.torch import load as parse_tensors
 
-from shoal.checkpoint import Checkpoints, Snapshot, give, take
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
-from shoal.embedding.admission import Admission, Filter, Pending
-from shoal.embedding.local import native_is_built
-from shoal.embedding.native import Native
-from shoal.embedding.optim import RowOptimizer
-from shoal.embedding.reference import Reference
-from shoal.embedding.row_files import Taken, chunks, take_over, tell_lost
+from shoal.embedding.leaves.admission import Admission, Filter, Pending
+from shoal.embedding.leaves.local import native_is_built
+from shoal.embedding.leaves.native import Native
+from shoal.embedding.leaves.reference import Reference
+from shoal.embedding.leaves.row_files import Taken, chunks, take_over, tell_lost
+from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
-from shoal.strategy import make_strategy
-from shoal.world import World
+from shoal.training.checkpoint import Checkpoints, Snapshot, give, take
+from shoal.training.strategy import make_strategy
+from shoal.world.world import World
 
 # Without the core there are no Bloom filters: ids are counted exactly (see Admission).
 pytestmark = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.embedding.init import initial_rows
+from shoal.embedding.leaves.init import initial_rows
 from shoal.embedding.table import Init, Table
 
 MASK = (1 << 64) - 1

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.embedding.local import make_local, native_is_built
-from shoal.embedding.optim import RowOptimizer
+from shoal.embedding.leaves.local import make_local, native_is_built
+from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Table
 
 needs_core = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")

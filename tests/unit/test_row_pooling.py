@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from shoal.embedding.local import make_local, native_is_built
-from shoal.embedding.optim import RowOptimizer
-from shoal.embedding.pooling import pull_pooled, push_pooled, weight_gradients
+from shoal.embedding.leaves.local import make_local, native_is_built
+from shoal.embedding.leaves.pooling import pull_pooled, push_pooled, weight_gradients
+from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
 
 needs_core = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")

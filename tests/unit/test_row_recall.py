@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.embedding.admission import Admission, Shrink
-from shoal.embedding.local import native_is_built
-from shoal.embedding.native import Native
-from shoal.embedding.optim import RowOptimizer
-from shoal.embedding.reference import Reference
+from shoal.embedding.leaves.admission import Admission, Shrink
+from shoal.embedding.leaves.local import native_is_built
+from shoal.embedding.leaves.native import Native
+from shoal.embedding.leaves.reference import Reference
+from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
 
 # Only the native core remembers rows; the reference in torch has nothing to test here.

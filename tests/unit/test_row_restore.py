@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.embedding.admission import Admission
-from shoal.embedding.local import make_local, native_is_built
-from shoal.embedding.optim import STATE, RowOptimizer
+from shoal.embedding.leaves.admission import Admission
+from shoal.embedding.leaves.local import make_local, native_is_built
+from shoal.embedding.optim.rows import STATE, RowOptimizer
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
 

@@ -13,24 +13,24 @@ from click_batches import global_batch, make_model
 from click_model import tiny_clicks
 
 import shoal
-from shoal.checkpoint import Checkpoints, give, take
 from shoal.config.errors import ConfigError
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, ServersSection, StrategySection
 from shoal.data.batch import Batch
-from shoal.embedding.admission import Admission, admission_of, shrink_of
-from shoal.embedding.init import initial_rows
-from shoal.embedding.local import make_local, native_is_built, push_all
+from shoal.embedding.leaves.admission import Admission, admission_of, shrink_of
+from shoal.embedding.leaves.init import initial_rows
+from shoal.embedding.leaves.local import make_local, native_is_built, push_all
 from shoal.embedding.module import Embeddings
-from shoal.embedding.optim import RowOptimizer
+from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Facts, Model, Output
-from shoal.run import resolve
-from shoal.strategy import make_strategy
-from shoal.strategy.geo import Geo
-from shoal.trained import Trained
-from shoal.trainer import Trainer
-from shoal.world import World
+from shoal.runs.run import resolve
+from shoal.runs.trained import Trained
+from shoal.training.checkpoint import Checkpoints, give, take
+from shoal.training.strategy import make_strategy
+from shoal.training.strategy.geo import Geo
+from shoal.training.trainer import Trainer
+from shoal.world.world import World
 
 __all__ = ["tiny_clicks"]  # used by being there
 SGD = OptimizerSection(name="sgd", lr=0.5)

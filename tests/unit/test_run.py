@@ -13,12 +13,12 @@ from safetensors.torch import load as parse_tensors
 from small import DATA, NO_DROPOUT
 
 import shoal
-from shoal.checkpoint import Checkpoints
 from shoal.data.prepare import load_dataset
-from shoal.gpus import choose_gpus
-from shoal.run import agree, comparable, resolve
-from shoal.trained import Trained
-from shoal.world import World, WorldError, connect, first_words
+from shoal.runs.run import agree, comparable, resolve
+from shoal.runs.trained import Trained
+from shoal.training.checkpoint import Checkpoints
+from shoal.world.gpus import choose_gpus
+from shoal.world.world import World, WorldError, connect, first_words
 
 SHORT = {**DATA, "train.epochs": 2, "train.batch_size": 256}
 del SHORT["data.name"]  # given as `dataset`

@@ -13,19 +13,19 @@ from ranks import run_ranks
 from torch import Tensor
 
 from shoal.config.schema import OptimizerSection, StrategySection
-from shoal.embedding import duplicates
-from shoal.embedding.duplicates import add_rows, distinct
-from shoal.embedding.init import initial_rows
+from shoal.embedding.leaves.init import initial_rows
+from shoal.embedding.leaves.reference import Reference
 from shoal.embedding.module import Embeddings
-from shoal.embedding.optim import RowOptimizer
-from shoal.embedding.placement import Layout, Placement
-from shoal.embedding.reference import Reference
-from shoal.embedding.sharded import Sharded
+from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.placed import duplicates
+from shoal.embedding.placed.duplicates import add_rows, distinct
+from shoal.embedding.placed.placement import Layout, Placement
+from shoal.embedding.placed.sharded import Sharded
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Model
-from shoal.strategy import Sharded as ShardedStrategy
-from shoal.world import World
+from shoal.training.strategy import Sharded as ShardedStrategy
+from shoal.world.world import World
 
 PLACES = [
     Placement("row", "hash"),
@@ -62,7 +62,7 @@ def test_codes_without_the_native_core_are_the_same(monkeypatch: pytest.MonkeyPa
         layout = Layout(Table("t", 4, 1003, padding=0), Placement(), size)
         native = layout.codes(ids)
         with monkeypatch.context() as patch:
-            patch.setattr("shoal.embedding.placement._core", None)
+            patch.setattr("shoal.embedding.placed.placement._core", None)
             assert layout.codes(ids).tolist() == native.tolist()
         assert native[ids == 0].tolist() == [1003] * int((ids == 0).sum())
 
@@ -70,7 +70,7 @@ def test_codes_without_the_native_core_are_the_same(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("core", [True, False])
 def test_an_id_outside_is_refused(core: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not core:
-        monkeypatch.setattr("shoal.embedding.placement._core", None)
+        monkeypatch.setattr("shoal.embedding.placed.placement._core", None)
     layout = Layout(Table("t", 4, 10), Placement(), 2)
     for id_ in (-1, 10):
         with pytest.raises(ValueError, match=f"no row {id_}: it has 10 rows, ids 0 to 9"):

@@ -12,18 +12,18 @@ from hearing import listening
 from ranks import run_ranks
 from torch import Tensor
 
-from shoal.checkpoint import Checkpoints
 from shoal.config.row_rules import RowRules, RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
-from shoal.embedding.admission import Pending, Shrink, admission_of, tend
-from shoal.embedding.optim import RowOptimizer
-from shoal.embedding.placement import Layout, Placement
-from shoal.embedding.row_files import BLOOM, chunks
-from shoal.embedding.sharded import Sharded
+from shoal.embedding.leaves.admission import Pending, Shrink, admission_of, tend
+from shoal.embedding.leaves.row_files import BLOOM, chunks
+from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.placed.placement import Layout, Placement
+from shoal.embedding.placed.sharded import Sharded
 from shoal.embedding.table import Init, Table
-from shoal.snapshot import give, take
-from shoal.strategy import Strategy, make_strategy
-from shoal.world import World
+from shoal.training.checkpoint import Checkpoints
+from shoal.training.snapshot import give, take
+from shoal.training.strategy import Strategy, make_strategy
+from shoal.world.world import World
 
 ADS = Table("ads", 2, None, Init("constant", 0.0), padding=0)
 PLACES = ["row", "table", "replicate"]

@@ -10,15 +10,15 @@ import torch
 from ranks import run_ranks
 from small import small_config
 
-from shoal import checkpoint, snapshot
-from shoal.build import build
-from shoal.checkpoint import CheckpointError, Checkpoints, give
-from shoal.embedding.optim import RowOptimizer
-from shoal.embedding.placement import Layout, Placement
-from shoal.embedding.sharded import Sharded
+from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.placed.placement import Layout, Placement
+from shoal.embedding.placed.sharded import Sharded
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
-from shoal.world import World
+from shoal.runs.build import build
+from shoal.training import checkpoint, snapshot
+from shoal.training.checkpoint import CheckpointError, Checkpoints, give
+from shoal.world.world import World
 
 GROWN = 53
 

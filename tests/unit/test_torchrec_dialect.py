@@ -12,7 +12,7 @@ from shoal.config import ConfigError
 from shoal.config.dialects import torchrec
 from shoal.config.schema import Config
 from shoal.data.prepare import load_dataset
-from shoal.run import resolve
+from shoal.runs.run import resolve
 
 # The flags and defaults of the example, as its page and its help state them.
 EXAMPLE = {

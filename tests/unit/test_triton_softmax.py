@@ -14,7 +14,7 @@ with pytest.MonkeyPatch.context() as patch:
     if DEVICE == "cpu":
         patch.setenv("TRITON_INTERPRET", "1")
     triton = pytest.importorskip("triton", reason="Triton is not installed")
-    from shoal.embedding import triton_softmax
+    from shoal.embedding.softmax import triton_softmax
 
     @triton.jit
     def probe(numbers):
@@ -27,10 +27,10 @@ with pytest.MonkeyPatch.context() as patch:
         reason = f"this Triton's interpreter fails with this NumPy: {error}"
         pytest.skip(reason, allow_module_level=True)
 
-from shoal.embedding.device import Device  # noqa: E402
-from shoal.embedding.fused import can_fuse  # noqa: E402
+from shoal.embedding.leaves.device import Device  # noqa: E402
 from shoal.embedding.module import Embeddings  # noqa: E402
-from shoal.embedding.optim import RowOptimizer  # noqa: E402
+from shoal.embedding.optim.rows import RowOptimizer  # noqa: E402
+from shoal.embedding.softmax.fused import can_fuse  # noqa: E402
 from shoal.embedding.table import Init, Table  # noqa: E402
 
 SHAPES = {"POSITIONS": 16, "ROWS": 16}

@@ -16,7 +16,7 @@ from shoal.data.clicks.custom import Custom
 from shoal.data.clicks.log import ClickLog, find_files, make_layout, pick_format
 from shoal.data.clicks.readers import ClickReader, InMemory, Split, Stream, load, share
 from shoal.data.clicks.samples import Layout
-from shoal.world import World
+from shoal.world.world import World
 
 PHASES = ("train", "valid", "test")
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from shoal.config.errors import nearest
-from shoal.core import load_core
 from shoal.data.clicks.lines import SHOWN, BadLine, Parser
 from shoal.data.clicks.samples import Layout, Samples
+from shoal.world.core import load_core
 
 _core = load_core()
 LABEL, DENSE = "click", "dense_feature"

@@ -1,0 +1,235 @@
+"""Device: the leaf in the memory of a GPU (or any torch device), in plain torch.
+
+Nothing here waits for the device: repeated ids are found by sorting, and each of them writes the
+same new row. When every row has a gradient (a softmax over the catalogue), rows are updated where
+they are. With `fused`, Adam runs in Triton kernels, and a softmax over the rows may update them in
+its own pass (shoal.embedding.softmax.fused); the arithmetic is the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.embedding.leaves.init import initial_rows
+from shoal.embedding.leaves.leaf import Leaf
+from shoal.embedding.optim.dense import dense_step
+from shoal.embedding.optim.rows import RowOptimizer, update_rows
+from shoal.embedding.softmax.whole import every_id, is_every
+from shoal.embedding.store import Rows
+from shoal.embedding.table import Table
+
+INIT_CHUNK = 1 << 16  # rows initialised at a time
+
+
+class Device(Leaf):
+    """Rows of one fixed table as tensors on a device."""
+
+    def __init__(
+        self,
+        table: Table,
+        optimizer: RowOptimizer,
+        seed: int,
+        device: torch.device | str,
+        fused: bool = False,
+    ):
+        super().__init__(table, optimizer, seed)
+        if table.rows is None:
+            raise ValueError(
+                f"table {table.name!r} grows, and on a {torch.device(device).type} device tables "
+                "are fixed: give it a number of rows, or keep it in host memory"
+            )
+        self.device = torch.device(device)
+        self.values = torch.empty(table.rows, table.dim, device=self.device)
+        for start in range(0, table.rows, INIT_CHUNK):
+            ids = torch.arange(start, min(start + INIT_CHUNK, table.rows), device=self.device)
+            self.values[start : start + INIT_CHUNK] = initial_rows(table, seed, ids)
+        self.state = {
+            key: torch.full(shape, begin, device=self.device)
+            for (key, (shape, _)), begin in zip(
+                self.state_shapes(table.rows).items(), optimizer.initial_state().values()
+            )
+        }
+        self.fused = fused  # whether rows may learn where nobody sees their gradients
+        self.spare = torch.empty(0)  # memory that a softmax over the rows left for the next one
+        self._fused: torch.optim.Optimizer | None = None
+        self.kernels = find_kernels(optimizer, self.device) if fused else None
+        if self.kernels is not None:  # they read step size, eps and learning rate where they run
+            self.numbers = torch.zeros(3, device=self.device)
+            self._known = [0.0, 0.0, 0.0]
+            rows = 0 if table.whole else table.rows
+            self._slot = torch.zeros(rows, dtype=torch.int64, device=self.device)
+
+    def lend(self) -> Tensor:
+        """The rows themselves, [rows, dim], to be read until the next push."""
+        return self.values
+
+    def pull(self, ids: Tensor) -> Tensor:
+        """Rows of `ids` [n]: [n, dim]."""
+        ids = self.flat_ids(ids)
+        if is_every(ids, len(self.values)):
+            return self.values.clone()
+        self._check_inside(ids)
+        return self.values.index_select(0, ids)
+
+    def push(self, ids: Tensor, grads: Tensor, lr: float) -> None:
+        """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
+        ids = self.flat_ids(ids)
+        grads = self.flat_grads(grads, len(ids))
+        whole = is_every(ids, len(self.values))
+        if not whole:
+            self._check_inside(ids)
+        if not _is_recording(self.device):
+            self.begin(lr)
+        if self.kernels is not None:
+            self._push_with_kernels(ids, grads, whole)
+            return
+        if whole:
+            self._update_all(grads, lr)
+            return
+        if len(ids) == 0:
+            return
+        ids, order = ids.sort(stable=True)
+        is_new = torch.ones_like(ids, dtype=torch.bool)
+        torch.ne(ids[1:], ids[:-1], out=is_new[1:])
+        group = is_new.cumsum(0) - 1  # 0 0 1 2 2 ...
+        summed = torch.zeros_like(grads).index_add_(0, group, grads.index_select(0, order))
+        grads = summed.index_select(0, group)  # the same sum wherever an id is repeated
+        old = {"": self.values, **self.state}
+        new = {key: part.index_select(0, ids) for key, part in old.items()}
+        values = new.pop("")
+        update_rows(self.optimizer, values, new, grads, lr, self._step)
+        for key, part in {"": values, **new}.items():
+            if self.table.padding is not None:
+                is_padding = (ids == self.table.padding).view(-1, *[1] * (part.dim() - 1))
+                part = torch.where(is_padding, old[key].index_select(0, ids), part)
+            old[key].index_copy_(0, ids, part)
+
+    def begin(self, lr: float) -> None:
+        """Count a step. Whoever replays a recorded push calls it before: nothing else is Python."""
+        self._step += 1
+        if self.kernels is not None:
+            size, eps = self.optimizer.step_numbers(lr, self._step)
+            for place, number in enumerate((size, eps, lr)):
+                if number != self._known[place]:
+                    # Not a copy: it would have to wait, or leave memory that must not change.
+                    self.numbers[place].fill_(number)
+                    self._known[place] = number
+
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Adam's: values, first and second moments."""
+        return self.values, self.state["exp_avg"], self.state["exp_avg_sq"]
+
+    def _push_with_kernels(self, ids: Tensor, grads: Tensor, whole: bool) -> None:
+        """Without sorting: of all places of an id one is its slot, and sums are made there."""
+        slots, sums = ids, grads
+        if not whole and len(ids):
+            if len(self._slot) == 0:
+                self._slot = torch.zeros_like(self.values[:, 0], dtype=torch.int64)
+            self._slot.index_copy_(0, ids, torch.arange(len(ids), device=self.device))
+            slots = self._slot.index_select(0, ids)
+            sums = torch.zeros_like(grads).index_add_(0, slots, grads)
+        assert self.kernels is not None
+        self.kernels.step_rows(
+            ids,
+            slots,
+            sums,
+            self.parts(),
+            self.numbers,
+            self.table.padding,
+            self.optimizer,
+        )
+
+    def _update_all(self, grads: Tensor, lr: float) -> None:
+        """A step of every row, in place."""
+        padding, chosen = self.table.padding, self.optimizer
+        if padding is not None:
+            grads[padding] = 0.0
+        if chosen.name in ("adam", "adamw") and chosen.clip is None:
+            self._fused_step(grads, lr)
+        else:
+            update_rows(chosen, self.values, self.state, grads, lr, self._step)
+        if padding is not None:
+            self.values[padding] = 0.0  # ftrl and decay leave it alone, rounding must as well
+
+    def _fused_step(self, grads: Tensor, lr: float) -> None:
+        """Adam in one pass over values and state: the native core's on a CPU, or torch's."""
+        chosen = self.optimizer
+        if self._fused is None:
+            kind = torch.optim.AdamW if chosen.name == "adamw" else torch.optim.Adam
+            self._parameter = nn.Parameter(self.values)
+            self._fused = kind(
+                [self._parameter],
+                betas=chosen.betas,
+                weight_decay=chosen.weight_decay or 0.0,
+                fused=True,
+            )
+            self._steps = torch.zeros((), device=self.device)
+            self._fused.state[self._parameter] = {**self.state, "step": self._steps}
+        group = self._fused.param_groups[0]
+        group["eps"] = chosen.eps
+        if chosen.sparse_eps:
+            group["eps"] = chosen.eps / math.sqrt(1.0 - chosen.betas[1] ** self._step)  # type: ignore[operator]
+        self._steps.fill_(self._step - 1)
+        self._parameter.grad = grads
+        dense_step(self._fused, lr)
+
+    def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
+        """Every row, in chunks of ascending id, in host memory."""
+        for start in range(0, len(self.values), chunk_rows):
+            part = slice(start, start + chunk_rows)
+            ids = torch.arange(len(self.values))[part]
+            state = {key: piece[part].cpu().clone() for key, piece in self.state.items()}
+            yield Rows(ids, self.values[part].cpu().clone(), state)
+
+    def restore(self, rows: Rows) -> None:
+        """Take over rows, values and state; a chunk that does not fit changes nothing."""
+        self.check_rows(rows)
+        keep = torch.ones_like(rows.ids, dtype=torch.bool)
+        if self.table.padding is not None:  # it reads as zeros, whatever the chunk says
+            keep = rows.ids != self.table.padding
+        ids = rows.ids[keep].to(self.device)
+        self.values[ids] = rows.values[keep].to(self.device)
+        for key, part in rows.state.items():
+            self.state[key][ids] = part[keep].to(self.device)
+
+    def flat_ids(self, ids: Tensor) -> Tensor:
+        if ids.dtype != torch.int64:
+            super().flat_ids(ids)  # which refuses them
+        ids = ids.detach()
+        if is_every(ids, len(self.values)):  # known again on this device too
+            return every_id(len(self.values), self.device)
+        return ids.to(self.device).reshape(-1).contiguous()
+
+    def flat_grads(self, grads: Tensor, n: int) -> Tensor:
+        if grads.dtype != torch.float32 or tuple(grads.shape) != (n, self.table.dim):
+            super().flat_grads(grads, n)  # which refuses them
+        return grads.detach().to(self.device).contiguous()
+
+    def _check_inside(self, ids: Tensor) -> None:
+        # On a GPU this would wait for it at every step; CUDA itself stops at an id outside.
+        if self.device.type == "cpu" and len(ids):
+            for bound in ids.aminmax():
+                if not 0 <= int(bound) < len(self.values):
+                    raise self.outside(int(bound))
+
+
+def find_kernels(optimizer: RowOptimizer, device: torch.device) -> Any | None:
+    """The module of Triton kernels, where they can run and know this optimizer; else None."""
+    if optimizer.name not in ("adam", "adamw") or optimizer.clip is not None:
+        return None
+    try:
+        from shoal.embedding.leaves import triton_rows
+    except ImportError:  # torch without Triton
+        return None
+    if device.type == "cuda" or (device.type == "cpu" and triton_rows.INTERPRETED):
+        return triton_rows
+    return None
+
+
+def _is_recording(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

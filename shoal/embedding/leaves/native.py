@@ -1,0 +1,354 @@
+"""Native: the leaf in C++ (csrc/). Same answers as the reference, at the speed of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.embedding.leaves.admission import ALONE, Admission, Filter, Pending, Shrink
+from shoal.embedding.leaves.init import recipe
+from shoal.embedding.leaves.leaf import COUNTERS, Leaf
+from shoal.embedding.leaves.pooling import Bags
+from shoal.embedding.optim.rows import STATE, RowOptimizer
+from shoal.embedding.store import Rows
+from shoal.embedding.table import Table
+from shoal.world.core import load_core
+
+_core = load_core()  # None: shoal.embedding.leaves.local falls back
+INIT_KINDS = ("uniform", "normal", "constant")
+BLOOM_PARTS = 32  # of equal size, kShards in csrc/table.h
+
+
+class Native(Leaf):
+    """Rows of one table in the native core. Safe for one writer and many readers at once."""
+
+    def __init__(
+        self,
+        table: Table,
+        optimizer: RowOptimizer,
+        seed: int,
+        admission: Admission | None = None,
+        dtype: torch.dtype = torch.float32,
+        *,
+        threads: int | None = None,
+    ):
+        super().__init__(table, optimizer, seed, admission, dtype)
+        if _core is None:
+            raise ValueError(
+                "the native core is not built: install a C++ compiler and reinstall shoal, or use "
+                'backend="reference"'
+            )
+        if threads is not None and threads < 1:
+            raise ValueError(f"table {table.name!r}: threads is {threads}; it must be 1 or more")
+        self.threads = threads
+        self._pieces = list(optimizer.state_names())
+        self._counters = [] if admission is None else list(COUNTERS)
+        self._newest_mark = 0
+        made = recipe(table, seed)
+        rule = admission or Admission()
+        self._core = _core.make_table(
+            table.dim,
+            -1 if table.rows is None else table.rows,
+            table.padding is not None,
+            table.padding or 0,
+            dtype == torch.bfloat16,
+            INIT_KINDS.index(made.kind),
+            made.key,
+            made.factor,
+            list(STATE).index(optimizer.name),
+            _hyper(optimizer),
+            admission is not None,
+            [rule.threshold, rule.show_coefficient, rule.click_coefficient],
+            rule.bloom_counters if rule.threshold > 0 else 0,
+            self._parts(),
+        )
+
+    def __len__(self) -> int:
+        """Rows held: all of a fixed table, those that learned of a growing one."""
+        return len(self._core)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that rows, their state and the index take."""
+        return self._core.bytes
+
+    def pull(self, ids: Tensor) -> Tensor:
+        """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
+        return pull_many([self], [ids])[0]
+
+    def push(self, ids: Tensor, grads: Tensor, lr: float, clicks: Tensor | None = None) -> None:
+        """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
+        ids = self.flat_ids(ids)
+        grads = self.flat_grads(grads, ids.numel())
+        clicks = self.check_clicks(clicks, ids.numel())
+        _push([self], [ids], [grads], [None], [None], lr, clicks)
+
+    def pull_bags(self, ids: Tensor, bags: Bags) -> Tensor:
+        """Pooled rows, without making the single ones: [bags, dim]."""
+        ids = self.flat_ids(ids)
+        out = torch.empty(bags.count, self.table.dim)
+        coefficients = _addresses([bags.coefficients])[0]
+        wrong = self._core.pull_pooled(
+            ids.data_ptr(),
+            ids.numel(),
+            bags.offsets.data_ptr(),
+            bags.count,
+            coefficients,
+            out.data_ptr(),
+            self._parts(),
+        )
+        _refuse([self], [ids], wrong)
+        return out
+
+    def push_bags(self, ids: Tensor, bags: Bags, grads: Tensor, lr: float) -> None:
+        """One optimizer step by the gradients of bags [bags, dim]."""
+        grads = self.flat_grads(grads, bags.count)
+        _push([self], [self.flat_ids(ids)], [grads], [bags.bag_of], [bags.coefficients], lr)
+
+    def dot_bags(self, ids: Tensor, bags: Bags, grads: Tensor) -> Tensor:
+        """Of each id's row and its bag's gradient: [n]."""
+        ids, grads = self.flat_ids(ids), self.flat_grads(grads, bags.count)
+        out = torch.empty(ids.numel())
+        wrong = self._core.dot(
+            ids.data_ptr(), ids.numel(), bags.bag_of.data_ptr(), grads.data_ptr(), out.data_ptr()
+        )
+        _refuse([self], [ids], wrong)
+        return out
+
+    def mark(self) -> int:
+        """A point in time that `export` and `dropped` can take up from."""
+        self._newest_mark = self._core.mark()
+        return self._newest_mark
+
+    def dropped(self, since: int) -> Tensor:
+        """Ids, ascending, whose rows were dropped after a mark and are not back: [n]."""
+        self.check_mark(since, self._core.oldest_mark, self._newest_mark)
+        return _ids(self._core.dropped_ids(since))
+
+    def decay(self, factor: float) -> None:
+        """Multiply all counters, of rows and of ids without one."""
+        self.check_counted("decay")
+        self._core.decay(factor)
+
+    def shrink(self, rule: Shrink) -> int:
+        """Drop rows; returns how many went."""
+        self.check_shrink(rule)
+        return self._core.shrink(
+            rule.min_score,
+            rule.min_norm,
+            -1 if rule.max_age is None else rule.max_age,
+            -1 if rule.capacity is None else rule.capacity,
+            rule.order == "lru",
+            self._step,
+        )
+
+    def export_pending(self, chunk_rows: int = 1 << 20) -> Iterator[Pending]:
+        """Counters of the ids without a row, in chunks of ascending id."""
+        for ids in _ids(self._core.pending_ids()).split(chunk_rows):
+            parts = [torch.empty(len(ids), dtype=dtype) for dtype in COUNTERS.values()]
+            if len(ids):
+                ids = ids.clone()
+                self._core.read_pending(ids.data_ptr(), len(ids), _addresses(parts))
+                yield Pending(ids, *parts)
+
+    def restore_pending(self, pending: Pending) -> None:
+        """Take over counters of ids without a row; a Bloom filter counts on from them."""
+        self.check_pending(pending)
+        ids = pending.ids.contiguous()
+        parts = [getattr(pending, key).contiguous() for key in COUNTERS]
+        self._core.write_pending(ids.data_ptr(), len(ids), _addresses(parts))
+
+    @property
+    def filter_facts(self) -> tuple[int, int]:
+        """Bytes and layout of the Bloom filter; (0, 0) where ids are counted exactly."""
+        return filter_facts_of(self.admission)
+
+    def export_filter(self, chunk_bytes: int = 1 << 28) -> Iterator[Filter]:
+        """The Bloom filter in parts; none where ids are counted exactly."""
+        size, layout = self.filter_facts
+        share = ALONE if self.admission is None else self.admission.share
+        for start in range(0, size, chunk_bytes):
+            counters = torch.empty(min(chunk_bytes, size - start), dtype=torch.uint8)
+            self._core.read_bloom(start, len(counters), counters.data_ptr())
+            yield Filter(counters, start, size, layout, share)
+
+    def restore_filter(self, part: Filter) -> None:
+        """Take over a part of a Bloom filter; one that does not fit changes nothing."""
+        super().restore_filter(part)
+        counters = part.counters.contiguous()
+        self._core.write_bloom(part.start, len(counters), counters.data_ptr())
+
+    def export(self, chunk_rows: int = 1 << 20, since: int | None = None) -> Iterator[Rows]:
+        """Every row held, or those changed after a mark, in chunks of ascending id."""
+        if since is not None:
+            self.check_mark(since, self._core.oldest_mark, self._newest_mark)
+            ids = _ids(self._core.changed_ids(since))
+        elif self.table.rows is not None:
+            ids = torch.arange(self.table.rows)
+        else:
+            ids = _ids(self._core.sorted_ids())
+        for start in range(0, len(ids), chunk_rows):
+            yield self._read(ids[start : start + chunk_rows].clone())
+
+    def restore(self, rows: Rows) -> None:
+        """Take over rows, values and state; a chunk that does not fit changes nothing."""
+        self.check_rows(rows)
+        ids, values = rows.ids.contiguous(), rows.values.contiguous()
+        state = [rows.state[key].contiguous() for key in self._pieces]
+        counters = [rows.state[key].contiguous() for key in self._counters]
+        self._core.write(
+            ids.data_ptr(), len(ids), values.data_ptr(), _addresses(state), _addresses(counters)
+        )
+
+    def _assign(self, ids: Tensor, values: Tensor) -> None:
+        if self.admission is not None:
+            raise ValueError(f"table {self.table.name!r} keeps counters: restore whole rows")
+        if self.table.rows is not None and ids.numel():
+            for bound in ids.aminmax():
+                if not 0 <= int(bound) < self.table.rows:
+                    raise self.outside(int(bound))
+        none = [0] * len(self._pieces)
+        self._core.write(ids.data_ptr(), len(ids), values.data_ptr(), none, [])
+
+    def _read(self, ids: Tensor) -> Rows:
+        values = torch.empty(len(ids), self.table.dim)
+        shapes = self.state_shapes(len(ids))
+        state = {key: torch.empty(shape, dtype=dtype) for key, (shape, dtype) in shapes.items()}
+        self._core.read(
+            ids.data_ptr(),
+            len(ids),
+            values.data_ptr(),
+            _addresses([state[key] for key in self._pieces]),
+            _addresses([state[key] for key in self._counters]),
+        )
+        return Rows(ids, values, state)
+
+    def _parts(self) -> int:
+        return self.threads or torch.get_num_threads()
+
+
+def filter_facts_of(admission: Admission | None) -> tuple[int, int]:
+    """Bytes and layout of the Bloom filter of a table that counts so; (0, 0): it has none."""
+    if _core is None or admission is None or admission.threshold <= 0:
+        return 0, 0
+    size = -(-admission.bloom_counters // BLOOM_PARTS) * BLOOM_PARTS
+    return size, _core.BLOOM_LAYOUT if size else 0
+
+
+def pull_many(stores: Sequence[Native], ids: Sequence[Tensor]) -> list[Tensor]:
+    """Rows of several tables in one call: ids[t] [n_t] -> [n_t, dim_t]."""
+    flat = [store.flat_ids(part) for store, part in zip(stores, ids, strict=True)]
+    counts = [part.numel() for part in flat]
+    out = [torch.empty(n, store.table.dim) for store, n in zip(stores, counts)]
+    wrong = _core.pull(
+        [store._core for store in stores],
+        _addresses(flat),
+        counts,
+        _addresses(out),
+        _parts(stores),
+    )
+    _refuse(stores, flat, wrong)
+    return out
+
+
+def row_reader(stores: Sequence[object], limits: Sequence[int | None]) -> Any:
+    """What answers requests for rows of some stores in one call, or None where it cannot be had.
+
+    limits[k]: the rows that may be asked for of stores[k], None: any id. See shoal.ps.wire for what
+    a request is; `answer(request, kind)` has the answer, or None when it must be read in Python.
+    """
+    native = [store for store in stores if isinstance(store, Native)]
+    if _core is None or len(native) < len(stores):
+        return None
+    bounds = [-1 if limit is None else limit for limit in limits]
+    return _core.RowReader([store._core for store in native], bounds, _parts(native))
+
+
+def push_many(
+    stores: Sequence[Native],
+    ids: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    lr: float | Sequence[float],
+) -> None:
+    """One optimizer step of several tables in one call; `lr` for all or one for each."""
+    flat = [store.flat_ids(part) for store, part in zip(stores, ids, strict=True)]
+    flat_grads = [s.flat_grads(g, i.numel()) for s, i, g in zip(stores, flat, grads, strict=True)]
+    none = [None] * len(stores)
+    _push(stores, flat, flat_grads, none, none, lr)
+
+
+def _push(
+    stores: Sequence[Native],
+    flat: list[Tensor],
+    grads: list[Tensor],
+    sources: Sequence[Tensor | None],
+    coefficients: Sequence[Tensor | None],
+    lr: float | Sequence[float],
+    clicks: Tensor | None = None,
+) -> None:
+    """The step itself: occurrence i of table t has the gradient
+    coefficients[t][i] * grads[t][sources[t][i]]."""
+    if len(set(map(id, stores))) < len(stores):
+        names = [store.table.name for store in stores]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"table {twice!r} is named twice: join its ids and gradients first")
+    rates = [lr] * len(stores) if isinstance(lr, float | int) else list(lr)
+    numbers: list[float] = []
+    for store, rate in zip(stores, rates, strict=True):
+        size, eps = store.optimizer.step_numbers(rate, store._step + 1)
+        decoupled = store.optimizer.weight_decay if store.optimizer.name == "adamw" else 0.0
+        numbers += (size, eps, rate, 1.0 - rate * (decoupled or 0.0))
+    wrong = _core.push(
+        [store._core for store in stores],
+        _addresses(flat),
+        [part.numel() for part in flat],
+        _addresses(grads),
+        _addresses(sources),
+        _addresses(coefficients),
+        _addresses([clicks] * len(stores)),
+        numbers,
+        [store._step + 1 for store in stores],
+        _parts(stores),
+    )
+    _refuse(stores, flat, wrong)
+    for store in stores:
+        store._step += 1
+
+
+def _parts(stores: Sequence[Native]) -> int:
+    return max((store._parts() for store in stores), default=1)
+
+
+def _addresses(tensors: Sequence[Tensor | None]) -> list[int]:
+    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+def _ids(raw: bytes) -> Tensor:
+    """Ids that the core lists: [n] int64."""
+    return torch.frombuffer(bytearray(raw), dtype=torch.int64) if raw else torch.empty(0).long()
+
+
+def _refuse(stores: Sequence[Native], ids: Sequence[Tensor], wrong: int) -> None:
+    """Raise for the id that the core found outside a table (table << 40 | position)."""
+    if wrong >= 0:
+        which = wrong >> 40
+        raise stores[which].outside(int(ids[which][wrong & ((1 << 40) - 1)]))
+
+
+def _hyper(optimizer: RowOptimizer) -> list[float]:
+    """Hyper-parameters in the order csrc/module.cpp reads them."""
+    rest2 = optimizer.alpha if optimizer.name == "rmsprop" else optimizer.betas[1]
+    return [
+        1.0 - optimizer.betas[0],
+        1.0 - rest2,
+        optimizer.momentum,
+        optimizer.l1,
+        optimizer.l2,
+        optimizer.beta,
+        optimizer.weight_decay or 0.0,
+        optimizer.clip or 0.0,
+        optimizer.initial_accumulator_value,
+    ]

@@ -1,0 +1,69 @@
+"""Optimizers of dense parameters, by the names that configs use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.config.schema import OptimizerSection
+from shoal.embedding.optim.dense_core import core_step
+
+DENSE_OPTIMIZERS: dict[str, Any] = {
+    "adam": partial(torch.optim.Adam, fused=True),  # one call for all parameters
+    "adamw": partial(torch.optim.AdamW, fused=True),
+    "sgd": partial(torch.optim.SGD, fused=True),
+    "adagrad": torch.optim.Adagrad,
+    "rmsprop": torch.optim.RMSprop,
+    "sparse_adam": partial(torch.optim.Adam, fused=True),
+}
+
+
+def make_optimizer(
+    section: OptimizerSection, parameters: Sequence[Tensor]
+) -> torch.optim.Optimizer | None:
+    """The optimizer of a config; None where there is nothing to optimise."""
+    if not parameters:
+        return None
+    make = DENSE_OPTIMIZERS[section.name]
+    return make(parameters, lr=section.lr, weight_decay=section.weight_decay)
+
+
+def dense_step(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """One step at a learning rate; the gradients are gone afterwards."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    if not core_step(optimizer):
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def state_tensors(
+    optimizer: torch.optim.Optimizer | None, parameters: Sequence[Tensor]
+) -> dict[str, Tensor]:
+    """An optimizer's state as flat tensors: "3.exp_avg" belongs to parameter 3."""
+    tensors: dict[str, Tensor] = {}
+    if optimizer is not None:
+        for number, parameter in enumerate(parameters):
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if value is not None:
+                    tensors[f"{number}.{key}"] = torch.as_tensor(value).contiguous()
+    return tensors
+
+
+def restore_state(
+    optimizer: torch.optim.Optimizer | None,
+    parameters: Sequence[Tensor],
+    tensors: dict[str, Tensor],
+) -> None:
+    """The opposite of `state_tensors`."""
+    if optimizer is None:
+        return
+    for name, value in tensors.items():
+        number, key = name.split(".", 1)
+        parameter = parameters[int(number)]
+        device = "cpu" if key == "step" else parameter.device
+        optimizer.state[parameter][key] = value.to(device)

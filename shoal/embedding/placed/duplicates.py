@@ -1,0 +1,70 @@
+"""Distinct ids, and the sums of their gradients."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shoal.embedding.leaves.native import _core
+
+DENSE_FACTOR = 64  # one slot per code when there are at most 64 codes per id given
+
+
+def sum_duplicates(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
+    """Unique ids in ascending order [u] and the sums of their gradients [u, dim].
+
+    The order of summation is the order of occurrence, so the result is deterministic.
+    """
+    unique, inverse = torch.unique(ids, return_inverse=True)
+    if unique.numel() == 0:
+        return unique, grads
+    return unique, add_rows(None, inverse, grads, len(unique))
+
+
+def distinct(codes: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+    """Distinct codes of 0..limit-1 ascending [u], and the place of each one given [n]."""
+    if limit > DENSE_FACTOR * len(codes):
+        unique, inverse = torch.unique(codes, return_inverse=True)
+        return unique, inverse
+    if _core is not None and codes.device.type == "cpu":
+        codes = codes.contiguous()
+        unique, inverse = torch.empty_like(codes), torch.empty_like(codes)
+        found = _core.distinct_codes(
+            codes.data_ptr(), len(codes), limit, unique.data_ptr(), inverse.data_ptr()
+        )
+        return unique[:found], inverse
+    place = code_map(codes, limit)
+    unique = (place == 0).nonzero().squeeze(1)
+    place[unique] = torch.arange(len(unique), device=codes.device)
+    return unique, place[codes]
+
+
+def code_map(codes: Tensor, limit: int, places: Tensor | int = 0) -> Tensor:
+    """A map [limit] from codes to their places; -1 where a code is not given."""
+    found = codes.new_full((limit,), -1)
+    found[codes] = places
+    return found
+
+
+def add_rows(total: Tensor | None, places: Tensor, grads: Tensor, num_rows: int) -> Tensor:
+    """total [num_rows, dim] (None: zeros) plus grads [n, dim] at their places [n]."""
+    if _core is not None and grads.device.type == "cpu" and grads.dtype == torch.float32:
+        begun = total is not None
+        if total is None:
+            total = torch.empty(num_rows, grads.shape[1])
+        grads, places = grads.contiguous(), places.contiguous()
+        _core.add_rows(
+            total.data_ptr(),
+            num_rows,
+            grads.shape[1],
+            places.data_ptr(),
+            grads.data_ptr(),
+            len(places),
+            begun,
+            torch.get_num_threads(),
+        )
+        return total
+    if len(places) == 0:
+        return grads.new_zeros(num_rows, grads.shape[1]) if total is None else total
+    summed = torch.ops.aten.embedding_dense_backward(grads, places, num_rows, -1, False)
+    return summed if total is None else total.add_(summed)

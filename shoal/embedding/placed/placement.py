@@ -1,0 +1,168 @@
+"""Placement: which rank owns which rows, or which columns, of a table.
+
+A fixed table's ids become codes 0 .. rows-1, and rank r owns the codes bounds[r] .. bounds[r+1]-1;
+within them it counts from 0, so that its leaf is dense and as large as its share. What differs
+between placements is how an id becomes a code:
+
+    row by range   code = id
+    row by hash    code = id * factor mod rows, a bijection that scatters neighbours and strides
+    table          code = id; one rank's bounds hold all
+    column         code = id; every rank holds all rows, of some columns
+    replicate      code = id; every rank holds everything
+
+A table that grows has no codes: its ids stay as they are, and a mix of the bits names the owner.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from shoal.embedding.leaves.native import _core
+from shoal.embedding.table import Table
+
+MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 / golden ratio, as int64: its products wrap
+Place = Literal["row", "table", "column", "replicate"]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a table goes: `by` is read by row, `rank` by table."""
+
+    place: Place = "row"
+    by: Literal["hash", "range"] = "hash"
+    rank: int = 0
+
+
+class Layout:
+    """A placement worked out for one table and one number of ranks."""
+
+    def __init__(self, table: Table, placement: Placement, size: int):
+        self.table, self.placement, self.size = table, placement, size
+        self.grows = table.rows is None
+        if not 0 <= placement.rank < size:
+            raise ValueError(
+                f"table {table.name!r} is placed on rank {placement.rank}; there are ranks 0 to "
+                f"{size - 1}: choose one of them in strategy.tables.{table.name}.rank"
+            )
+        if self.grows and placement.place == "row" and placement.by == "range":
+            raise ValueError(
+                f"table {table.name!r} grows, so its ids have no range to cut; place it by hash"
+            )
+        # Ids of these go to every rank, with the row's columns or for the gradient's sake.
+        self.everyone = placement.place in ("column", "replicate")
+        self.replicated = placement.place == "replicate"
+        rows, one = table.rows or 0, placement.rank
+        if placement.place == "row":
+            shares = [rows * (r + 1) // size - rows * r // size for r in range(size)]
+        elif placement.place == "table":
+            shares = [rows if r == one else 0 for r in range(size)]
+        else:
+            shares = [rows] * size
+        self.shares = shares  # rows that each rank holds
+        self.bounds = [sum(shares[:r]) for r in range(size + 1)]
+        cut = placement.place == "column"
+        self.columns = [
+            (table.dim * r // size, table.dim * (r + 1) // size) if cut else (0, table.dim)
+            for r in range(size)
+        ]
+        hashed = placement.place == "row" and placement.by == "hash" and size > 1
+        self.factor = _coprime(rows) if hashed else 1
+
+    def __eq__(self, other: object) -> bool:
+        """Whether two tables have the same ids in the same places."""
+        if not isinstance(other, Layout):
+            return NotImplemented
+        mine, yours = (self.placement, self.table.rows), (other.placement, other.table.rows)
+        return mine == yours and self.size == other.size
+
+    @property
+    def cut_by_rows(self) -> bool:
+        """Whether each row of a fixed table has one owner."""
+        return not self.everyone and not self.grows
+
+    @property
+    def num_shares(self) -> int:
+        """How many leaves hold the rows of the table between them; replicas each hold all."""
+        return self.size if self.placement.place == "row" else 1
+
+    def share(self, rank: int) -> tuple[int, int]:
+        """Which of how many leaves that hold the table between them a rank's is."""
+        return (rank, self.size) if self.num_shares > 1 else (0, 1)
+
+    def width(self, rank: int) -> int:
+        """Columns that a rank holds."""
+        first, last = self.columns[rank]
+        return last - first
+
+    def holds(self, rank: int) -> bool:
+        """Whether a rank has anything of this table."""
+        if self.grows and self.placement.place == "table":
+            return rank == self.placement.rank
+        return self.width(rank) > 0 and (self.grows or self.shares[rank] > 0)
+
+    def codes(self, ids: Tensor) -> Tensor:
+        """Fixed tables: ids [n] -> codes [n]; the padding id is `rows`, after every other."""
+        rows, padding = self.table.rows, self.table.padding
+        assert rows is not None
+        if _core is not None and ids.device.type == "cpu":
+            ids = ids.contiguous()
+            out = torch.empty_like(ids)
+            wrong = _core.codes_of(
+                ids.data_ptr(),
+                ids.numel(),
+                rows,
+                -1 if padding is None else padding,
+                self.factor,
+                out.data_ptr(),
+            )
+            if wrong >= 0:
+                raise self._outside(int(ids[wrong]))
+            return out
+        if ids.numel():
+            for bound in ids.aminmax():
+                if not 0 <= int(bound) < rows:
+                    raise self._outside(int(bound))
+        codes = ids if self.factor == 1 else ids * self.factor % rows
+        if padding is not None:
+            codes = codes.masked_fill(ids == padding, rows)
+        return codes
+
+    def _outside(self, id_: int) -> ValueError:
+        name, rows = self.table.name, self.table.rows
+        return ValueError(
+            f"table {name!r} has no row {id_}: it has {rows} rows, ids 0 to {(rows or 0) - 1}; "
+            "give the table more rows, or rows=None so that it grows"
+        )
+
+    def owners(self, ids: Tensor) -> Tensor:
+        """Growing tables: the owner of each id; the padding id has none, which is `size`."""
+        if self.placement.place == "row":
+            owner = (ids * MIX >> 33 & 0x7FFFFFFF) % self.size
+        else:
+            owner = torch.full_like(ids, self.placement.rank)
+        if self.table.padding is not None:
+            owner = owner.masked_fill(ids == self.table.padding, self.size)
+        return owner
+
+    def ids(self, rank: int) -> Tensor:
+        """Fixed tables: the ids a rank holds, in the order of its leaf."""
+        rows = self.table.rows
+        assert rows is not None
+        low = 0 if self.everyone else self.bounds[rank]
+        codes = torch.arange(low, low + self.shares[rank])
+        return codes if self.factor == 1 else codes * pow(self.factor, -1, rows) % rows
+
+
+def _coprime(rows: int) -> int:
+    """A factor whose products modulo `rows` are a bijection that scatters neighbours."""
+    if rows < 3 or rows >= 1 << 31:  # products must fit 63 bits; huge tables are cut by range
+        return 1
+    factor = int(rows * 0.6180339887498949)
+    while math.gcd(factor, rows) != 1:
+        factor -= 1
+    return factor

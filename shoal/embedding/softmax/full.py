@@ -1,0 +1,152 @@
+"""Cross entropy over a whole catalogue whose rows are at hand, a block of positions at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.embedding.softmax.native import exponentials_, logits_of
+
+LOGITS_BLOCK = 1 << 24  # floats of logits held at a time: 64 MiB
+GPU_BLOCKS = 16  # so many times more on a GPU, whose products want to be large
+
+
+def block_size(items: int, device: torch.device) -> int:
+    """How many positions have logits of all items at a time."""
+    floats = LOGITS_BLOCK * (1 if device.type == "cpu" else GPU_BLOCKS)
+    return max(1, floats // items)
+
+
+def full_softmax_loss(
+    hidden: Tensor,
+    items: Tensor,
+    targets: Tensor,
+    block: int | None = None,
+    bias: Tensor | None = None,
+    stop: int | None = None,
+    fused: Any = None,
+) -> Tensor:
+    """Sum of cross entropies over the whole catalogue: [n, d], [items, d], [n] -> scalar.
+
+    Item 0 is padding: never a candidate, and a position whose target it is does not count. Items
+    from `stop` on are no candidates either. `bias` [items] is added to the logits.
+    Logits exist for `block` of the n positions at a time (None: as many as make 64 MiB), so memory
+    never holds n x items. `fused` (a CoreSoftmax over the same rows) keeps those of one block, and
+    the gradients of items and bias to itself.
+    """
+    if block is None:
+        block = block_size(items.shape[0], items.device)
+    fused = fused if len(hidden) <= block else None
+    return _FullSoftmax.apply(hidden, items, targets, bias, block, stop or items.shape[0], fused)
+
+
+class _FullSoftmax(torch.autograd.Function):
+    """All gradients are made in forward, while a block's logits are at hand; backward scales."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        items: Tensor,
+        targets: Tensor,
+        bias: Tensor | None,
+        block: int,
+        stop: int,
+        fused: Any,
+    ) -> Tensor:
+        if fused is not None:
+            ctx.made = fused
+            highest, totals = fused.begin(hidden)
+            right = fused.targets(None, targets).masked_fill_(targets >= stop, -torch.inf)
+            counts = targets > 0
+            fused.add(totals.reciprocal().where(counts, 0.0), None, targets)
+            return (totals.log() + highest - right).where(counts, 0.0).sum()
+        made = SoftmaxGradients(hidden, items, bias) if any(ctx.needs_input_grad) else None
+        loss = hidden.new_zeros(())
+        for start in range(0, hidden.shape[0], block):
+            states, wanted = hidden[start : start + block], targets[start : start + block]
+            logits = logits_of(states, items, bias)  # [block, items]
+            # Masked here, not cut off: a slice's gradient would be one more pass over all rows.
+            logits[:, 0] = -torch.inf
+            logits[:, stop:] = -torch.inf
+            right = logits.gather(1, wanted.unsqueeze(1)).squeeze(1)
+            highest, totals = exponentials_(logits)
+            counts = wanted > 0
+            loss += (totals.log() + highest - right).where(counts, 0.0).sum()
+            if made is not None:
+                shares = totals.reciprocal().where(counts, 0.0)
+                made.add(start, logits, shares, states, items, None, wanted)
+        ctx.made = made
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, items, bias = take_made(ctx).scaled(grads[0])
+        return hidden, items, None, bias, None, None, None
+
+
+def take_made(ctx: Any) -> Any:
+    """What forward made, once: backward changes it in place."""
+    made, ctx.made = ctx.made, None
+    if made is None:
+        raise RuntimeError("a softmax over a catalogue can be followed back once, not twice")
+    return made
+
+
+class SoftmaxGradients:
+    """Gradients of summed cross entropies, made a block of positions at a time.
+
+    With e = exp(logits) the gradients of the logits are e * share - truth, where a position's share
+    is 1 / sum of e. Products take e as it is and scale the small factor or the small result; the
+    truth is one item a row.
+    """
+
+    def __init__(self, hidden: Tensor, items: Tensor, bias: Tensor | None, empty: bool = False):
+        """`empty`: nothing will be added."""
+        make = torch.zeros_like if empty or not len(hidden) else torch.empty_like
+        self.hidden, self.items = make(hidden), make(items)
+        self.bias = None if bias is None else make(bias)
+
+    def add(
+        self,
+        start: int,
+        exponentials: Tensor,
+        shares: Tensor,
+        states: Tensor,
+        items: Tensor,
+        mine: Tensor | None,
+        wanted: Tensor,
+    ) -> None:
+        """Positions start, start + 1, ...: exponentials [b, items], shares [b], states [b, d].
+
+        wanted [m] are the targets of those positions `mine` [m] whose target is among the items;
+        None: of all.
+        """
+        sure = states if mine is None else states[mine]
+        part = self.hidden[start : start + len(states)]
+        torch.mm(exponentials, items, out=part).mul_(shares.unsqueeze(1))
+        if mine is None:
+            part.sub_(items.index_select(0, wanted))
+        else:
+            part.index_add_(0, mine, items.index_select(0, wanted), alpha=-1.0)
+        keep = 1.0 if start else 0.0  # of the blocks before
+        weighted = states * shares.unsqueeze(1)
+        torch.addmm(self.items, exponentials.T, weighted, beta=keep, out=self.items)
+        self.items.index_add_(0, wanted, sure, alpha=-1.0)
+        if self.bias is not None:
+            torch.addmv(self.bias, exponentials.T, shares, beta=keep, out=self.bias)
+            self.bias.index_add_(0, wanted, torch.ones_like(sure[:, 0]), alpha=-1.0)
+        if mine is None:  # 0 is the target of positions that do not count
+            for one in (self.items, self.bias):
+                if one is not None:
+                    one[0] = 0.0
+
+    def scaled(self, factor: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """All gradients times a number, in place: one of them is as large as the catalogue."""
+        some = [one for one in (self.hidden, self.items, self.bias) if one is not None]
+        if factor.device.type != "cpu" or float(factor) != 1.0:
+            for one in some:
+                one.mul_(factor)
+        return self.hidden, self.items, self.bias

@@ -1,0 +1,168 @@
+"""A softmax over the rows of a CPU's store that learn in the native core (csrc/catalogue.h).
+
+Forward reads the rows once, for the exponentials of the logits and the gradients of the states; the
+step reads them once more: gradients of a few rows at a time are made in the cache and used there,
+so that the gradient of the table is never written. Used where it was measured to be faster.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shoal.embedding.leaves.device import Device
+from shoal.embedding.optim.rows import STATE
+from shoal.embedding.softmax.native import ON_ARM, _core
+from shoal.embedding.softmax.whole import every_id
+from shoal.embedding.store import Store
+
+OPTIMIZERS = ("sgd", "adagrad", "adam", "adamw")
+
+
+def can_fuse_on_cpu(rows: Store | None, bias: Store | None) -> bool:
+    """Whether the core can update both in the step of a softmax, and is worth it."""
+    if not (ON_ARM and hasattr(_core, "catalogue_step") and isinstance(rows, Device)):
+        return False
+    for part in (rows, bias):
+        if part is None:
+            continue
+        if not (isinstance(part, Device) and part.fused and part.device.type == "cpu"):
+            return False
+        if part.table.padding not in (None, 0) or part.optimizer != rows.optimizer:
+            return False
+    if bias is not None and (bias.table.dim != 1 or bias.table.rows != rows.table.rows):
+        return False
+    return rows.optimizer.name in OPTIMIZERS and rows.optimizer.clip is None
+
+
+class CoreSoftmax:
+    """Takes the place of SoftmaxGradients for one batch; backward lists it among those `ready`."""
+
+    def __init__(self, rows: Device, bias: Device | None, others: Tensor, ready: list[CoreSoftmax]):
+        """others [m], ascending, are the rows that are no candidates."""
+        self.rows, self.bias, self.others, self.ready = rows, bias, others, ready
+        self.factor, self._version = 0.0, 0  # of backward; of the states
+        self.states = self.hidden = torch.empty(0, rows.table.dim)
+        self.exponentials = torch.empty(len(rows.values), 0)
+        self.tops = self.highest = self.shares = torch.empty(0)
+        self.places = torch.empty(0, dtype=torch.int64)
+
+    def begin(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Exponentials of all logits of states [n, d]: their highest logits and sums, [n] each."""
+        values, bias = self.rows.values, self.bias
+        self.states = states.detach().contiguous()
+        self._version = self.states._version
+        (n, dim), k = states.shape, len(values)
+        width, blocks = _core.catalogue_sizes(n, k)
+        self.exponentials = self._take(k * width).view(k, width)
+        self.tops = torch.empty(blocks, width)  # what the exponentials of 64 rows are relative to
+        self.highest, totals = torch.empty(2, n).unbind()
+        self.hidden = torch.empty(n, dim)  # the gradient of the states, once `add` was there
+        _core.catalogue_exponentials(
+            self.states.data_ptr(),
+            n,
+            dim,
+            values.data_ptr(),
+            k,
+            0 if bias is None else bias.values.data_ptr(),
+            self.others.data_ptr(),
+            len(self.others),
+            [self.exponentials.data_ptr(), self.tops.data_ptr()],
+            [self.highest.data_ptr(), totals.data_ptr(), self.hidden.data_ptr()],
+            torch.get_num_threads(),
+        )
+        return self.highest, totals
+
+    def targets(self, positions: Tensor | None, wanted: Tensor) -> Tensor:
+        """Logits of the wanted rows [m] at those positions (None: at all): [m]."""
+        states = self.states if positions is None else self.states[positions]
+        right = (states * self.rows.values.index_select(0, wanted)).sum(1)
+        return right if self.bias is None else right + self.bias.values[:, 0][wanted]
+
+    def add(self, shares: Tensor, mine: Tensor | None, wanted: Tensor) -> None:
+        """As SoftmaxGradients.add, for all positions at once."""
+        rows = self.rows.values.index_select(0, wanted)
+        self.hidden.mul_(shares.unsqueeze(1))
+        self.shares = shares.contiguous()
+        if mine is None:
+            self.hidden.sub_(rows)
+            self.places = torch.where(wanted > 0, wanted, -1)  # 0 is padding
+        else:
+            self.hidden.index_add_(0, mine, rows, alpha=-1.0)
+            self.places = torch.full((len(shares),), -1)
+            self.places[mine] = wanted
+
+    def scaled(self, factor: Tensor) -> tuple[Tensor, None, None]:
+        """The gradient of the states; those of the rows come in `step`."""
+        self.factor = float(factor)
+        self.ready.append(self)
+        return self.hidden.mul_(self.factor), None, None
+
+    def step(self, lr: float, scale: float) -> None:
+        """A step of rows and bias, whose count of steps has gone up already."""
+        store, optimizer = self.rows, self.rows.optimizer
+        size, eps = optimizer.step_numbers(lr, store.step)
+        decay = optimizer.weight_decay or 0.0
+        decoupled = optimizer.name == "adamw"
+        numbers = [
+            size,
+            eps,
+            *(1.0 - beta for beta in optimizer.betas),
+            0.0 if decoupled else decay,
+            1.0 - lr * decay if decoupled else 1.0,
+        ]
+        stores = [one for one in (store, self.bias) if one is not None]
+        parts = [[one.values, *one.state.values()] for one in stores]
+        self._learn(optimizer.name, numbers, parts, scale)
+        for one in stores:
+            if one.table.padding is not None:
+                one.values[one.table.padding] = 0.0  # it has no gradient; rounding must not move it
+
+    def _take(self, count: int) -> Tensor:
+        """Floats [count]: those of the step before, since new memory costs time."""
+        spare, self.rows.spare = self.rows.spare, torch.empty(0)
+        if spare.untyped_storage().nbytes() < 4 * count:
+            return torch.empty(count + count // 4)[:count]
+        return spare.as_strided((count,), (1,), 0)
+
+    def gradients(self) -> list[tuple[Device, Tensor, Tensor]]:
+        """What `step` never writes, written: (store, ids [k], gradients [k, dim])."""
+        stores = [one for one in (self.rows, self.bias) if one is not None]
+        made = [torch.zeros_like(one.values) for one in stores]
+        # A step of SGD from zeros, of size -1, leaves the gradients themselves.
+        self._learn("sgd", [-1.0, 0.0, 0.0, 0.0, 0.0, 1.0], [[one] for one in made], 1.0)
+        ids = every_id(len(self.rows.values), self.rows.device)
+        return [(store, ids, one) for store, one in zip(stores, made)]
+
+    def _learn(
+        self, optimizer: str, numbers: list[float], parts: list[list[Tensor]], scale: float
+    ) -> None:
+        """A step of rows and, if any, bias, whose values and state are given."""
+        if self.states._version != self._version:
+            raise RuntimeError(
+                "the states of a softmax were changed in place before its rows had learnt: change "
+                "a copy, or set strategy.fused=false"
+            )
+        factor = scale * self.factor
+        shares = self.shares * factor
+        _core.catalogue_step(
+            self.states.data_ptr(),
+            *self.states.shape,
+            len(self.rows.values),
+            [self.exponentials.data_ptr(), self.tops.data_ptr()],
+            self.highest.data_ptr(),
+            shares.data_ptr(),
+            self.places.data_ptr(),
+            factor,
+            list(STATE).index(optimizer),
+            numbers,
+            _addresses(parts[0]),
+            _addresses(parts[1]) if len(parts) > 1 else [0, 0, 0],
+            torch.get_num_threads(),
+        )
+        self.rows.spare = self.exponentials.view(-1)
+
+
+def _addresses(pieces: list[Tensor]) -> list[int]:
+    """Of values and state, as csrc/module.cpp takes them."""
+    return [piece.data_ptr() for piece in pieces] + [0] * (3 - len(pieces))

@@ -1,0 +1,108 @@
+"""Cross entropy over a whole catalogue whose rows are spread over the ranks.
+
+Positions gather, rows stay: every rank has the hidden states of all ranks, makes the logits of its
+own rows, and what must be known of a position (highest logit, sum of exponentials, logit of the
+target) is three numbers per rank. Gradients of rows are made where the rows are; gradients of
+hidden states go back to where they came from. No table is ever gathered, and logits exist for a
+block of positions at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.embedding.softmax.full import SoftmaxGradients, block_size, take_made
+from shoal.embedding.softmax.fused_cpu import CoreSoftmax
+from shoal.embedding.softmax.native import exponentials_, logits_of
+from shoal.world.world import World
+
+
+def parallel_softmax_loss(
+    world: World,
+    hidden: Tensor,
+    rows: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    place: Tensor,
+    others: Tensor,
+    largest: int,
+    fused: CoreSoftmax | None = None,
+) -> Tensor:
+    """Summed cross entropy of this rank's positions: hidden [n, d], targets [n] -> scalar.
+
+    rows [k, d] and bias [k] are this rank's; place maps any target to its place among them, -1
+    where another rank has it; others [m] are places that are no candidates. `largest` is the most
+    rows that any rank has. Every rank must weigh its loss alike, since gradients of rows come from
+    everybody's positions. `fused` is used where all positions make one block.
+    """
+    return _ParallelSoftmax.apply(hidden, rows, bias, targets, place, others, world, largest, fused)
+
+
+class _ParallelSoftmax(torch.autograd.Function):
+    """Gradients are made in forward, while a block's logits are at hand; backward scales."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        rows: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        place: Tensor,
+        others: Tensor,
+        world: World,
+        largest: int,
+        fused: CoreSoftmax | None,
+    ) -> Tensor:
+        everyone = world.exchange([hidden, targets])
+        counts = [len(parts[0]) for parts in everyone]
+        states = torch.cat([parts[0] for parts in everyone])  # [positions, d]
+        wanted = place[torch.cat([parts[1] for parts in everyone])]  # [positions]
+        start = sum(counts[: world.rank])
+        losses = hidden.new_zeros(len(states))
+        some_here = len(rows) > len(others)
+        block = block_size(max(1, largest), rows.device)
+        made: SoftmaxGradients | CoreSoftmax | None = None
+        if len(states) > block:
+            fused = None
+        if any(ctx.needs_input_grad):
+            made = fused or SoftmaxGradients(states, rows, bias, empty=not some_here)
+        for first in range(0, len(states), block):
+            some = states[first : first + block]
+            target = wanted[first : first + block]
+            mine = (target >= 0).nonzero().squeeze(1)  # positions whose target is here
+            column = target[mine]
+            facts = some.new_zeros(3, len(some))  # highest logit, sum of exponentials, target's
+            facts[0] = -torch.inf
+            if fused is not None:
+                facts[0], facts[1] = fused.begin(some)
+                facts[2, mine] = fused.targets(mine, column)
+            elif some_here:
+                logits = logits_of(some, rows, bias)  # [block, k]
+                logits[:, others] = -torch.inf
+                facts[2, mine] = logits[mine, column]
+                facts[0], facts[1] = exponentials_(logits)
+            all_facts = world.stack(facts)  # [ranks, 3, block]
+            highest = all_facts[:, 0].amax(0)
+            shares = (all_facts[:, 0] - highest).exp_()
+            total = (shares * all_facts[:, 1]).sum(0)
+            losses[first : first + block] = total.log() + highest - all_facts[:, 2].sum(0)
+            shares = shares[world.rank] / total
+            if fused is not None:
+                fused.add(shares, mine, column)
+            elif isinstance(made, SoftmaxGradients) and some_here:
+                made.add(first, logits, shares, some, rows, mine, column)
+        if made is not None:
+            count = counts[world.rank]
+            came = world.all_to_all(made.hidden, counts, [count] * world.size)
+            made.hidden = came.view(world.size, count, -1).sum(0) if count else hidden[:0].clone()
+        ctx.made = made
+        return losses[start : start + counts[world.rank]].sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        scaled = take_made(ctx).scaled(grads[0])
+        return (*scaled, None, None, None, None, None, None)

@@ -1,0 +1,295 @@
+"""Triton kernels of a softmax over all rows of a table that learn by Adam.
+
+    pool        forward: logits of a slice of the rows, their sum of exponentials and the mean row
+                under the softmax, kept as an online maximum; each program takes one slice
+    combine     the slices of a position become its loss and the gradient of its state
+    update      logits again, now with their normaliser: gradients of a block of rows, and Adam on
+                it before it leaves the chip
+
+Neither logits nor gradients of rows are ever written. The tensor cores multiply bfloat16: a float32
+is taken as the sum of three of them (24 bits in all), and a product as the sum of the six partial
+products that matter, so that its error is that of float32 rounding. Where torch's own products may
+be rounded (torch.set_float32_matmul_precision("high")), two parts and three products do.
+"""
+
+# mypy: disable-error-code=no-untyped-def
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from shoal.embedding.leaves import triton_rows
+from shoal.embedding.leaves.triton_rows import adam, constants
+from shoal.embedding.optim.rows import RowOptimizer
+
+DIMS = (16, 32, 64, 128, 256)  # of rows that the kernels are written for
+LOWEST = tl.constexpr(-1e30)  # below any logit, and finite: differences of it are numbers
+INTERPRETED = tl.constexpr(triton_rows.INTERPRETED)
+PROGRAMS = 264  # that share the rows: two for each multiprocessor of a large GPU
+FEW = 64  # positions; a step of all rows is bound by memory then, else by products
+
+
+# fmt: off
+@triton.jit
+def _split(x):
+    """float32 as the sum of three bfloat16."""
+    high = x.to(tl.bfloat16)
+    rest = x - high.to(tl.float32)
+    middle = rest.to(tl.bfloat16)
+    return high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def _dot_parts(a, b, total):
+    if INTERPRETED:  # which takes bfloat16 in a product for integers
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
+    else:
+        return tl.dot(a, b, total)
+
+
+@triton.jit
+def _dot(a_high, a_middle, a_low, b_high, b_middle, b_low, total, FULL: tl.constexpr):
+    """total + a @ b, the smallest parts first."""
+    if FULL:
+        total = _dot_parts(a_low, b_high, total)
+        total = _dot_parts(a_high, b_low, total)
+        total = _dot_parts(a_middle, b_middle, total)
+    total = _dot_parts(a_middle, b_high, total)
+    total = _dot_parts(a_high, b_middle, total)
+    return _dot_parts(a_high, b_high, total)
+
+
+@triton.jit
+def _load_states(parts, place, column, count, DIM: tl.constexpr, FULL: tl.constexpr):
+    """Three parts of states [POSITIONS, DIM], as _split_states wrote them."""
+    at = place[:, None] * DIM + column[None, :]
+    real = (place < count)[:, None]
+    high = tl.load(parts + at, mask=real, other=0.0)
+    middle = tl.load(parts + count * DIM + at, mask=real, other=0.0)
+    low = high
+    if FULL:
+        low = tl.load(parts + 2 * count * DIM + at, mask=real, other=0.0)
+    return high, middle, low
+
+
+@triton.jit
+def _split_states(hidden, parts, size, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    high, middle, low = _split(tl.load(hidden + at, mask=inside, other=0.0))
+    tl.store(parts + at, high, mask=inside)
+    tl.store(parts + size + at, middle, mask=inside)
+    tl.store(parts + 2 * size + at, low, mask=inside)
+
+
+@triton.jit
+def _pool(parts, rows, bias, tops, sums, pools, count, stop, share, HAS_BIAS: tl.constexpr,
+          DIM: tl.constexpr, POSITIONS: tl.constexpr, ROWS: tl.constexpr, FULL: tl.constexpr):
+    place = tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS)
+    split = tl.program_id(1)
+    column = tl.arange(0, DIM)
+    s_high, s_middle, s_low = _load_states(parts, place, column, count, DIM, FULL)
+    top = tl.full([POSITIONS], LOWEST, tl.float32)
+    total = tl.zeros([POSITIONS], tl.float32)
+    pooled = tl.zeros([POSITIONS, DIM], tl.float32)
+    end = tl.minimum(split * share + share, stop)
+    for start in range(split * share, end, ROWS):
+        row = start + tl.arange(0, ROWS)
+        inside = (row > 0) & (row < end)
+        at = row[:, None].to(tl.int64) * DIM + column[None, :]
+        high, middle, low = _split(tl.load(rows + at, mask=inside[:, None], other=0.0))
+        logits = _dot(s_high, s_middle, s_low, tl.trans(high), tl.trans(middle), tl.trans(low),
+                      tl.zeros([POSITIONS, ROWS], tl.float32), FULL)
+        if HAS_BIAS:
+            logits += tl.load(bias + row, mask=inside, other=0.0)[None, :]
+        logits = tl.where(inside[None, :], logits, float("-inf"))
+        higher = tl.maximum(top, tl.max(logits, 1))
+        shrink = tl.exp(top - higher)
+        weight = tl.exp(logits - higher[:, None])
+        total = total * shrink + tl.sum(weight, 1)
+        w_high, w_middle, w_low = _split(weight)
+        pooled = _dot(w_high, w_middle, w_low, high, middle, low, pooled * shrink[:, None], FULL)
+        top = higher
+    at = split * count + place
+    real = place < count
+    tl.store(tops + at, top, mask=real)
+    tl.store(sums + at, total, mask=real)
+    tl.store(pools + at[:, None].to(tl.int64) * DIM + column[None, :], pooled, mask=real[:, None])
+
+
+@triton.jit
+def _combine(hidden, rows, bias, targets, tops, sums, pools, losses, normalizers, grads, count,
+             splits, HAS_BIAS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
+             CHUNK: tl.constexpr):
+    place = tl.program_id(0)
+    column = tl.arange(0, DIM)
+    every = tl.arange(0, SPLITS)
+    top = tl.max(tl.load(tops + every * count + place, mask=every < splits, other=LOWEST), 0)
+    total = 0.0
+    pooled = tl.zeros([DIM], tl.float32)
+    for start in range(0, splits, CHUNK):
+        some = start + tl.arange(0, CHUNK)
+        known = some < splits
+        at = some * count + place
+        weight = tl.exp(tl.load(tops + at, mask=known, other=LOWEST) - top)
+        total += tl.sum(weight * tl.load(sums + at, mask=known, other=0.0), 0)
+        at = at[:, None].to(tl.int64) * DIM + column[None, :]
+        pooled += tl.sum(weight[:, None] * tl.load(pools + at, mask=known[:, None], other=0.0), 0)
+    target = tl.load(targets + place)
+    wanted = tl.load(rows + target * DIM + column)
+    logit = tl.sum(tl.load(hidden + place * DIM + column) * wanted, 0)
+    if HAS_BIAS:
+        logit += tl.load(bias + target)
+    normalizer = top + tl.log(total)
+    real = target > 0
+    tl.store(losses + place, tl.where(real, normalizer - logit, 0.0))
+    # Infinite: every probability of a position that does not count becomes 0.
+    tl.store(normalizers + place, tl.where(real, normalizer, float("inf")))
+    tl.store(grads + place * DIM + column, tl.where(real, pooled / total - wanted, 0.0))
+
+
+@triton.jit
+def _update(parts, targets, normalizers, scale, rows, firsts, seconds, bias, bias_firsts,
+            bias_seconds, numbers, count, num_rows, stop, HAS_BIAS: tl.constexpr,
+            DIM: tl.constexpr, POSITIONS: tl.constexpr, ROWS: tl.constexpr, EARLY: tl.constexpr,
+            FULL: tl.constexpr, RATE_1: tl.constexpr, RATE_2: tl.constexpr, DECAY: tl.constexpr,
+            DECOUPLED: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, DIM)
+    learns = (row > 0) & (row < num_rows)  # row 0 is padding
+    candidate = learns & (row < stop)
+    at = row[:, None].to(tl.int64) * DIM + column[None, :]
+    wide = learns[:, None]
+    block = tl.load(rows + at, mask=wide, other=0.0)
+    if EARLY:  # on their way while products are made; where those take long, room is worth more
+        first = tl.load(firsts + at, mask=wide, other=0.0)
+        second = tl.load(seconds + at, mask=wide, other=0.0)
+    offset = tl.zeros([ROWS], tl.float32)
+    if HAS_BIAS:
+        offset = tl.load(bias + row, mask=learns, other=0.0)
+    b_high, b_middle, b_low = _split(block)
+    grad = tl.zeros([ROWS, DIM], tl.float32)
+    bias_grad = tl.zeros([ROWS], tl.float32)
+    for start in range(0, count, POSITIONS):
+        place = start + tl.arange(0, POSITIONS)
+        high, middle, low = _load_states(parts, place, column, count, DIM, FULL)
+        normalizer = tl.load(normalizers + place, mask=place < count, other=float("inf"))
+        target = tl.load(targets + place, mask=place < count, other=0)
+        logits = _dot(b_high, b_middle, b_low, tl.trans(high), tl.trans(middle), tl.trans(low),
+                      tl.zeros([ROWS, POSITIONS], tl.float32), FULL) + offset[:, None]
+        error = tl.where(candidate[:, None], tl.exp(logits - normalizer[None, :]), 0.0)
+        error -= tl.where(row[:, None] == target[None, :], 1.0, 0.0)  # of row 0: it never learns
+        e_high, e_middle, e_low = _split(error)
+        grad = _dot(e_high, e_middle, e_low, high, middle, low, grad, FULL)
+        bias_grad += tl.sum(error, 1)
+    factor = tl.load(scale)
+    if not EARLY:
+        block = tl.load(rows + at, mask=wide, other=0.0)
+        first = tl.load(firsts + at, mask=wide, other=0.0)
+        second = tl.load(seconds + at, mask=wide, other=0.0)
+    block, first, second = adam(block, first, second, grad * factor, numbers, RATE_1, RATE_2,
+                                DECAY, DECOUPLED)
+    tl.store(rows + at, block, mask=wide)
+    tl.store(firsts + at, first, mask=wide)
+    tl.store(seconds + at, second, mask=wide)
+    if HAS_BIAS:
+        b_first = tl.load(bias_firsts + row, mask=learns, other=0.0)
+        b_second = tl.load(bias_seconds + row, mask=learns, other=0.0)
+        offset, b_first, b_second = adam(offset, b_first, b_second, bias_grad * factor, numbers,
+                                         RATE_1, RATE_2, DECAY, DECOUPLED)
+        tl.store(bias + row, offset, mask=learns)
+        tl.store(bias_firsts + row, b_first, mask=learns)
+        tl.store(bias_seconds + row, b_second, mask=learns)
+# fmt: on
+
+
+def pool_shape(count: int, dim: int) -> dict[str, int]:
+    """Tiles of the forward kernel, and how it is launched; measured on an H200."""
+    if dim > 128:
+        return {"POSITIONS": 64, "ROWS": 32, "num_warps": 4, "num_stages": 2}
+    if count <= 32:
+        return {"POSITIONS": 32, "ROWS": 64, "num_warps": 4, "num_stages": 3}
+    return {"POSITIONS": 128, "ROWS": 64, "num_warps": 8, "num_stages": 2}
+
+
+def update_shape(count: int, dim: int) -> dict[str, int]:
+    """Tiles of the update kernel, and how it is launched."""
+    if dim > 128:
+        return {"POSITIONS": 32, "ROWS": 32, "num_warps": 4, "num_stages": 2}
+    if count <= FEW:
+        return {"POSITIONS": 32, "ROWS": 16, "num_warps": 2, "num_stages": 2}
+    stages = 2 if is_full() else 3
+    return {"POSITIONS": 64, "ROWS": 128, "num_warps": 8, "num_stages": stages}
+
+
+def is_full() -> bool:
+    """Whether products must be those of float32."""
+    return torch.get_float32_matmul_precision() == "highest"
+
+
+def pool(
+    hidden: Tensor,
+    rows: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    stop: int,
+    shape: dict[str, int] | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Losses [n] and gradients [n, d] of states [n, d]; a position of target 0 does not count.
+
+    Candidates are the rows 1 .. stop - 1 of rows [k, d], with bias [k]. Besides, for `update`: the
+    normalisers [n], and the states in parts [3, n, d].
+    """
+    count, dim = hidden.shape
+    losses, normalizers = hidden.new_empty(2, count).unbind()
+    grads = torch.empty_like(hidden)
+    parts = torch.empty(3, count, dim, dtype=torch.bfloat16, device=hidden.device)
+    if count == 0:
+        return losses, grads, normalizers, parts
+    shape = shape or pool_shape(count, dim)
+    tiles = triton.cdiv(count, shape["POSITIONS"])
+    share = triton.cdiv(triton.cdiv(stop, max(1, PROGRAMS // tiles)), shape["ROWS"])
+    share *= shape["ROWS"]
+    splits = triton.cdiv(stop, share)
+    tops, sums = hidden.new_empty(2, splits, count).unbind()
+    pools = hidden.new_empty(splits, count, dim)
+    some = rows if bias is None else bias  # never read without one
+    how = {"HAS_BIAS": bias is not None, "DIM": dim}
+    _split_states[(triton.cdiv(hidden.numel(), 1024),)](hidden, parts, hidden.numel(), BLOCK=1024)
+    launch = {**how, "FULL": is_full(), **shape}
+    _pool[(tiles, splits)](parts, rows, some, tops, sums, pools, count, stop, share, **launch)
+    launch = {**how, "SPLITS": triton.next_power_of_2(splits), "CHUNK": 32}
+    found = tops, sums, pools, losses, normalizers, grads
+    _combine[(count,)](hidden, rows, some, targets, *found, count, splits, **launch)
+    return losses, grads, normalizers, parts
+
+
+def update(
+    parts: Tensor,
+    targets: Tensor,
+    normalizers: Tensor,
+    scale: Tensor,
+    rows: tuple[Tensor, Tensor, Tensor],
+    bias: tuple[Tensor, Tensor, Tensor] | None,
+    numbers: Tensor,
+    stop: int,
+    optimizer: RowOptimizer,
+    shape: dict[str, int] | None = None,
+) -> None:
+    """A step of Adam of every row by the gradient of scale × the summed losses of `pool`.
+
+    rows and bias: values, first and second moments; numbers: step size, eps and learning rate.
+    """
+    _, count, dim = parts.shape
+    num_rows = len(rows[0])
+    shape = shape or update_shape(count, dim)
+    how = {"HAS_BIAS": bias is not None, "DIM": dim, "EARLY": count <= FEW, "FULL": is_full()}
+    tables = *rows, *(rows if bias is None else bias)
+    sizes = count, num_rows, stop
+    launch = {**how, **constants(optimizer), **shape}
+    _update[(triton.cdiv(num_rows, shape["ROWS"]),)](
+        parts, targets, normalizers, scale, *tables, numbers, *sizes, **launch
+    )

@@ -1,0 +1,170 @@
+"""Servers: start this host's parameter servers, watch them, and see them end.
+
+They are processes of the command `shoal serve`. They end by themselves when every worker said
+goodbye; they are ended when the run fails, and they end when whoever started them is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from shoal.config.schema import Config
+from shoal.launch.ranks import LaunchError
+
+START_SECONDS = 60.0
+PATIENCE = 5.0  # join_timeouts: hosts start one after the other, and servers may be the first
+END_SECONDS = 30.0  # for the last files of a checkpoint, after the workers are done
+
+
+class Servers:
+    """The servers of this host: `with Servers(config) as servers: ...`."""
+
+    def __init__(self, config: Config, binds: list[str] | None = None):
+        section = config.launch
+        self.first = section.first_server
+        self.binds = binds or ["127.0.0.1:0"] * section.servers
+        self.timeout, self.keys = config.strategy.ps.timeout, config.strategy.ps.keys
+        self.threads = config.run.threads or 1
+        self.patience = PATIENCE * section.join_timeout
+        self.culprit: str | None = None
+        self._processes: list[subprocess.Popen] = []
+        self._scratch = tempfile.TemporaryDirectory(prefix="shoal-servers-")
+        self._over = threading.Event()
+        self._stops_us = False
+
+    def __enter__(self) -> Servers:
+        try:
+            self._start()
+            self.addresses = [self._address(k) for k in range(len(self.binds))]
+        except BaseException:
+            self._end()
+            raise
+        threading.Thread(target=self._watch, name="watch servers", daemon=True).start()
+        return self
+
+    def _start(self) -> None:
+        environment = {**os.environ, "SHOAL_LAUNCHER": str(os.getpid())}
+        environment.setdefault("OMP_NUM_THREADS", str(self.threads))
+        for number, bind in enumerate(self.binds):
+            words = ["serve", f"--bind={bind}", f"--index={self.first + number}"]
+            words += [f"--timeout={self.timeout}", f"--threads={self.threads}"]
+            words += [f"--announce={self._announce(number)}", f"--patience={self.patience}"]
+            words += [f"--keys={self.keys}"] if self.keys is not None else []
+            command = [sys.executable, "-u", "-m", "shoal", *words]
+            # It leaves its error there, so that only we tell of it. Ctrl-C is for us alone.
+            own = {**environment, "TORCHELASTIC_ERROR_FILE": str(self._failed(number))}
+            self._processes.append(subprocess.Popen(command, env=own, process_group=0))
+
+    def _announce(self, number: int) -> Path:
+        return Path(self._scratch.name) / f"server-{number}"
+
+    def _failed(self, number: int) -> Path:
+        return self._announce(number).with_suffix(".failed")
+
+    def _address(self, number: int) -> str:
+        """Where a server listens, once it does."""
+        deadline = time.monotonic() + START_SECONDS
+        while not self._announce(number).exists():
+            if self._processes[number].poll() is not None or time.monotonic() > deadline:
+                raise LaunchError(self._describe(number))
+            time.sleep(0.02)
+        return self._announce(number).read_text()
+
+    def stop_us_on_failure(self) -> None:
+        """From now on a server that dies ends this process's wait for its workers, at once."""
+        self._stops_us = True
+        if self.culprit is not None:
+            raise LaunchError(self.culprit)
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.1):
+            for number, process in enumerate(self._processes):
+                if process.poll() not in (None, 0) and self.culprit is None:
+                    self.culprit = self._describe(number)
+                    if self._stops_us:
+                        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _describe(self, number: int) -> str:
+        """One message about a server that failed."""
+        process, failed = self._processes[number], self._failed(number)
+        status = process.poll()
+        if status is None:
+            cause = f"did not listen within {START_SECONDS:.0f} s"
+        elif status < 0:
+            cause = f"was killed by signal {-status} ({signal.Signals(-status).name})"
+            if status == -signal.SIGKILL:
+                cause += "; the system does that when memory runs out"
+        else:
+            told = "its output stands above"
+            if failed.exists():
+                told = json.loads(failed.read_text())["message"]
+            cause = f"failed (exit status {status}): {told}"
+        return (
+            f"server {self.first + number} on host {socket.gethostname()} (pid {process.pid}) "
+            f"{cause}. What was saved can be continued with --resume"
+        )
+
+    def wait(self, seconds: float | None = END_SECONDS) -> None:
+        """Until they have ended, as they do when all workers are done."""
+        for number, process in enumerate(self._processes):
+            try:
+                status = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                raise LaunchError(
+                    f"server {self.first + number} did not end within {seconds:.0f} s after its "
+                    "workers, and was stopped"
+                ) from None
+            if status:
+                raise LaunchError(self._describe(number))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        self._over.set()
+        for process in self._processes:
+            if process.poll() is None:
+                process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._scratch.cleanup()
+
+
+@contextmanager
+def knocking(config: Config, rank: int) -> Iterator[None]:
+    """Let the servers hear of a worker that reads its data before it says hello."""
+    section = config.strategy.ps
+    if config.strategy.name != "ps" or not section.addresses:
+        yield
+        return
+    from shoal.ps.keys import read_keys
+    from shoal.ps.worker.client import Client  # only here is pyzmq needed
+
+    keys = None if section.keys is None else read_keys(section.keys, "worker")
+    client = Client(section.addresses, rank, keys, section.timeout)
+    client.knock()
+    try:
+        yield
+    finally:
+        client.close()

@@ -1,0 +1,76 @@
+"""Losses, each summed over its samples: whoever knows the global count divides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shoal.models.nn.native import (
+    core_takes_pairs,
+    pair_gradients,
+    pair_margins,
+)
+
+
+def bpr_loss(queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+    """Sum of -ln sigmoid(<q, p> - <q, n>): [b, d], [b, d], [b, k, d] -> scalar.
+
+    With one negative the difference is taken before the product, which halves the work.
+    """
+    if core_takes_pairs(queries, positives, negatives):
+        return _PairLoss.apply(queries, positives, negatives)
+    if negatives.shape[1] == 1:
+        margins = (queries * (positives - negatives.squeeze(1))).sum(-1)  # [b]
+    else:
+        positive = (queries * positives).sum(-1, keepdim=True)
+        margins = positive - (queries.unsqueeze(1) * negatives).sum(-1)  # [b, k]
+    return -F.logsigmoid(margins).sum()
+
+
+class _PairLoss(torch.autograd.Function):
+    """bpr_loss of one negative by the native core: the same numbers, in two passes over the rows.
+
+    The gradients of positives and negatives lie one after the other in memory: where both are rows
+    of one table, a step takes them as they are.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+        margins = pair_margins(queries, positives, negatives)
+        terms, decays = torch.ops.aten.log_sigmoid_forward(margins)  # decays: exp(-|margins|)
+        ctx.save_for_backward(queries, positives, negatives, margins, decays)
+        return -terms.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        queries, positives, negatives, margins, decays = ctx.saved_tensors
+        made = pair_gradients(queries, positives, negatives, margins, decays, float(grads[0]))
+        return made[0], made[1], made[2].view_as(negatives)
+
+
+def sampled_softmax_loss(
+    hidden: Tensor,
+    positives: tuple[Tensor, Tensor],
+    negatives: tuple[Tensor, Tensor],
+    owner: Tensor,
+    targets: Tensor,
+    drawn: Tensor,
+) -> Tensor:
+    """Sum of cross entropies of a target against the negatives of its sample -> scalar.
+
+    hidden     [n, d]
+    positives  rows [n, d] of the targets and their offsets [n], added to the logits (a bias, less
+               the logarithm of how often an item is drawn: so the loss tends to the full one)
+    negatives  the same of each sample: rows [b, k, d], offsets [b, k]
+    owner      [n] sample of each position
+    targets    [n] and drawn [b, k]: ids; a negative that is the target does not count
+    """
+    rows, offsets = negatives
+    right = (hidden * positives[0]).sum(-1, keepdim=True) + positives[1].unsqueeze(1)  # [n, 1]
+    wrong = torch.bmm(rows[owner], hidden.unsqueeze(2)).squeeze(2) + offsets[owner]  # [n, k]
+    wrong = wrong.masked_fill(drawn[owner] == targets.unsqueeze(1), -torch.inf)
+    logits = torch.cat([right, wrong], 1)
+    return (logits.logsumexp(1) - logits[:, 0]).sum()

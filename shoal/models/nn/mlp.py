@@ -1,0 +1,41 @@
+"""The multi-layer perceptron of this field: dropout, linear, relu, for every layer."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from shoal.models.nn.dropout import Dropout
+
+
+class MLP(nn.Sequential):
+    """[..., sizes[0]] -> [..., sizes[-1]]; the last layer is activated as well."""
+
+    def __init__(self, sizes: list[int], dropout: float = 0.0):
+        layers: list[nn.Module] = []
+        for width_in, width_out in pairwise(sizes):
+            layers += [Dropout(dropout), nn.Linear(width_in, width_out), nn.ReLU()]
+        super().__init__(*layers)
+
+
+class Tower(nn.Module):
+    """The deep part of a click model, relu layers that end in one number: [b, sizes[0]] -> [b]."""
+
+    def __init__(self, sizes: list[int], dropout: float = 0.0):
+        super().__init__()
+        self.hidden = MLP(sizes, dropout)
+        self.out = nn.Linear(sizes[-1], 1)
+        begin_by_width(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.hidden(x)).squeeze(1)
+
+
+def begin_by_width(module: nn.Module) -> None:
+    """Weights of linear layers begin normal with deviation 1 / sqrt(inputs), biases at 0."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)

@@ -1,0 +1,178 @@
+"""A transformer in plain torch: causal (a position sees itself and what came before) or not."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.models.nn.dropout import Dropout, dropout
+from shoal.models.nn.native import products_of
+
+Activation = Literal["gelu", "relu", "swish", "tanh", "sigmoid"]
+_ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "gelu": nn.GELU,
+    "relu": nn.ReLU,
+    "swish": nn.SiLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+}
+assert tuple(_ACTIVATIONS) == get_args(Activation)
+HIDDEN = -1e9  # not -inf: a row of pads alone has no position to see, and must not become NaN
+
+
+class Transformer(nn.Module):
+    """Pre-norm blocks and a last norm: [b, l, width] -> [b, l, width]."""
+
+    def __init__(
+        self,
+        layers: int,
+        heads: int,
+        width: int,
+        inner_width: int,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        activation: Activation = "gelu",
+        norm_eps: float = 1e-12,
+        init_std: float = 0.02,
+        *,
+        causal: bool,
+    ):
+        super().__init__()
+        if width % heads:
+            raise ValueError(
+                f"a width of {width} does not divide into {heads} heads of equal width; "
+                "make model.hidden_size a multiple of model.n_heads"
+            )
+        self.blocks = nn.ModuleList()
+        for _ in range(layers):
+            attention = Attention(heads, width, attention_dropout, causal=causal)
+            feed_forward = nn.Sequential(
+                nn.Linear(width, inner_width),
+                _ACTIVATIONS[activation](),
+                nn.Linear(inner_width, width),
+            )
+            self.blocks += [
+                Residual(attention, width, dropout, norm_eps),
+                Residual(feed_forward, width, dropout, norm_eps),
+            ]
+        self.norm = nn.LayerNorm(width, eps=norm_eps)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=init_std)
+                nn.init.zeros_(module.bias)
+
+    def forward(
+        self, x: Tensor, pads: Tensor | None = None, wanted: Tensor | None = None
+    ) -> Tensor:
+        """States of all positions, or of the `wanted` ones ([n], counted in [b * l]): [n, width].
+
+        pads, bool [b, l]: positions that no other may see; needed where pads come before items, or
+        where a position sees later ones.
+        """
+        for attention, feed_forward in zip(self.blocks[::2], self.blocks[1::2]):
+            # After the last look at others positions go their own ways: those not asked for stop.
+            last = feed_forward is self.blocks[-1]
+            x = feed_forward(attention(x, pads, wanted if last else None))
+        return self.norm(x)
+
+
+class Residual(nn.Module):
+    """x + dropout(layer(norm(x), ...)); of `wanted` places alone, where the layer is told them."""
+
+    def __init__(self, layer: nn.Module, width: int, dropout: float, norm_eps: float):
+        super().__init__()
+        self.norm = nn.LayerNorm(width, eps=norm_eps)
+        self.layer = layer
+        self.dropout = Dropout(dropout)
+
+    def forward(
+        self, x: Tensor, pads: Tensor | None = None, wanted: Tensor | None = None
+    ) -> Tensor:
+        if isinstance(self.layer, Attention):
+            change = self.layer(self.norm(x), pads, wanted)
+        else:
+            change = self.layer(self.norm(x))
+        if wanted is not None:
+            x = x.flatten(0, 1).index_select(0, wanted)
+        return x + self.dropout(change)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention; causal: to itself and those before. [b, l, width] -> same.
+
+    With `wanted` ([n], counted in [b * l]) only those places look at others: [n, width].
+    """
+
+    def __init__(self, heads: int, width: int, dropout: float, *, causal: bool):
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.causal = causal
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(
+        self, x: Tensor, pads: Tensor | None = None, wanted: Tensor | None = None
+    ) -> Tensor:
+        size, length, width = x.shape
+        # [b, l, 3 * width] -> three of [b, heads, l, width / heads]
+        split = self.query_key_value(x).view(size, length, 3, self.heads, width // self.heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4)
+        dropout = self.dropout if self.training else 0.0
+        hidden = self._hidden(pads, length, x)
+        if dropout and x.device.type == "cpu":
+            mixed = _attend_with_dropout(query, key, value, dropout, hidden)
+        else:
+            causal = self.causal and pads is None  # known to the fused one without a mask
+            mask = None if causal or hidden is None else hidden
+            mixed = F.scaled_dot_product_attention(query, key, value, mask, dropout, causal)
+        mixed = mixed.transpose(1, 2).reshape(size, length, width)
+        return self.out(mixed if wanted is None else mixed.flatten(0, 1).index_select(0, wanted))
+
+    def _hidden(self, pads: Tensor | None, length: int, like: Tensor) -> Tensor | None:
+        """What is added to the scores of pairs that may not see each other; None: all may."""
+        hidden = None
+        if self.causal:
+            later = torch.ones(length, length, dtype=torch.bool, device=like.device).triu(1)
+            hidden = torch.zeros_like(later, dtype=like.dtype).masked_fill_(later, HIDDEN)
+        if pads is not None:
+            padded = pads.to(like.dtype)[:, None, None, :] * HIDDEN  # [b, 1, 1, l]
+            hidden = padded if hidden is None else hidden + padded
+        return hidden
+
+
+def _attend_with_dropout(
+    query: Tensor, key: Tensor, value: Tensor, rate: float, hidden: Tensor | None
+) -> Tensor:
+    """Attention, written out: torch's fused one has no dropout on CPUs and falls back.
+
+    About five times faster than that fallback on ARM, where products with transposed ones are slow.
+    """
+    scores = _Product.apply(query * query.shape[-1] ** -0.5, key.transpose(-1, -2))
+    if hidden is not None:
+        scores = scores + hidden
+    return _Product.apply(dropout(scores.softmax(-1), rate), value)
+
+
+class _Product(torch.autograd.Function):
+    """a @ b whose right factors are always contiguous, also in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return products_of(a, b.contiguous())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        left = products_of(grad, b.transpose(-1, -2).contiguous())
+        return left, products_of(a.transpose(-1, -2), grad)
+
+
+CausalTransformer = partial(Transformer, causal=True)
+CausalAttention = partial(Attention, causal=True)

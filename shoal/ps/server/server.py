@@ -1,0 +1,365 @@
+"""Server: answers workers over a socket, one message at a time, until all of them are done.
+
+Everything about a message is checked before anything is touched: a wrong one is answered with an
+error and changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+import zmq
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save as format_tensors
+
+from shoal.ps.curve import Gate
+from shoal.ps.keys import Keys
+from shoal.ps.memory import keep_freed_memory
+from shoal.ps.server.answers import COPY_BELOW, Answers, Request
+from shoal.ps.server.roster import Roster
+from shoal.ps.server.shards import ShardWriter, load_shards
+from shoal.ps.server.state import State
+from shoal.ps.server.steps import Steps, flat_floats
+from shoal.ps.spec import Spec, parse_spec
+from shoal.ps.wire import (
+    MOST_FRAMES,
+    Header,
+    Kind,
+    WireError,
+    parse_header,
+    parse_json,
+    send_rows,
+)
+
+log = logging.getLogger("shoal")
+POLL_SECONDS = 0.2
+LOOK_SECONDS = 0.5  # between looks for workers that went silent
+PARTING_SECONDS = 3.0  # how long a server that gave up goes on telling workers why
+ORDERS = (Kind.SET_DENSE, Kind.SAVE, Kind.LOAD)  # carried out once, however often they come
+
+
+class Server:
+    """One of the servers of a run."""
+
+    def __init__(
+        self,
+        bind: str = "127.0.0.1:0",
+        index: int = 0,
+        keys: Keys | None = None,
+        timeout: float = 10.0,
+        threads: int | None = None,
+        patience: float = math.inf,
+    ):
+        """patience: seconds without any word after which the first worker is not waited for."""
+        self.index, self.threads = index, threads
+        self.patience, self._heard = patience, time.monotonic()
+        keep_freed_memory()
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.LINGER, 2000)
+        self.socket.setsockopt(zmq.SNDHWM, 0)  # answers are never dropped
+        self.socket.setsockopt(zmq.RCVTIMEO, int(1000 * POLL_SECONDS))
+        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
+        if keys is not None:
+            Gate(self.context, self.socket, keys)
+        try:
+            self.socket.bind(f"tcp://{bind}")
+        except zmq.ZMQError as error:
+            raise ValueError(
+                f"server {index} cannot listen on {bind}: {error.strerror}; choose a free port and "
+                "an address of this host"
+            ) from error
+        self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
+        self.answers = Answers(self.socket)
+        self.roster = Roster(timeout)
+        self.spec: Spec | None = None  # these three: once a worker has described the model
+        self.state: State | None = None
+        self.steps: Steps | None = None
+        self.failure: str | None = None
+        self._failed_at = 0.0
+        self._writer: ShardWriter | None = None
+        self._jobs: list[tuple[Request, Iterator[None]]] = []  # long work, done in parts
+        self._ending = False  # a worker said goodbye
+        self.messages = self.refused = 0
+
+    @property
+    def applied(self) -> int:
+        """Steps whose gradients were applied."""
+        return 0 if self.steps is None else self.steps.applied
+
+    # ---- the loop -------------------------------------------------------------------------------
+
+    def serve(self) -> int:
+        """Until all workers said goodbye; the exit status."""
+        try:
+            while True:
+                self._take_one()
+                if self._jobs:
+                    self._go_on()
+                if time.monotonic() - self.roster.looked > LOOK_SECONDS:
+                    self._look_after_workers()
+                if self._ending and self._all_done():
+                    return 0 if self.failure is None else 1
+                if self.failure and time.monotonic() - self._failed_at > PARTING_SECONDS:
+                    log.error("server %d ends: %s", self.index, self.failure)
+                    return 1
+        finally:
+            self.close()
+
+    def _take_one(self) -> None:
+        """Answer a message, if one comes within a moment."""
+        try:
+            address = self.socket.recv(zmq.NOBLOCK if self._jobs else 0)
+        except zmq.Again:
+            return
+        frame = self.socket.recv(copy=False)
+        # Ids are read where they lie, which is anywhere in a small frame.
+        head = frame.bytes if len(frame) < COPY_BELOW else frame.buffer
+        frames = []
+        while frame.more:
+            frame = self.socket.recv(copy=False)
+            frames.append(frame.buffer)
+        self.receive(address, head, frames)
+
+    def _look_after_workers(self) -> None:
+        """Give up when one went silent, or when none comes."""
+        lost = self.roster.find_silent()
+        if self.spec is None and time.monotonic() - self._heard > self.patience:
+            lost = (
+                f"no worker came within {self.patience:.0f} s: start the workers, see what ended "
+                "them on their hosts, check --servers and the keys, or raise launch.join_timeout"
+            )
+        if lost is not None and self.failure is None:
+            self._fail(lost)
+
+    def _all_done(self) -> bool:
+        return self.spec is not None and self.roster.all_done(self.spec.workers)
+
+    def _fail(self, why: str) -> None:
+        """Give up: tell everybody who waits, and everybody who will ask."""
+        self.failure, self._failed_at = why, time.monotonic()
+        for request in [] if self.steps is None else self.steps.abandon():
+            self.answers.refuse(request.address, request.header, why, lost=True)
+
+    def close(self) -> None:
+        """Give the address back."""
+        if self._writer is not None:
+            self._writer.abandon()
+        self.answers.close()
+        self.context.term()
+
+    # ---- one message ----------------------------------------------------------------------------
+
+    def receive(self, address: bytes, head: bytes | memoryview, frames: list[memoryview]) -> None:
+        """Answer one message: its frame 0, and those that follow."""
+        self.messages += 1
+        header = Header(Kind.ERROR, 0)
+        try:
+            if len(frames) >= MOST_FRAMES:
+                raise WireError(f"a message of {1 + len(frames)} frames")
+            header = parse_header(head)
+            self._heard = time.monotonic()
+            self._check_sender(header)
+            self._handle(Request(address, header, head, frames))
+        except WireError as error:
+            self._refuse(address, header, str(error))
+        except Exception as error:  # checks that failed to foresee something must not end a server
+            log.exception("server %d could not handle a message", self.index)
+            self._refuse(address, header, f"server {self.index} stumbled: {error!r}")
+
+    def _check_sender(self, header: Header) -> None:
+        if header.kind >= Kind.OK:
+            raise WireError("an answer, where a request must be")
+        if header.kind == Kind.HELLO:
+            return
+        self.roster.hear(header)
+        if self.failure is not None and header.kind not in (Kind.BYE, Kind.PING):
+            raise WireError(self.failure)
+
+    def _handle(self, request: Request) -> None:
+        kind = request.header.kind
+        if kind not in ORDERS:
+            HANDLERS[kind](self, request)
+        elif self.roster.order(request, lambda new: HANDLERS[kind](self, new)):
+            self.answers.give(request, [])
+
+    def _refuse(self, address: bytes, header: Header, why: str) -> None:
+        self.refused += 1
+        self.answers.refuse(address, header, why, lost=why == self.failure)
+
+    def _carried_out(self, request: Request) -> None:
+        self.roster.mark_carried_out(request)
+        self.answers.give(request, [])
+
+    # ---- workers --------------------------------------------------------------------------------
+
+    def _hello(self, request: Request) -> None:
+        header = request.header
+        values = parse_json(request.only(1)[0])
+        host, server = str(values.pop("host", "?"))[:200], values.pop("server", None)
+        spec = parse_spec(values)
+        if header.worker >= spec.workers:
+            raise WireError(f"worker {header.worker} of {spec.workers}")
+        if server != self.index or self.index >= spec.servers:
+            raise WireError(
+                f"this is server {self.index}, and worker {header.worker} on host {host} takes it "
+                f"for server {server} of {spec.servers}: give every host the same --servers"
+            )
+        if self.spec is None:
+            try:
+                self.state = State(spec, self.index, self.threads)
+            except (ValueError, RuntimeError, MemoryError) as error:
+                raise WireError(f"server {self.index} cannot hold this model: {error}") from None
+            self.steps = Steps(self.state, self.roster, self.answers, self._fail)
+            self.spec = spec
+        elif spec.json() != self.spec.json():
+            raise WireError(
+                f"worker {header.worker} describes another model or run than the first worker "
+                "did: give every host the same config and code"
+            )
+        self.roster.register(header, host)
+        self.answers.give(request, [])
+
+    def _ping(self, request: Request) -> None:
+        self.answers.give(request, [(self.failure or "").encode()])
+
+    def _bye(self, request: Request) -> None:
+        number = request.header.worker
+        self.roster[number].done = self._ending = True
+        self.answers.give(request, [])
+        self._steps().leave(number)
+
+    # ---- rows and dense parameters --------------------------------------------------------------
+
+    def _pull(self, request: Request) -> None:
+        self._steps().pull(request)
+
+    def _push(self, request: Request) -> None:
+        self._steps().push(request)
+
+    def _dense(self, request: Request) -> None:
+        state = self._state()
+        if not state.has_dense and state.num_dense:
+            raise WireError("nobody has set the dense parameters yet")
+        self.answers.give(request, [send_rows([state.flat_dense()], 0)])
+
+    def _set_dense(self, request: Request) -> None:
+        state = self._state()
+        values, optimizer = request.only(2)
+        flat = flat_floats(values, state.num_dense)
+        try:
+            tensors = parse_tensors(bytes(optimizer)) if len(optimizer) else {}
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise WireError(f"the optimizer's state cannot be read: {error}") from None
+        state.set_dense(flat, tensors)
+        self._carried_out(request)
+
+    def _dense_state(self, request: Request) -> None:
+        self.answers.give(request, [format_tensors(self._state().dense_state())])
+
+    def _state(self) -> State:
+        if self.state is None:
+            raise WireError("nobody has described the model yet")
+        return self.state
+
+    def _steps(self) -> Steps:
+        if self.steps is None:
+            raise WireError("nobody has described the model yet")
+        return self.steps
+
+    # ---- saving and loading ---------------------------------------------------------------------
+
+    def _save(self, request: Request) -> None:
+        values = parse_json(request.only(1)[0])
+        state = self._state()
+        if self._writer is not None and self._writer.running():
+            raise WireError("the last save is still being written")
+        self._writer = ShardWriter(state, values)
+        self._carried_out(request)
+
+    def _saved(self, request: Request) -> None:
+        if self._writer is None:
+            raise WireError("nothing was saved")
+        self.answers.give(request, [json.dumps(self._writer.report()).encode()])
+
+    def _load(self, request: Request) -> None:
+        values = parse_json(request.only(1)[0])
+        self._jobs.append((request, load_shards(self._state(), values)))
+
+    def _go_on(self) -> None:
+        """A part of the long work, so that workers are answered in between."""
+        if not self._jobs:
+            return
+        request, job = self._jobs[0]
+        try:
+            next(job)
+        except StopIteration:
+            self._jobs.pop(0)
+            self._carried_out(request)
+        except Exception as error:  # of a file that may hold anything; the server goes on
+            self._jobs.pop(0)
+            self.roster.forget_order(request)
+            self._refuse(request.address, request.header, str(error))
+
+    def _stats(self, request: Request) -> None:
+        state = self._state()
+        tables = {
+            one.name: {"rows": len(store), "bytes": getattr(store, "memory", None)}  # type: ignore[arg-type]
+            for one, store in zip(state.spec.tables, state.stores)
+        }
+        found = {"tables": tables, "messages": self.messages, "refused": self.refused}
+        found["rewritten"] = state.rewritten
+        self.answers.give(request, [json.dumps(found).encode()])
+
+
+HANDLERS: dict[Kind, Callable[[Server, Request], None]] = {
+    Kind.HELLO: Server._hello,
+    Kind.PULL: Server._pull,
+    Kind.PUSH: Server._push,
+    Kind.DENSE: Server._dense,
+    Kind.SET_DENSE: Server._set_dense,
+    Kind.STATE: Server._dense_state,
+    Kind.SAVE: Server._save,
+    Kind.SAVED: Server._saved,
+    Kind.LOAD: Server._load,
+    Kind.STATS: Server._stats,
+    Kind.PING: Server._ping,
+    Kind.BYE: Server._bye,
+}
+
+
+def run_server(
+    bind: str,
+    index: int,
+    keys: Keys | None = None,
+    timeout: float = 10.0,
+    threads: int = 1,
+    announce: str | None = None,
+    patience: float = math.inf,
+) -> int:
+    """Serve from this process until the workers are done.
+
+    It writes its address to the file `announce`, and why it failed to `announce`.failed.
+    """
+    torch.set_num_threads(threads)
+    server = Server(bind, index, keys, timeout, threads, patience)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    if announce is not None:
+        with open(announce + ".new", "w") as file:
+            file.write(server.address)
+        os.replace(announce + ".new", announce)
+    log.info("server %d listens on %s", index, server.address)
+    status = server.serve()
+    if status and announce is not None:  # whoever started us tells it
+        with open(announce + ".failed", "w") as file:
+            json.dump({"message": server.failure}, file)
+    return status

@@ -1,0 +1,197 @@
+"""Shards: a server's rows as files of a checkpoint, written while training goes on.
+
+A save forks: the child has the rows of that moment and writes them at its leisure, while the server
+answers on. Files are keyed by id, so any number of servers can load what any number has written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save as format_tensors
+from torch import Tensor
+
+from shoal.embedding.leaves.row_files import Taken, chunks, take_over, tell_lost
+from shoal.embedding.placed.placement import Layout, Placement
+from shoal.ps.server.state import State
+from shoal.ps.wire import WireError
+from shoal.world.durable import write_counted
+
+CHUNK_ROWS = 1 << 18
+FOLLOW_SECONDS = 0.5
+
+
+class ShardWriter:
+    """One save of one server, in a process of its own."""
+
+    def __init__(self, state: State, values: dict[str, Any]):
+        folder, delta = values.get("folder"), values.get("delta", False)
+        if not isinstance(folder, str) or not isinstance(delta, bool) or len(values) > 2:
+            raise WireError("a save is {folder: text, delta: true or false}")
+        self.folder = Path(folder)
+        if not os.path.isdir(self.folder):
+            raise WireError(
+                f"server {state.index} cannot see the folder {folder}: run.output must be on a "
+                "disk that all hosts share"
+            )
+        if delta and state.marks is None:
+            raise WireError("a delta needs a whole save before it")
+        if delta and state.rewritten:
+            raise WireError("rows were dropped, or counts faded, since the last save: save whole")
+        self._report = self.folder / f".server-{state.index}.json"
+        self._found: dict[str, Any] | None = None
+        server = os.getpid()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the child starts no thread
+            self._pid = os.fork()
+        if self._pid == 0:
+            self._write(state, state.marks if delta else None, server)
+        state.marks = [store.mark() for store in state.stores]  # type: ignore[attr-defined]
+        state.rewritten = False
+
+    def _write(self, state: State, marks: list[int] | None, server: int) -> None:
+        """In the child: write, report, and be gone without any clean-up of the parent's things."""
+        status = 1
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            _follow(server)
+            torch.set_num_threads(1)
+            report: dict[str, Any] = {"files": write_shards(state, self.folder, marks)}
+            status = 0
+        except BaseException as error:
+            report = {"error": f"server {state.index} could not save its rows: {error}"}
+        try:
+            self._report.write_text(json.dumps(report))
+        finally:
+            os._exit(status)
+
+    def running(self) -> bool:
+        """Whether the child is still at it."""
+        return self.report()["running"]
+
+    def report(self) -> dict[str, Any]:
+        """running, and when it is over: files (name -> bytes, sha256) or error."""
+        if self._found is None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            if pid == 0:
+                return {"running": True}
+            try:
+                self._found = json.loads(self._report.read_text())
+                self._report.unlink()
+            except (OSError, ValueError):
+                code = os.waitstatus_to_exitcode(status)
+                self._found = {"error": f"a server's save ended with status {code}"}
+        return {"running": False, **self._found}
+
+    def abandon(self) -> None:
+        """The server ends: so does the child."""
+        if self._found is None:
+            try:
+                os.kill(self._pid, signal.SIGKILL)
+                os.waitpid(self._pid, 0)
+            except (ProcessLookupError, ChildProcessError):
+                pass
+
+
+def _follow(server: int) -> None:
+    """In the child: end when the server is gone, however that ended."""
+
+    def look(*_: Any) -> None:
+        if os.getppid() != server:
+            os._exit(1)
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, FOLLOW_SECONDS, FOLLOW_SECONDS)
+
+
+def write_shards(state: State, folder: Path, marks: list[int] | None) -> dict[str, Any]:
+    """Write every row, or those changed since the marks; file -> bytes and SHA-256."""
+    files: dict[str, Any] = {}
+    for number, (table, store) in enumerate(zip(state.spec.tables, state.stores)):
+        since = {} if marks is None else {"since": marks[number]}
+        for part, tensors in enumerate(chunks(store, CHUNK_ROWS, **since)):
+            data = format_tensors(tensors)
+            name = f"rows-{table.name}-{state.index:03d}{part:05d}.safetensors"
+            files[name] = write_counted(folder / name, data)
+    return files
+
+
+def load_shards(state: State, values: dict[str, Any]) -> Iterator[None]:
+    """Take over the rows of a checkpoint that belong to this server, file by file.
+
+    fresh: rows that the checkpoint has not are forgotten. Nothing changes before all is read.
+    """
+    folder, files, steps = values.get("folder"), values.get("files"), values.get("steps")
+    fresh = values.get("fresh", False)
+    if not (
+        isinstance(folder, str)
+        and isinstance(files, dict)
+        and all(isinstance(facts, dict) for facts in files.values())
+        and isinstance(steps, dict)
+        and all(type(step) is int and 0 <= step < 1 << 62 for step in steps.values())
+        and isinstance(fresh, bool)
+    ):
+        raise WireError(
+            "a load is {folder: text, files: {...}, steps: {...}, fresh: true or false}"
+        )
+    stores = state.make_stores() if fresh else state.stores
+    taken = {one.name: Taken() for one in state.spec.tables}
+    numbers = {one.name: k for k, one in enumerate(state.spec.tables)}
+    for name, facts in files.items():
+        if not name.startswith("rows-") or "/" in name:
+            raise WireError(f"{name!r} holds no rows")
+        table = name[len("rows-") :].rsplit("-", 1)[0]
+        if table not in numbers:
+            raise WireError(f"the checkpoint has a table {table!r} that the model has not")
+        path = Path(folder) / name
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise WireError(
+                f"server {state.index} cannot read {path}: {error.strerror}; checkpoints must be "
+                "on a disk that all hosts share"
+            ) from None
+        if hashlib.sha256(data).hexdigest() != facts.get("sha256"):
+            raise WireError(f"checkpoint {folder} is damaged: {name} fails its checksum")
+        number = numbers[table]
+        try:
+            tensors = parse_tensors(data)
+            here = partial(_numbers_of_here, server_layout(state, number), state.index)
+            take_over(stores[number], tensors, taken[table], here)
+        except (SafetensorError, KeyError, RuntimeError) as error:
+            raise WireError(f"checkpoint {folder} is damaged: {name}: {error}") from None
+        yield
+    for table, step in steps.items():
+        if table not in numbers:
+            continue
+        store = stores[numbers[table]]
+        if state.counted[numbers[table]]:
+            # In async each server counts the pushes of all workers, and ages go by that count.
+            step = max(step, taken[table].last_step, 0 if fresh else store.step)
+        store.step = step
+    if fresh:
+        state.stores, state.marks = stores, None  # a delta cannot tell of rows that are forgotten
+        if state.index == 0:  # it is the same on all servers, and with the deltas that follow
+            for table, number in numbers.items():
+                tell_lost(stores[number], taken[table])
+
+
+def _numbers_of_here(layout: Layout, index: int, ids: Tensor) -> Tensor:
+    """Which of the ids belong to this server."""
+    return (layout.owners(ids) == index).nonzero().squeeze(1)
+
+
+def server_layout(state: State, number: int) -> Layout:
+    """Which server holds which row of a table."""
+    return Layout(state.spec.tables[number].table(), Placement("row"), state.spec.servers)

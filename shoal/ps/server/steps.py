@@ -1,0 +1,221 @@
+"""Steps: which rows a worker may see, and when its gradients are applied.
+
+sync     a step's gradients wait until every worker's are here, and are applied as one
+async    gradients are applied as they come; a worker far ahead of the slowest one waits
+geo      workers teach copies of their own; what comes is added
+
+A push that is sent twice is applied once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from shoal.embedding.leaves.native import row_reader
+from shoal.embedding.store import Store
+from shoal.ps.server.answers import Answers, Request
+from shoal.ps.server.roster import Roster, Worker
+from shoal.ps.server.state import Push, State
+from shoal.ps.wire import (
+    BFLOAT16,
+    COMPRESSED,
+    WITH_DENSE,
+    Header,
+    Kind,
+    WireError,
+    numbers,
+    numbers_frame,
+    parse_parts,
+    parse_pull,
+    receive_ids,
+    receive_rows,
+    rows_message,
+    send_rows,
+)
+
+log = logging.getLogger("shoal")
+MOST_AHEAD = 1000  # pushes that a worker may have under way
+MOST_WAITING = 1000  # pulls that may wait for their time, of each worker
+
+
+class Steps:
+    """Pulls and pushes of a run's workers."""
+
+    def __init__(self, state: State, roster: Roster, answers: Answers, fail: Callable[[str], None]):
+        self.state, self.roster, self.answers, self.fail = state, roster, answers, fail
+        self.spec = state.spec
+        self.applied = 0  # steps (sync)
+        self._pushes: dict[int, tuple[Request, Push]] = {}  # sync: of the step under way
+        self._reader: Any = None  # of the rows of these stores:
+        self._reader_of: list[Store] | None = None
+        self._waiting: dict[tuple[bytes, int], Request] = {}  # pulls whose time has not come
+
+    # ---- rows that are read ---------------------------------------------------------------------
+
+    def pull(self, request: Request) -> None:
+        """Answer with rows, now or when their time has come."""
+        header = request.header
+        request.only(0)
+        its_time = self._is_time(header)
+        if its_time and self._answer_at_once(request):
+            return
+        request.ids = parse_pull(request.head, header.flags, len(self.state.dims))
+        for table, ids in request.ids:
+            self.state.check_ids(table, ids)
+        if its_time:
+            self._answer_pull(request)
+            return
+        if header.step > self.roster[header.worker].step + MOST_AHEAD:
+            raise WireError(f"rows of step {header.step}, far ahead of all others")
+        if len(self._waiting) >= MOST_WAITING * self.spec.workers:
+            raise WireError(f"{len(self._waiting)} requests for rows wait already")
+        self._waiting[request.address, header.sequence] = request
+
+    def _answer_pull(self, request: Request) -> None:
+        if self._answer_at_once(request):
+            return
+        flags = request.header.flags
+        rows = [self.state.stores[table].pull(ids) for table, ids in request.ids]
+        message = rows_message(request.header.answer(Kind.OK, flags), rows)
+        self.answers.give_message(request.address, message)
+
+    def _answer_at_once(self, request: Request) -> bool:
+        """Check and answer a pull in native code; False: it must be looked at here."""
+        if request.header.flags & (BFLOAT16 | COMPRESSED):
+            return False
+        state = self.state
+        if self._reader_of is not state.stores:  # a checkpoint may have brought others
+            limits = [table.rows for table in self.spec.tables]
+            self._reader_of, self._reader = state.stores, row_reader(state.stores, limits)
+        if self._reader is None:
+            return False
+        return self.answers.give_rows(self._reader, request)
+
+    def _is_time(self, header: Header) -> bool:
+        """Whether the rows that a pull of a step may see are ready."""
+        if header.step < 0 or self.spec.mode == "geo":
+            return True
+        if self.spec.mode == "sync":
+            return header.step <= self.applied
+        return header.step - self.roster.slowest(self.spec.workers) <= self.spec.staleness
+
+    def release(self) -> None:
+        """Answer the pulls whose time has come."""
+        ready = [key for key, one in self._waiting.items() if self._is_time(one.header)]
+        for key in ready:
+            self._answer_pull(self._waiting.pop(key))
+
+    # ---- gradients ------------------------------------------------------------------------------
+
+    def push(self, request: Request) -> None:
+        """Apply gradients, once: now or with those of all workers."""
+        header, worker = request.header, self.roster[request.header.worker]
+        push = self._parse_push(request)
+        if header.step < worker.step:
+            self._again(request, worker)
+            return
+        if header.step > worker.step:  # one before it was lost on the way; both will come again
+            return
+        if self.spec.mode != "sync":
+            worker.step, worker.answer = header.step + 1, None
+            self._apply([(request, push)])
+            return
+        done = self.roster.find_done()
+        if done is not None:
+            raise WireError(f"gradients of step {header.step}, and worker {done} is done")
+        worker.step, worker.answer = header.step + 1, None
+        self._pushes[header.worker] = request, push
+        if len(self._pushes) == self.spec.workers:
+            everyone = [self._pushes[number] for number in sorted(self._pushes)]
+            self._pushes = {}
+            self._apply(everyone)
+
+    def _parse_push(self, request: Request) -> Push:
+        state, flags = self.state, request.header.flags
+        told, parts, ids, rows, dense, *seen = request.only(6 if any(state.counted) else 5)
+        lr, loss, count = numbers(told, 3)
+        if not (lr >= 0 and lr < float("inf") and count >= 0):
+            raise WireError(f"a learning rate of {lr} and a count of {count}")
+        if request.header.step < 0:
+            raise WireError(f"gradients of step {request.header.step}")
+        pairs = parse_parts(parts, len(state.dims))
+        counts = [n for _, n in pairs]
+        all_ids = receive_ids(ids, counts, flags)
+        all_rows = receive_rows(rows, counts, [state.dims[t] for t, _ in pairs], flags)
+        for (table, _), some in zip(pairs, all_ids):
+            state.check_ids(table, some)
+        push = Push(request.header.worker, lr, loss, count)
+        push.rows = {t: pair for (t, _), pair in zip(pairs, zip(all_ids, all_rows))}
+        if seen:
+            push.counts = state.read_counts(seen[0], pairs, flags)
+        if flags & WITH_DENSE:
+            if not state.has_dense:
+                raise WireError("gradients of dense parameters that nobody has set")
+            push.dense = flat_floats(dense, state.num_dense)
+        elif len(dense):
+            raise WireError("dense gradients that are not announced")
+        return push
+
+    def _apply(self, everyone: list[tuple[Request, Push]]) -> None:
+        try:
+            self.state.apply([push for _, push in everyone])
+        except Exception as error:  # a part may be applied: nobody may go on with that
+            why = f"server {self.state.index} could not apply gradients: {error!r}"
+            log.exception("server %d could not apply gradients", self.state.index)
+            self.fail(why)
+            for request, _ in everyone:
+                self.answers.refuse(request.address, request.header, why, lost=True)
+            return
+        self.applied += 1
+        self._answer_pushes(everyone)
+        self.release()
+
+    def _answer_pushes(self, everyone: list[tuple[Request, Push]]) -> None:
+        """Tell the workers of a step that it is done, and what the dense parameters are now."""
+        loss = sum(push.loss for _, push in everyone)
+        count = sum(push.count for _, push in everyone)
+        told = numbers_frame(loss, count)
+        dense = None
+        for request, _ in everyone:
+            frames: list[Any] = [told]
+            if request.header.flags & WITH_DENSE:
+                dense = send_rows([self.state.flat_dense()], 0) if dense is None else dense
+                frames.append(dense)
+            self.roster[request.header.worker].answer = frames
+            self.answers.give(request, frames, request.header.flags)
+
+    def _again(self, request: Request, worker: Worker) -> None:
+        """A push that came before: it is not applied again."""
+        header = request.header
+        if header.step < worker.step - 1:  # a later one was answered, or will be
+            frames: list[Any] = [numbers_frame(0.0, 0.0)]
+            if header.flags & WITH_DENSE:
+                frames.append(send_rows([self.state.flat_dense()], 0))
+            self.answers.give(request, frames, header.flags)
+        elif worker.answer is not None:
+            self.answers.give(request, worker.answer, header.flags)
+        elif header.worker in self._pushes:  # still waits for the others
+            self._pushes[header.worker] = request, self._pushes[header.worker][1]
+
+    # ---- workers that leave ---------------------------------------------------------------------
+
+    def leave(self, number: int) -> None:
+        """A worker is done: it keeps nobody waiting, and nobody may wait for it."""
+        if self._pushes and number not in self._pushes:
+            self.fail(f"worker {number} is done, and others wait for its gradients")
+        self.release()
+
+    def abandon(self) -> list[Request]:
+        """Forget all that waits, and say whose it was."""
+        waiting = [*self._waiting.values(), *(request for request, _ in self._pushes.values())]
+        self._waiting, self._pushes = {}, {}
+        return waiting
+
+
+def flat_floats(frame: memoryview, count: int) -> Tensor:
+    """So many values: [count]."""
+    return receive_rows(frame, [count], [1], 0)[0].view(-1)

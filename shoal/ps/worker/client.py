@@ -1,0 +1,286 @@
+"""Client: a worker's connections to all servers.
+
+What concerns rows and gradients is divided among the servers; the rest is asked of each of them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import socket as sockets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save as format_tensors
+from torch import Tensor
+
+from shoal.ps.curve import use_keys
+from shoal.ps.keys import Keys
+from shoal.ps.memory import keep_freed_memory
+from shoal.ps.spec import Spec
+from shoal.ps.transfer import (
+    PACKED_VALUES,
+    REQUEST_VALUES,
+    Asked,
+    Pulling,
+    Pushing,
+    Share,
+    cut,
+    flat_values,
+    seen_by,
+)
+from shoal.ps.wire import (
+    BFLOAT16,
+    COMPRESSED,
+    WITH_DENSE,
+    Header,
+    Kind,
+    numbers_frame,
+    parse_json,
+    parts_frame,
+    send_ids,
+    send_rows,
+)
+from shoal.ps.worker.heartbeat import Heartbeat
+from shoal.ps.worker.link import Link, ServerError
+from shoal.world.world import PeerLost
+
+PING_SECONDS = 1.0
+AGAIN_SECONDS = 5.0  # an answer overdue: what was asked is asked again
+PARTING_SECONDS = 15.0  # how long an answer to the goodbye is waited for
+
+log = logging.getLogger("shoal")
+
+
+class Client:
+    """What a worker asks of all servers."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        worker: int = 0,
+        keys: Keys | None = None,
+        timeout: float = 10.0,
+        session: int | None = None,
+    ):
+        self.worker, self.keys, self.timeout = worker, keys, timeout
+        self.session = session or secrets.randbits(63) | 1
+        keep_freed_memory()
+        self.context = zmq.Context()
+        self.bytes_sent = 0
+        self.failure = ""  # what a server said while nothing was asked
+        # Called from the heartbeat when a failure stays unheard, as in a collective that never ends
+        self.on_lost: Callable[[str], None] | None = None
+        self.flags = 0  # of rows on the wire
+        self._number = 0
+        self.pushes = 0  # made so far: the step that the servers count
+        self.links = [Link(self, k, one, AGAIN_SECONDS) for k, one in enumerate(addresses)]
+        self._heartbeat: Heartbeat | None = None
+        self.spec: Spec | None = None
+
+    def connect(self, address: str) -> zmq.Socket:
+        """A socket to a server, which need not be up yet."""
+        socket = self.context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.RCVTIMEO, int(1000 * PING_SECONDS))
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        if self.keys is not None:
+            use_keys(socket, self.keys)
+        socket.connect(f"tcp://{address}")
+        return socket
+
+    def header(self, kind: Kind, flags: int = 0, step: int = -1) -> Header:
+        """The header of a new request."""
+        self._number += 1
+        return Header(kind, self.worker, flags, self._number, step, self.session)
+
+    def ask_all(self, kind: Kind, frames: Sequence[Any] = (), flags: int = 0) -> list[int]:
+        """The same request to every server; the numbers of the requests."""
+        requests = []
+        for link in self.links:
+            header = self.header(kind, flags)
+            link.ask(header, frames)
+            requests.append(header.sequence)
+        return requests
+
+    def tell_all(
+        self, kind: Kind, frames: Sequence[Any] = (), patience: float | None = None
+    ) -> list[list[memoryview]]:
+        """The same request to every server, and all answers."""
+        requests = self.ask_all(kind, frames)
+        return [link.answer(n, patience) for link, n in zip(self.links, requests)]
+
+    # ---- the life of a worker -------------------------------------------------------------------
+
+    def knock(self) -> None:
+        """Let the servers hear of this worker: it says hello when it has read its data."""
+        self._heartbeat = Heartbeat(self, PING_SECONDS)
+
+    def hello(self, spec: Spec, join_timeout: float = 60.0) -> None:
+        """Describe the model to every server; waits for servers that are not up yet."""
+        self.spec = spec
+        values = {**json.loads(spec.json()), "host": sockets.gethostname()}
+        for link in self.links:
+            text = json.dumps({**values, "server": link.index}).encode()
+            link.greeting = self.header(Kind.HELLO)
+            link.ask(link.greeting, [text])
+        # Servers that are up must hear of this worker while it waits for others.
+        self._heartbeat = Heartbeat(self, PING_SECONDS)
+        try:
+            for link in self.links:
+                link.answer(link.greeting.sequence, join_timeout)
+        except PeerLost as error:
+            raise PeerLost(
+                f"{error}. Start the servers, check their addresses and keys, or raise "
+                "launch.join_timeout"
+            ) from None
+        self._heartbeat.greeted = True
+
+    def bye(self) -> None:
+        """Tell every server that this worker is done.
+
+        A server ends with the last goodbye. If its answer to that is lost nobody is there to give
+        it again, and nothing is missing: all else that this worker asked was answered before.
+        """
+        requests = self.ask_all(Kind.BYE)
+        for link, number in zip(self.links, requests):
+            try:
+                link.answer(number, PARTING_SECONDS)
+            except PeerLost as error:
+                if self.failure:
+                    raise
+                log.warning("after the last step: %s. The run itself is complete", error)
+
+    def close(self) -> None:
+        """Drop the connections."""
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+        for link in self.links:
+            link.close()
+        self.context.term()
+
+    def second(self) -> Client:
+        """A client of the same worker for another thread: sockets must not be shared."""
+        addresses = [link.address for link in self.links]
+        other = Client(addresses, self.worker, self.keys, self.timeout, self.session)
+        other._number = secrets.randbits(40) << 20  # requests of its own
+        return other
+
+    # ---- rows -----------------------------------------------------------------------------------
+
+    def start_pull(self, shares: list[Share], step: int = -1) -> Pulling:
+        """Ask for the rows of some tables; `wait` has them. step=-1: as they are now.
+
+        Their place here is made when the servers are at work already.
+        """
+        assert self.spec is not None
+        dims = [self.spec.tables[share.table].dim for share in shares]
+        asked: Asked = []
+        most = PACKED_VALUES if self.flags & (BFLOAT16 | COMPRESSED) else REQUEST_VALUES
+        for link in self.links:
+            for some in cut(shares, dims, link.index, most):
+                wanted = [(shares[k].table, shares[k].ids, first, last) for k, first, last in some]
+                header = self.header(Kind.PULL, self.flags, step)
+                link.ask_rows(header, wanted)
+                asked.append((link, header, some))
+        return Pulling(shares, dims, asked)
+
+    def start_push(
+        self,
+        shares: list[Share],
+        grads: list[Tensor],
+        lr: float,
+        loss: float,
+        count: float,
+        dense: list[Tensor] | None = None,
+    ) -> Pushing:
+        """Send gradients: grads[k] [n, dim] of shares[k], dense[s] flat for server s."""
+        assert self.spec is not None
+        counted = self.spec.counted
+        flags = self.flags | (WITH_DENSE if dense is not None else 0)
+        pushing = Pushing(flags)
+        for link in self.links:
+            k = link.index
+            parts = [(share.table, share.counts[k]) for share in shares]
+            ids = [share.ids[share.of(k)] for share in shares]
+            rows = [grad[share.of(k)] for share, grad in zip(shares, grads)]
+            header = self.header(Kind.PUSH, flags, self.pushes)
+            frames = [
+                numbers_frame(lr, loss, count),
+                parts_frame(parts),
+                send_ids(ids, flags) if ids else b"",
+                send_rows(rows, flags),
+                b"" if dense is None else send_rows([dense[k]], 0),
+            ]
+            if any(counted):
+                seen = [seen_by(share, k) for share in shares if counted[share.table]]
+                frames.append(send_rows(seen, flags & COMPRESSED))
+            link.ask(header, frames)
+            pushing.asked.append((link, header.sequence))
+        self.pushes += 1
+        return pushing
+
+    # ---- dense parameters -----------------------------------------------------------------------
+
+    def dense(self) -> list[Tensor]:
+        """Every server's dense parameters, flat."""
+        return [flat_values(frames[0]) for frames in self.tell_all(Kind.DENSE)]
+
+    def set_dense(self, dense: list[Tensor], state: dict[str, Tensor]) -> None:
+        """Give every server its dense parameters, and the optimizer's state."""
+        packed = format_tensors(state) if state else b""
+        requests = []
+        for link, flat in zip(self.links, dense):
+            header = self.header(Kind.SET_DENSE)
+            link.ask(header, [send_rows([flat], 0), packed])
+            requests.append(header.sequence)
+        for link, number in zip(self.links, requests):
+            link.answer(number)
+
+    def dense_state(self) -> dict[str, Tensor]:
+        """The dense optimizers' state of all servers."""
+        found: dict[str, Tensor] = {}
+        for frames in self.tell_all(Kind.STATE):
+            found |= parse_tensors(bytes(frames[0]))
+        return found
+
+    # ---- checkpoints ----------------------------------------------------------------------------
+
+    def save(self, folder: str, delta: bool = False) -> None:
+        """Let the servers write their rows of this moment; `saved` has the files."""
+        self.tell_all(Kind.SAVE, [json.dumps({"folder": folder, "delta": delta}).encode()])
+
+    def saved(self) -> dict[str, Any]:
+        """Wait until the rows are written: file -> bytes and checksum."""
+        files: dict[str, Any] = {}
+        for link in self.links:
+            while True:
+                header = self.header(Kind.SAVED)
+                link.ask(header, [])
+                report = parse_json(link.answer(header.sequence)[0])
+                if not report["running"]:
+                    break
+                time.sleep(0.02)
+            if "error" in report:
+                raise ServerError(f"{link.name}: {report['error']}")
+            files |= report["files"]
+        return files
+
+    def load(
+        self, folder: str, files: dict[str, Any], steps: dict[str, int], fresh: bool = False
+    ) -> None:
+        """Let every server take over its rows of a checkpoint; fresh: and forget all others."""
+        values = {"folder": os.path.abspath(folder), "files": files, "steps": steps}
+        self.tell_all(Kind.LOAD, [json.dumps({**values, "fresh": fresh}).encode()])
+
+    def stats(self) -> list[dict[str, Any]]:
+        """What each server holds."""
+        return [parse_json(frames[0]) for frames in self.tell_all(Kind.STATS)]

@@ -1,0 +1,175 @@
+"""Link: a worker's connection to one server.
+
+Requests are numbered and answered in any order; several may be under way. While an answer is due
+the server is asked for a sign of life, and what it may have lost is sent again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from shoal.ps.native import native_inlet, native_outlet
+from shoal.ps.wire import (
+    COMPRESSED,
+    HEADER,
+    Header,
+    Kind,
+    Wanted,
+    WireError,
+    parse_header,
+    parse_json,
+    pull_head,
+    pull_message,
+)
+from shoal.world.world import PeerLost
+
+if TYPE_CHECKING:
+    from shoal.ps.transfer import Arriving
+    from shoal.ps.worker.client import Client
+
+COPY_BELOW = 1 << 16  # smaller frames are copied into zmq's own memory, which is cheaper
+
+
+class ServerError(ValueError):
+    """A server refused what it was asked."""
+
+
+class Link:
+    """The connection to one server."""
+
+    def __init__(self, client: Client, index: int, address: str, again_after: float):
+        self.client, self.index, self.address = client, index, address
+        self.again_after = again_after  # seconds: what was asked is asked again
+        self.socket = client.connect(address)
+        self.greeting = Header(Kind.HELLO, client.worker)
+        self.due: dict[int, Callable[[], None]] = {}  # asked and not answered: sends it again
+        self.came: dict[int, tuple[Header, list[Any]]] = {}
+        self.rows: dict[int, Arriving] = {}  # of requests that are due
+        self.inlet, self.outlet = native_inlet(self.socket), native_outlet(self.socket)
+
+    def close(self) -> None:
+        """Drop the connection."""
+        self.inlet = self.outlet = None  # native code does not notice that a socket was closed
+        self.socket.close()
+
+    @property
+    def name(self) -> str:
+        return f"server {self.index} at {self.address}"
+
+    def ask(self, header: Header, frames: Sequence[Any]) -> None:
+        """Send a request; `answer` has what comes back."""
+        self._post(header, partial(self._send, [header.pack(), *frames]))
+
+    def ask_rows(self, header: Header, wanted: Wanted) -> None:
+        """Send a request for rows; `wait` returns when they are where `rows` says."""
+        self._post(header, partial(self._send_pull, header, wanted))
+
+    def _post(self, header: Header, send: Callable[[], None]) -> None:
+        self.due[header.sequence] = send
+        send()
+
+    def _send_pull(self, header: Header, wanted: Wanted) -> None:
+        if self.outlet is None or header.flags & COMPRESSED:
+            self._send([pull_message(header, wanted)])
+            return
+        head = pull_head(header, wanted)
+        ids = [(one.data_ptr() + 8 * first, last - first) for _, one, first, last in wanted]
+        self.client.bytes_sent += len(head) - HEADER.size + 8 * sum(count for _, count in ids)
+        self.outlet.ask(head, ids)
+
+    def _send(self, message: list[Any]) -> None:
+        size = sum(map(len, message))
+        self.client.bytes_sent += size - HEADER.size
+        # A server that does not take our key leaves nobody to send to: that is silence, too.
+        try:
+            if len(message) == 1:
+                self.socket.send(message[0], zmq.NOBLOCK, copy=size <= COPY_BELOW)
+            else:
+                self.socket.send_multipart(message, zmq.NOBLOCK, copy=size <= COPY_BELOW)
+        except zmq.Again:
+            pass
+
+    def answer(self, number: int, patience: float | None = None) -> list[memoryview]:
+        """The frames of an answer, less the header; waits for it as long as the server lives."""
+        return self.wait(number, patience)[1:]
+
+    def wait(self, number: int, patience: float | None = None) -> list[memoryview]:
+        """The frames of an answer, none when they are rows."""
+        patience = patience or self.client.timeout
+        heard = asked_again = time.monotonic()
+        while number not in self.came:
+            if self._take(number):
+                heard = time.monotonic()
+                continue
+            now = time.monotonic()
+            if self.client.failure:
+                raise PeerLost(self.client.failure)
+            if now - heard > patience:
+                raise PeerLost(
+                    f"{self.name} has not answered for {now - heard:.0f} s: it died, or the "
+                    "network to it is cut; its own message, on its host, says more"
+                )
+            self._send([self.client.header(Kind.PING).pack()])
+            if now - asked_again > self.again_after:
+                asked_again = now
+                for send in self.due.values():
+                    send()
+        header, frames = self.came.pop(number)
+        if header.kind == Kind.ERROR:
+            raise self._error(frames)
+        return frames
+
+    def _take(self, number: int) -> bool:
+        """A message, within a second, the rows of this number first; whether there was one."""
+        rows = self.rows.get(number)
+        if rows is None or rows.core is None or self.inlet is None:
+            frames = self._receive()
+        else:
+            frames = self.inlet.receive(rows.core)
+            if rows.whole:
+                self._finish_rows(number)
+        if frames:
+            self._sort([memoryview(frame) for frame in frames])
+        return frames is not None
+
+    def _receive(self) -> list[memoryview] | None:
+        """The frames of a message, if one comes within a second."""
+        try:
+            frame = self.socket.recv(copy=False)
+        except zmq.Again:
+            return None
+        frames = [frame.buffer]
+        while frame.more:
+            frame = self.socket.recv(copy=False)
+            frames.append(frame.buffer)
+        return frames
+
+    def _sort(self, frames: list[memoryview]) -> None:
+        """Keep an answer that is due for whoever asked."""
+        header = parse_header(frames[0])
+        rows = self.rows.get(header.sequence)
+        if rows is not None and header.kind == Kind.OK:
+            if len(frames) != 1:
+                raise WireError(f"rows in {len(frames)} frames; there must be one")
+            rows.take(frames[0])
+            if rows.whole:
+                self._finish_rows(header.sequence)
+        elif self.due.pop(header.sequence, None) is not None:
+            self.rows.pop(header.sequence, None)
+            self.came[header.sequence] = header, frames
+        elif header.kind == Kind.ERROR and header.sequence == 0:
+            raise self._error(frames)
+
+    def _finish_rows(self, number: int) -> None:
+        del self.due[number], self.rows[number]
+        self.came[number] = Header(Kind.OK, self.client.worker), []
+
+    def _error(self, frames: list[memoryview]) -> Exception:
+        found = parse_json(frames[1])
+        text = f"{self.name}: {found.get('message')}"
+        return PeerLost(text) if found.get("lost") else ServerError(text)

@@ -1,0 +1,213 @@
+"""From a config to the parts of a run: data set, model, strategy, reader, evaluator."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from shoal.config.schema import Config
+from shoal.data.clicks import FORMATS, ClickData, open_clicks
+from shoal.data.dataset import Dataset
+from shoal.data.history import Histories
+from shoal.data.masking import MaskedWindows, Masking
+from shoal.data.prepare import load_dataset
+from shoal.data.reader import Interactions, Reader, Windows
+from shoal.data.statistics import describe
+from shoal.models import find
+from shoal.models.base import Facts, Model
+from shoal.training.evaluation import ClickEvaluator, Evaluator
+from shoal.training.evaluation.clicks import TILE_ROWS
+from shoal.training.strategy import Strategy, make_strategy
+from shoal.world.world import World
+
+log = logging.getLogger("shoal")
+
+
+@dataclass
+class Parts:
+    """What a run is made of."""
+
+    dataset: Dataset | ClickData
+    model: Model
+    strategy: Strategy
+    reader: Reader
+    evaluator: Evaluator | ClickEvaluator
+    fingerprint: dict[str, Any]  # must be the same for a checkpoint to fit
+
+
+def build(config: Config, world: World) -> Parts:
+    """Load the data, construct the model and set it up with its strategy."""
+    torch.set_float32_matmul_precision("high" if config.run.tf32 else "highest")
+    model_class = find(config.model.name)
+    if model_class.kind == "clicks":
+        return _build_clicks(config, world, model_class)
+    if config.data.format in FORMATS or config.data.clicks.train is not None:
+        raise ValueError(
+            f"{config.model.name} learns from interactions of users with items, and data.format "
+            f"{config.data.format} with data.clicks is a click log; choose a click model such as "
+            "LR or DeepFM (`shoal models` lists them), or name interactions with data.name"
+        )
+    dataset = _load(config, world)
+    negatives = config.train.negatives
+    facts = Facts(
+        num_users=dataset.num_users,
+        num_items=dataset.num_items,
+        user_field=dataset.user_field,
+        item_field=dataset.item_field,
+        max_len=config.data.max_len,
+        train_users=torch.from_numpy(np.array(dataset.user_ids("train"))),
+        train_items=torch.from_numpy(np.array(dataset.item_ids("train"))),
+        num_negatives=negatives.num if negatives else 0,
+    )
+    torch.manual_seed(config.run.seed)  # dense parameters: the same on every rank
+    model = model_class(model_class.Options(**config.model.options), facts)
+    strategy = set_up(config, world, model)
+    sequential = model.kind == "sequential"
+    section = config.train
+    batch_size = config.samples_per_step(world.size)
+    how = (negatives, batch_size, config.run.seed, section.shuffle)
+    reader: Reader
+    if sequential:
+        histories = Histories(dataset, ("train",), config.data.max_len)
+        masking = getattr(model, "masking", None)  # how a bidirectional model wants its windows
+        if masking is None:
+            reader = Windows(dataset, histories, *how)
+        else:
+            reader = MaskedWindows(dataset, histories, Masking(**masking), *how)
+    else:
+        reader = Interactions(dataset, *how)
+    evaluator = Evaluator(
+        dataset, config.eval, world, config.run.seed, config.data.max_len, sequential
+    )
+    return Parts(dataset, model, strategy, reader, evaluator, fingerprint(config, dataset))
+
+
+def _build_clicks(config: Config, world: World, model_class: type[Model]) -> Parts:
+    """The same for a click model and a click log."""
+    data = open_clicks(config, world, TILE_ROWS)
+    facts = Facts(
+        num_slots=len(data.layout.slots), num_dense=len(data.layout.dense), rows=data.layout.rows
+    )
+    torch.manual_seed(config.run.seed)
+    model = model_class(model_class.Options(**config.model.options), facts)
+    strategy = set_up(config, world, model)
+    evaluator = ClickEvaluator(data.readers, config.eval, world, data.group, data.sources)
+    found = click_fingerprint(config, data, strategy)
+    return Parts(data, model, strategy, data.reader, evaluator, found)
+
+
+def set_up(config: Config, world: World, model: Model) -> Strategy:
+    """The strategy of a config, with the model in it."""
+    strategy = make_strategy(config.strategy, world, config.launch.join_timeout)
+    strategy.precision, strategy.compiled = config.train.precision, config.train.compile
+    strategy.rows_section = config.rows
+    strategy.setup(model, config.train.optimizer, config.run.seed, config.train.clip_grad_norm)
+    return strategy
+
+
+def _load(config: Config, world: World) -> Dataset:
+    """Rank 0 prepares first, so that the others find the prepared columns."""
+    if world.is_main:
+        dataset = load_dataset(config.data, config.run.seed)
+        world.barrier()
+    else:
+        world.barrier()
+        dataset = load_dataset(config.data, config.run.seed)
+    return dataset
+
+
+def fingerprint(config: Config, dataset: Dataset) -> dict[str, Any]:
+    """What a checkpoint depends on besides its own bytes."""
+    digest = hashlib.sha256()
+    for phase in ("train", "valid", "test"):
+        rows = np.ascontiguousarray(dataset.splits[phase])
+        digest.update(np.int64(len(rows)).tobytes() + rows.tobytes())
+    contents = hashlib.sha256()
+    for field in (dataset.user_field, dataset.item_field):
+        contents.update(np.ascontiguousarray(dataset.inter[field]).tobytes())
+        contents.update("\n".join(map(str, dataset.vocab[field])).encode())
+    return {
+        "model": config.model.name,
+        "options": config.model.options,
+        "num_users": dataset.num_users,
+        "num_items": dataset.num_items,
+        "interactions": contents.hexdigest(),
+        "splits": digest.hexdigest(),
+        "optimizer": config.train.optimizer.name,
+        "batch_size": config.train.batch_size,
+        "seed": config.run.seed,
+    }
+
+
+def click_fingerprint(config: Config, data: ClickData, strategy: Strategy) -> dict[str, Any]:
+    """What a checkpoint of a click model depends on besides its own bytes."""
+    return {
+        "model": config.model.name,
+        "options": config.model.options,
+        **data.fingerprint,
+        "optimizer": config.train.optimizer.name,
+        "batch_size": config.train.batch_size,
+        "seed": config.run.seed,
+        # Rows without counters cannot go on with rules that need them.
+        **({"counters": True} if strategy.counted else {}),
+    }
+
+
+def describe_data(dataset: Dataset | ClickData) -> str:
+    """The block of figures of a data set."""
+    return dataset.describe() if isinstance(dataset, ClickData) else describe(dataset)
+
+
+def announce(config: Config, parts: Parts) -> None:
+    """The block of facts at the head of a log."""
+    log.info("%s", describe_data(parts.dataset))
+    if isinstance(parts.dataset, ClickData):
+        order = "in the order of the files"
+        if getattr(getattr(parts.reader, "inner", parts.reader), "shuffle", False):
+            order = "shuffled"
+        log.info("[Training]: train_batch_size = [%d] %s", config.train.batch_size, order)
+        log.info("[Evaluation]: metrics: [%s]", ", ".join(config.eval.metrics))
+    else:
+        _announce_interactions(config)
+    _announce_model(parts)
+
+
+def _announce_interactions(config: Config) -> None:
+    section = config.train.negatives
+    negatives = {section.distribution: section.num} if section else None
+    log.info(
+        "[Training]: train_batch_size = [%d] negative sampling: [%s]",
+        config.train.batch_size,
+        negatives,
+    )
+    split = config.data.split
+    how = {"RS": split.ratio} if split.by == "ratio" else {"LS": split.leave}
+    arguments = {
+        "group_by": split.group_by,
+        "order": {"random": "RO", "time": "TO"}[split.order],
+        "split": how,
+        "mode": config.eval.mode,
+    }
+    log.info(
+        "[Evaluation]: eval_batch_size = [%d] eval_args: [%s]", config.eval.batch_size, arguments
+    )
+
+
+def _announce_model(parts: Parts) -> None:
+    tables = [store.table for store in parts.strategy.stores.values()]
+    count = sum((table.rows or 0) * table.dim for table in tables)
+    count += sum(p.numel() for p in parts.model.parameters() if p.requires_grad)
+    log.info("%s\nTrainable parameters: %d", parts.model, count)
+    world = parts.strategy.world
+    log.info(
+        "strategy %s on %d process%s (%s)",
+        parts.strategy.name,
+        world.size,
+        "" if world.size == 1 else "es",
+        world.device.type,
+    )

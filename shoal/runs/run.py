@@ -1,0 +1,264 @@
+"""Runs from Python: the same as the commands.
+
+import shoal
+result = shoal.run(model="BPR", dataset="ml-100k", config_file_list=["test.yaml"], nproc=2)
+result["test"]["recall@10"]
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import shoal
+from shoal import config as config_room
+from shoal.config import Resolved
+from shoal.config.output import flat
+from shoal.config.schema import Config
+from shoal.launch.ranks import GRACE_SECONDS, LaunchError, host_of, launch, record_failure
+from shoal.launch.roles import Roles
+from shoal.launch.servers import END_SECONDS, Servers, knocking
+from shoal.models import find, lookup
+from shoal.runs.build import announce, build
+from shoal.training.run_folder import RunFolder, start_logging
+from shoal.training.trainer import Trainer
+from shoal.world.world import PeerLost, World, connect, is_worker, set_rank
+
+log = logging.getLogger("shoal")
+
+
+def resolve(
+    files: Sequence[str | Path] = (),
+    overrides: Sequence[str] = (),
+    values: dict[str, Any] | None = None,
+) -> Resolved:
+    """Load a config: files, then Python values, then command-line overrides."""
+    return config_room.load(
+        files, overrides, values, models=lookup, kinds=lambda name: find(name).kind
+    )
+
+
+def run(
+    model: str | None = None,
+    dataset: str | None = None,
+    config_file_list: Sequence[str | Path] | None = None,
+    config_dict: dict[str, Any] | None = None,
+    resume: bool = False,
+    **values: Any,
+) -> dict[str, Any]:
+    """Train, evaluate and test; what result.json holds. Other keywords are config keys."""
+    given = {**(config_dict or {}), **values}
+    given |= {key: v for key, v in (("model", model), ("dataset", dataset)) if v is not None}
+    resolved = resolve(config_file_list or (), (), given)
+    try:
+        return train(resolved, resume)
+    except shoal.Interrupted as error:
+        raise KeyboardInterrupt(str(error)) from None
+
+
+def run_rank(
+    rank: int,
+    model: str | None,
+    dataset: str | None,
+    config_file_list: Sequence[str | Path] | None,
+    kwargs: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """One rank of a run, for torch.multiprocessing.spawn:
+
+        mp.spawn(shoal.run_rank, args=("BPR", "ml-100k", ["test.yaml"], kwargs), nprocs=4)
+
+    `kwargs` may hold `config_dict` (with world_size, ip, port, nproc, offset) and a `queue`, which
+    receives the result of global rank 0.
+    """
+    kwargs = dict(kwargs or {})
+    queue = kwargs.pop("queue", None)
+    values = dict(kwargs.pop("config_dict", None) or {})
+    if kwargs:
+        raise TypeError(f"run_rank takes config_dict and queue, not {', '.join(sorted(kwargs))}")
+    values |= {key: v for key, v in (("model", model), ("dataset", dataset)) if v is not None}
+    resolved = resolve(config_file_list or (), (), values)
+    section = resolved.config.launch
+    size = section.nproc if section.world_size == -1 else section.world_size
+    if size > 1 and section.port == 0:
+        raise ValueError("config_dict needs the ip and port at which the ranks meet")
+    if rank >= section.nproc:
+        raise ValueError(f"rank {rank} of nproc={section.nproc}: give spawn nprocs=nproc")
+    set_rank(section.group_offset + rank, size, rank, section.nproc, section.ip, section.port)
+    try:
+        result = train_here(resolved)
+    except PeerLost:
+        time.sleep(GRACE_SECONDS)  # let the rank that really failed be the first to end
+        raise
+    if queue is not None and section.group_offset + rank == 0:
+        queue.put(result)
+    return result
+
+
+def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
+    """Train on as many processes as the config says: here, or as ranks that are launched.
+
+    A dict without entries on hosts that do not run rank 0: the result is written on the first.
+    """
+    config, section = resolved.config, resolved.config.launch
+    alone = section.nproc == 1 and section.world_size in (-1, 1) and not section.servers
+    if is_worker() or alone:
+        return train_here(resolved, resume)
+    host_of(section)  # refuse what cannot be launched before anything is made
+    has_first = section.nproc > 0 and section.group_offset == 0
+    if has_first:
+        folder = run_folder(config)
+        folder.create(resume)
+        config.run.output = str(folder.path)
+    with ExitStack() as stack:
+        servers = stack.enter_context(_servers(config)) if section.servers else None
+        if section.nproc:
+            _launch_ranks(resolved, servers, resume)
+        if servers is not None:
+            servers.wait(END_SECONDS if section.nproc else None)
+    if not has_first:
+        return {}
+    return {**json.loads((folder.path / "result.json").read_text()), "folder": str(folder.path)}
+
+
+def with_roles(resolved: Resolved, roles: Roles) -> Resolved:
+    """A config for parameter servers, with what this host runs of them."""
+    config = resolved.config
+    if config.strategy.name != "ps":
+        raise ValueError(
+            f"strategy.name is {config.strategy.name} ({resolved.origins['strategy.name']}), and "
+            "`shoal launch` trains with parameter servers: leave it out, or use `shoal train "
+            "--nproc=N`"
+        )
+    section, servers = config.launch, config.strategy.ps
+    section.nproc, section.world_size = roles.nproc, roles.world_size
+    section.hosts, section.host = roles.hosts, roles.host
+    section.group_offset = roles.group_offset
+    section.servers, section.first_server = roles.num_servers, roles.first_server
+    servers.addresses = roles.servers  # none: they tell where they listen
+    section.ip, section.port = "localhost", 0
+    if roles.workers:
+        section.ip, port = roles.workers[0].rsplit(":", 1)
+        section.port = int(port)
+    if roles.many_hosts and servers.keys is None and not servers.plain:
+        raise ValueError(
+            "several hosts, and no keys: make them once with `shoal keys make FOLDER`, copy the "
+            "folder to every host and set strategy.ps.keys=FOLDER; on a network of your own, "
+            "strategy.ps.plain=true does without"
+        )
+    return resolved
+
+
+def _servers(config: Config) -> Servers:
+    """The servers of this host; on one host alone they choose their ports themselves."""
+    section, given = config.launch, config.strategy.ps.addresses
+    own = given[section.first_server : section.first_server + section.servers]
+    return Servers(config, own or None)
+
+
+def _launch_ranks(resolved: Resolved, servers: Servers | None, resume: bool) -> None:
+    config = resolved.config
+    if servers is not None and not config.strategy.ps.addresses:
+        config.strategy.ps.addresses = servers.addresses
+    if servers is not None and config.launch.hosts <= 1:  # others must hear of it from their rank
+        servers.stop_us_on_failure()
+    with tempfile.TemporaryDirectory(prefix="shoal-config-") as scratch:
+        file = Path(scratch) / "config.yaml"
+        file.write_text(config_room.dump(config))
+        for note in resolved.notes:
+            if note not in resolve([file]).notes:  # carried out already: the ranks cannot know it
+                print(note, flush=True)
+        try:
+            launch(["train", str(file), *(["--resume"] if resume else [])], config.launch)
+        except (LaunchError, shoal.Interrupted):
+            if servers is not None and servers.culprit is not None:
+                raise LaunchError(servers.culprit) from None
+            raise
+
+
+def connect_as(config: Config) -> World:
+    """The world that a config asks for."""
+    run, launch = config.run, config.launch
+    return connect(run.device, launch.join_timeout, run.threads, run.gpu_ids, launch.shared_memory)
+
+
+def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
+    """Train as one process: alone, or as the rank that the environment says."""
+    config = resolved.config
+    world = connect_as(config)
+    with ExitStack() as stack:
+        stack.callback(world.close)
+        agree(world, "config", comparable(config))
+        name = world.broadcast_bytes(
+            str(run_folder(config).path).encode() if world.is_main else None
+        )
+        folder = RunFolder(name.decode())
+        if world.is_main:
+            folder.create(resume)
+            stack.enter_context(folder.locked())
+            if not folder.is_run:
+                folder.write_config(config_room.dump(config))
+        start_logging(
+            config.run.log_level, world.rank, folder.path / "train.log" if world.is_main else None
+        )
+        for note in resolved.notes:
+            log.info("%s", note)
+        with knocking(config, world.rank):
+            parts = build(config, world)
+        agree(world, "data", parts.fingerprint)
+        parts.strategy.on_peer_lost(_leave)
+        announce(config, parts)
+        trainer = Trainer(
+            config, parts.strategy, parts.reader, parts.evaluator, folder, parts.fingerprint
+        )
+        if resume:
+            trainer.restore()
+        if world.is_main:  # a run that is refused keeps the config that it was trained with
+            folder.write_config(config_room.dump(config))
+        result = trainer.fit(shoal.STARTED)
+        parts.strategy.close()
+        log.info("run folder: %s", folder.path)
+        return {**result, "folder": str(folder.path)}
+
+
+def _leave(why: str) -> None:
+    """Servers or workers are lost, and this process may wait where it cannot hear of it."""
+    record_failure(PeerLost(why))
+    os._exit(2)
+
+
+def run_folder(config: Config) -> RunFolder:
+    """The folder that the config names, or a new one."""
+    return RunFolder(config.run.output or RunFolder.new_name(config.run.root, label(config)))
+
+
+def comparable(config: Config) -> dict[str, Any]:
+    """The values that must be the same on all ranks, by dotted key."""
+    values = flat(config.model_dump(mode="json", exclude={"launch", "run"}))
+    values.pop("data.path")  # hosts may keep the data in different places
+    return values | {"run.seed": config.run.seed}
+
+
+def agree(world: World, what: str, mine: dict[str, Any]) -> None:
+    """Refuse to train when a rank was given something else than rank 0."""
+    text = json.dumps(mine).encode()
+    first = json.loads(world.broadcast_bytes(text if world.is_main else None))
+    mine = json.loads(text)
+    for key in {**first, **mine}:
+        if first.get(key) != mine.get(key):
+            raise ValueError(
+                f"the {what} of rank {world.rank} on host {world.host} differs from that of rank "
+                f"0: {key} is {mine.get(key)!r} here and {first.get(key)!r} there; give every "
+                "host the same"
+            )
+
+
+def label(config: Config) -> str:
+    """The stem of a new run's folder."""
+    return f"{config.model.name}-{config.data.name}"

@@ -1,0 +1,156 @@
+"""Trained: a run that was trained, to be evaluated again and to recommend.
+
+import shoal
+shoal.evaluate("runs/BPR-ml-100k-...")["test"]
+shoal.recommend("runs/BPR-ml-100k-...", user="196")
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import shoal
+from shoal.config.row_rules import RowsSection
+from shoal.data.dataset import Dataset
+from shoal.runs.build import build, describe_data
+from shoal.runs.run import connect_as, resolve
+from shoal.training.checkpoint import Checkpoints, give
+from shoal.training.evaluation import Evaluator
+from shoal.training.run_folder import RunFolder, start_logging
+from shoal.training.trainer import check_fingerprint
+from shoal.world.world import World
+
+log = logging.getLogger("shoal")
+
+
+class Trained:
+    """A finished (or interrupted) run, opened for evaluation and recommendation."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        overrides: Sequence[str] = (),
+        world: World | None = None,
+        values: dict[str, Any] | None = None,
+    ):
+        self.folder = RunFolder(folder)
+        self.folder.check_is_run()
+        self.resolved = resolve([self.folder.path / "config.yaml"], overrides, values)
+        self.config = self.resolved.config
+        self.config.rows = RowsSection()  # counters of rows are for training alone
+        if self.config.strategy.name == "ps":  # rows are keyed by id: no servers are needed
+            self.config.strategy.name = "auto"
+            if self.config.strategy.ps.mode == "geo":  # its servers keep no optimizer's state
+                self.config.train.optimizer.name = "sgd"
+        self.world = world or World()
+        self.parts = build(self.config, self.world)
+        checkpoints = Checkpoints(self.folder.checkpoints, self.world)
+        newest = checkpoints.load_newest()
+        if newest is None:
+            raise ValueError(f"{folder} has no checkpoint to load; train first")
+        best = newest.state["best_step"]
+        if best is not None and best != newest.state["step"]:
+            newest = checkpoints.load_step(best)
+        self.state = newest.state
+        ranking = self.parts.model.options.RANKING
+        saved = _for_use(self.state["fingerprint"], ranking)
+        check_fingerprint(saved, _for_use(self.parts.fingerprint, ranking), self.folder)
+        give(self.parts.strategy, newest)
+        self.model = self.parts.model.eval()
+
+    def evaluate(self) -> dict[str, Any]:
+        """Valid and test metrics of the best checkpoint, as result.json holds them."""
+        begun = time.perf_counter()
+        evaluator = self.parts.evaluator
+        valid = evaluator.evaluate(self.model, "valid")
+        middle = time.perf_counter()
+        test = evaluator.evaluate(self.model, "test")
+        ended = time.perf_counter()
+        return {
+            "model": self.config.model.name,
+            "dataset": self.config.data.name,
+            "world_size": self.world.size,
+            "best_valid": valid,
+            "test": test,
+            "epochs": self.state["epoch"],
+            "best_epoch": self.state["best_epoch"],
+            "seconds": {
+                "total": ended - shoal.STARTED,
+                "train_epoch_median": None,
+                "eval_median": (ended - begun) / 2,
+                "startup": begun - shoal.STARTED,
+                "valid": middle - begun,
+                "test": ended - middle,
+            },
+        }
+
+    def recommend(self, user: str, topk: int = 10) -> list[tuple[str, float]]:
+        """The best items for one user, original ids in and out.
+
+        Items already seen are left out, unless the model may recommend them again
+        (eval.repeatable).
+        """
+        dataset, evaluator = self.parts.dataset, self.parts.evaluator
+        if not isinstance(dataset, Dataset) or not isinstance(evaluator, Evaluator):
+            raise ValueError(
+                f"{self.config.model.name} predicts clicks of samples: it knows neither users nor "
+                "a catalogue of items, so there is nothing to recommend from; use `shoal eval`"
+            )
+        found = np.flatnonzero(dataset.vocab[dataset.user_field][1:] == str(user)) + 1
+        if len(found) == 0:
+            known = ", ".join(map(str, dataset.vocab[dataset.user_field][1:6]))
+            raise ValueError(f"user {user!r} is not in {dataset.name}; its users are {known}, ...")
+        if topk < 1:
+            raise ValueError(f"topk is {topk}; it must be 1 or more")
+        return evaluator.recommend(self.model, int(found[0]), topk)
+
+
+IRRELEVANT = ("batch_size", "optimizer", "order", "shuffle", "split_over")  # for using a model
+
+
+def _for_use(fingerprint: dict[str, Any], ranking: Sequence[str]) -> dict[str, Any]:
+    """What must be the same for a trained model to be used: not how it was trained or ranks."""
+    options = {k: v for k, v in fingerprint["options"].items() if k not in ranking}
+    kept = {k: v for k, v in fingerprint.items() if k not in IRRELEVANT}
+    return {**kept, "options": options}
+
+
+def evaluate(
+    folder: str | Path,
+    overrides: Sequence[str] = (),
+    output: str | Path | None = None,
+    values: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Evaluate a run's best checkpoint, on one process or on the ranks the environment says."""
+    RunFolder(folder).check_is_run()
+    config = resolve([Path(folder) / "config.yaml"], overrides, values).config
+    world = connect_as(config)
+    try:
+        start_logging(config.run.log_level, world.rank)
+        if output is not None and world.is_main:  # before the work, not after it
+            RunFolder(output).create(resume=True)
+        trained = Trained(folder, overrides, world, values)
+        log.info("%s", describe_data(trained.parts.dataset))
+        result = trained.evaluate()
+        if world.is_main:
+            if output is not None:
+                RunFolder(output).write_result(result)
+            log.info("best valid : %s", result["best_valid"])
+            log.info("test result: %s", result["test"])
+        return result
+    finally:
+        world.close()
+
+
+def recommend(folder: str | Path, user: str, topk: int = 10) -> list[tuple[str, float]]:
+    """The best items for one user of a trained run."""
+    torch.set_num_threads(os.cpu_count() or 1)
+    return Trained(folder).recommend(user, topk)

@@ -1,0 +1,392 @@
+"""Checkpoints: either committed and verified, or not there.
+
+    RUN/checkpoints/step-000000120/
+        manifest.json               sizes and SHA-256 of every other file, and the trainer's state
+        dense.safetensors           dense parameters and buffers
+        optimizer.safetensors       the dense optimizer's state
+        rows-item-00000.safetensors rows of table `item`, keyed by id, with their optimizer state
+
+A checkpoint is written into a hidden folder and renamed into place when every byte is on disk.
+Rows are keyed by id, not by rank, so loading into another number of ranks is an ordinary load.
+Parameter servers write the files of their own rows; theirs may also be a delta, which holds only
+the rows that changed since the checkpoint that its manifest names as its base.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from shoal.training.snapshot import CheckpointError, Snapshot, give, pack, table_of, take, unpack
+from shoal.training.strategy.base import Strategy
+from shoal.world.durable import count, sync_folder, write_counted, write_durably
+from shoal.world.world import PeerLost, World
+
+__all__ = ["CheckpointError", "Checkpoints", "Snapshot", "give", "read", "take", "write"]
+FORMAT = 1
+WRITER = "checkpoint writer"
+HELD_BYTES = 1 << 28  # of rows of others that rank 0 keeps in memory while it writes
+log = logging.getLogger("shoal")
+
+
+class Saving(Protocol):
+    """Rows that are being written where they live."""
+
+    def wait(self) -> dict[str, Any]:
+        """Until they are: file -> bytes and checksum."""
+
+
+class Files:
+    """Files of a checkpoint that is being taken: a few are held, to be written in the background,
+    the others are written as they come. After a failure they come in vain.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.held: dict[str, bytes] = {}
+        self.written: dict[str, Any] = {}  # name -> bytes and checksum
+        self.failure: OSError | None = None
+        self._room = HELD_BYTES
+
+    def put(self, name: str, data: bytes) -> None:
+        """Take one file. Other ranks send on whatever happens here, so nothing is raised."""
+        if len(data) <= self._room:
+            self.held[name] = data
+            self._room -= len(data)
+        elif self.failure is None:
+            try:
+                self.written[name] = write_counted(self.folder / name, data)
+            except OSError as error:
+                self.failure = error
+
+
+class Checkpoints:
+    """The checkpoints of one run's folder. Rank 0 reads and writes; others are told."""
+
+    def __init__(
+        self,
+        folder: Path,
+        world: World,
+        keep: int = 2,
+        rows_apart: bool = False,
+        whole_every: int = 1,
+    ):
+        self.folder, self.world, self.keep = Path(folder), world, keep
+        self.rows_apart = rows_apart  # rows are read where they live, not here
+        self.whole_every = whole_every
+        self._base: str | None = None  # what a delta may build upon
+        self._deltas = 0
+        self._writer: threading.Thread | None = None
+        self._swept = False
+        self._failure: BaseException | None = None
+
+    def save(
+        self, strategy: Strategy, state: dict[str, Any], then: Callable[[], None] | None = None
+    ) -> None:
+        """Snapshot now, write in the background; a failed write surfaces at the next call."""
+        self.wait()
+        if not self.world.is_main:
+            take(strategy, state)
+            if strategy.saves_rows:
+                self.world.barrier()
+            return
+        path = self.folder / step_name(state["step"])
+        files = Files(hidden_of(path))
+        base, rows = None, None
+        try:
+            self._prepare(path, files)
+            snapshot = take(strategy, state, files.put if strategy.spreads_rows else None)
+            if files.failure is not None:
+                raise files.failure
+            snapshot.files |= files.held
+            if strategy.saves_rows:
+                base = self._base if self._deltas + 1 < self.whole_every else None
+                base = base if base is not None and strategy.can_save_delta() else None
+                rows = strategy.start_saving(files.folder, base is not None)
+                self.world.barrier()  # nobody goes on before every server has begun
+        except OSError as error:
+            self._failure = error
+            shutil.rmtree(files.folder, ignore_errors=True)
+            if strategy.saves_rows:
+                self.world.barrier()
+            return
+        except BaseException:  # stopped by a signal: what has only begun is not left behind
+            shutil.rmtree(files.folder, ignore_errors=True)
+            raise
+        arguments = (path, files, snapshot, base, rows, then)
+        self._writer = threading.Thread(target=self._write, args=arguments, name=WRITER)
+        try:
+            self._writer.start()
+        except BaseException:  # likewise, unless it is at work already and will end
+            if not self._writer.is_alive():
+                shutil.rmtree(files.folder, ignore_errors=True)
+            raise
+
+    def _prepare(self, path: Path, files: Files) -> None:
+        """An empty folder to write into; others must not wait in vain where that fails."""
+        try:
+            self._sweep()
+            begin(path)
+        except OSError as error:
+            files.failure = error
+
+    def wait(self) -> None:
+        """Until the last save is committed."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            why = getattr(failure, "strerror", None) or failure
+            raise CheckpointError(
+                f"could not write a checkpoint under {self.folder}: {why}. Those before it are "
+                "untouched; mend the cause and continue with --resume"
+            ) from failure
+
+    def _sweep(self) -> None:
+        if not self._swept:
+            sweep(self.folder)
+            self._swept = True
+
+    def _write(
+        self,
+        path: Path,
+        files: Files,
+        snapshot: Snapshot,
+        base: str | None,
+        rows: Saving | None,
+        then: Callable[[], None] | None,
+    ) -> None:
+        last, self._base = self._base, None  # a save that fails is followed by a whole one
+        try:
+            written = files.written if rows is None else rows.wait()
+            write(path, snapshot, files.folder, written, base)
+            self._deltas = self._deltas + 1 if base is not None and base == last else 0
+            self._base = path.name
+            if then is not None:
+                then()
+            self._prune(path)
+        except BaseException as error:
+            self._failure = error
+
+    def _prune(self, newest: Path) -> None:
+        """Keep the last K and what each of them calls the best: any may be gone back to."""
+        for path in self.committed():
+            if path.name > newest.name:  # damaged, and passed over when the run was resumed
+                remove(path)
+        kept = self.committed()[: self.keep]
+        names = {path.name for path in kept} | {best_name(path) for path in kept}
+        for name in list(names):
+            while name is not None:  # a delta needs all that it builds upon
+                names.add(name)
+                name = _manifest_value(self.folder / name, "base")
+        for old in self.committed():
+            if old.name not in names:
+                remove(old)
+
+    def committed(self) -> list[Path]:
+        """Committed checkpoints, newest first."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(
+            (p for p in self.folder.iterdir() if p.name.startswith("step-")), reverse=True
+        )
+
+    def load_newest(self) -> Snapshot | None:
+        """The newest checkpoint that is whole; damaged ones are reported and passed over."""
+        return self._shared(self._read_newest)
+
+    def load_step(self, step: int) -> Snapshot:
+        """The checkpoint of one step."""
+        snapshot = self._shared(lambda: self._read(self.folder / step_name(step)))
+        assert snapshot is not None
+        return snapshot
+
+    def is_whole(self, step: int) -> bool:
+        """Whether the checkpoint of one step can be loaded; if not, says why."""
+
+        def look() -> Snapshot | None:
+            try:
+                self._read(self.folder / step_name(step))
+            except CheckpointError as error:
+                log.warning("%s", error)
+                return None
+            return Snapshot({})
+
+        return self._shared(look) is not None
+
+    def _read_newest(self) -> Snapshot | None:
+        paths = self.committed()
+        for path in paths:
+            try:
+                return self._read(path)
+            except CheckpointError as error:
+                log.warning("%s; trying the one before", error)
+        if paths:
+            raise CheckpointError(
+                f"every checkpoint in {self.folder} is damaged ({len(paths)} tried, see above); "
+                "train anew in another folder with --output"
+            )
+        return None
+
+    def _read(self, path: Path) -> Snapshot:
+        return read(path, not self.rows_apart)
+
+    def _shared(self, load: Callable[[], Snapshot | None]) -> Snapshot | None:
+        """Rank 0 loads and tells the others, so that only its host needs the files."""
+        if self.world.size == 1:
+            return load()
+        mine, payload, failure = None, None, None
+        if self.world.is_main:
+            try:
+                mine = load()
+                payload = b"y" + pack(mine)
+            except CheckpointError as error:
+                failure, payload = error, b"n"
+        payload = self.world.broadcast_bytes(payload)
+        if failure is not None:
+            raise failure
+        if payload == b"n":
+            raise PeerLost("rank 0 could not load a checkpoint")
+        return mine if self.world.is_main else unpack(payload[1:])
+
+
+def step_name(step: int) -> str:
+    return f"step-{step:09d}"
+
+
+def best_name(path: Path) -> str | None:
+    """The checkpoint that a committed one calls the best so far."""
+    state = _manifest_value(path, "state")
+    step = state.get("best_step") if isinstance(state, dict) else None
+    return None if step is None else step_name(step)
+
+
+def _manifest_value(path: Path, key: str) -> Any:
+    try:
+        return json.loads((path / "manifest.json").read_bytes()).get(key)
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed run left half written."""
+    for left in folder.glob(".step-*") if folder.is_dir() else ():
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def remove(path: Path) -> None:
+    """Remove a committed checkpoint; killed meanwhile, it is hidden and not half there."""
+    hidden = path.parent / f".{path.name}.old"
+    os.rename(path, hidden)
+    shutil.rmtree(hidden)
+
+
+def finish_writing(seconds: float) -> None:
+    """Give writes under way some time before the process ends."""
+    for thread in threading.enumerate():
+        if thread.name == WRITER:
+            thread.join(seconds)
+
+
+def hidden_of(path: Path) -> Path:
+    """Where a checkpoint is written before it is committed."""
+    return path.parent / f".{path.name}.new"
+
+
+def begin(path: Path) -> Path:
+    """The hidden folder that a checkpoint is written into, empty."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    hidden = hidden_of(path)
+    shutil.rmtree(hidden, ignore_errors=True)
+    hidden.mkdir()
+    return hidden
+
+
+def write(
+    path: Path,
+    snapshot: Snapshot,
+    hidden: Path | None = None,
+    written: dict[str, Any] | None = None,
+    base: str | None = None,
+) -> None:
+    """Write and commit one checkpoint; `written` tells of files that are there already."""
+    hidden = hidden or begin(path)
+    old = path.parent / f".{path.name}.old"
+    try:
+        files = dict(written or {})
+        for name, data in snapshot.files.items():
+            data = data.read_bytes() if isinstance(data, Path) else data
+            assert data is not None
+            files[name] = write_counted(hidden / name, data)
+        manifest: dict[str, Any] = {"format": FORMAT, "state": snapshot.state, "files": files}
+        if base is not None:
+            manifest["base"] = base
+        # The manifest carries a checksum of itself: the state in it matters as much as the rows.
+        manifest["sha256"] = _digest(manifest)
+        write_durably(hidden / "manifest.json", json.dumps(manifest, indent=1).encode())
+        sync_folder(hidden)
+        if path.exists():  # the same step again: it was damaged, and the run went back behind it
+            os.rename(path, old)
+        os.rename(hidden, path)
+        sync_folder(path.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise
+
+
+def read(path: Path, rows: bool = True) -> Snapshot:
+    """Read one checkpoint and verify every byte of it (rows=False: rows are only looked for)."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_bytes())
+        stated = manifest.pop("sha256")
+        if stated != _digest(manifest):
+            raise CheckpointError(f"checkpoint {path} is damaged: its manifest was changed")
+        if manifest["format"] != FORMAT:
+            raise CheckpointError(
+                f"checkpoint {path} has format {manifest['format']}; this version reads {FORMAT}"
+            )
+        snapshot = Snapshot(manifest["state"])
+        apart: dict[str, Any] = {}
+        if "base" in manifest:
+            _read_base(path, manifest["base"], snapshot, rows)
+        for name, facts in manifest["files"].items():
+            if not rows and table_of(name) is not None:
+                if (path / name).stat().st_size != facts["bytes"]:
+                    raise CheckpointError(f"checkpoint {path} is damaged: {name} was cut")
+                apart[name] = facts
+                continue
+            if count(path / name) != facts:
+                raise CheckpointError(f"checkpoint {path} is damaged: {name} fails its checksum")
+            is_rows = table_of(name) is not None
+            snapshot.files[name] = path / name if is_rows else (path / name).read_bytes()
+        if not rows:
+            snapshot.rows.append((str(path.absolute()), apart))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"checkpoint {path} is damaged: {error}") from error
+    return snapshot
+
+
+def _read_base(path: Path, base: str, snapshot: Snapshot, rows: bool) -> None:
+    """The rows that a delta builds upon come first, so that its own replace them."""
+    if not base.startswith("step-") or base >= path.name:
+        raise CheckpointError(f"checkpoint {path} is damaged: its base {base!r} cannot be")
+    below = read(path.parent / base, rows)
+    snapshot.rows += below.rows
+    for name, data in below.files.items():
+        if table_of(name) is not None:
+            snapshot.files[name if "/" in name else f"{base}/{name}"] = data
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,102 @@
+"""ClickEvaluator: exact metrics of predicted clicks, the same for every number of ranks.
+
+Samples are cut into tiles of a fixed size. What a tile's predictions are does not depend on who
+makes them nor on what else is predicted, and metrics merge as states, never as results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.config.schema import EvalSection
+from shoal.data.batch import Batch, Jagged
+from shoal.data.clicks import ClickReader
+from shoal.data.dataset import Phase
+from shoal.models.base import ClickModel, Model
+from shoal.training.metrics import MetricSet, Valued
+from shoal.world.world import World
+
+TILE_ROWS = 1024
+
+
+class ClickEvaluator:
+    """Evaluates a click model on the valid and test phases.
+
+    readers: phase -> reader made with tile=TILE_ROWS. group: the slot whose first id GAUC groups
+    by, or None. sources: phase -> where its samples come from, for errors.
+    """
+
+    def __init__(
+        self,
+        readers: Mapping[str, ClickReader],
+        section: EvalSection,
+        world: World,
+        group: int | None = None,
+        sources: Mapping[str, str] | None = None,
+    ):
+        self.readers, self.section, self.world, self.group = readers, section, world, group
+        self.sources = sources or {}
+
+    def check(self, phases: Iterable[Phase]) -> None:
+        """Refuse phases without samples, as far as that is known before they are read."""
+        for phase in phases:
+            if phase not in self.readers:
+                raise ValueError(
+                    f"there are no {phase} files to evaluate on; name them with data.clicks.valid "
+                    "or data.clicks.test, or set train.eval_every=0"
+                )
+            if self.readers[phase].known_samples == 0:
+                raise self._empty(phase)
+
+    def evaluate(
+        self,
+        model: Model,
+        phase: Phase,
+        progress: Callable[[Iterator[Any], Any], Iterator[Any]] = lambda steps, total: steps,
+    ) -> dict[str, float]:
+        """Metric name -> value, equal on every rank."""
+        assert isinstance(model, ClickModel), "build gives click logs to click models alone"
+        self.check([phase])
+        reader = self.readers[phase]
+        metrics = MetricSet(self.section.metrics, self.section.topk or [1], 1, torch.zeros(1))
+        was_training = model.training
+        model.eval()
+        # Every rank makes as many steps, with empty tiles at the end: a pull may be a collective.
+        batches = reader.batches(0, self.world.rank, self.world.size)
+        with torch.inference_mode():
+            for batch in progress(batches, reader.num_tiles(self.world.size)):
+                logits = model.logits(batch.to(self.world.device)).double().cpu()
+                # In double: a float32 probability would tie predictions that differ.
+                groups = self._groups(batch, len(reader.layout.slots))
+                metrics.update(Valued(groups, torch.sigmoid(logits), batch.labels))
+        model.train(was_training)
+        metrics.reduce(self._sum, self._gather)
+        if metrics.num_rows == 0:  # what a program or a reader of the user's gives is known now
+            raise self._empty(phase)
+        return metrics.compute(self.sources.get(phase, f"the {phase} log"))
+
+    def _empty(self, phase: str) -> ValueError:
+        return ValueError(
+            f"there are no samples to evaluate on in phase {phase}: "
+            f"{self.sources.get(phase, f'the {phase} log')} gives none; name files that have some, "
+            "or set train.eval_every=0"
+        )
+
+    def _groups(self, batch: Batch, num_slots: int) -> Tensor:
+        """What GAUC groups by, int64 [b]."""
+        if self.group is None:
+            return torch.zeros(batch.size, dtype=torch.int64)
+        ids = batch.ids["slots"]
+        if isinstance(ids, Jagged):
+            return ids.values[ids.offsets[self.group : -1 : num_slots]]
+        return ids[:, self.group]
+
+    def _sum(self, state: Tensor) -> Tensor:
+        return self.world.all_reduce(state.to(self.world.device)).cpu()
+
+    def _gather(self, state: Tensor) -> Tensor:
+        return self.world.all_gather(state.to(self.world.device)).cpu()

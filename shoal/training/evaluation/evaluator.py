@@ -1,0 +1,252 @@
+"""Evaluator: exact metrics, the same for every number of ranks and every batch size.
+
+Users are cut into tiles of a fixed size, items into blocks of a fixed size. A tile's arithmetic
+does not depend on who computes it nor on what else is computed, so results agree to the last bit
+before they are summed. Memory holds a tile of users × a block of items, never users × items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.config.schema import EvalSection
+from shoal.data.batch import Batch
+from shoal.data.dataset import Dataset, Phase
+from shoal.data.history import Histories
+from shoal.models.base import Model, Retrieval
+from shoal.training.evaluation.phases import EARLIER, Lists, PhaseData
+from shoal.training.evaluation.ranking import PairCounts, TopK, auc_pairs, mask
+from shoal.training.metrics import MetricSet, Ranked, Valued
+from shoal.world.world import World
+
+TILE_USERS = 256
+BLOCK_ITEMS = 1 << 14
+
+
+class Evaluator:
+    """Evaluates a model on the valid and test phases of one data set."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        section: EvalSection,
+        world: World,
+        seed: int,
+        max_len: int,
+        sequential: bool = False,
+    ):
+        self.dataset, self.section, self.world, self.seed = dataset, section, world, seed
+        self.sequential, self.max_len = sequential, max_len
+        popularity = np.bincount(dataset.item_ids("train"), minlength=dataset.num_items)
+        self.popularity = torch.from_numpy(popularity)
+        self._phases: dict[str, tuple[PhaseData, Histories | None]] = {}
+
+    def evaluate(
+        self,
+        model: Model,
+        phase: Phase,
+        progress: Callable[[Iterator[int], int], Iterator[int]] = lambda steps, total: steps,
+    ) -> dict[str, float]:
+        """Metric name -> value, equal on every rank."""
+        data, histories = self._prepared(phase)
+        metrics = MetricSet(
+            self.section.metrics,
+            self.section.topk,
+            self.dataset.num_items,
+            self.popularity,
+            self.section.tail_ratio,
+        )
+        if metrics.wants_valued and data.mode == "full":
+            raise ValueError(
+                "AUC, LogLoss, MAE and RMSE need labels, and full ranking has none; "
+                "use eval.mode labeled, uniN or popN, or leave those metrics out"
+            )
+        run = self._rank_all if data.mode == "full" else self._rank_candidates
+        was_training = model.training
+        model.eval()
+        with torch.inference_mode():
+            run(model, data, histories, metrics, progress)
+        model.train(was_training)
+        metrics.reduce(self._sum, self._gather)
+        return metrics.compute(f"the {phase} split of {self.dataset.name!r}")
+
+    def check(self, phases: Iterable[Phase]) -> None:
+        """Refuse phases that have nothing to evaluate: before an epoch is trained, not after."""
+        for phase in phases:
+            if len(self.dataset.splits[phase]) == 0:
+                raise ValueError(
+                    f"the {phase} split of {self.dataset.name!r} is empty, so there is nothing to "
+                    "evaluate; change data.split or set train.eval_every=0"
+                )
+
+    def _sum(self, state: Tensor) -> Tensor:
+        return self.world.all_reduce(state.to(self.world.device)).cpu()
+
+    def _gather(self, state: Tensor) -> Tensor:
+        return self.world.all_gather(state.to(self.world.device)).cpu()
+
+    def _prepared(self, phase: Phase) -> tuple[PhaseData, Histories | None]:
+        if phase not in self._phases:
+            self.check([phase])
+            histories = None
+            if self.sequential:
+                histories = Histories(self.dataset, EARLIER[phase], self.max_len)
+            data = PhaseData(self.dataset, phase, self.section, self.seed)
+            self._phases[phase] = data, histories
+        return self._phases[phase]
+
+    def _rounds(self, num_users: int, progress: Callable) -> Iterator[list[tuple[int, int]]]:
+        """This rank's tiles, some at a time. Every rank makes the same number of tiles and rounds
+        (empty ones at the end), because a pull may be a collective."""
+        num_tiles = -(-num_users // TILE_USERS)
+        per_rank = -(-num_tiles // self.world.size)
+        tiles = iter(progress(iter(range(per_rank)), per_rank))
+        together = max(1, self.section.batch_size // TILE_USERS)
+        while chosen := list(islice(tiles, together)):
+            bounds = []
+            for k in chosen:
+                first = min((k * self.world.size + self.world.rank) * TILE_USERS, num_users)
+                bounds.append((first, min(first + TILE_USERS, num_users)))
+            yield bounds
+
+    def query(self, users: np.ndarray, histories: Histories | None) -> Batch:
+        """A batch that asks for scores."""
+        ids = {self.dataset.user_field: torch.from_numpy(users)}
+        if histories is not None:
+            ids["history"] = torch.from_numpy(histories.latest(users))
+        return Batch(len(users), ids).to(self.world.device)  # type: ignore[arg-type]
+
+    def recommend(self, model: Model, user: int, topk: int) -> list[tuple[str, float]]:
+        """The best items for one user: (original id, score).
+
+        Items that the user has seen are left out, unless eval.repeatable says that they may come
+        again.
+        """
+        dataset, device = self.dataset, self.world.device
+        phases: tuple[Phase, ...] = ("train", "valid", "test")
+        users = np.array([user])
+        histories = Histories(dataset, phases, self.max_len) if self.sequential else None
+        masked = Lists.none(1)
+        if not self.section.repeatable:
+            seen_users = np.concatenate([dataset.user_ids(p) for p in phases])
+            seen_items = np.concatenate([dataset.item_ids(p) for p in phases])
+            own = seen_users == user
+            masked = Lists.of(seen_users[own], seen_items[own], users, dataset.num_users)
+        best = TopK(min(topk, dataset.num_items - 1))
+        with torch.inference_mode():
+            batch = self.query(users, histories)
+            for start in range(0, dataset.num_items, BLOCK_ITEMS):
+                stop = min(start + BLOCK_ITEMS, dataset.num_items)
+                scores = model.score(batch, torch.arange(start, stop, device=device))
+                mask(scores, masked, 0, 1, start)
+                best.add(scores, start)
+        names = dataset.vocab[dataset.item_field]
+        pairs = zip(best.items()[0].tolist(), best.value[0].tolist())  # type: ignore[index]
+        return [(str(names[item]), score) for item, score in pairs if item]
+
+    # ---- full ranking -------------------------------------------------------------------------
+
+    def _rank_all(self, model, data, histories, metrics, progress) -> None:  # type: ignore[no-untyped-def]
+        device, num_items = self.world.device, self.dataset.num_items
+        keep = min(max(self.section.topk), num_items - 1)
+        blocks = [
+            torch.arange(start, min(start + BLOCK_ITEMS, num_items), device=device)
+            for start in range(0, num_items, BLOCK_ITEMS)
+        ]
+        encoded: dict[int, Tensor] = {}
+        for bounds in self._rounds(len(data.users), progress):
+            scorers = [self._scorer(model, data.users[a:b], histories) for a, b in bounds]
+            best = [TopK(keep) for _ in bounds]
+            pairs = (
+                [PairCounts(data, a, b, device) for a, b in bounds]
+                if metrics.wants_auc_pairs
+                else []
+            )
+            for again in range(2 if pairs else 1):
+                for number, block in enumerate(blocks):
+                    # One block: encode once per evaluation. Many: once per round, to bound memory.
+                    vectors = encoded.get(number)
+                    if vectors is None and isinstance(model, Retrieval):
+                        vectors = model.encode_item(block)
+                        if len(blocks) == 1:
+                            encoded[number] = vectors
+                    for tile, (a, b) in enumerate(bounds):
+                        scores = scorers[tile](block, vectors)
+                        mask(scores, data.masked, a, b, int(block[0]))
+                        if again:
+                            pairs[tile].count(scores)
+                        else:
+                            best[tile].add(scores, int(block[0]))
+                            if pairs:
+                                pairs[tile].find(scores, int(block[0]))
+            for tile, (a, b) in enumerate(bounds):
+                if a == b:
+                    continue
+                items = best[tile].items()
+                users = data.users[a:b, None]
+                hits = torch.from_numpy(data.is_positive.contains(users, items.numpy()))
+                counts = torch.from_numpy(np.diff(data.positives.offsets[a : b + 1]))
+                extra = pairs[tile].result() if pairs else (None, None)
+                metrics.update(Ranked(items, hits, counts, *extra))
+
+    def _scorer(self, model, users, histories) -> Callable[[Tensor, Tensor | None], Tensor]:  # type: ignore[no-untyped-def]
+        batch = self.query(users, histories)
+        if isinstance(model, Retrieval):
+            queries = model.encode_query(batch)
+            return lambda block, vectors: queries @ vectors.T  # type: ignore[union-attr]
+        return lambda block, _: model.score(batch, block)
+
+    # ---- ranking of given candidates, and labeled rows ------------------------------------------
+
+    def _rank_candidates(self, model, data, histories, metrics, progress) -> None:  # type: ignore[no-untyped-def]
+        device = self.world.device
+        for bounds in self._rounds(len(data.users), progress):
+            for a, b in bounds:
+                batch = self.query(data.users[a:b], histories)
+                rows, items = data.candidates.block(a, b)
+                lengths = np.diff(data.candidates.offsets[a : b + 1])
+                width = int(lengths.max(initial=0))
+                column = np.arange(len(items)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+                grid = np.zeros((b - a, width), dtype=np.int64)
+                grid[rows, column] = items
+                scores = model.score(batch, torch.from_numpy(grid).to(device)).float().cpu()
+                real = torch.from_numpy(np.arange(width) < lengths[:, None])
+                if a == b:
+                    continue
+                if data.mode == "labeled":
+                    labels = torch.zeros(b - a, width)
+                    first, last = data.candidates.offsets[a], data.candidates.offsets[b]
+                    labels[rows, column] = torch.from_numpy(data.row_labels[first:last])
+                else:
+                    positive = data.is_positive.contains(data.users[a:b, None], grid)
+                    labels = torch.from_numpy(positive & real.numpy()).float()
+                self._update(metrics, data.users[a:b], grid, scores, labels, real)
+
+    def _update(self, metrics, users, grid, scores, labels, real) -> None:  # type: ignore[no-untyped-def]
+        if metrics.wants_valued:
+            values = scores[real]
+            if bool(((labels == 0) | (labels == 1)).all()):
+                values = torch.sigmoid(values)
+            owner = torch.from_numpy(users)[:, None].expand_as(real)[real]
+            metrics.update(Valued(owner, values, labels[real]))
+        if metrics.wants_ranked:
+            positive = (labels > 0) & real
+            some = positive.any(1)  # a user without a positive has nothing to find
+            if not bool(some.any()):
+                return
+            scores = scores.masked_fill(~real, -torch.inf)[some]
+            positive, items = positive[some], torch.from_numpy(grid)[some]
+            keep = min(max(self.section.topk), scores.shape[1])
+            value, column = torch.topk(scores, keep, dim=1)
+            found = value > -torch.inf
+            hits = positive.gather(1, column) & found
+            ranked = torch.where(found, items.gather(1, column), 0)
+            extra: tuple = (None, None)
+            if metrics.wants_auc_pairs:
+                extra = auc_pairs(scores, positive)
+            metrics.update(Ranked(ranked, hits, positive.sum(1), *extra))

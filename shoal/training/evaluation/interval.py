@@ -1,0 +1,68 @@
+"""Interval: a line every so many steps with the loss, the speed and, for click models, the AUC.
+
+The AUC is that of the interval's own predictions, each made before its sample was learnt from.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.models.base import Model, Output
+from shoal.training.metrics import MetricSet, Valued
+from shoal.world.world import World
+
+log = logging.getLogger("shoal")
+
+
+class Interval:
+    """Figures of the steps since the last line, merged over ranks. `every` 0: nothing is done."""
+
+    def __init__(self, model: Model, world: World, every: int, decimals: int = 4):
+        self.world, self.every, self.decimals = world, every, decimals
+        self.scored = False  # whether the model tells what it predicts
+        if every and model.kind == "clicks":
+            model.register_forward_hook(self._keep)
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what came before."""
+        self.steps = self.samples = 0
+        self.loss: Tensor | float = 0.0
+        self.begun = time.perf_counter()
+        self.metrics = MetricSet(["AUC"], [1], 1, torch.zeros(1))
+
+    def _keep(self, model: Any, arguments: tuple[Any, ...], output: Output) -> None:
+        labels = arguments[0].labels
+        if output.scores is not None and labels is not None and model.training:
+            users = torch.zeros(len(labels), dtype=torch.int64)
+            self.metrics.update(Valued(users, output.scores.cpu(), labels.cpu()))
+            self.scored = True
+
+    def step(self, epoch: int, number: int, size: int, loss: Tensor) -> None:
+        """Count a step of `size` samples on this rank; every rank calls it for every step."""
+        if not self.every:
+            return
+        self.steps += 1
+        self.samples += size
+        self.loss = self.loss + loss.detach().double()
+        if number % self.every:
+            return
+        samples = self._sum(torch.tensor([self.samples], dtype=torch.float64))
+        line = f"loss: {float(self.loss) / self.steps:z.{self.decimals}f}"
+        line += f", samples/s: {float(samples) / (time.perf_counter() - self.begun):.0f}"
+        if self.scored:
+            self.metrics.reduce(self._sum, self._gather)
+            line += f", auc: {self.metrics.compute()['auc']:.{self.decimals}f}"
+        log.info("epoch %d step %d [%s]", epoch, number, line)
+        self.begin()
+
+    def _sum(self, state: Tensor) -> Tensor:
+        return self.world.all_reduce(state.to(self.world.device)).cpu()
+
+    def _gather(self, state: Tensor) -> Tensor:
+        return self.world.all_gather(state.to(self.world.device)).cpu()

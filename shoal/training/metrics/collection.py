@@ -1,0 +1,183 @@
+"""MetricSet: the metrics of one evaluation, measured together and merged over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from shoal.training.metrics.definitions import (
+    CONCATENATED,
+    METRICS,
+    Ranked,
+    Ranking,
+    Setting,
+    State,
+    Valued,
+    canonical,
+)
+
+FLUSH_ENTRIES = 2**20  # entries that may wait to be measured: a few tens of MiB
+
+
+class MetricSet:
+    """The metrics of one evaluation: update with blocks, reduce over ranks, compute.
+
+    popularity: training counts of the items, [num_items]. tail_ratio: up to 1 the share of items,
+    least popular first, that are the tail; above 1 the tail is the items with at most that count.
+    Blocks are kept (not copied) until enough have come to be measured at once.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        topk: Sequence[int],
+        num_items: int,
+        popularity: Tensor,
+        tail_ratio: float = 0.1,
+    ) -> None:
+        if not topk or min(topk) < 1:
+            raise ValueError(f"topk is {list(topk)}; it must hold one or more numbers from 1 up")
+        if popularity.shape != (num_items,):
+            shape = list(popularity.shape)
+            raise ValueError(f"popularity has shape {shape}; it must be [{num_items}]")
+        popularity = popularity.detach().cpu().double().clone()
+        popularity[0] = 0
+        if not tail_ratio > 0:
+            raise ValueError(f"tail_ratio is {tail_ratio}; it must be above 0")
+        self.setting = Setting(torch.tensor(list(dict.fromkeys(topk))), popularity, tail_ratio)
+        chosen = dict.fromkeys(map(canonical, names))
+        self.metrics = {name: METRICS[name](self.setting) for name in chosen}
+        needs = {metric.needs for metric in self.metrics.values()}
+        self.wants_ranked = bool(needs & {"ranked", "either"})
+        self.wants_valued = "valued" in needs
+        self.wants_auc_pairs = "GAUC" in self.metrics
+        self._ranked: list[Ranked] = []
+        self._valued: list[Valued] = []
+        self._waiting = 0
+        self._state: State = {}
+        self._parts: dict[str, list[Tensor]] = {}  # of CONCATENATED
+
+    def update(self, block: Ranked | Valued) -> None:
+        """Add a block, on any device."""
+        if isinstance(block, Ranked):
+            self._ranked.append(block)
+            self._waiting += block.items.numel()
+        else:
+            self._valued.append(block)
+            self._waiting += block.users.numel()
+        if self._waiting >= FLUSH_ENTRIES:
+            self._flush()
+
+    def reduce(
+        self, sum_reduce: Callable[[Tensor], Tensor], gather: Callable[[Tensor], Tensor]
+    ) -> None:
+        """Merge the states of all ranks; every rank calls this once, also one that had no block.
+
+        sum_reduce  [n] -> [n], the sum over ranks; called once for float64 and once for int64
+        gather      [n of this rank] -> [sum of n], the ranks' tensors one after the other
+
+        Both are given tensors in host memory.
+        """
+        state = self._finished()
+        odd = {n: v.dtype for n, v in state.items() if v.dtype not in (torch.float64, torch.int64)}
+        assert not odd, f"states are float64 or int64, these are not: {odd}"
+        for dtype in (torch.float64, torch.int64):
+            names = sorted(n for n in state if n not in CONCATENATED and state[n].dtype == dtype)
+            if names:
+                flat = sum_reduce(torch.cat([state[name].reshape(-1) for name in names])).cpu()
+                for name, part in zip(names, flat.split([state[name].numel() for name in names])):
+                    state[name] = part.reshape(state[name].shape)
+        for name in CONCATENATED:
+            if name in state:
+                state[name] = gather(state[name]).cpu()
+
+    def compute(self, data: str = "what was given") -> dict[str, float]:
+        """Values by key: `recall@10`, `gauc`, …, in the order of the names and of topk.
+
+        data: what was evaluated, for the error when there was nothing.
+        """
+        state = self._finished()
+        result: dict[str, float] = {}
+        for name, metric in self.metrics.items():
+            counted = {"ranked": ["users"], "valued": ["rows"], "either": ["users", "rows"]}
+            if not any(state[count] for count in counted[metric.needs]):
+                raise ValueError(
+                    f"{name}: nothing was evaluated; {data} has no users or rows for this metric"
+                )
+            values = metric.compute(state)
+            if metric.has_topk:
+                for k, value in zip(self.setting.topk.tolist(), values.tolist()):
+                    result[f"{name.lower()}@{k}"] = value
+            else:
+                result[name.lower()] = values.item()
+        return result
+
+    @property
+    def num_rows(self) -> int:
+        """Labelled rows so far; after reduce, those of all ranks."""
+        return int(self._finished()["rows"])
+
+    def _flush(self) -> None:
+        """Measure the blocks that wait, in host memory: small, and the same on every device."""
+        if self._ranked:
+            self._add(_join(_same_width(self._ranked)))
+        if self._valued:
+            rows = _join(self._valued)
+            self._add(Valued(rows.users, rows.scores.double(), rows.labels.double()))
+        self._ranked, self._valued, self._waiting = [], [], 0
+
+    def _add(self, block: Ranked | Valued) -> None:
+        for name, value in self._measure(block).items():
+            if name in CONCATENATED:
+                self._parts.setdefault(name, []).append(value)
+            else:
+                self._state[name] = self._state[name] + value if name in self._state else value
+
+    def _measure(self, block: Ranked | Valued) -> State:
+        if isinstance(block, Ranked):
+            other, size, count = "valued", "users", len(block.items)
+            view: Any = Ranking(block, self.setting)
+        else:
+            other, size, count, view = "ranked", "rows", len(block.users), block
+        state = {size: torch.tensor(count)}
+        for metric in self.metrics.values():
+            if metric.needs != other:
+                state |= metric.measure(view)
+        return state
+
+    def _finished(self) -> State:
+        """The whole state, with that of nobody where no block came: every rank has all parts."""
+        self._flush()
+        none, lists = torch.zeros(0, dtype=torch.int64), torch.zeros(0, 1, dtype=torch.int64)
+        if "users" not in self._state:
+            self._add(Ranked(lists, lists.bool(), none, none.double(), none))
+        if "rows" not in self._state:
+            self._add(Valued(none, none.double(), none.double()))
+        for name, parts in self._parts.items():
+            before = [self._state[name]] if name in self._state else []
+            self._state[name] = torch.cat([*before, *parts])
+        self._parts = {}
+        return self._state
+
+
+def _join(blocks: list[Any]) -> Any:
+    """One block of many, in host memory."""
+    columns = [[getattr(block, field.name) for block in blocks] for field in fields(blocks[0])]
+    return type(blocks[0])(*[None if c[0] is None else torch.cat(c).cpu() for c in columns])
+
+
+def _same_width(blocks: list[Ranked]) -> list[Ranked]:
+    """Fill up shorter lists with the padding."""
+    widths = [block.items.shape[1] for block in blocks]
+    if min(widths) == max(widths):
+        return blocks
+    fills = [(0, max(widths) - width) for width in widths]
+    return [
+        replace(block, items=pad(block.items, fill), hits=pad(block.hits, fill))
+        for block, fill in zip(blocks, fills)
+    ]

@@ -1,0 +1,158 @@
+"""RunFolder: what a run leaves behind.
+
+config.yaml       the resolved config
+train.log         the log
+metrics.jsonl     a line per epoch
+result.json       the outcome
+checkpoints/      see checkpoint.py
+tensorboard/      curves
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from shoal.world.durable import replace_durably
+
+log = logging.getLogger("shoal")
+
+
+class RunFolder:
+    """One run's folder, written by rank 0 alone."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.checkpoints = self.path / "checkpoints"
+
+    @property
+    def is_run(self) -> bool:
+        """Whether a run was begun here."""
+        return (self.path / "config.yaml").is_file()
+
+    def check_is_run(self) -> None:
+        """Refuse a folder where none was."""
+        if not self.is_run:
+            raise ValueError(f"{self.path} is not a run's folder: it has no config.yaml")
+
+    @classmethod
+    def new_name(cls, root: str, label: str) -> str:
+        """A name for a new run: ROOT/LABEL-Nov-15-2026_03-10-53, numbered if taken."""
+        stem = f"{label}-{time.strftime('%b-%d-%Y_%H-%M-%S')}"
+        path, number = Path(root) / stem, 1
+        while path.exists():
+            number += 1
+            path = Path(root) / f"{stem}-{number}"
+        return str(path)
+
+    def create(self, resume: bool) -> None:
+        """Make the folder; refuse one that already holds a run unless it is to be resumed."""
+        if not resume and ((self.path / "metrics.jsonl").exists() or self.checkpoints.exists()):
+            raise ValueError(
+                f"{self.path} already holds a run; continue it with --resume, or name another "
+                "folder with --output"
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe = self.path / f".probe.{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise ValueError(
+                f"cannot write the run's folder {self.path}: {error.strerror}; name another with "
+                "--output"
+            ) from error
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from training in this folder; the system frees it if we die."""
+        with open(self.path / ".lock", "a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise ValueError(
+                    f"{self.path} is in use by {file.read().strip() or 'another process'}; wait "
+                    "for it, stop it, or name another folder with --output"
+                ) from None
+            except OSError:  # a file system without locks
+                pass
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on host {socket.gethostname()}\n")
+            file.flush()
+            yield
+
+    def write_config(self, text: str) -> None:
+        replace_durably(self.path / "config.yaml", text.encode())
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        replace_durably(self.path / "result.json", (json.dumps(result, indent=2) + "\n").encode())
+
+    def forget_after(self, epoch: int) -> None:
+        """Drop lines of epochs that a resumed run will do again."""
+        path = self.path / "metrics.jsonl"
+        if path.exists():
+            lines = path.read_text().splitlines()
+            kept = [line for line in lines if _epoch_of(line) < epoch]
+            replace_durably(path, "".join(line + "\n" for line in kept).encode())
+
+    def append_metrics(self, line: dict[str, Any]) -> None:
+        path = self.path / "metrics.jsonl"
+        try:
+            with open(path, "a") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise ValueError(
+                f"cannot write {path}: {error.strerror}; make room and continue with --resume"
+            ) from error
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        path = self.path / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _epoch_of(line: str) -> float:
+    """The epoch of a line; a torn last line of a killed run counts as never written."""
+    try:
+        return json.loads(line)["epoch"]
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+class LogFile(logging.FileHandler):
+    """A log file that gives up, and says so once, when it cannot be written."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        log.removeHandler(self)
+        log.warning(
+            "cannot write %s: %s; the log goes on here only", self.baseFilename, sys.exception()
+        )
+
+
+def start_logging(level: str, rank: int = 0, file: Path | None = None) -> None:
+    """Lines such as `15 Nov 03:10    INFO  epoch 0 training [...]`; rank 0 says it all."""
+    formatter = logging.Formatter("%(asctime)s    %(levelname)s  %(message)s", "%d %b %H:%M")
+    if rank:
+        formatter = logging.Formatter(
+            f"%(asctime)s    %(levelname)s  [rank {rank}] %(message)s", "%d %b %H:%M"
+        )
+    for old in list(log.handlers):
+        log.removeHandler(old)
+        old.close()
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
+    if file is not None:
+        handlers.append(LogFile(file))
+    for handler in handlers:
+        handler.setFormatter(formatter)
+        log.addHandler(handler)
+    log.setLevel(logging.WARNING if rank else level.upper())
+    log.propagate = False

@@ -1,0 +1,396 @@
+"""Trainer: epochs, evaluation, early stopping, checkpoints.
+
+The cursor of a run is (epoch, batch); the order of samples, the negatives, dropout and the learning
+rate are pure functions of the seed and that cursor. So a run that was killed and resumed does what
+it would have done.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+
+from shoal.config.schema import Config
+from shoal.data.batch import Batch
+from shoal.data.fingerprint import mismatch
+from shoal.data.reader import Reader
+from shoal.models.base import Model
+from shoal.training.checkpoint import CheckpointError, Checkpoints, give
+from shoal.training.evaluation import ClickEvaluator, Evaluator, Interval
+from shoal.training.metrics import higher_is_better
+from shoal.training.progress import bar
+from shoal.training.run_folder import RunFolder
+from shoal.training.schedule import learning_rate
+from shoal.training.strategy.base import Strategy
+from shoal.world.world import World
+
+log = logging.getLogger("shoal")
+T = TypeVar("T")
+
+
+@dataclass
+class Cursor:
+    """Where a run stands; saved with every checkpoint as plain JSON."""
+
+    step: int = 0  # optimizer steps done
+    epoch: int = 0  # epoch to go on with
+    batch: int = 0  # global batch of that epoch to go on with
+    loss_sum: float = 0.0  # of the steps of that epoch already done
+    best_step: int | None = None
+    best_epoch: int | None = None
+    best_score: float | None = None
+    best_valid: dict[str, float] = field(default_factory=dict)
+    stale: int = 0  # evaluations since the best one
+    finished: bool = False
+
+
+class Trainer:
+    """Trains one model; `fit` returns what result.json holds."""
+
+    def __init__(
+        self,
+        config: Config,
+        strategy: Strategy,
+        reader: Reader,
+        evaluator: Evaluator | ClickEvaluator,
+        folder: RunFolder,
+        fingerprint: dict[str, Any],
+        on_step: Callable[[int, Tensor], None] | None = None,
+    ):
+        self.config, self.strategy, self.reader = config, strategy, reader
+        self.evaluator, self.folder, self.fingerprint = evaluator, folder, fingerprint
+        self.world, self.model = strategy.world, strategy.model
+        self.on_step = on_step
+        self.cursor, self.resumed = Cursor(), False
+        section = config.checkpoint
+        self.checkpoints = Checkpoints(
+            folder.checkpoints, self.world, section.keep, strategy.saves_rows, section.whole_every
+        )
+        self.train_seconds: list[float] = []
+        self.eval_seconds: list[float] = []
+        self.curves: SummaryWriter | None = None
+        self.interval = Interval(
+            self.model, self.world, config.train.print_every, config.run.loss_decimals
+        )
+        if config.train.accumulate > 1 and (
+            reader.num_batches is None or config.data.clicks.split_files
+        ):
+            raise ValueError(
+                "train.accumulate cuts batches whose samples every process can count; with "
+                "data.clicks.split_files, or a reader that does not know its length, set it to 1"
+            )
+        schedule = config.train.optimizer.schedule
+        if reader.num_batches is None and schedule != "constant":
+            raise ValueError(
+                f"train.optimizer.schedule {schedule} depends on the number of steps, which this "
+                "reader of clicks knows only when it has read all; use constant, or "
+                "data.clicks.reader memory"
+            )
+
+    def fit(self, started: float) -> dict[str, Any]:
+        """Train, evaluate, and test the best checkpoint."""
+        epochs = self.config.train.epochs if self.model.trainable else 1
+        if every := self.config.train.eval_every:
+            self.evaluator.check(["valid", "test"] if every <= epochs else ["test"])
+        if self.world.is_main and self.config.run.tensorboard:
+            self.curves = SummaryWriter(
+                str(self.folder.path / "tensorboard"),
+                purge_step=self.cursor.epoch if self.resumed else None,
+            )
+        startup = time.perf_counter() - started
+        self.model.train()
+        gc.freeze()  # what stands now stays: the collector need not walk all of torch every time
+        while self.cursor.epoch < epochs and not self.cursor.finished:
+            self._epoch(epochs)
+        self.checkpoints.wait()
+        result = self._test(epochs)
+        result["seconds"] = {
+            "total": time.perf_counter() - started,
+            "train_epoch_median": _median(self.train_seconds),
+            "eval_median": _median(self.eval_seconds),
+            "startup": startup,
+        }
+        if self.curves is not None:
+            self.curves.close()
+        if self.world.is_main:
+            self.folder.write_result(result)
+        return result
+
+    # ---- one epoch ------------------------------------------------------------------------------
+
+    def _epoch(self, epochs: int) -> None:
+        cursor, section = self.cursor, self.config.train
+        begun = time.perf_counter()
+        first_batch, sent = cursor.batch, self.world.bytes_sent
+        loss_sum = self._train(epochs)
+        seconds = time.perf_counter() - begun
+        if first_batch == 0:  # a resumed part of an epoch says nothing about the time of one
+            self.train_seconds.append(seconds)
+        epoch = cursor.epoch
+        places = self.config.run.loss_decimals
+        shown = f"{loss_sum:z.{places}f}"  # z: no minus before a zero
+        log.info("epoch %d training [time: %.2fs, train loss: %s]", epoch, seconds, shown)
+        steps = cursor.batch - first_batch
+        if self.world.size > 1 and steps > 0:
+            sent = (self.world.bytes_sent - sent) // steps
+            log.info("epoch %d sent %.1f KiB per step from this process", epoch, sent / 1024)
+        loss = loss_sum / max(1, cursor.batch)
+        line: dict[str, Any] = {"epoch": epoch, "step": cursor.step, "loss": loss}
+        line["train_seconds"] = seconds
+        cursor.epoch, cursor.batch, cursor.loss_sum = epoch + 1, 0, 0.0
+        improved = False
+        if section.eval_every and (epoch + 1) % section.eval_every == 0:
+            improved = self._validate(epoch, line)
+        if self.world.is_main:
+            self.folder.append_metrics(line)
+            self._plot(epoch, line)
+        last = cursor.finished or cursor.epoch == epochs
+        if improved or last or (epoch + 1) % self.config.checkpoint.every_epochs == 0:
+            self._save()
+
+    def _train(self, epochs: int) -> float:
+        """The rest of the current epoch; the sum of the steps' mean losses."""
+        cursor, config, reader = self.cursor, self.config, self.reader
+        if not self.model.trainable:
+            return 0.0
+        total = torch.tensor(cursor.loss_sum, dtype=torch.float64, device=self.world.device)
+        batches = self._parts()
+        self.interval.begin()
+        shown = bar(
+            batches,
+            reader.num_batches,
+            f"Train {cursor.epoch:5d}",
+            self.world.device,
+            config.run.progress and self.world.is_main,
+            cursor.batch,
+        )
+        drawn_later = config.train.negatives is not None and config.train.negatives.dynamic
+        move = partial(Batch.to, device=self.world.device) if drawn_later else self.strategy.receive
+        for parts, following in one_ahead([move(part) for part in parts] for parts in shown):
+            seed_step(config.run.seed, cursor.step, self.world.rank, self.world.device)
+            parts = [keep_hardest(self.model, part, config) for part in parts]
+            if following is not None and len(following) == 1 and not drawn_later:
+                self.strategy.prefetch(following[0])
+            lr = learning_rate(config.train.optimizer, cursor.step, reader.num_batches or 0, epochs)
+            loss = self.strategy.train_parts(parts, lr)
+            total += loss
+            cursor.step += 1
+            cursor.batch += 1
+            if self.on_step is not None:
+                self.on_step(cursor.step, loss)
+            samples = sum(part.size for part in parts)
+            self.interval.step(cursor.epoch, cursor.step, samples, loss)
+            every = config.checkpoint.every_steps
+            if every and cursor.step % every == 0 and following is not None:
+                cursor.loss_sum = self._number(total)
+                self.strategy.settle()
+                self._save()
+        self.strategy.settle()
+        return self._number(total)
+
+    def _number(self, loss: Tensor) -> float:
+        """A sum of losses; NaN is refused, before it is saved in the place of what was good."""
+        if loss.isnan():
+            raise ValueError(
+                f"the loss became NaN in epoch {self.cursor.epoch}; lower train.optimizer.lr or "
+                "set train.clip_grad_norm. The checkpoints before it are kept"
+            )
+        return float(loss)
+
+    def _parts(self) -> Iterator[list[Batch]]:
+        """This rank's slices of the epoch's batches, each in as many parts as are asked for.
+
+        A part is the slice that a rank would have if there were so many more of them.
+        """
+        cursor, reader, world = self.cursor, self.reader, self.world
+        number = self.config.train.accumulate
+        if reader.num_batches is None:
+            whole = reader.batches(cursor.epoch, world.rank, world.size, cursor.batch)
+            return ([batch] for batch in in_step(whole, reader, world))
+        slices = [
+            reader.batches(cursor.epoch, world.rank * number + k, world.size * number, cursor.batch)
+            for k in range(number)
+        ]
+        return (list(parts) for parts in zip(*slices))
+
+    def _validate(self, epoch: int, line: dict[str, Any]) -> bool:
+        """Evaluate, and decide whether to go on. A tie counts as an improvement."""
+        cursor = self.cursor
+        values, seconds = self._evaluate("valid")
+        self.eval_seconds.append(seconds)
+        score = values[self.config.eval.valid_metric.lower()]
+        log.info("epoch %d evaluating [time: %.2fs, valid_score: %.6f]", epoch, seconds, score)
+        log.info("valid result: \n%s", self._spread(values))
+        line |= {"valid": values, "eval_seconds": seconds}
+        sign = 1.0 if higher_is_better(self.config.eval.valid_metric) else -1.0
+        if cursor.best_score is None or sign * score >= sign * cursor.best_score:
+            cursor.best_score, cursor.best_valid = score, values
+            cursor.best_epoch, cursor.best_step, cursor.stale = epoch, cursor.step, 0
+            return True
+        cursor.stale += 1
+        if cursor.stale > self.config.train.patience:
+            log.info("Finished training, best eval result in epoch %d", cursor.best_epoch)
+            cursor.finished = True
+        return False
+
+    def _evaluate(self, phase: str) -> tuple[dict[str, float], float]:
+        begun = time.perf_counter()
+        values = self.evaluator.evaluate(
+            self.model,
+            phase,  # type: ignore[arg-type]
+            lambda steps, total: bar(
+                steps,
+                total,
+                "Evaluate   ",
+                self.world.device,
+                self.config.run.progress and self.world.is_main,
+            ),
+        )
+        return values, time.perf_counter() - begun
+
+    def _test(self, epochs: int) -> dict[str, Any]:
+        """Reload the best checkpoint and evaluate it on the test split."""
+        cursor = self.cursor
+        test: dict[str, float] = {}
+        if self.config.train.eval_every:
+            if cursor.best_step is not None and cursor.best_step != cursor.step:
+                log.info("Loading model structure and parameters from %s", self._best_name())
+                give(self.strategy, self.checkpoints.load_step(cursor.best_step))
+            test, _ = self._evaluate("test")
+            log.info("best valid : %s", self._rounded(cursor.best_valid))
+            log.info("test result: %s", self._rounded(test))
+        return {
+            "model": self.config.model.name,
+            "dataset": self.config.data.name,
+            "world_size": self.world.size,
+            "best_valid": cursor.best_valid,
+            "test": test,
+            "epochs": cursor.epoch,
+            "best_epoch": cursor.best_epoch,
+        }
+
+    # ---- saving and resuming --------------------------------------------------------------------
+
+    def _save(self) -> None:
+        state = {**asdict(self.cursor), "fingerprint": self.fingerprint}
+        self.checkpoints.save(self.strategy, state)
+        if self.cursor.best_step == self.cursor.step:
+            log.info("Saving current: %s", self._best_name())
+
+    def _best_name(self) -> str:
+        return str(self.folder.checkpoints / f"step-{self.cursor.best_step:09d}")
+
+    def restore(self) -> None:
+        """Go on where the run's folder says: to be called before `fit`."""
+        self.resumed = True
+        snapshot = self.checkpoints.load_newest()
+        if snapshot is None:
+            log.info("%s has no checkpoint yet: starting from the beginning", self.folder.path)
+            if self.world.is_main:
+                self.folder.forget_after(0)
+            return
+        state = dict(snapshot.state)
+        check_fingerprint(state.pop("fingerprint"), self.fingerprint, self.folder)
+        state.pop("steps")
+        give(self.strategy, snapshot)
+        self.cursor = Cursor(**state)
+        best = self.cursor.best_step
+        if best is not None and best != self.cursor.step and not self.checkpoints.is_whole(best):
+            log.warning("the best so far is lost; the best of the epochs to come will be tested")
+            self.cursor.best_step = self.cursor.best_epoch = self.cursor.best_score = None
+            self.cursor.best_valid, self.cursor.stale = {}, 0
+        if self.world.is_main:
+            self.folder.forget_after(self.cursor.epoch)
+        log.info(
+            "resuming %s at epoch %d, batch %d (step %d)",
+            self.folder.path,
+            self.cursor.epoch,
+            self.cursor.batch,
+            self.cursor.step,
+        )
+
+    # ---- showing --------------------------------------------------------------------------------
+
+    def _rounded(self, values: dict[str, float]) -> dict[str, float]:
+        return {name: round(value, self.config.eval.decimals) for name, value in values.items()}
+
+    def _spread(self, values: dict[str, float]) -> str:
+        return "    ".join(f"{name} : {value}" for name, value in self._rounded(values).items())
+
+    def _plot(self, epoch: int, line: dict[str, Any]) -> None:
+        if self.curves is None:
+            return
+        self.curves.add_scalar("loss/train", line["loss"], epoch)
+        for name, value in line.get("valid", {}).items():
+            self.curves.add_scalar(f"valid/{name}", value, epoch)
+
+
+def one_ahead(batches: Iterable[T]) -> Iterator[tuple[T, T | None]]:
+    """Each batch with the one after it, so that the one after may be prepared."""
+    before = None
+    for batch in batches:
+        if before is not None:
+            yield before, batch
+        before = batch
+    if before is not None:
+        yield before, None
+
+
+def in_step(batches: Iterator[Batch], reader: Reader, world: World) -> Iterator[Batch]:
+    """Batches until no rank has any left; a rank that has none goes on with empty ones."""
+    while True:
+        batch = next(batches, None)
+        left = torch.tensor([0 if batch is None else 1], device=world.device)
+        if not world.all_reduce(left).item():
+            return
+        yield reader.empty() if batch is None else batch
+
+
+def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
+    """Make dropout a pure function of (seed, step, rank): resuming needs no random state."""
+    number = seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB
+    number %= 2**63
+    torch.default_generator.manual_seed(number)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(number)
+
+
+def keep_hardest(model: Model, batch: Batch, config: Config) -> Batch:
+    """Dynamic negatives: of `candidates` draws for each negative keep the one scored highest."""
+    section = config.train.negatives
+    if section is None or not section.dynamic:
+        return batch
+    if model.kind == "sequential":
+        raise ValueError(
+            f"dynamic negatives are not defined for the sequential model {config.model.name}; set "
+            "train.negatives.dynamic=false"
+        )
+    drawn = batch.ids["neg_item"]
+    assert isinstance(drawn, Tensor)
+    model.eval()
+    with torch.no_grad():
+        scores = model.score(batch, drawn).view(batch.size, section.num, section.candidates)
+    model.train()
+    best = scores.argmax(-1, keepdim=True)
+    kept = drawn.view_as(scores).gather(-1, best).squeeze(-1)
+    return Batch(batch.size, {**batch.ids, "neg_item": kept}, batch.dense, batch.labels)
+
+
+def check_fingerprint(saved: dict[str, Any], now: dict[str, Any], folder: RunFolder) -> None:
+    """A checkpoint goes on only with the model and the data it was made with."""
+    if (what := mismatch(saved, now)) is not None:
+        raise CheckpointError(f"the checkpoints in {folder.path} {what}")
+
+
+def _median(seconds: list[float]) -> float | None:
+    return statistics.median(seconds) if seconds else None

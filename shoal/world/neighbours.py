@@ -1,0 +1,175 @@
+"""Neighbours: ranks of one host, who talk through memory that they share.
+
+Between processes of one host a socket costs two copies by the kernel and threads that wake each
+other; here bytes are copied into a ring that the other side reads (csrc/lanes.h). What is started
+is under way without any thread: it is in the ring. Sums are made in order of rank.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.world.core import load_core
+
+RING = 1 << 20  # bytes between two ranks, where that does not come to more than
+ALL_RINGS = 1 << 27
+SMALL = 1 << 16  # bytes that all ranks may add up for themselves
+SPINS = 2000  # looks before a rank goes to sleep; where ranks share cores, none
+MANY = 16  # trips under way before those that have ended are looked for
+NAP = 0.2  # seconds after which Python may hear of a signal
+
+
+def can_be_neighbours() -> bool:
+    """Whether this machine has what it takes: Linux, and the native core."""
+    has_system = hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")
+    return has_system and hasattr(load_core(), "Lanes")
+
+
+def capacity_of(size: int) -> int:
+    """Bytes of the ring between two of so many ranks."""
+    share = ALL_RINGS // (size * size)
+    return max(1 << 16, min(RING, share // 64 * 64))
+
+
+def make_memory(size: int, mark: str) -> int:
+    """A file that exists in memory alone, for as long as someone has it open: its descriptor."""
+    file = os.memfd_create("shoal")
+    try:
+        os.ftruncate(file, _bytes_of(size) + len(mark))
+        os.pwrite(file, mark.encode(), _bytes_of(size))
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+def _bytes_of(size: int) -> int:
+    return load_core().Lanes.memory_of(size, capacity_of(size))
+
+
+class Neighbours:
+    """One rank among others of its host. Every call is made by all, in the same order."""
+
+    def __init__(self, path: str, mark: str, rank: int, pids: list[int], timeout: float):
+        """path: of the file that one rank made, whose mark it must bear.
+
+        OSError or ValueError where it is not to be had, or where a process cannot be watched.
+        """
+        self.rank, self.size, self.timeout = rank, len(pids), timeout
+        self._watched: list[int] = []
+        file = os.open(path, os.O_RDWR)
+        try:
+            if os.pread(file, len(mark), _bytes_of(self.size)) != mark.encode():
+                raise ValueError(f"{path} is another file")
+            for pid in pids:
+                self._watched.append(os.pidfd_open(pid))
+            spins = SPINS if self.size <= len(os.sched_getaffinity(0)) else 0
+            alive = [-1 if r == rank else one for r, one in enumerate(self._watched)]
+            self._lanes: Any = load_core().Lanes(
+                file, rank, self.size, capacity_of(self.size), alive, spins
+            )
+        except BaseException:  # raised again: no descriptor may stay open behind it
+            self.close()
+            raise
+        finally:
+            os.close(file)
+        self._travelling: dict[int, tuple[list[Any], ...]] = {}  # memory that must stay
+
+    def start(self, sends: list[list[Tensor]], receives: list[list[Tensor]]) -> Callable[[], None]:
+        """Let tensors go to and come from every rank, contiguous ones; the call that waits."""
+        ticket = self._lanes.start(_pieces(sends), _pieces(receives))
+        if len(self._travelling) >= MANY:  # some are never waited for
+            done = [one for one in self._travelling if self._lanes.done(one)]
+            for one in done:
+                del self._travelling[one]
+        self._travelling[ticket] = (sends, receives)
+        return lambda: self._wait(ticket)
+
+    def _wait(self, ticket: int) -> None:
+        if ticket not in self._travelling:
+            return
+        deadline = time.monotonic() + self.timeout
+        while (state := self._lanes.wait(ticket, NAP)) == -2:  # not yet
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"nothing came for {self.timeout:g} s")
+        if state >= 0:
+            raise RuntimeError(f"rank {state} is gone")
+        del self._travelling[ticket]
+
+    def exchange(self, tensors: list[Tensor]) -> list[list[Tensor]]:
+        """As World.exchange."""
+        tensors = [tensor.contiguous() for tensor in tensors]
+        lengths = torch.tensor([len(tensor) for tensor in tensors])
+        theirs = torch.zeros(self.size, len(tensors), dtype=torch.int64)
+        theirs_come = self.start(
+            self._but_mine([[lengths]] * self.size), self._but_mine([[row] for row in theirs])
+        )
+        mine_go = self.start(self._but_mine([tensors] * self.size), self._nothing)
+        theirs_come()
+        result = [
+            [t.new_empty(count, *t.shape[1:]) for t, count in zip(tensors, counts)]
+            for counts in theirs.tolist()
+        ]
+        self.start(self._nothing, self._but_mine(result))()
+        mine_go()  # not before: a ring may be too small for all, and the others' receives come now
+        result[self.rank] = tensors
+        return result
+
+    def stack(self, tensor: Tensor) -> Tensor:
+        """As World.stack."""
+        out = tensor.new_empty(self.size, *tensor.shape)
+        self.start([[tensor.contiguous()]] * self.size, [[one] for one in out])()
+        return out
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """As World.all_reduce: every rank adds up a slice, and all have the same bits."""
+        flat = tensor.contiguous().view(-1)
+        if tensor.nbytes <= SMALL:
+            self._add_up(list(self.stack(flat)), flat)
+        else:
+            size, count = self.size, flat.numel()
+            slices = [flat[count * r // size : count * (r + 1) // size] for r in range(size)]
+            mine = slices[self.rank]
+            others = iter(mine.new_empty(size - 1, len(mine)))
+            parts = [mine if r == self.rank else next(others) for r in range(size)]
+            theirs = self._but_mine([[one] for one in slices])
+            self.start(theirs, self._but_mine([[part] for part in parts]))()
+            self._add_up(parts, mine)
+            self.start(self._but_mine([[mine]] * size), theirs)()
+        if flat.data_ptr() != tensor.data_ptr():
+            tensor.copy_(flat.view_as(tensor))
+
+    def _add_up(self, parts: list[Tensor], out: Tensor) -> None:
+        """The sum of all ranks' parts [count], in order; `out` may be the part of this rank."""
+        total = parts[0]
+        for rank, part in enumerate(parts[1:], 1):
+            total = torch.add(total, part, out=out if rank >= self.rank else total)
+
+    def start_all_to_all(
+        self, tensor: Tensor, sent: list[int], received: list[int], out: Tensor
+    ) -> Callable[[], None]:
+        """As World.start_all_to_all: the call that waits."""
+        return self.start([[one] for one in tensor.split(sent)], [[o] for o in out.split(received)])
+
+    def _but_mine(self, tensors: list[list[Tensor]]) -> list[list[Tensor]]:
+        return [[] if rank == self.rank else some for rank, some in enumerate(tensors)]
+
+    @property
+    def _nothing(self) -> list[list[Tensor]]:
+        return [[] for _ in range(self.size)]
+
+    def close(self) -> None:
+        """Go; what was sent can still be read."""
+        for watched in self._watched:
+            os.close(watched)
+        self._watched = []
+
+
+def _pieces(tensors: list[list[Tensor]]) -> list[tuple[int, int, int]]:
+    return [(rank, t.data_ptr(), t.nbytes) for rank, some in enumerate(tensors) for t in some]

@@ -1,0 +1,395 @@
+"""World: who this process is among its peers, and how they talk.
+
+The only file that reads rank variables and the only one that imports torch.distributed. Alone,
+every collective is the identity, so that no caller ever asks whether it is distributed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import secrets
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shoal.world.gpus import choose_gpus, pick_device
+from shoal.world.hosts import WorldError, interface_towards, look_up, wait_for_host
+from shoal.world.neighbours import Neighbours, can_be_neighbours, make_memory
+
+# torch 2.13 renamed it and warns about the old name; older versions have only that.
+all_gather_flat = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+log = logging.getLogger("shoal")
+SMALL_EXCHANGE = 1 << 17  # bytes of a rank that may travel half as long again in vain
+TIMEOUT = timedelta(minutes=10)  # of a collective
+
+
+class PeerLost(WorldError):
+    """A collective failed because another rank is gone; its own error is the one to read."""
+
+
+def is_worker() -> bool:
+    """Whether a launcher (Shoal's own, torchrun, TorchX, Slurm via torchrun) started us."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def is_first() -> bool:
+    """Whether this process is rank 0, or alone."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def launched_size() -> int | None:
+    """How many processes the launcher that started us has started; None without one."""
+    return int(os.environ["WORLD_SIZE"]) if is_worker() else None
+
+
+def set_rank(
+    rank: int, size: int, local_rank: int, local_size: int, address: str, port: int
+) -> None:
+    """Take the place of a launcher: say who this process is."""
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_size),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+    }
+
+
+def connect(
+    device: str = "cpu",
+    join_timeout: float = 60.0,
+    threads: int = 0,
+    gpu_ids: str | None = None,
+    shared_memory: bool = True,
+) -> World:
+    """The world this process was started in, alone where no launcher set rank variables.
+
+    shared_memory: whether ranks that are all on one host talk through it, rather than by sockets.
+    """
+    choose_gpus(gpu_ids, tell=is_first())
+    if not is_worker() or int(os.environ["WORLD_SIZE"]) == 1:
+        world = World(pick_device(device, int(os.environ.get("LOCAL_RANK", 0))))
+    else:
+        world = Group(device, join_timeout, shared_memory)
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if threads or local > 1:
+        torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // local))
+    return world
+
+
+def first_words(text: str) -> str:
+    """What an error of Gloo's or NCCL's says, less its place in their sources and their advice."""
+    words = re.sub(r"^\[[^\]]*\] *", "", text.splitlines()[0])
+    return words.split(". This is typically")[0]
+
+
+class Arriving:
+    """A tensor on its way; `wait` has it."""
+
+    def __init__(self, tensor: Tensor, finish: Callable[[], None] = lambda: None):
+        self._tensor, self._finish = tensor, finish
+
+    def wait(self) -> Tensor:
+        """The tensor, once it is here."""
+        self._finish()
+        self._finish = lambda: None
+        return self._tensor
+
+
+class World:
+    """One process alone: rank 0 of 1, collectives are the identity."""
+
+    rank = 0
+    size = 1
+    neighbours: Neighbours | None = None  # where ranks talk through shared memory
+    host = socket.gethostname()
+
+    def __init__(self, device: torch.device | str = "cpu"):
+        self.device = torch.device(device)
+        self._made_group = False
+        self.bytes_sent = 0  # payload this rank put on the wire, for logs and benchmarks
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sum over ranks, in place."""
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Concatenation over ranks along dimension 0; lengths may differ."""
+        return tensor
+
+    def exchange(self, tensors: list[Tensor]) -> list[list[Tensor]]:
+        """Give every rank my tensors: a list per rank, in order of rank. Lengths may differ."""
+        return [tensors]
+
+    def stack(self, tensor: Tensor) -> Tensor:
+        """Everybody's tensor of one shape: [size, *shape], in order of rank."""
+        return tensor.unsqueeze(0)
+
+    def all_to_all(
+        self, tensor: Tensor, sent: list[int], received: list[int], out: Tensor | None = None
+    ) -> Tensor:
+        """The first sent[0] rows go to rank 0, the next sent[1] to rank 1, ...
+
+        Returns the rows that came (in `out`), in order of rank: received[r] of them from rank r.
+        """
+        return self.start_all_to_all(tensor, sent, received, out).wait()
+
+    def start_all_to_all(
+        self, tensor: Tensor, sent: list[int], received: list[int], out: Tensor | None = None
+    ) -> Arriving:
+        """`all_to_all` that travels while the caller goes on; the tensor must rest meanwhile."""
+        return Arriving(tensor if out is None else out.copy_(tensor))
+
+    def broadcast_bytes(self, data: bytes | None) -> bytes:
+        """Rank 0's bytes, everywhere."""
+        assert data is not None
+        return data
+
+    def barrier(self) -> None:
+        """Wait for all."""
+
+    def slice(self, size: int) -> tuple[int, int]:
+        """This rank's [start, stop) of `size` things: contiguous, sizes differ by at most one."""
+        return size * self.rank // self.size, size * (self.rank + 1) // self.size
+
+    def group(self) -> dist.ProcessGroup:
+        """The ranks as a torch.distributed group, for libraries that talk among them themselves."""
+        if not dist.is_initialized():  # alone: a group of one
+            interface = interface_towards("127.0.0.1")
+            if interface is not None:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            self._made_group = True
+        assert dist.group.WORLD is not None and dist.get_world_size() == self.size
+        return dist.group.WORLD
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self.neighbours is not None:
+            self.neighbours.close()
+        if self._made_group and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class Group(World):
+    """One rank among several: Gloo on CPU, NCCL on GPU, shared memory among CPUs of one host."""
+
+    def __init__(self, device: str, join_timeout: float, shared_memory: bool = True):
+        self._room: dict[Any, int] = {}  # bytes that exchanges of a kind have room for
+        env = os.environ
+        self.rank, self.size = int(env["RANK"]), int(env["WORLD_SIZE"])
+        super().__init__(pick_device(device, int(env.get("LOCAL_RANK", 0))))
+        local_size = int(env.get("LOCAL_WORLD_SIZE", self.size))
+        if self.device.type == "cuda" and torch.cuda.device_count() < local_size:
+            raise WorldError(
+                f"{local_size} processes on this host but {torch.cuda.device_count()} GPU(s): each "
+                "process needs its own; lower --nproc, name more in run.gpu_ids, or set "
+                "run.device=cpu"
+            )
+        address, port = env.get("MASTER_ADDR", "localhost"), int(env.get("MASTER_PORT", 29500))
+        # Gloo otherwise resolves the host's name, which many machines do not answer for, or
+        # answer with an address of their own that no other host can reach.
+        interface = interface_towards(address)
+        if interface is not None:
+            env.setdefault("GLOO_SOCKET_IFNAME", interface)
+        store = self._join(address, port, join_timeout)
+        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        if backend == "nccl":
+            torch.cuda.set_device(self.device)
+        try:
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore("shoal/group", store),
+                rank=self.rank,
+                world_size=self.size,
+                timeout=TIMEOUT,
+            )
+            self._made_group = True
+        except (RuntimeError, ValueError) as error:
+            raise WorldError(
+                f"rank {self.rank} could not form the {backend} group: {error}"
+            ) from error
+        if backend == "gloo":
+            near = shared_memory and local_size == self.size
+            self.neighbours = self._meet(near and can_be_neighbours())
+
+    def _meet(self, willing: bool) -> Neighbours | None:
+        """The way through shared memory, where it is open to all ranks; they vote by sockets."""
+        file, mark = -1, secrets.token_hex(16)
+        if willing and self.is_main:
+            with suppress(OSError):  # a kernel that shares no memory: nobody will open it
+                file = make_memory(self.size, mark)
+        told = json.dumps([f"/proc/{os.getpid()}/fd/{file}", mark]).encode()
+        path, mark = json.loads(self.broadcast_bytes(told if self.is_main else None))
+        pids = self.stack(torch.tensor([os.getpid()])).view(-1).tolist()
+        near = None
+        if willing:
+            # In another container, or it was not made, or there is no room for it.
+            with suppress(OSError, ValueError, RuntimeError):
+                near = Neighbours(path, mark, self.rank, pids, TIMEOUT.total_seconds())
+        votes = self.all_reduce(torch.tensor([near is not None], dtype=torch.int64))
+        if file >= 0:
+            os.close(file)
+        if int(votes) < self.size and near is not None:
+            near.close()
+            near = None
+        return near
+
+    def _join(self, address: str, port: int, timeout: float) -> dist.Store:
+        """Meet at the store of rank 0 and wait until everybody has signed in."""
+        hosted_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        if self.rank:
+            wait_for_host(address, port, timeout)
+        else:
+            look_up(address)
+        try:
+            store = dist.TCPStore(
+                address,
+                port,
+                self.size,
+                is_master=self.rank == 0 and not hosted_by_agent,
+                timeout=timedelta(seconds=timeout),
+                wait_for_workers=False,
+            )
+        except (RuntimeError, ValueError) as error:
+            text = str(error)
+            if "EADDRINUSE" in text or "already in use" in text:
+                raise WorldError(
+                    f"port {port} on {address} is in use by another program; choose another --port"
+                ) from error
+            raise WorldError(
+                f"rank {self.rank} found no rank 0 at {address}:{port} within {timeout:g} s; "
+                "check --ip and --port, and that the first host was started"
+            ) from error
+        prefix = f"shoal/joined/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/"
+        store.set(f"{prefix}{self.rank}", self.host)
+        keys = [f"{prefix}{rank}" for rank in range(self.size)]
+        try:
+            store.wait(keys, timedelta(seconds=timeout))
+        except RuntimeError as error:
+            missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+            raise WorldError(
+                f"{self.size - len(missing)} of {self.size} processes joined within {timeout:g} s; "
+                f"missing ranks: {', '.join(map(str, missing))}. Start the other hosts, correct "
+                "--world_size / --group_offset, or raise launch.join_timeout"
+            ) from error
+        return store
+
+    @contextmanager
+    def _collective(self, what: str, sent: int) -> Iterator[None]:
+        self.bytes_sent += sent
+        try:
+            yield
+        except RuntimeError as error:
+            raise PeerLost(
+                f"rank {self.rank} lost its peers during {what}: {first_words(str(error))}"
+            ) from error
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        with self._collective("all_reduce", tensor.nbytes):
+            if self.neighbours is not None:
+                self.neighbours.all_reduce(tensor)
+            else:
+                dist.all_reduce(tensor)
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        return torch.cat([parts[0] for parts in self.exchange([tensor])])
+
+    def exchange(self, tensors: list[Tensor]) -> list[list[Tensor]]:
+        # One padded byte buffer each, sizes in front. It has room for what the last exchange of
+        # such tensors needed, and some more: where that is too little, or would be much to send in
+        # vain, a second trip carries the contents.
+        if not tensors:
+            return [[] for _ in range(self.size)]
+        if self.neighbours is not None:
+            with self._collective("exchange", sum(tensor.nbytes + 8 for tensor in tensors)):
+                return self.neighbours.exchange(tensors)
+        kind = tuple((tensor.dtype, tensor.shape[1:]) for tensor in tensors)
+        row_bytes = [t[:0].new_empty(1, *t.shape[1:]).nbytes for t in tensors]
+        lengths = torch.tensor([len(t) for t in tensors], dtype=torch.int64, device=self.device)
+        flat = torch.cat([t.contiguous().view(-1).view(torch.uint8) for t in tensors])
+        head, room = lengths.nbytes, self._room.get(kind, 0)
+        gathered = self._gather(lengths.view(torch.uint8), flat[:room], head + room)
+        per_rank = gathered[:, :head].contiguous().view(torch.int64).tolist()
+        width = max(sum(n * b for n, b in zip(counts, row_bytes)) for counts in per_rank)
+        if width > room:
+            gathered, head = self._gather(flat[:0], flat, width), 0
+        self._room[kind] = width + width // 2 if width <= SMALL_EXCHANGE else 0
+        result = []
+        for row, counts in zip(gathered, per_rank):
+            position, parts = head, []
+            for tensor, count, nbytes in zip(tensors, counts, row_bytes):
+                raw = row[position : position + count * nbytes]
+                # A copy aligns the bytes for the element type.
+                parts.append(raw.clone().view(tensor.dtype).view(count, *tensor.shape[1:]))
+                position += count * nbytes
+            result.append(parts)
+        return result
+
+    def _gather(self, head: Tensor, flat: Tensor, width: int) -> Tensor:
+        """Everybody's bytes, padded: [size, width]."""
+        mine = torch.zeros(width, dtype=torch.uint8, device=self.device)
+        mine[: len(head)] = head
+        mine[len(head) : len(head) + len(flat)] = flat
+        gathered = torch.empty(self.size * width, dtype=torch.uint8, device=self.device)
+        with self._collective("exchange", width):
+            all_gather_flat(gathered, mine)
+        return gathered.view(self.size, width)
+
+    def stack(self, tensor: Tensor) -> Tensor:
+        with self._collective("stack", tensor.nbytes):
+            if self.neighbours is not None:
+                return self.neighbours.stack(tensor)
+            out = tensor.new_empty(self.size * tensor.numel())
+            all_gather_flat(out, tensor.reshape(-1))
+        return out.view(self.size, *tensor.shape)
+
+    def start_all_to_all(
+        self, tensor: Tensor, sent: list[int], received: list[int], out: Tensor | None = None
+    ) -> Arriving:
+        tensor = tensor.contiguous()
+        if out is None:
+            out = tensor.new_empty(sum(received), *tensor.shape[1:])
+        away = sum(sent) - sent[self.rank]  # what stays here is no traffic
+        with self._collective("all_to_all", away * out[:0].new_empty(1, *out.shape[1:]).nbytes):
+            if self.neighbours is not None:
+                wait = self.neighbours.start_all_to_all(tensor, sent, received, out)
+            else:
+                wait = dist.all_to_all_single(out, tensor, received, sent, async_op=True).wait
+
+        def finish() -> None:
+            with self._collective("all_to_all", 0):
+                wait()
+
+        return Arriving(out, finish)
+
+    def broadcast_bytes(self, data: bytes | None) -> bytes:
+        size = torch.tensor([len(data) if data is not None else 0], device=self.device)
+        with self._collective("broadcast", 8):
+            dist.broadcast(size, 0)
+        payload = torch.empty(int(size), dtype=torch.uint8, device=self.device)
+        if data is not None:
+            payload.copy_(torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy()))
+        with self._collective("broadcast", payload.nbytes if self.is_main else 0):
+            dist.broadcast(payload, 0)
+        return payload.cpu().numpy().tobytes()
+
+    def barrier(self) -> None:
+        self.all_reduce(torch.zeros(1, device=self.device))
