@@ -79,10 +79,11 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 
 USERS = [
-    "embedding.native",
-    "nn.native",
-    "nn.dense_core",
-    "nn.dropout",
+    "embedding.leaves.native",
+    "embedding.softmax.native",
+    "models.nn.native",
+    "embedding.optim.dense_core",
+    "models.nn.dropout",
     "ps.native",
     "data.sampler",
     "data.clicks.slots",

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from shoal.config.schema import OptimizerSection
+from shoal.embedding.optim import dense_core
 from shoal.embedding.optim.dense import dense_step, make_optimizer, restore_state, state_tensors
-from shoal.models.nn import dense_core
 from shoal.world.core import load_core
 
 CORE = load_core()
