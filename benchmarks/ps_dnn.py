@@ -100,7 +100,7 @@ def worker(rank: int, size: int, port: int, task: dict[str, Any], out: str) -> N
     batches = make_batches(shape, rank)
     clock = Clock()
     if task.get("profile"):
-        clock.watch(strategy.rows, "stage", "pull")
+        clock.watch(strategy.rows, "begin", "pull")
         clock.watch(strategy.client, "start_push", "push")
         clock.watch(strategy.model, "forward", "forward")
         clock.watch(strategy, "backward", "backward")

@@ -127,13 +127,16 @@ def many_ids(count: int, dim: int = 16, batch: int = 100_000) -> None:
     """Distinct ids through two servers: rows and bytes held."""
     processes, addresses = zip(*(start(serve, None, k) for k in range(2)))
     client = make_client([address for _, address in addresses], dim)
-    from shoal.ps.worker.remote import Remote
+    from shoal.ps.worker.remote import Served, ServedRows
 
-    store = Remote(Table("t", dim, None, Init("uniform", 0.1)), 0, client)
+    rows = ServedRows(client, [Table("t", dim, None, Init("uniform", 0.1))])
     grads = torch.randn(batch, dim)
     begun = time.perf_counter()
     for first in range(0, count, batch):
-        store.push((torch.arange(first, first + batch) * 0x9E3779B97F4A7C1) - 5, grads, 0.1)
+        ids = (torch.arange(first, first + batch) * 0x9E3779B97F4A7C1) - 5
+        owners = rows.tables["t"].layout.owners(ids)
+        ids, counts = ids[owners.argsort(stable=True)], owners.bincount(minlength=2).tolist()
+        rows.apply({"t": Served(ids, grads, None, counts)}, 0.1)
     spent = time.perf_counter() - begun
     print(f"\n{count:,} distinct ids, dim {dim}, adagrad, through 2 servers in {spent:.0f} s")
     for k, stats in enumerate(client.stats()):

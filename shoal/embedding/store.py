@@ -1,14 +1,31 @@
-"""Store: where rows live. Every placement (local, replicated, sharded, served, tiered) is one."""
+"""Store: one table's rows as a checkpoint sees them, wherever they live.
+
+A leaf (shoal.embedding.leaves.leaf) is the store that holds rows in this process; it alone reads
+and updates them. Models come by a row service (shoal.embedding.service), and never ask which.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from enum import Enum
+from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
+from shoal.embedding.leaves.admission import Admission, Filter, Pending
 from shoal.embedding.table import Table
+
+
+class Every(Enum):
+    """In the place of ids: every row of a fixed table, in order."""
+
+    ROW = "every row"
+
+
+EVERY = Every.ROW
+Ids = Tensor | Literal[Every.ROW]
 
 
 @dataclass(frozen=True)
@@ -21,32 +38,47 @@ class Rows:
 
 
 class Store(Protocol):
-    """One table's rows. Ids may repeat in every call; any int64 tensor shape is flat: [n]."""
+    """Rows that are saved and restored by id. Where ranks hold a table together, all call it."""
 
     table: Table
+    admission: Admission | None  # how ids are counted; None: they are not
 
-    def pull(self, ids: Tensor) -> Tensor:
-        """Rows of `ids`: [n, dim] float32, a fresh tensor without gradient history."""
+    @property
+    def step(self) -> int:
+        """How many steps the rows have had; set on restore."""
 
-    def push(self, ids: Tensor, grads: Tensor, lr: float) -> None:
-        """One optimizer step. Gradients of the same row are summed first; others rest.
+    @step.setter
+    def step(self, value: int) -> None: ...
 
-        ids [n], grads [n, dim]. Called once per training step on every rank, possibly with n = 0,
-        because the count of calls is the step number that Adam's bias correction needs.
-        """
-
-    def prefetch(self, ids: Tensor) -> None:
-        """A hint that `ids` will be pulled soon; may do nothing."""
+    def state_shapes(self, n: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of every piece of state, and of every counter, of n rows."""
 
     def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
-        """Every row this process owns, in chunks, ascending ids over all chunks."""
+        """Every row, in chunks, ascending ids over all chunks."""
 
     def restore(self, rows: Rows) -> None:
         """Take over the given rows, values and state; rows not named stay as they are."""
 
-    @property
-    def step(self) -> int:
-        """How many times `push` was called; set on restore."""
+    def forget(self) -> None:
+        """Drop every row of a growing table, and every count."""
 
-    @step.setter
-    def step(self, value: int) -> None: ...
+    # Of tables whose ids are counted (`admission`):
+
+    def export_pending(self, chunk_rows: int = 1 << 20) -> Iterator[Pending]:
+        """Counters of the ids without a row, in chunks of ascending id."""
+
+    def restore_pending(self, pending: Pending) -> None:
+        """Take over counters of ids without a row."""
+
+    @property
+    def filter_facts(self) -> tuple[int, int]:
+        """Bytes and layout of the Bloom filter; (0, 0) where ids are counted exactly."""
+
+    def filter_fits(self, part: Filter) -> bool:
+        """Whether a part is of a filter like this one; one that cannot be is refused."""
+
+    def export_filter(self, chunk_bytes: int = 1 << 28) -> Iterator[Filter]:
+        """The Bloom filter in parts; none where ids are counted exactly."""
+
+    def restore_filter(self, part: Filter) -> None:
+        """Take over a part of a Bloom filter."""

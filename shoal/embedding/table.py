@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -34,3 +35,20 @@ class Table:
     init: Init = field(default_factory=Init)
     padding: int | None = None
     whole: bool = False
+
+    @property
+    def resolved_init(self) -> tuple[Literal["uniform", "normal", "constant"], float]:
+        """How rows begin, kind and scale, without reference to their number."""
+        fan = (self.rows or 0) + self.dim
+        if self.init.kind == "xavier":
+            return "uniform", math.sqrt(6.0 / fan)
+        if self.init.kind == "xavier_normal":
+            return "normal", math.sqrt(2.0 / fan)
+        return self.init.kind, self.init.scale
+
+    def outside(self, id_: int) -> ValueError:
+        """The error for an id that a fixed table has no row for."""
+        return ValueError(
+            f"table {self.name!r} has no row {id_}: it has {self.rows} rows, ids 0 to "
+            f"{(self.rows or 0) - 1}; give the table more rows, or rows=None so that it grows"
+        )

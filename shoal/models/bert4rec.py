@@ -113,8 +113,10 @@ class BERT4Rec(Retrieval):
             causal=False,
         )
 
-    def encode(self, history: Tensor, wanted: Tensor) -> Tensor:
+    def encode(self, history: Tensor, vectors: Tensor, wanted: Tensor) -> Tensor:
         """States of wanted places ([n], counted in [b * l]) of sequences [b, l] with masks: [n, d].
+
+        vectors [b, l, d] are the rows of the sequences' items.
 
         Positions are counted from the end of a sequence: its last item is at position max_len - 1
         however long it is, as if pads came first.
@@ -129,13 +131,14 @@ class BERT4Rec(Retrieval):
         first = self.facts.max_len - length + pads.sum(1, keepdim=True)
         position = first + torch.arange(length, device=history.device)
         positions = F.embedding(position.clamp_(max=self.facts.max_len - 1), self.positions)
-        x = self.dropout(self.norm(self.embed.rows("history", history) + positions))
+        x = self.dropout(self.norm(vectors + positions))
         return self.transformer(x, pads, wanted)
 
     def forward(self, batch: Batch) -> Output:
         history, target = batch.tensor("history"), batch.tensor("target")
         wanted = places(batch)
-        states, targets = self.encode(history, wanted), target.view(-1)[wanted]
+        vectors = self.embed.field("history", batch)
+        states, targets = self.encode(history, vectors, wanted), target.view(-1)[wanted]
         if self.options.loss_type == "CE":
             loss = self.embed.full_softmax(
                 "output", states, targets, "output_bias", stop=self.mask_token
@@ -166,7 +169,7 @@ class BERT4Rec(Retrieval):
 
     def encode_query(self, batch: Batch) -> Tensor:
         asked, wanted = ask(batch.tensor("history"), self.mask_token, self.facts.max_len)
-        states = self.encode(asked, wanted)
+        states = self.encode(asked, self.embed.rows("history", asked), wanted)
         return F.pad(states, (0, 1), value=1.0)  # meets the bias that encode_item appends
 
     def encode_item(self, ids: Tensor) -> Tensor:

@@ -87,12 +87,11 @@ class SASRec(Retrieval):
         return self.transformer(self.dropout(vectors + self.positions[:length]))
 
     def forward(self, batch: Batch) -> Output:
-        history: Tensor = batch.ids["history"]  # type: ignore[assignment]
         target: Tensor = batch.ids["target"]  # type: ignore[assignment]
         real = target > 0
 
         if self.options.loss_type == "CE":
-            states = self.encode(self.embed.rows("history", history))[real]  # [n, d]
+            states = self.encode(self.embed.field("history", batch))[real]  # [n, d]
             loss = self.embed.full_softmax("target", states, target[real])
             return Output(loss, states.shape[0])
 
@@ -102,14 +101,14 @@ class SASRec(Retrieval):
                 "set train.negatives.num to 1, or model.loss_type to CE"
             )
         negatives: Tensor = batch.ids["neg_item"][real]  # type: ignore[index]
-        states = self.encode(self.embed.rows("history", history))[real]
+        states = self.encode(self.embed.field("history", batch))[real]
         positive = self.embed.rows("target", target[real])
         negative = self.embed.rows("neg_item", negatives)
         return Output(bpr_loss(states, positive, negative), negatives.numel())
 
     def encode_query(self, batch: Batch) -> Tensor:
         history: Tensor = batch.ids["history"]  # type: ignore[assignment]
-        states = self.encode(self.embed.rows("history", history))
+        states = self.encode(self.embed.field("history", batch))
         last = ((history > 0).sum(1) - 1).clamp(min=0)  # an empty history is its first position
         return states[torch.arange(len(last), device=last.device), last]
 

@@ -32,12 +32,7 @@ class TableSpec(Section):
     @classmethod
     def of(cls, table: Table, rules: RowRules | None = None) -> TableSpec:
         """What makes the same initial values as the table does, without its number of rows."""
-        kind, scale = table.init.kind, table.init.scale
-        fan = (table.rows or 0) + table.dim
-        if kind == "xavier":
-            kind, scale = "uniform", (6.0 / fan) ** 0.5
-        elif kind == "xavier_normal":
-            kind, scale = "normal", (2.0 / fan) ** 0.5
+        kind, scale = table.resolved_init
         spec = cls(
             name=table.name,
             dim=table.dim,

@@ -104,9 +104,15 @@ def _build_clicks(config: Config, world: World, model_class: type[Model]) -> Par
 def set_up(config: Config, world: World, model: Model) -> Strategy:
     """The strategy of a config, with the model in it."""
     strategy = make_strategy(config.strategy, world, config.launch.join_timeout)
-    strategy.precision, strategy.compiled = config.train.precision, config.train.compile
-    strategy.rows_section = config.rows
-    strategy.setup(model, config.train.optimizer, config.run.seed, config.train.clip_grad_norm)
+    strategy.setup(
+        model,
+        config.train.optimizer,
+        config.run.seed,
+        config.train.clip_grad_norm,
+        rows=config.rows,
+        precision=config.train.precision,
+        compiled=config.train.compile,
+    )
     return strategy
 
 
@@ -154,7 +160,7 @@ def click_fingerprint(config: Config, data: ClickData, strategy: Strategy) -> di
         "batch_size": config.train.batch_size,
         "seed": config.run.seed,
         # Rows without counters cannot go on with rules that need them.
-        **({"counters": True} if strategy.counted else {}),
+        **({"counters": True} if strategy.rows.counted else {}),
     }
 
 
@@ -199,7 +205,7 @@ def _announce_interactions(config: Config) -> None:
 
 
 def _announce_model(parts: Parts) -> None:
-    tables = [store.table for store in parts.strategy.stores.values()]
+    tables = list(parts.strategy.tables.values())
     count = sum((table.rows or 0) * table.dim for table in tables)
     count += sum(p.numel() for p in parts.model.parameters() if p.requires_grad)
     log.info("%s\nTrainable parameters: %d", parts.model, count)

@@ -17,7 +17,7 @@ from typing import Any
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 
-from shoal.embedding.leaves.row_files import Taken, chunks, forget, take_over, tell_lost
+from shoal.embedding.leaves.row_files import Taken, chunks, take_over, tell_lost
 from shoal.embedding.store import Store
 from shoal.training.strategy.base import Strategy
 from shoal.world.world import PeerLost, World
@@ -50,7 +50,7 @@ def take(
 
     `put` is given files with rows as they come; without it the snapshot keeps them.
     """
-    snapshot = Snapshot({**state, "steps": {name: s.step for name, s in strategy.stores.items()}})
+    snapshot = Snapshot({**state, "steps": strategy.rows.steps})
     if strategy.world.is_main:
         dense = {name: tensor.contiguous() for name, tensor in strategy.model.state_dict().items()}
         snapshot.files["dense.safetensors"] = format_tensors(dense)
@@ -58,7 +58,7 @@ def take(
     if strategy.saves_rows:
         return snapshot
     put = put or snapshot.files.__setitem__
-    for name, store in strategy.owned_rows():  # all ranks: an export may need every one of them
+    for name, store in strategy.rows.saved():  # all ranks: an export may need every one of them
         for number, tensors in enumerate(chunks(store, rows_per_file(store))):
             put(f"rows-{name}-{number:05d}.safetensors", format_tensors(tensors))
     return snapshot
@@ -90,22 +90,20 @@ def give(strategy: Strategy, snapshot: Snapshot) -> None:
         strategy.load_rows(Path(folder), files, steps, fresh=number == 0)
     if not strategy.saves_rows:  # rows that came after the checkpoint must not stay
         for store in strategy.stores.values():
-            leaf = getattr(store, "leaf", store)
-            if store.table.rows is None and leaf is not None:
-                forget(leaf)
+            if store.table.rows is None:
+                store.forget()
     taken = {name: Taken() for name in strategy.stores}
     for name, data in row_files(snapshot, strategy.world):
         if name not in strategy.stores:
             raise CheckpointError(f"the checkpoint has a table {name!r} that the model has not")
         take_over(strategy.stores[name], parse_tensors(data), taken[name])
     for name, found in taken.items():
-        if name in strategy.counted and name in steps:
+        if name in strategy.rows.counted and name in steps:
             # Servers of an async run counted the pushes of all workers, and ages go by that count.
             steps[name] = max(steps[name], found.last_step)
         if strategy.world.is_main:
             tell_lost(strategy.stores[name], found)
-    for name, step in steps.items():
-        strategy.stores[name].step = step
+    strategy.rows.steps = steps
 
 
 def row_files(snapshot: Snapshot, world: World) -> Iterator[tuple[str, bytes]]:

@@ -50,9 +50,10 @@ CASES: list[Case] = [
 def train(strategy: Strategy, case: Case) -> tuple[list[float], list[float]]:
     """Losses, and what the model then says about a batch of its own."""
     optimizer, kind, rules = case
-    strategy.rows_section = RowsSection.model_validate(RULES[rules])
     section = OptimizerSection(name=optimizer, lr=RATES[optimizer])  # type: ignore[arg-type]
-    strategy.setup(make_model("DNN", "grows"), section, seed=1)
+    strategy.setup(
+        make_model("DNN", "grows"), section, seed=1, rows=RowsSection.model_validate(RULES[rules])
+    )
     found = losses(strategy, STEPS, kind, "grows")
     strategy.settle()
     strategy.model.eval()

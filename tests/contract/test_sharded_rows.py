@@ -111,12 +111,13 @@ def batch_of(case: Case, step: int) -> Batch:
 def set_up(world: World, case: Case, section: dict[str, Any] | None = None) -> Strategy:
     given = {"name": "sharded", "place": "row", **case[3]} if section is None else section
     strategy = make_strategy(StrategySection.model_validate(given), world)
-    strategy.rows_section = RowsSection.model_validate(case[2])
     model = Wavering() if case[0] == "Wavering" else make_model(case[0], "grows")
     optimizer = OptimizerSection(name="adagrad", lr=0.05)
     if case[0] == "Wavering":  # Adam also moves rows whose gradient is zero
         optimizer = OptimizerSection(name="adam", lr=0.02)
-    strategy.setup(model, optimizer, seed=1, clip_grad_norm=case[4])
+    strategy.setup(
+        model, optimizer, seed=1, clip_grad_norm=case[4], rows=RowsSection.model_validate(case[2])
+    )
     return strategy
 
 

@@ -13,6 +13,7 @@ import torch
 from click_batches import global_batch
 from click_batches import make_model as make_click_model
 from ranks import run_ranks
+from services import pull, push
 from small import small_config
 
 from shoal.config.row_rules import RowsSection
@@ -153,8 +154,8 @@ def by_hand(world: World) -> dict[str, Any]:
         strategy.step(lr)
     step = {name: store.step for name, store in strategy.stores.items()}
     ids_read = torch.tensor([3, 0, 6])
-    pulled = strategy.stores["my.many"].pull(ids_read)[:, 0].tolist()
-    strategy.stores["few"].push(torch.zeros(2, dtype=torch.int64), torch.ones(2, 3), 0.0)
+    pulled = pull(strategy.rows, "my.many", ids_read)[:, 0].tolist()
+    push(strategy.rows, "few", torch.zeros(2, dtype=torch.int64), torch.ones(2, 3), 0.0)
     rows, before = rows_of(strategy), world.bytes_sent
     strategy.train_step(mine)
     sent = world.bytes_sent - before
@@ -283,9 +284,13 @@ def test_what_it_cannot_do_is_refused(
 @needs_torchrec
 def test_rules_for_rows_are_refused() -> None:
     strategy = make_strategy(StrategySection(**BACKENDS["torchrec"]), World())
-    strategy.rows_section = RowsSection.model_validate({"decay": {"every": 1}})
     with pytest.raises(ValueError, match=r"torchrec has no tables that grow.*backend=native"):
-        strategy.setup(Weighted(None), OptimizerSection(name="sgd"), 1)
+        strategy.setup(
+            Weighted(None),
+            OptimizerSection(name="sgd"),
+            1,
+            rows=RowsSection.model_validate({"decay": {"every": 1}}),
+        )
 
 
 @needs_torchrec
@@ -294,7 +299,7 @@ def test_an_id_without_a_row_is_refused() -> None:
     strategy = make_strategy(StrategySection(**BACKENDS["torchrec"]), world)
     strategy.setup(Weighted(), OptimizerSection(name="sgd"), seed=1)
     with pytest.raises(ValueError, match=r"table 'my.many' has no row 7"):
-        strategy.stores["my.many"].pull(torch.tensor([1, 7]))
+        pull(strategy.rows, "my.many", torch.tensor([1, 7]))
     world.close()
 
 

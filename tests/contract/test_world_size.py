@@ -9,6 +9,8 @@ from ranks import run_ranks
 from small import small_config
 
 import shoal.training.evaluation.evaluator
+from shoal.embedding.optim.dense import dense_step
+from shoal.embedding.placed.local import LocalRows
 from shoal.runs.build import build
 from shoal.world.world import World
 
@@ -109,7 +111,10 @@ def metrics(world: World, mode: str, model: str) -> dict[str, dict[str, float]]:
         for batch in parts.reader.batches(0):  # the same whole batches on every rank
             output = parts.model(batch)
             (output.loss / output.count).backward()
-            parts.strategy.update(parts.strategy.take_gradients(), 0.05)
+            rows = parts.strategy.rows
+            rows.apply(LocalRows.collect(rows), 0.05)  # type: ignore[arg-type]
+            if parts.strategy.dense_optimizer is not None:
+                dense_step(parts.strategy.dense_optimizer, 0.05)
     values = {}
     for size in BATCH_SIZES:
         parts.evaluator.section = config.eval.model_copy(update={"batch_size": size})

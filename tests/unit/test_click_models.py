@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from services import attach, taken
 from torch import Tensor
 
 from shoal.config.schema import OptimizerSection
@@ -51,6 +52,9 @@ class Weights:
         random = np.random.default_rng(sum(map(ord, table.name)))
         self.rows = random.normal(0, 0.5, (ROWS, table.dim)).astype(np.float32)
 
+    def lend(self) -> None:
+        """They are not."""
+
     def pull(self, ids: Tensor) -> Tensor:
         return torch.from_numpy(self.rows[ids.cpu().numpy()])
 
@@ -63,7 +67,7 @@ def build(case: str, facts: Facts = FACTS) -> ClickModel:
     """A model with rows and dense parameters that are all far from 0."""
     model = plain(case, facts)
     for module in embeddings(model):
-        module.attach(Weights)  # type: ignore[arg-type]
+        attach(module, Weights)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.5)
@@ -100,7 +104,8 @@ def relu_layers(named: dict[str, np.ndarray], prefix: str, x: np.ndarray) -> np.
 def by_hand(case: str, model: ClickModel, ids: list[list[int]], dense: np.ndarray) -> float:
     """The logit of one sample: the ids of each slot, and the dense values [num_dense]."""
     named = {k: v.detach().double().numpy() for k, v in model.named_parameters()}
-    tables = {k: s.rows.astype(np.float64) for m in embeddings(model) for k, s in m.stores.items()}  # type: ignore[attr-defined]
+    stores = {k: s for m in embeddings(model) for k, s in m.service.stores.items()}
+    tables = {k: s.rows.astype(np.float64) for k, s in stores.items()}  # type: ignore[attr-defined]
     linear = (
         sum(tables["slots_linear"][i, 0] for some in ids for i in some)
         if ("slots_linear" in tables)
@@ -192,9 +197,9 @@ def test_lists_of_one_id_each_are_a_tensor(case: str) -> None:
     torch.testing.assert_close(model.logits(as_lists(batch)), model.logits(batch))
     gradients = []
     for one in (batch, as_lists(batch)):
-        [module.take_gradients() for module in embeddings(model)]
+        [taken(module.service) for module in embeddings(model)]
         model(one).loss.backward()
-        gradients.append([pair for m in embeddings(model) for pair in m.take_gradients().values()])
+        gradients.append([pair for m in embeddings(model) for pair in taken(m.service).values()])
     for (ids, grads), (same_ids, same_grads) in zip(*gradients):
         assert torch.equal(ids, same_ids)
         torch.testing.assert_close(grads, same_grads)
@@ -207,7 +212,7 @@ def test_gradients_reach_every_parameter_and_row(case: str) -> None:
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and parameter.grad.any(), name
     for module in embeddings(model):
-        for table, (ids, grads) in module.take_gradients().items():
+        for table, (ids, grads) in taken(module.service).items():
             assert torch.equal(ids, batch.tensor("slots").reshape(-1)), table
             assert grads.any(1).float().mean() > 0.5, table  # relu may silence a sample
 
@@ -293,8 +298,8 @@ def test_pooled_rows_and_their_gradients(
     if weighted:
         jagged = replace(jagged, weights=weights)
     embed = Embeddings(tags=Table("tags", 2, ROWS, padding=padding)).to(device)
-    embed.attach(Weights)  # type: ignore[arg-type]
-    rows = embed.stores["tags"].rows  # type: ignore[attr-defined]
+    attach(embed, Weights)
+    rows = embed.service.stores["tags"].rows  # type: ignore[attr-defined]
     if padding is not None:
         rows[padding] = 0
     counted = [[i for i in some if i != padding] for some in lists]
@@ -310,27 +315,27 @@ def test_pooled_rows_and_their_gradients(
     np.testing.assert_allclose(found.detach().cpu(), expected, rtol=1e-6)
     wanted = torch.randn(5, 2, generator=torch.manual_seed(1))
     found.backward(wanted.to(device))
-    ids, grads = embed.take_gradients()["tags"]
+    ids, grads = taken(embed.service)["tags"]
     assert ids.tolist() == [3, 5, 3, 3, 8, 9]
     np.testing.assert_allclose(grads.cpu(), [wanted[n].numpy() * s for n, s in shares], rtol=1e-6)
 
 
 def test_pooling_that_does_not_exist_is_refused() -> None:
     embed = Embeddings(tags=Table("tags", 2, ROWS))
-    embed.attach(Weights)  # type: ignore[arg-type]
+    attach(embed, Weights)
     batch = Batch(1, {"tags": Jagged.from_lists([[1]])})
     with pytest.raises(ValueError, match="'max'; known are sum and mean"):
         embed.pooled("tags", batch, "max")  # type: ignore[arg-type]
 
 
 def test_lookups_ahead_name_the_ids_of_lists_themselves() -> None:
-    """Staged rows are found by identity."""
+    """Rows that came ahead are found by the number of their field."""
     batch = as_lists(batch_of())
     jagged = batch.ids["slots"]
     assert isinstance(jagged, Jagged)
     for module in embeddings(build("DeepFM")):
-        ((_, ids),) = module.lookups(batch)
-        assert ids is jagged.values
+        (lookup,) = module.lookups(batch)
+        assert lookup.ids is jagged.values and lookup.field is not None
 
 
 def test_samples_of_a_batch_with_lists() -> None:

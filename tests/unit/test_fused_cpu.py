@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from services import attach
 from torch import Tensor
 
 from shoal.embedding.leaves.device import Device
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.softmax import full, fused_cpu, native
-from shoal.embedding.softmax.fused_cpu import can_fuse_on_cpu
+from shoal.embedding.softmax.fused_cpu import fusable_on_cpu
 from shoal.embedding.softmax.parallel import parallel_softmax_loss
 from shoal.embedding.table import Init, Table
 from shoal.models.nn import native as layers
@@ -45,18 +46,15 @@ def make(rows: int, dim: int, name: str, bias: bool = True, fused: bool = True) 
     if bias:
         tables["bias"] = Table("bias", 1, rows, Init("normal", 0.3), padding=0, whole=True)
     embed = Embeddings(tables)
-    embed.attach(lambda table: Device(table, optimizer, 3, "cpu", fused))
+    attach(embed, lambda table: Device(table, optimizer, 3, "cpu", fused))
     return embed.train()
 
 
 def step(embed: Embeddings, scale: float = 1.0) -> int:
     """What a strategy does after backward; how many gradients of rows it saw."""
-    seen = 0
-    for name, (ids, grads) in embed.take_gradients().items():
-        embed.stores[name].push(ids, grads * scale, LR)
-        seen += len(ids)
-    embed.step_softmax(LR, scale)
-    return seen
+    gradients = embed.service.collect(scale)
+    embed.service.apply(gradients, LR, scale)
+    return sum(len(one.grads) for one in gradients.values())
 
 
 def plain(hidden: Tensor, parts: list[Tensor], targets: Tensor, stop: int) -> Tensor:
@@ -68,7 +66,7 @@ def plain(hidden: Tensor, parts: list[Tensor], targets: Tensor, stop: int) -> Te
 
 
 def reference(embed: Embeddings, name: str) -> tuple[list[Tensor], torch.optim.Optimizer]:
-    parts = [store.values.clone().requires_grad_() for store in embed.stores.values()]
+    parts = [store.values.clone().requires_grad_() for store in embed.service.stores.values()]
     return parts, TORCH[name](parts)
 
 
@@ -111,7 +109,7 @@ def test_learning_in_the_softmax_equals_torch(
                 part[0] = 0.0
         torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
-        for store, part in zip(embed.stores.values(), parts):
+        for store, part in zip(embed.service.stores.values(), parts):
             # Adam's first steps are signs of gradients, so tiny ones are allowed to differ more.
             close = torch.isclose(store.values, part, rtol=1e-4, atol=1e-5)
             assert close.float().mean() > 0.995
@@ -121,7 +119,7 @@ def test_learning_in_the_softmax_equals_torch(
 
 def test_a_target_far_below_the_others() -> None:
     embed = make(70, 8, "sgd")
-    values = embed.stores["output"].values
+    values = embed.service.stores["output"].values
     values[3], values[69] = -30.0, 30.0  # whose blocks are exponentials apart
     parts, optimizer = reference(embed, "sgd")
     hidden, targets = torch.ones(2, 8), torch.tensor([3, 69])
@@ -158,7 +156,7 @@ def test_gradients_of_two_softmaxes_and_of_rows_add_up() -> None:
             (plain(hidden, parts, targets, 149) + part[ids].sum()).backward()
             optimizer.step()
             optimizer.zero_grad()
-    for store, part in zip(embed.stores.values(), parts):
+    for store, part in zip(embed.service.stores.values(), parts):
         torch.testing.assert_close(store.values[1:], part[1:], rtol=1e-3, atol=1e-4)
 
 
@@ -184,6 +182,7 @@ def test_states_that_are_changed_before_the_step() -> None:
 @pytest.mark.parametrize("padding", [None, 8])
 def test_rows_without_padding_at_0_have_no_softmax(padding: int | None) -> None:
     embed = Embeddings(output=Table("output", 4, 9, padding=padding, whole=True))
+    attach(embed, lambda table: Device(table, RowOptimizer("adam"), 3, "cpu"))
     with pytest.raises(ValueError, match=f"'output' has padding={padding}.*make it with padding=0"):
         embed.full_softmax("output", torch.randn(2, 4), torch.tensor([1, 2]))
 
@@ -203,7 +202,7 @@ def test_a_batch_without_positions_moves_rows_by_what_was_before() -> None:
                 part.grad = torch.zeros_like(part)
         optimizer.step()
         optimizer.zero_grad()
-    for store, part in zip(embed.stores.values(), parts):
+    for store, part in zip(embed.service.stores.values(), parts):
         torch.testing.assert_close(store.values[1:], part[1:], rtol=1e-3, atol=1e-4)
 
 
@@ -220,10 +219,10 @@ def test_many_small_products(shape: tuple[int, ...], monkeypatch: pytest.MonkeyP
 
 def test_a_loss_that_is_not_followed_back_teaches_nothing() -> None:
     embed = make(40, 4, "sgd")
-    before = embed.stores["output"].values.clone()
+    before = embed.service.stores["output"].values.clone()
     embed.full_softmax("output", torch.randn(3, 4), torch.tensor([1, 2, 3]), "bias")
     step(embed)
-    torch.testing.assert_close(embed.stores["output"].values, before, rtol=0, atol=0)
+    torch.testing.assert_close(embed.service.stores["output"].values, before, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -235,12 +234,12 @@ def test_a_loss_that_is_not_followed_back_teaches_nothing() -> None:
 )
 def test_what_the_core_cannot_do_is_left_to_torch(why: str, given: dict) -> None:
     table = Table("output", 4, 10, padding=0, whole=True)
-    assert not can_fuse_on_cpu(Device(table, RowOptimizer(**given), 3, "cpu", True), None), why
+    assert not fusable_on_cpu(Device(table, RowOptimizer(**given), 3, "cpu", True), None), why
     plain_store = Device(table, RowOptimizer("adam"), 3, "cpu", False)
-    assert not can_fuse_on_cpu(plain_store, None)
+    assert not fusable_on_cpu(plain_store, None)
     last = Device(Table("output", 4, 10, padding=9), RowOptimizer("adam"), 3, "cpu", True)
-    assert not can_fuse_on_cpu(last, None)
-    assert can_fuse_on_cpu(Device(table, RowOptimizer("adam"), 3, "cpu", True), None)
+    assert not fusable_on_cpu(last, None)
+    assert fusable_on_cpu(Device(table, RowOptimizer("adam"), 3, "cpu", True), None)
 
 
 def test_more_positions_than_a_block_take_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,8 +254,8 @@ def test_more_positions_than_a_block_take_the_other_way(monkeypatch: pytest.Monk
             embed.full_softmax("output", hidden, targets, "bias").backward()
             seen.append(step(embed))
         assert seen == ([0, 100, 0] if fused else [100, 100, 100])
-        assert embed.stores["output"].step == 3
-        results.append([store.values for store in embed.stores.values()])
+        assert embed.service.stores["output"].step == 3
+        results.append([store.values for store in embed.service.stores.values()])
     for ours, theirs in zip(*results):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
@@ -264,7 +263,7 @@ def test_more_positions_than_a_block_take_the_other_way(monkeypatch: pytest.Monk
 def test_tied_rows_are_not_fused() -> None:
     table = Table("item", 4, 20, Init("normal", 0.5), padding=0, whole=True)
     embed = Embeddings(history=table, output=table)
-    embed.attach(lambda one: Device(one, RowOptimizer("adam"), 3, "cpu", True))
+    attach(embed, lambda one: Device(one, RowOptimizer("adam"), 3, "cpu", True))
     embed.train()
     states = embed.rows("history", torch.tensor([3, 4]))
     embed.full_softmax("output", states, torch.tensor([5, 6])).backward()
@@ -283,7 +282,9 @@ def test_results_do_not_hang_on_the_number_of_threads() -> None:
             torch.set_num_threads(number)
             embed.full_softmax("output", hidden, targets, "bias").backward()
             step(embed)
-            results.append([hidden.grad, *(store.values for store in embed.stores.values())])
+            results.append(
+                [hidden.grad, *(store.values for store in embed.service.stores.values())]
+            )
     finally:
         torch.set_num_threads(threads)
     for other in results[1:]:
@@ -294,9 +295,9 @@ def test_results_do_not_hang_on_the_number_of_threads() -> None:
 def test_rows_spread_over_ranks_may_have_no_candidate_here() -> None:
     """The rows of one rank of several: none is a candidate, and none moves but by its decay."""
     embed = make(8, 4, "sgd", bias=False)
-    store = embed.stores["output"]
-    others, ready = torch.arange(8), []
-    fused = fused_cpu.CoreSoftmax(store, None, others, ready)
+    store = embed.service.stores["output"]
+    others = torch.arange(8)
+    fused = fused_cpu.CoreSoftmax(store, None, others, embed.service)
     hidden = torch.randn(3, 4, requires_grad=True)
     rows = store.lend().detach().requires_grad_()
     place = torch.full((20,), -1)
@@ -308,7 +309,7 @@ def test_rows_spread_over_ranks_may_have_no_candidate_here() -> None:
     assert (totals == 0).all() and (highest < -1e20).all()
     fused.add(torch.zeros(3), torch.empty(0).long(), torch.empty(0).long())
     fused.scaled(torch.ones(()))
-    assert ready == [fused]
-    fused.step(LR, 1.0)
+    assert fused.tables == ["output"]
+    step(embed)
     assert torch.equal(store.values, before)
     assert (fused.hidden == 0).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from services import attach, taken
 
 from shoal.data.batch import Batch
 from shoal.embedding.leaves.local import make_local, native_is_built, pull_all
@@ -22,7 +23,7 @@ def leaf(table: Table, backend: str):
 
 def embeddings(backend: str) -> Embeddings:
     made = Embeddings(user_id=USERS, item_id=ITEMS, neg_item=ITEMS)
-    made.attach(lambda table: leaf(table, backend))
+    attach(made, lambda table: leaf(table, backend))
     return made
 
 
@@ -59,7 +60,9 @@ def test_a_batch_reads_rows_in_the_shape_of_its_ids(backend):
         "item_id": [3, 4],
         "neg_item": [3, 1, 4],
     }
-    assert torch.equal(rows["neg_item"][1, 0], embed.stores["item"].pull(torch.tensor([3]))[0])
+    assert torch.equal(
+        rows["neg_item"][1, 0], embed.service.leaf("item").pull(torch.tensor([3]))[0]
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -69,12 +72,12 @@ def test_gradients_of_one_table_come_in_the_order_of_its_lookups(backend):
     weights = torch.arange(36.0).view(9, 4)
     parts = [rows["user_id"], rows["item_id"], rows["neg_item"].view(3, 4)]
     sum((x * w).sum() for x, w in zip(parts, weights.split(3))).backward()
-    taken = embed.take_gradients()
-    assert taken["user"][0].tolist() == [1, 8, 1]
-    assert taken["item"][0].tolist() == [3, 3, 11, 5, 3, 2]
-    assert torch.equal(taken["user"][1], weights[:3])
-    assert torch.equal(taken["item"][1], weights[3:])
-    assert taken["item"][1].is_contiguous()
+    found = taken(embed.service)
+    assert found["user"][0].tolist() == [1, 8, 1]
+    assert found["item"][0].tolist() == [3, 3, 11, 5, 3, 2]
+    assert torch.equal(found["user"][1], weights[:3])
+    assert torch.equal(found["item"][1], weights[3:])
+    assert found["item"][1].is_contiguous()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -83,7 +86,7 @@ def test_gradients_of_pairs_are_taken_as_they_lie(backend):
     rows = embed(batch())
     bpr_loss(*rows.values()).backward()
     copies = [rows[name].grad.reshape(3, 4).clone() for name in ("item_id", "neg_item")]
-    _, grads = embed.take_gradients()["item"]
+    _, grads = taken(embed.service)["item"]
     assert torch.equal(grads, torch.cat(copies))
     assert torch.equal(grads[3:], -grads[:3])
     if native_is_built():  # the loss lets them lie one after the other

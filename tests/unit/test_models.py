@@ -10,10 +10,12 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
+from services import attach, taken
 from torch import Tensor, nn
 
 from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
+from shoal.embedding.store import Every, Ids
 from shoal.embedding.table import Table
 from shoal.models import MODELS, find, lookup
 from shoal.models.base import Facts, Model
@@ -35,8 +37,11 @@ class MemoryStore:
         if table.padding is not None:
             self.weight[table.padding] = 0
 
-    def pull(self, ids: Tensor) -> Tensor:
-        return self.weight[ids]
+    def lend(self) -> None:
+        """They are not."""
+
+    def pull(self, ids: Ids) -> Tensor:
+        return self.weight.clone() if isinstance(ids, Every) else self.weight[ids]
 
     def push(self, ids: Tensor, grads: Tensor, lr: float) -> None:
         total = torch.zeros_like(self.weight).index_add_(0, ids, grads)
@@ -76,7 +81,7 @@ def build(name: str, facts: Facts = FACTS, **options) -> Model:
     model = kind(kind.Options(**options), facts)
     for module in model.modules():
         if isinstance(module, Embeddings):
-            module.attach(MemoryStore)
+            attach(module, MemoryStore)
     return model
 
 
@@ -84,7 +89,7 @@ def stores(model: Model) -> dict[str, MemoryStore]:
     found: dict[str, MemoryStore] = {}
     for module in model.modules():
         if isinstance(module, Embeddings):
-            found.update(module.stores)
+            found.update(module.service.stores)
     return found
 
 
@@ -93,8 +98,9 @@ def row_gradients(model: Model) -> dict[str, Tensor]:
     found = {}
     for module in model.modules():
         if isinstance(module, Embeddings):
-            for name, (ids, grads) in module.take_gradients().items():
-                found[name] = torch.zeros_like(module.stores[name].weight).index_add(0, ids, grads)
+            for name, (ids, grads) in taken(module.service).items():
+                weight = module.service.stores[name].weight
+                found[name] = torch.zeros_like(weight).index_add(0, ids, grads)
     return found
 
 
@@ -264,8 +270,8 @@ def train(model: Model, batch: Batch, steps: int) -> None:
         (output.loss / output.count).backward()
         for module in model.modules():
             if isinstance(module, Embeddings):
-                for name, (ids, grads) in module.take_gradients().items():
-                    module.stores[name].push(ids, grads, 0.3)
+                for name, (ids, grads) in taken(module.service).items():
+                    module.service.stores[name].push(ids, grads, 0.3)
         if optimizer is not None:
             optimizer.step()
             optimizer.zero_grad()

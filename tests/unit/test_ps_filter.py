@@ -203,8 +203,12 @@ def run(folder: Path, section: StrategySection, given: Snapshot | None, until: i
     strategy = make_strategy(section, World())
     # So large that it does not err: where it does, the order counts in which ids of a step arrive.
     admission = ADMISSION | {"bloom_counters": 1 << 18}
-    strategy.rows_section = RowsSection.model_validate({"admission": admission, **FADING})
-    strategy.setup(make_model("DNN", "grows"), OptimizerSection(name="adagrad", lr=0.05), seed=1)
+    strategy.setup(
+        make_model("DNN", "grows"),
+        OptimizerSection(name="adagrad", lr=0.05),
+        seed=1,
+        rows=RowsSection.model_validate({"admission": admission, **FADING}),
+    )
     if given is not None:
         give(strategy, given)
     for step in range(7 if given else 1, until):

@@ -231,9 +231,8 @@ def worker(section: RowsSection, servers: int, **more: Any) -> Iterator[Paramete
         given = ServersSection(addresses=running.addresses, **more)
         strategy = make_strategy(StrategySection(name="ps", ps=given), World())
         assert isinstance(strategy, ParameterServers)
-        strategy.rows_section = section
         optimizer = OptimizerSection(name="adagrad", lr=0.05)
-        strategy.setup(make_model("DNN", "grows"), optimizer, seed=1)
+        strategy.setup(make_model("DNN", "grows"), optimizer, seed=1, rows=section)
         yield strategy
         strategy.close()
 

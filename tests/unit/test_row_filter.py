@@ -250,8 +250,9 @@ def rules(**admission: Any) -> RowsSection:
 
 def strategy_of(section: RowsSection, name: Any = "single", world: World | None = None) -> Any:
     strategy = make_strategy(StrategySection(name=name), world or World())
-    strategy.rows_section = section
-    strategy.setup(make_model("DNN", "grows"), OptimizerSection(name="adagrad", lr=0.5), seed=1)
+    strategy.setup(
+        make_model("DNN", "grows"), OptimizerSection(name="adagrad", lr=0.5), seed=1, rows=section
+    )
     return strategy
 
 

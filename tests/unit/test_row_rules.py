@@ -42,8 +42,7 @@ def rules(**values: Any) -> RowsSection:
 
 def single(section: RowsSection, model: str = "DNN", rows: str = "grows") -> Any:
     strategy = make_strategy(StrategySection(name="single"), World())
-    strategy.rows_section = section
-    strategy.setup(make_model(model, rows), SGD, seed=1)
+    strategy.setup(make_model(model, rows), SGD, seed=1, rows=section)
     return strategy
 
 
@@ -114,9 +113,8 @@ def test_tables_that_cannot() -> None:
 
 def test_strategies_that_cannot() -> None:
     geo = Geo(World(), StrategySection(name="ps", ps=ServersSection(mode="geo", addresses=["x:1"])))
-    geo.rows_section = rules(decay={"every": 1})
     with pytest.raises(ValueError, match=f"strategy {geo.name} cannot do .* copies of their"):
-        geo.setup(make_model("DNN", "grows"), SGD, seed=1)
+        geo.setup(make_model("DNN", "grows"), SGD, seed=1, rows=rules(decay={"every": 1}))
 
 
 # ---- counts of a push ---------------------------------------------------------------------------
@@ -163,12 +161,12 @@ class Slots(Model):
 def test_counts_have_an_order_that_all_processes_share() -> None:
     """That of the tables: ranks of ddp send them one after the other. A set's is its process's."""
     strategy = make_strategy(StrategySection(name="single"), World())
-    strategy.rows_section = rules(admission={"threshold": 3.0})
-    strategy.setup(Slots(), SGD, seed=1)
+    strategy.setup(Slots(), SGD, seed=1, rows=rules(admission={"threshold": 3.0}))
     batch = Batch(1, {f"slot_{k}": torch.arange(k + 2).view(1, -1) for k in range(8)})
-    strategy.backward(strategy.forward(batch))
-    assert [len(ids) for ids, _ in strategy.take_gradients().values()] == list(range(2, 10))
-    assert [len(counts) for counts in strategy._counts.values()] == list(range(2, 10))
+    strategy.backward([batch], 0.1)
+    found = strategy.rows.collect().values()
+    assert [len(one.ids) for one in found] == list(range(2, 10))  # type: ignore[arg-type]
+    assert [len(one.counts) for one in found] == list(range(2, 10))  # type: ignore[arg-type]
 
 
 # ---- training -----------------------------------------------------------------------------------
@@ -179,8 +177,13 @@ def test_clipping_counts_occurrences_all_the_same() -> None:
     counts = []
     for clip in (None, 1e9):
         strategy = make_strategy(StrategySection(name="single"), World())
-        strategy.rows_section = rules(admission={"threshold": 3.0})
-        strategy.setup(make_model("DNN", "grows"), SGD, seed=1, clip_grad_norm=clip)
+        strategy.setup(
+            make_model("DNN", "grows"),
+            SGD,
+            seed=1,
+            clip_grad_norm=clip,
+            rows=rules(admission={"threshold": 3.0}),
+        )
         for step in range(1, 6):
             strategy.train_step(global_batch(step, "lists", "grows"))
         (chunk,) = strategy.stores["slots"].export()

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks import run_ranks
+from services import Alone
 from torch import Tensor
 
 from shoal.config.schema import OptimizerSection, StrategySection
@@ -20,7 +21,6 @@ from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placed import duplicates
 from shoal.embedding.placed.duplicates import add_rows, distinct
 from shoal.embedding.placed.placement import Layout, Placement
-from shoal.embedding.placed.sharded import Sharded
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Model
@@ -100,7 +100,7 @@ def test_what_cannot_be_is_refused() -> None:
         Layout(Table("t", 4, None), Placement("row", "range"), 2)
     layout = Layout(Table("t", 4, 10), Placement("column"), 2)
     with pytest.raises(ValueError, match="whole rows"):
-        Sharded(layout, World(), RowOptimizer("rowwise_adagrad"), 1)
+        Alone(layout, World(), RowOptimizer("rowwise_adagrad"), 1)
 
 
 # ---- on real ranks ------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def store_steps(world: World) -> dict[str, Any]:
             if table.rows is None and by_range:
                 continue
             layout = Layout(table, placement, world.size)
-            store = Sharded(layout, world, RowOptimizer("adagrad"), seed=3)
+            store = Alone(layout, world, RowOptimizer("adagrad"), seed=3)
             pulled = []
             for step in range(3):
                 store.push(ids_of(table, world.rank, step), grads_of(table, world.rank, step), 0.1)
@@ -146,7 +146,7 @@ def store_steps(world: World) -> dict[str, Any]:
                 (r.ids.tolist(), r.values.tolist(), r.state["sum"].tolist())
                 for r in store.export(7)
             ]
-            copy = Sharded(layout, world, RowOptimizer("adagrad"), seed=4)
+            copy = Alone(layout, world, RowOptimizer("adagrad"), seed=4)
             found[f"{table.name} {placement}"] = {
                 "pulled": pulled,
                 "rows": rows,
@@ -158,7 +158,7 @@ def store_steps(world: World) -> dict[str, Any]:
     return found
 
 
-def copied(world: World, store: Sharded, copy: Sharded, ids: Tensor) -> bool:
+def copied(world: World, store: Alone, copy: Alone, ids: Tensor) -> bool:
     """Whether a store restored from everything exported reads the same. Rank 0 has the rows."""
     chunks = list(store.export(7))
     lengths = torch.tensor([len(chunk.ids) for chunk in chunks], dtype=torch.int64)
@@ -177,7 +177,7 @@ def copied(world: World, store: Sharded, copy: Sharded, ids: Tensor) -> bool:
 def test_the_last_row_is_exported_too(rows: int) -> None:
     """With 1, 8 and 15 rows it stands alone in its chunk."""
     layout = Layout(Table("t", 4, rows), Placement("row"), 1)
-    store = Sharded(layout, World(), RowOptimizer("sgd"), seed=3)
+    store = Alone(layout, World(), RowOptimizer("sgd"), seed=3)
     chunks = list(store.export(7))
     assert [id_ for chunk in chunks for id_ in chunk.ids.tolist()] == list(range(rows))
     assert max(len(chunk.ids) for chunk in chunks) <= 7
@@ -212,7 +212,7 @@ def softmax(world: World) -> dict[str, Any]:
         embed = strategy.model.embed
         loss = embed.full_softmax("item", hidden, targets, "bias", stop=10)
         loss.backward()
-        strategy.update(strategy.exchange_rows(1.0, 1.0), 1.0)
+        strategy.rows.apply(strategy.rows.collect(1.0, 1.0), 1.0)
         everything = torch.arange(11)
         with torch.no_grad():
             after = {f: embed.rows(f, everything).tolist() for f in ("item", "bias")}

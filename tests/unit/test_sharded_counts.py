@@ -10,6 +10,7 @@ import torch
 from click_batches import global_batch, make_model
 from hearing import listening
 from ranks import run_ranks
+from services import Alone
 from torch import Tensor
 
 from shoal.config.row_rules import RowRules, RowsSection
@@ -18,7 +19,6 @@ from shoal.embedding.leaves.admission import Pending, Shrink, admission_of, tend
 from shoal.embedding.leaves.row_files import BLOOM, chunks
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placed.placement import Layout, Placement
-from shoal.embedding.placed.sharded import Sharded
 from shoal.embedding.table import Init, Table
 from shoal.training.checkpoint import Checkpoints
 from shoal.training.snapshot import give, take
@@ -29,11 +29,11 @@ ADS = Table("ads", 2, None, Init("constant", 0.0), padding=0)
 PLACES = ["row", "table", "replicate"]
 
 
-def make_store(world: World, place: str = "row", optimizer: str = "sgd", **rules: Any) -> Sharded:
+def make_store(world: World, place: str = "row", optimizer: str = "sgd", **rules: Any) -> Alone:
     layout = Layout(ADS, Placement(place), world.size)  # type: ignore[arg-type]
     admission = admission_of(RowRules.model_validate(rules), layout.share(world.rank))
     made = RowOptimizer(optimizer)  # type: ignore[arg-type]
-    return Sharded(layout, world, made, seed=1, admission=admission)
+    return Alone(layout, world, made, seed=1, admission=admission)
 
 
 def known(world: World, place: str) -> dict[str, Any]:
@@ -71,8 +71,12 @@ def capacity(world: World, place: str) -> list[int]:
 def traffic(world: World, rules: dict[str, Any]) -> dict[str, int]:
     """Bytes and trips of a step; and how many distinct ids of this rank are another's."""
     strategy = make_strategy(StrategySection(name="sharded", place="row"), world)
-    strategy.rows_section = RowsSection.model_validate(rules)
-    strategy.setup(make_model("DNN", "grows"), OptimizerSection(name="sgd"), seed=1)
+    strategy.setup(
+        make_model("DNN", "grows"),
+        OptimizerSection(name="sgd"),
+        seed=1,
+        rows=RowsSection.model_validate(rules),
+    )
     batch = global_batch(1, "one", "grows")
     batch = batch.rows(*world.slice(batch.size))
     trips = []
@@ -99,8 +103,12 @@ FILTERED = {
 
 def strategy_with(world: World, name: Any, place: Any = "row") -> Strategy:
     strategy = make_strategy(StrategySection(name=name, place=place), world)
-    strategy.rows_section = RowsSection.model_validate(FILTERED)
-    strategy.setup(make_model("DNN", "grows"), OptimizerSection(name="adagrad", lr=0.5), seed=1)
+    strategy.setup(
+        make_model("DNN", "grows"),
+        OptimizerSection(name="adagrad", lr=0.5),
+        seed=1,
+        rows=RowsSection.model_validate(FILTERED),
+    )
     return strategy
 
 
@@ -238,8 +246,12 @@ def test_parts_of_a_batch_count_as_the_whole() -> None:
     counts = []
     for cuts in ([(0, 61)], [(0, 20), (20, 61)]):
         strategy = make_strategy(StrategySection(name="sharded", place="row"), World())
-        strategy.rows_section = RowsSection.model_validate({"admission": {"threshold": 1000.0}})
-        strategy.setup(make_model("DNN", "grows"), OptimizerSection(name="sgd"), seed=1)
+        strategy.setup(
+            make_model("DNN", "grows"),
+            OptimizerSection(name="sgd"),
+            seed=1,
+            rows=RowsSection.model_validate({"admission": {"threshold": 1000.0}}),
+        )
         batch = global_batch(1, "lists", "grows")
         strategy.train_parts([batch.rows(*cut) for cut in cuts], 0.1)
         counts += [columns(one) for one in strategy.stores["slots"].export_pending()]  # type: ignore[attr-defined]

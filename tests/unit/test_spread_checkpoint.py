@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks
+from services import Alone, pull
 from small import small_config
 
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placed.placement import Layout, Placement
-from shoal.embedding.placed.sharded import Sharded
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
 from shoal.runs.build import build
@@ -46,7 +46,7 @@ def on_ranks(world: World, folder: str) -> dict[str, Any]:
     del sent[:]
     give(second.strategy, checkpoints.load_step(1))
     same = [
-        torch.equal(*(parts.strategy.stores[name].pull(ids) for parts in (first, second)))
+        torch.equal(*(pull(parts.strategy.rows, name, ids) for parts in (first, second)))
         for name, store in first.strategy.stores.items()
         for ids in [torch.arange(1, store.table.rows)]
     ]
@@ -61,7 +61,7 @@ def on_ranks(world: World, folder: str) -> dict[str, Any]:
 def grown(world: World) -> list[list[int]]:
     """Ids of the chunks of a table that grows, at rank 0."""
     layout = Layout(Table("g", 2, None), Placement("row", "hash"), world.size)
-    store = Sharded(layout, world, RowOptimizer("sgd"), seed=1)
+    store = Alone(layout, world, RowOptimizer("sgd"), seed=1)
     ids = torch.arange(GROWN) * 7 - 100
     store.restore(Rows(ids, torch.stack([ids, ids + 1], 1).float(), {}))
     chunks = list(store.export(chunk_rows=10))

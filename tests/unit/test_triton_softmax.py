@@ -27,10 +27,12 @@ with pytest.MonkeyPatch.context() as patch:
         reason = f"this Triton's interpreter fails with this NumPy: {error}"
         pytest.skip(reason, allow_module_level=True)
 
+from services import attach  # noqa: E402
+
 from shoal.embedding.leaves.device import Device  # noqa: E402
 from shoal.embedding.module import Embeddings  # noqa: E402
 from shoal.embedding.optim.rows import RowOptimizer  # noqa: E402
-from shoal.embedding.softmax.fused import can_fuse  # noqa: E402
+from shoal.embedding.softmax.fused import fusable  # noqa: E402
 from shoal.embedding.table import Init, Table  # noqa: E402
 
 SHAPES = {"POSITIONS": 16, "ROWS": 16}
@@ -147,10 +149,11 @@ def test_a_module_learns_as_without_kernels():
     for fused in (False, True):
         torch.manual_seed(1)
         embed = Embeddings(tables)
-        embed.attach(
-            lambda table, fused=fused: Device(table, RowOptimizer("adam"), 5, DEVICE, fused)
+        service = attach(
+            embed, lambda table, fused=fused: Device(table, RowOptimizer("adam"), 5, DEVICE, fused)
         )
-        assert can_fuse(embed.stores["output"], embed.stores["bias"]) == fused
+        found = fusable(service.leaf("output"), service.leaf("bias"))
+        assert (found is not None) == fused
         losses, states = [], []
         for _ in range(4):
             hidden = torch.randn(9, 16, requires_grad=True)
@@ -159,19 +162,13 @@ def test_a_module_learns_as_without_kernels():
             loss.backward(torch.tensor(0.2))
             losses.append(loss.detach())
             states.append(hidden.grad)
-            for name, (ids, grads) in embed.take_gradients().items():
-                assert len(ids) == (0 if fused else 21)
-                embed.stores[name].push(ids, grads, 0.05)
-            embed.step_softmax(0.01, 1.0)
-        values = [embed.stores[name].values for name in tables]
+            gradients = service.collect()
+            assert all(len(one.grads) == (0 if fused else 21) for one in gradients.values())
+            service.apply(gradients, 0.05)
+        values = [service.leaf(name).values for name in tables]
         learned.append([torch.stack(losses), torch.stack(states), *values])
     for plain, fused in zip(*learned):
         torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
-
-
-def follow_first(embed, loss):
-    loss().backward()
-    loss()
 
 
 def follow_both(embed, loss):
@@ -186,15 +183,15 @@ def follow_twice(embed, loss):
 
 def look_up_too(embed, loss):
     (loss() + embed.rows("output", torch.tensor([3, 5], device=DEVICE)).sum()).backward()
-    embed.take_gradients()
 
 
-@pytest.mark.parametrize("two", [follow_first, follow_both, follow_twice, look_up_too])
+@pytest.mark.parametrize("two", [follow_both, follow_twice, look_up_too])
 def test_two_gradients_of_a_row_before_a_step_are_refused(two):
     embed = Embeddings(output=Table("output", 16, 21, padding=0, whole=True))
-    embed.attach(lambda table: Device(table, RowOptimizer("adam"), 5, DEVICE, True))
+    attach(embed, lambda table: Device(table, RowOptimizer("adam"), 5, DEVICE, True))
     embed.train().to(DEVICE)
     hidden = torch.randn(3, 16, requires_grad=True, device=DEVICE)
     targets = torch.tensor([1, 2, 3], device=DEVICE)
     with pytest.raises(RuntimeError, match=r"strategy\.fused=false"):
         two(embed, lambda: embed.full_softmax("output", hidden, targets))
+        embed.service.collect()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,8 +20,7 @@ from shoal.embedding.leaves.init import initial_rows
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.optim.dense import dense_step
 from shoal.embedding.optim.rows import RowOptimizer, update_rows
-from shoal.embedding.softmax.whole import every_id, is_every
-from shoal.embedding.store import Rows
+from shoal.embedding.store import Every, Ids, Rows
 from shoal.embedding.table import Table
 
 INIT_CHUNK = 1 << 16  # rows initialised at a time
@@ -64,23 +64,32 @@ class Device(Leaf):
             rows = 0 if table.whole else table.rows
             self._slot = torch.zeros(rows, dtype=torch.int64, device=self.device)
 
+    def __len__(self) -> int:
+        """All rows of the table."""
+        return len(self.values)
+
+    @cached_property
+    def _every(self) -> Tensor:
+        return torch.arange(len(self.values), device=self.device)
+
     def lend(self) -> Tensor:
         """The rows themselves, [rows, dim], to be read until the next push."""
         return self.values
 
-    def pull(self, ids: Tensor) -> Tensor:
+    def pull(self, ids: Ids) -> Tensor:
         """Rows of `ids` [n]: [n, dim]."""
-        ids = self.flat_ids(ids)
-        if is_every(ids, len(self.values)):
+        if isinstance(ids, Every):
             return self.values.clone()
+        ids = self.flat_ids(ids)
         self._check_inside(ids)
         return self.values.index_select(0, ids)
 
-    def push(self, ids: Tensor, grads: Tensor, lr: float) -> None:
+    def push(self, ids: Ids, grads: Tensor, lr: float, clicks: Tensor | None = None) -> None:
         """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
-        ids = self.flat_ids(ids)
+        self.check_clicks(clicks, len(grads))
+        whole = isinstance(ids, Every)
+        ids = self._every if isinstance(ids, Every) else self.flat_ids(ids)
         grads = self.flat_grads(grads, len(ids))
-        whole = is_every(ids, len(self.values))
         if not whole:
             self._check_inside(ids)
         if not _is_recording(self.device):
@@ -197,13 +206,12 @@ class Device(Leaf):
         for key, part in rows.state.items():
             self.state[key][ids] = part[keep].to(self.device)
 
-    def flat_ids(self, ids: Tensor) -> Tensor:
+    def flat_ids(self, ids: Ids) -> Tensor:
+        if isinstance(ids, Every):
+            return self._every
         if ids.dtype != torch.int64:
             super().flat_ids(ids)  # which refuses them
-        ids = ids.detach()
-        if is_every(ids, len(self.values)):  # known again on this device too
-            return every_id(len(self.values), self.device)
-        return ids.to(self.device).reshape(-1).contiguous()
+        return ids.detach().to(self.device).reshape(-1).contiguous()
 
     def flat_grads(self, grads: Tensor, n: int) -> Tensor:
         if grads.dtype != torch.float32 or tuple(grads.shape) != (n, self.table.dim):

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from shoal.embedding.leaves.admission import Admission, Filter, Pending, Shrink
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.store import Rows
+from shoal.embedding.store import Every, Ids, Rows
 from shoal.embedding.table import Table
 
 COUNTERS = {"show": torch.float32, "click": torch.float32, "last_step": torch.int64}
 
 
-class Leaf:
+class Leaf(ABC):
     """A Store that holds its rows in this process. Subclasses hold the memory."""
 
     def __init__(
@@ -47,6 +50,10 @@ class Leaf:
         self.seed = seed
         self._step = 0
 
+    @abstractmethod
+    def __len__(self) -> int:
+        """Rows held: all of a fixed table, those that were updated of a growing one."""
+
     def __bool__(self) -> bool:
         return True  # a growing table of length 0 is a table all the same
 
@@ -61,19 +68,45 @@ class Leaf:
             raise ValueError(f"table {self.table.name!r}: step is {value}; it must be 0 or more")
         self._step = int(value)
 
-    def prefetch(self, ids: Tensor) -> None:
-        """Nothing to do: the rows are here."""
+    def lend(self) -> Tensor | None:
+        """The rows themselves [rows, dim], to be read until the next push; None: they cannot be."""
+        return None
+
+    def forget(self) -> None:
+        """Drop every row of a growing table, and every count."""
+        counted = self.admission is not None
+        self.shrink(Shrink(min_score=math.inf) if counted else Shrink(min_norm=math.inf))
+        if counted:
+            self.decay(0.0)  # what a Bloom filter counted
+
+    @abstractmethod
+    def pull(self, ids: Ids) -> Tensor:
+        """Rows of `ids` [n], which may repeat: [n, dim] float32, a tensor of its own."""
+
+    @abstractmethod
+    def push(self, ids: Ids, grads: Tensor, lr: float, clicks: Tensor | None = None) -> None:
+        """One optimizer step by gradients [n, dim]; those of the same row are summed first.
+
+        Called once per training step, possibly with n = 0: the count of calls is the step number
+        that Adam's bias correction needs. clicks [n], where ids are counted: of each of them.
+        """
+
+    @abstractmethod
+    def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
+        """Every row held, in chunks of ascending id."""
+
+    @abstractmethod
+    def restore(self, rows: Rows) -> None:
+        """Take over rows, values and state; a chunk that does not fit changes nothing."""
 
     def outside(self, id_: int) -> ValueError:
         """The error for an id that a fixed table has no row for."""
-        name, rows = self.table.name, self.table.rows
-        return ValueError(
-            f"table {name!r} has no row {id_}: it has {rows} rows, ids 0 to {(rows or 0) - 1}; "
-            "give the table more rows, or rows=None so that it grows"
-        )
+        return self.table.outside(id_)
 
-    def flat_ids(self, ids: Tensor) -> Tensor:
+    def flat_ids(self, ids: Ids) -> Tensor:
         """Ids as the engines take them: [n] int64, contiguous, on the CPU."""
+        if isinstance(ids, Every):
+            return every_id(self.table)
         if ids.dtype != torch.int64:
             raise ValueError(
                 f"table {self.table.name!r}: ids are {ids.dtype}; they must be torch.int64 "
@@ -160,6 +193,23 @@ class Leaf:
     def _assign(self, ids: Tensor, values: Tensor) -> None:
         raise NotImplementedError  # every leaf in host memory writes its own
 
+    def decay(self, factor: float) -> None:
+        """Multiply all counters, of rows and of ids without one."""
+        self.check_counted("decay")
+
+    def shrink(self, rule: Shrink) -> int:
+        """Drop rows; returns how many went."""
+        self.check_shrink(rule)
+        return 0
+
+    def export_pending(self, chunk_rows: int = 1 << 20) -> Iterator[Pending]:
+        """Counters of the ids without a row, in chunks of ascending id."""
+        return iter(())
+
+    def restore_pending(self, pending: Pending) -> None:
+        """Take over counters of ids without a row."""
+        self.check_pending(pending)
+
     def check_clicks(self, clicks: Tensor | None, n: int) -> Tensor | None:
         """Clicks as the engines take them: [n] float32, one for each id pushed."""
         if clicks is None:
@@ -236,6 +286,14 @@ class Leaf:
                 f"table {self.table.name!r}: mark {since} is not known; marks {max(oldest, 1)} to "
                 f"{newest} are: export all rows instead"
             )
+
+
+@cache
+def every_id(table: Table) -> Tensor:
+    """The id of every row of a fixed table; one tensor for all who ask, not to be written to."""
+    if table.rows is None:
+        raise ValueError(f"table {table.name!r} grows: it has no last row")
+    return torch.arange(table.rows)
 
 
 def fits(

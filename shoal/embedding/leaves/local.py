@@ -13,9 +13,10 @@ from torch import Tensor
 from shoal.embedding.leaves import native
 from shoal.embedding.leaves.admission import Admission
 from shoal.embedding.leaves.device import Device
+from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.leaves.reference import Reference
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.store import Store
+from shoal.embedding.store import Ids
 from shoal.embedding.table import Table
 
 BACKENDS = ("auto", "native", "reference", "device")
@@ -32,8 +33,8 @@ def make_local(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     fused: bool = False,
-) -> Store:
-    """A store that holds the table's rows here; `threads=None` means torch's number of threads.
+) -> Leaf:
+    """A leaf that holds the table's rows here; `threads=None` means torch's number of threads.
 
     dtype=torch.bfloat16 halves the memory of values (not of state); updates round stochastically.
     On a GPU the rows of a fixed table live in its memory; those of a growing one stay on the host.
@@ -69,7 +70,7 @@ def _warn_once() -> None:
     )
 
 
-def pull_all(stores: Sequence[Store], ids: Sequence[Tensor]) -> list[Tensor]:
+def pull_all(stores: Sequence[Leaf], ids: Sequence[Ids]) -> list[Tensor]:
     """Rows of several stores, native ones in one call: ids[k] [n_k] -> [n_k, dim_k]."""
     together = [k for k, store in enumerate(stores) if isinstance(store, native.Native)]
     if len(together) < 2:
@@ -80,8 +81,8 @@ def pull_all(stores: Sequence[Store], ids: Sequence[Tensor]) -> list[Tensor]:
 
 
 def push_all(
-    stores: Sequence[Store],
-    parts: Sequence[tuple[Tensor, Tensor]],
+    stores: Sequence[Leaf],
+    parts: Sequence[tuple[Ids, Tensor]],
     lr: float,
     counts: Sequence[Tensor | None] = (),
 ) -> None:
@@ -104,15 +105,12 @@ def push_all(
         )
     for store, (ids, grads), counted in zip(stores, parts, counts):
         if counted is not None:
-            assert isinstance(store, native.Native | Reference)
             push_counted(store, ids, grads, lr, counted)
         elif not isinstance(store, native.Native):
             store.push(ids, grads, lr)
 
 
-def push_counted(
-    store: native.Native | Reference, ids: Tensor, grads: Tensor, lr: float, counts: Tensor
-) -> None:
+def push_counted(store: Leaf, ids: Ids, grads: Tensor, lr: float, counts: Tensor) -> None:
     """A step of a store with counters: counts [n, 2], whole shows and any clicks of each id.
 
     A leaf counts occurrences, so an id that was shown three times is given three times: once with
@@ -129,7 +127,7 @@ def push_counted(
     first = torch.ones(len(places))
     first[1:] = (places[1:] != places[:-1]).float()
     clicks = clicks[places] * first
-    if isinstance(store, Reference):
+    if not isinstance(store, native.Native):
         store.push(ids[places], grads[places] * first[:, None], lr, clicks)
         return
     sources = places.to(torch.int32)  # the gradients themselves are not repeated

@@ -13,7 +13,7 @@ from shoal.embedding.leaves.init import recipe
 from shoal.embedding.leaves.leaf import COUNTERS, Leaf
 from shoal.embedding.leaves.pooling import Bags
 from shoal.embedding.optim.rows import STATE, RowOptimizer
-from shoal.embedding.store import Rows
+from shoal.embedding.store import Ids, Rows
 from shoal.embedding.table import Table
 from shoal.world.core import load_core
 
@@ -75,11 +75,11 @@ class Native(Leaf):
         """Bytes that rows, their state and the index take."""
         return self._core.bytes
 
-    def pull(self, ids: Tensor) -> Tensor:
+    def pull(self, ids: Ids) -> Tensor:
         """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
         return pull_many([self], [ids])[0]
 
-    def push(self, ids: Tensor, grads: Tensor, lr: float, clicks: Tensor | None = None) -> None:
+    def push(self, ids: Ids, grads: Tensor, lr: float, clicks: Tensor | None = None) -> None:
         """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
         ids = self.flat_ids(ids)
         grads = self.flat_grads(grads, ids.numel())
@@ -238,7 +238,7 @@ def filter_facts_of(admission: Admission | None) -> tuple[int, int]:
     return size, _core.BLOOM_LAYOUT if size else 0
 
 
-def pull_many(stores: Sequence[Native], ids: Sequence[Tensor]) -> list[Tensor]:
+def pull_many(stores: Sequence[Native], ids: Sequence[Ids]) -> list[Tensor]:
     """Rows of several tables in one call: ids[t] [n_t] -> [n_t, dim_t]."""
     flat = [store.flat_ids(part) for store, part in zip(stores, ids, strict=True)]
     counts = [part.numel() for part in flat]
@@ -269,7 +269,7 @@ def row_reader(stores: Sequence[object], limits: Sequence[int | None]) -> Any:
 
 def push_many(
     stores: Sequence[Native],
-    ids: Sequence[Tensor],
+    ids: Sequence[Ids],
     grads: Sequence[Tensor],
     lr: float | Sequence[float],
 ) -> None:

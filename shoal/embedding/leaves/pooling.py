@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.embedding.store import Store
+from shoal.embedding.store import Ids
+from shoal.embedding.table import Table
 
 Mode = Literal["sum", "mean", "none"]
 
@@ -34,8 +35,14 @@ class Bags:
         return self.offsets.numel() - 1
 
 
-class PoolingStore(Store, Protocol):
+class PoolingLeaf(Protocol):
     """A leaf that pools by itself."""
+
+    table: Table
+
+    def pull(self, ids: Ids) -> Tensor: ...
+
+    def push(self, ids: Ids, grads: Tensor, lr: float, clicks: Tensor | None = None) -> None: ...
 
     def pull_bags(self, ids: Tensor, bags: Bags) -> Tensor: ...
 
@@ -45,7 +52,7 @@ class PoolingStore(Store, Protocol):
 
 
 def pull_pooled(
-    store: PoolingStore,
+    store: PoolingLeaf,
     ids: Tensor,
     offsets: Tensor,
     mode: Mode = "sum",
@@ -60,7 +67,7 @@ def pull_pooled(
 
 
 def push_pooled(
-    store: PoolingStore,
+    store: PoolingLeaf,
     ids: Tensor,
     offsets: Tensor,
     grads: Tensor,
@@ -77,7 +84,7 @@ def push_pooled(
 
 
 def weight_gradients(
-    store: PoolingStore, ids: Tensor, offsets: Tensor, grads: Tensor, mode: Mode = "sum"
+    store: PoolingLeaf, ids: Tensor, offsets: Tensor, grads: Tensor, mode: Mode = "sum"
 ) -> Tensor:
     """Gradients [n] of the weights, by the gradients of pull_pooled's result."""
     bags = make_bags(store, ids, offsets, mode, None)
@@ -88,7 +95,7 @@ def weight_gradients(
 
 
 def make_bags(
-    store: Store, ids: Tensor, offsets: Tensor, mode: Mode, weights: Tensor | None
+    store: PoolingLeaf, ids: Tensor, offsets: Tensor, mode: Mode, weights: Tensor | None
 ) -> Bags:
     """Check a jagged lookup and turn its mode and weights into coefficients."""
     name, n = store.table.name, ids.numel()

@@ -12,7 +12,7 @@ from shoal.embedding.leaves.init import initial_rows, recipe, round_bfloat16, ro
 from shoal.embedding.leaves.leaf import COUNTERS, Leaf
 from shoal.embedding.leaves.pooling import Bags
 from shoal.embedding.optim.rows import RowOptimizer, update_rows
-from shoal.embedding.store import Rows
+from shoal.embedding.store import Ids, Rows
 from shoal.embedding.table import Table
 
 INIT_CHUNK = 1 << 16  # rows initialised at a time, so that temporaries stay small
@@ -53,7 +53,7 @@ class Reference(Leaf):
         """Rows held: all of a fixed table, those that learned of a growing one."""
         return len(self.positions) if self.table.rows is None else self.table.rows
 
-    def pull(self, ids: Tensor) -> Tensor:
+    def pull(self, ids: Ids) -> Tensor:
         """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
         ids = self.flat_ids(ids)
         if self.table.rows is not None:
@@ -65,7 +65,7 @@ class Reference(Leaf):
         out[known] = self.values[found[known]]
         return out
 
-    def push(self, ids: Tensor, grads: Tensor, lr: float, clicks: Tensor | None = None) -> None:
+    def push(self, ids: Ids, grads: Tensor, lr: float, clicks: Tensor | None = None) -> None:
         """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
         ids = self.flat_ids(ids)
         grads = self.flat_grads(grads, ids.numel())

@@ -8,31 +8,29 @@ bloom.counters, bloom.facts     or a part of the Bloom filter that counts them, 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from shoal.embedding.leaves.admission import Filter, Pending, Shrink
+from shoal.embedding.leaves.admission import Filter, Pending
 from shoal.embedding.leaves.leaf import COUNTERS
-from shoal.embedding.store import Rows
+from shoal.embedding.store import Rows, Store
 
 log = logging.getLogger("shoal")
 PENDING = ("ids", *COUNTERS)
 BLOOM = ("bloom.counters", "bloom.facts")
 
 
-def chunks(store: Any, chunk_rows: int = 1 << 20, **since: int) -> Iterator[dict[str, Tensor]]:
+def chunks(store: Store, chunk_rows: int = 1 << 20, **since: int) -> Iterator[dict[str, Tensor]]:
     """What a store holds, or what changed since a mark; counters of ids without a row last.
 
     Those are always all of them, or the whole Bloom filter: it does not tell what changed.
     """
     for rows in store.export(chunk_rows, **since):
         yield _tensors(rows)
-    if getattr(store, "admission", None) is None:
+    if store.admission is None:
         return
     state = {key: torch.empty(shape, dtype=t) for key, (shape, t) in store.state_shapes(0).items()}
     nothing = Rows(torch.empty(0, dtype=torch.int64), torch.empty(0, store.table.dim), state)
@@ -59,7 +57,7 @@ class Taken:
 
 
 def take_over(
-    store: Any,
+    store: Store,
     tensors: dict[str, Tensor],
     taken: Taken,
     choose: Callable[[Tensor], Tensor] | None = None,
@@ -68,7 +66,7 @@ def take_over(
 
     A store that keeps no counters takes rows without them.
     """
-    counted = getattr(store, "admission", None) is not None
+    counted = store.admission is not None
     state = {key[len("state.") :]: v for key, v in tensors.items() if key.startswith("state.")}
     pending = {key: tensors[f"pending.{key}"] for key in PENDING if "pending.ids" in tensors}
     steps = [part["last_step"] for part in (state, pending) if "last_step" in part]
@@ -95,7 +93,7 @@ def take_over(
     taken.last_step = max([taken.last_step, *(int(one.max()) for one in steps if len(one))])
 
 
-def _filter_of_here(store: Any, tensors: dict[str, Tensor], taken: Taken) -> Filter | None:
+def _filter_of_here(store: Store, tensors: dict[str, Tensor], taken: Taken) -> Filter | None:
     """A file's part of a Bloom filter, if it is of the one that counts here."""
     name = store.table.name
     if not all(key in tensors for key in BLOOM):
@@ -110,6 +108,7 @@ def _filter_of_here(store: Any, tensors: dict[str, Tensor], taken: Taken) -> Fil
     if not 0 <= number < shares:
         raise ValueError(f"table {name!r}: a Bloom filter's part {number} of {shares}")
     part = Filter(counters, start, size, layout, (number, shares))
+    assert store.admission is not None
     own_number, own_shares = store.admission.share
     if store.filter_fits(part):
         return part if number == own_number else None
@@ -120,10 +119,9 @@ def _filter_of_here(store: Any, tensors: dict[str, Tensor], taken: Taken) -> Fil
     return None
 
 
-def tell_lost(store: Any, taken: Taken) -> None:
+def tell_lost(store: Store, taken: Taken) -> None:
     """After all files of a table: say so where ids without a row are counted anew."""
-    admission = getattr(store, "admission", None)
-    if admission is None or admission.threshold <= 0:
+    if store.admission is None or store.admission.threshold <= 0:
         return
     why = taken.misfit
     if why is None and store.filter_facts[0] and not taken.counters:
@@ -135,11 +133,3 @@ def tell_lost(store: Any, taken: Taken) -> None:
             store.table.name,
             why,
         )
-
-
-def forget(store: Any) -> None:
-    """Empty a growing table: every id reads as its initial value, and none was ever counted."""
-    counted = getattr(store, "admission", None) is not None
-    store.shrink(Shrink(min_score=math.inf) if counted else Shrink(min_norm=math.inf))
-    if counted:
-        store.decay(0.0)  # what a Bloom filter counted

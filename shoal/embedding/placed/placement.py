@@ -121,23 +121,16 @@ class Layout:
                 out.data_ptr(),
             )
             if wrong >= 0:
-                raise self._outside(int(ids[wrong]))
+                raise self.table.outside(int(ids[wrong]))
             return out
         if ids.numel():
             for bound in ids.aminmax():
                 if not 0 <= int(bound) < rows:
-                    raise self._outside(int(bound))
+                    raise self.table.outside(int(bound))
         codes = ids if self.factor == 1 else ids * self.factor % rows
         if padding is not None:
             codes = codes.masked_fill(ids == padding, rows)
         return codes
-
-    def _outside(self, id_: int) -> ValueError:
-        name, rows = self.table.name, self.table.rows
-        return ValueError(
-            f"table {name!r} has no row {id_}: it has {rows} rows, ids 0 to {(rows or 0) - 1}; "
-            "give the table more rows, or rows=None so that it grows"
-        )
 
     def owners(self, ids: Tensor) -> Tensor:
         """Growing tables: the owner of each id; the padding id has none, which is `size`."""

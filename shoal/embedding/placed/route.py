@@ -7,22 +7,22 @@ inverse              2 0 0 1 | 2 3          rows come back in the order of the k
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shoal.embedding.leaves.leaf import Leaf, every_id
 from shoal.embedding.placed.duplicates import add_rows, code_map, distinct
 from shoal.embedding.placed.placement import Layout
+from shoal.embedding.service import Labels, Lookup
+from shoal.embedding.store import Every, Ids
+from shoal.embedding.table import Table
 from shoal.world.world import Arriving, World
-
-if TYPE_CHECKING:
-    from shoal.embedding.placed.sharded import Sharded
-
-
-Labels = list[tuple[Tensor, Tensor]]  # ids of a lookup, and the label of each one's sample
 
 
 class Distinct:
@@ -82,12 +82,24 @@ class Distinct:
         return self._place[places], missing
 
 
-class Part:
-    """One table's lookups within a route."""
+class Placed(Protocol):
+    """What a part must know of its table."""
 
-    def __init__(self, store: Sharded, ids: list[Tensor]):
-        self.store, self.layout, self.requested = store, store.layout, ids
-        flat = [one.reshape(-1) for one in ids]
+    table: Table
+    layout: Layout
+
+    @property
+    def counted(self) -> bool:
+        """Whether it is counted how often ids come."""
+
+
+class Part:
+    """One table's lookups within a trip."""
+
+    def __init__(self, placed: Placed, lookups: Sequence[Lookup], device: torch.device):
+        self.placed, self.layout = placed, placed.layout
+        self.fields = [one.field for one in lookups]
+        flat = [_flat(one.ids, placed.table, device) for one in lookups]
         self.distinct = Distinct(self.layout, flat[0] if len(flat) == 1 else torch.cat(flat))
         self.keys, self.counts = self.distinct.keys, self.distinct.counts
         self.inverse = list(self.distinct.inverse.split([len(one) for one in flat]))
@@ -95,8 +107,8 @@ class Part:
         self.their_counts = self.counts
         self.rows: Tensor | None = None  # [keys, dim], one row of zeros more when padded
         self.grads: Tensor | None = None  # likewise
-        self.taken: list[Tensor] = []  # the lookups that backward came through
-        self.labels: Labels = []  # of the batch, where ids are counted
+        self.taken: list[tuple[int | None, Tensor]] = []  # lookups that backward came through
+        self.labels: Labels = {}  # of the batch, where ids are counted
 
     @property
     def num_rows(self) -> int:
@@ -114,82 +126,122 @@ class Part:
         start = sum(self.their_counts[:rank])
         return slice(start, start + self.their_counts[rank])
 
-    def expand(self, inverse: Tensor, shape: torch.Size, learn: bool) -> Tensor:
-        """Rows of one lookup: shape + [dim]."""
+    def take_rows(self, rows: Tensor) -> None:
+        """The rows of the keys [keys, dim]; the padding id's row of zeros stands after them."""
+        self.rows = F.pad(rows, (0, 0, 0, 1)) if self.distinct.padded else rows
+
+    def expand(self, number: int | None, inverse: Tensor, ids: Ids, learn: bool) -> Tensor:
+        """Rows of ids that stand at `inverse`: their shape + [dim]; `number`: of which lookup."""
         assert self.rows is not None
+        shape = inverse.shape if isinstance(ids, Every) else ids.shape
         if learn:
-            return _Expand.apply(self.rows.requires_grad_(), (self, inverse, shape))
+            return _Expand.apply(self.rows.requires_grad_(), (self, number, inverse, shape))
         return F.embedding(inverse.view(shape), self.rows)
 
-    def add(self, inverse: Tensor, grads: Tensor) -> None:
+    def add(self, number: int | None, inverse: Tensor, grads: Tensor) -> None:
         """Gradients of one lookup: inverse [n], grads [n, dim]."""
         self.grads = add_rows(self.grads, inverse, grads, self.num_rows)
-        self.taken.append(inverse)
+        self.taken.append((number, inverse))
 
     def unused(self) -> Tensor | None:
         """Which keys no gradient came to [keys]; None where all have one."""
-        came = {id(one) for one in self.taken}
-        if all(id(one) in came for one in self.inverse):
+        came = {number for number, _ in self.taken}
+        if came.issuperset(range(len(self.inverse))):
             return None
         unused = torch.ones(self.num_rows, dtype=torch.bool, device=self.keys.device)
-        for inverse in self.taken:
+        for _, inverse in self.taken:
             unused[inverse] = False
         unused = unused[: len(self.keys)]
         return unused if bool(unused.any()) else None
 
     def seen(self) -> Tensor:
-        """How often the ids of the lookups that learned were shown, and clicked: [keys, 2]."""
+        """How often the ids of lookups with a gradient were shown, and clicked: [keys, 2]."""
         counts = torch.zeros(self.num_rows, 2, dtype=torch.float64)
-        for inverse in self.taken:
+        for number, inverse in self.taken:
             places = inverse.cpu()
             counts[:, 0] += torch.bincount(places, minlength=self.num_rows)
-            for ids, known in zip(self.requested, self.inverse):
-                clicks = [each for asked, each in self.labels if asked is ids and known is inverse]
-                if clicks:  # ids that a model made itself have none
-                    weights = clicks[0].double()
-                    counts[:, 1] += torch.bincount(places, weights, minlength=self.num_rows)
+            field = None if number is None else self.fields[number]
+            if field in self.labels:  # ids that a model made itself have none
+                weights = self.labels[field].double()
+                counts[:, 1] += torch.bincount(places, weights, minlength=self.num_rows)
         return counts[: len(self.keys)].to(self.keys.device, torch.float32)
+
+
+def _flat(ids: Ids, table: Table, device: torch.device) -> Tensor:
+    return every_id(table).to(device) if isinstance(ids, Every) else ids.reshape(-1)
 
 
 class _Expand(torch.autograd.Function):
     """rows[inverse]; backward sums into the part's gradients, in the order they will be sent."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, lookup: tuple[Part, Tensor, torch.Size]) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, lookup: tuple) -> Tensor:
         ctx.lookup = lookup
-        _, inverse, shape = lookup
+        _, _, inverse, shape = lookup
         return F.embedding(inverse.view(shape), rows)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None]:
-        part, inverse, _ = ctx.lookup
-        part.add(inverse, grads[0].reshape(len(inverse), grads[0].shape[-1]))
+        part, number, inverse, _ = ctx.lookup
+        part.add(number, inverse, grads[0].reshape(len(inverse), grads[0].shape[-1]))
         return None, None
 
 
-class Route:
-    """Lookups in several tables that travel together. All ranks make the same ones.
+class Trip(ABC):
+    """Lookups in several tables that travel together."""
 
-    Started, advanced and finished in three calls, so that counts and then ids travel while the
-    caller computes something else.
+    def __init__(
+        self, placed: Mapping[str, Placed], lookups: Sequence[Lookup], device: torch.device
+    ):
+        grouped: dict[str, list[Lookup]] = {}
+        self.order: list[tuple[str, int]] = []  # of the lookups: table, number within the table
+        for lookup in lookups:
+            requested = grouped.setdefault(lookup.table, [])
+            self.order.append((lookup.table, len(requested)))
+            requested.append(lookup)
+        self.parts = {name: Part(placed[name], some, device) for name, some in grouped.items()}
+        self.by_field = {
+            lookup.field: place
+            for lookup, place in zip(lookups, self.order)
+            if lookup.field is not None
+        }
+
+    def start(self) -> None:
+        """Let what can travel before the rows are read go."""
+
+    @abstractmethod
+    def fetch(self) -> None:
+        """Bring the rows here: they are read now."""
+
+    def arrive(self) -> None:
+        """What travels has arrived, and no more is asked for."""
+
+
+class Shard(Placed, Protocol):
+    """What a route must know: besides, the leaf of this rank."""
+
+    leaf: Leaf | None
+
+
+class Route(Trip):
+    """A trip to the ranks that own the rows. All ranks make the same ones.
+
+    Made, started and fetched in three calls, so that counts and then ids travel while the caller
+    computes something else.
     """
 
-    def __init__(self, world: World, lookups: list[tuple[Sharded, Tensor]]):
-        self.world = world
-        grouped: dict[str, tuple[Sharded, list[Tensor]]] = {}
-        self.order: list[tuple[str, int]] = []  # of the lookups: table, number within the table
-        for store, ids in lookups:
-            _, requested = grouped.setdefault(store.table.name, (store, []))
-            self.order.append((store.table.name, len(requested)))
-            requested.append(ids)
-        self.parts = {name: Part(store, ids) for name, (store, ids) in grouped.items()}
+    parts: dict[str, Part]
+
+    def __init__(self, world: World, placed: Mapping[str, Shard], lookups: Sequence[Lookup]):
+        super().__init__(placed, lookups, world.device)
+        self.world, self.leaves = world, {name: placed[name].leaf for name in self.parts}
         table = [part.counts for part in self.parts.values()]
         counts = torch.tensor(table, device=world.device).T.contiguous()  # [size, tables]
         each = [1] * world.size
         self._counts: Arriving | None = world.start_all_to_all(counts, each, each)
         self._ids: Arriving | None = None
 
-    def advance(self) -> None:
+    def start(self) -> None:
         """The counts are here: let the ids go."""
         if self._counts is None:
             return
@@ -204,9 +256,9 @@ class Route:
         received = [sum(part.their_counts[r] for part in parts) for r in range(size)]
         self._ids = self.world.start_all_to_all(keys, sent, received)
 
-    def finish(self) -> None:
+    def arrive(self) -> None:
         """The ids asked of this rank are here."""
-        self.advance()
+        self.start()
         if self._ids is None:
             return
         parts = list(self.parts.values())
@@ -217,21 +269,20 @@ class Route:
 
     def fetch(self) -> None:
         """Bring the rows here: owners read them now."""
-        self.finish()
+        self.arrive()
         world, size = self.world, self.world.size
         travelling = [part for part in self.parts.values() if not part.layout.replicated]
-        for part in self.parts.values():
+        for name, part in self.parts.items():
             if part.layout.replicated:
-                assert part.store.leaf is not None
-                part.rows = part.store.leaf.pull(part.keys).to(world.device)
-                if part.distinct.padded:
-                    part.rows = torch.cat([part.rows, part.rows.new_zeros(1, part.rows.shape[1])])
+                leaf = self.leaves[name]
+                assert leaf is not None
+                part.take_rows(leaf.pull(part.keys).to(world.device))
         if not travelling:
             return
-        served = [_serve(part, world) for part in travelling]
+        served = [self._serve(part) for part in travelling]
         if len(travelling) == 1 and travelling[0].layout.placement.place != "column":
             # One table: what was read is what is sent, and what comes is what is wanted.
-            part, dim = travelling[0], travelling[0].store.table.dim
+            part, dim = travelling[0], travelling[0].layout.table.dim
             part.rows = torch.empty(part.num_rows, dim, device=world.device)
             part.rows[len(part.keys) :] = 0.0
             out = part.rows[: len(part.keys)]
@@ -248,7 +299,7 @@ class Route:
             [sum(some) for some in lengths],
         )
         for part, pieces in zip(travelling, unpack(flat, lengths)):
-            dim = part.store.table.dim
+            dim = part.layout.table.dim
             part.rows = torch.empty(part.num_rows, dim, device=world.device)
             part.rows[len(part.keys) :] = 0.0
             for r, piece in enumerate(pieces):
@@ -256,12 +307,12 @@ class Route:
                 keys = part.outgoing(r)
                 part.rows[keys, first:last] = piece.view(keys.stop - keys.start, last - first)
 
-
-def _serve(part: Part, world: World) -> Tensor:
-    """The rows that were asked of this rank: [theirs, its columns]."""
-    if part.store.leaf is None:
-        return torch.empty(len(part.theirs), part.layout.width(world.rank), device=world.device)
-    return part.store.leaf.pull(part.theirs).to(world.device)
+    def _serve(self, part: Part) -> Tensor:
+        """The rows that were asked of this rank: [theirs, its columns]."""
+        leaf, device = self.leaves[part.layout.table.name], self.world.device
+        if leaf is None:
+            return torch.empty(len(part.theirs), part.layout.width(self.world.rank), device=device)
+        return leaf.pull(part.theirs).to(device)
 
 
 def pack(pieces: list[list[Tensor]]) -> Tensor:

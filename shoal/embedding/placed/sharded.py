@@ -1,390 +1,226 @@
-"""Sharded: one table's rows spread over the ranks; each rank's leaf holds only its own.
+"""ShardedRows: tables spread over the ranks, whose ids, rows and gradients travel together.
 
-A Store like the others, but every call of it is made by all ranks together. Models do not come by
-`pull` and `push`: their tables travel together (shoal.embedding.placed.exchange).
+A training step makes three trips however many tables there are: ids to the owners, rows back,
+gradients to the owners. Ids are sent one batch ahead; rows are read only after the update before
+them, so the numbers are those of one process. Where ids are counted (see
+shoal.embedding.leaves.admission), how often each came travels with its gradient.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from shoal.embedding.leaves.admission import Admission, Filter, Pending, Shrink
-from shoal.embedding.leaves.leaf import COUNTERS, fits
-from shoal.embedding.leaves.local import make_local, push_counted
-from shoal.embedding.leaves.native import filter_facts_of
-from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placed.exchange import Exchange
+from shoal.config.row_rules import RowRules
+from shoal.embedding.leaves.admission import tend
+from shoal.embedding.leaves.leaf import Leaf
+from shoal.embedding.placed.local import Pulled
 from shoal.embedding.placed.placement import Layout
-from shoal.embedding.store import Rows, Store
-from shoal.embedding.table import Init, Table
+from shoal.embedding.placed.route import Part, Route, pack, unpack
+from shoal.embedding.placed.routed import RoutedRows, T
+from shoal.embedding.placed.sharded_table import ShardedTable
+from shoal.embedding.service import Gradients, Lookup, RowGradients, sum_squares
+from shoal.embedding.store import EVERY, Every
 from shoal.world.world import World
 
-LAST_ID = torch.iinfo(torch.int64).max
-SOME_ROWS = 1 << 16  # rows handled at a time, so that temporaries stay small
-COUNTER_FLOATS = {name: dtype.itemsize // 4 for name, dtype in COUNTERS.items()}
 
-
-class Sharded:
-    """The part of a table that this rank holds, and the way to the others' parts."""
-
-    admission: Admission | None = None  # of each leaf, where ids are counted
+class SpreadRows(RoutedRows[T]):
+    """Tables whose rows ranks hold between them. Every call is made by all ranks."""
 
     def __init__(
         self,
-        layout: Layout,
         world: World,
-        optimizer: RowOptimizer,
-        seed: int,
-        fused: bool = False,
-        admission: Admission | None = None,
+        tables: Mapping[str, ShardedTable],
+        rules: Mapping[str, RowRules] | None = None,
     ):
-        self.table, self.layout, self.world = layout.table, layout, world
-        self.optimizer, self.admission = optimizer, admission
-        by_row = [name for name, kind in optimizer.state_names().items() if kind == "row"]
-        if layout.placement.place == "column" and (by_row or optimizer.clip is not None):
-            raise ValueError(
-                f"table {self.table.name!r} is cut by columns, but {optimizer.name} looks at whole "
-                "rows; place it by row"
-            )
-        self.leaf: Store | None = None
-        if layout.holds(world.rank):
-            self.leaf = make_leaf(
-                layout, world.rank, optimizer, seed, world.device, fused, admission
-            )
-        self._step = 0
-        self._alone = Exchange(world, {self.table.name: self})
+        super().__init__(tables, rules, world.device)
+        self.world, self.tables = world, dict(tables)
+        self._own: dict[str, list[Pulled]] = {name: [] for name in self.tables}
 
-    def pull(self, ids: Tensor) -> Tensor:
-        """Rows of `ids` [n]: [n, dim]."""
-        return self._alone.pull([(self.table.name, ids.reshape(-1))], learn=False)[0]
+    def _everywhere(self, missing: bool) -> bool:
+        vote = torch.tensor([float(missing)], device=self.device)
+        return float(self.world.all_reduce(vote)) == 0
 
-    def push(self, ids: Tensor, grads: Tensor, lr: float) -> None:
-        """One optimizer step: gradients of a row are summed over the ranks, in order of rank."""
-        owned = self._alone.send(self.table.name, ids.reshape(-1), grads)
-        self.push_owned(*owned, lr, self._alone.counts.get(self.table.name))
+    def pull(self, lookups: Sequence[Lookup], learn: bool) -> list[Tensor]:
+        if not learn:  # nothing comes back, so replicas are read without telling anybody
+            away = [one for one in lookups if not self.tables[one.table].layout.replicated]
+            if len(away) < len(lookups):
+                return self._pull_apart(lookups, away)
+        return super().pull(lookups, learn)
 
-    def push_owned(
-        self, keys: Tensor, grads: Tensor, lr: float, counts: Tensor | None = None
-    ) -> None:
-        """One optimizer step of rows that this rank holds, by the keys of its leaf.
+    def _pull_apart(self, lookups: Sequence[Lookup], away: Sequence[Lookup]) -> list[Tensor]:
+        fetched = iter(self.pull(away, learn=False) if away else [])
+        rows = []
+        for lookup in lookups:
+            table = self.tables[lookup.table]
+            if table.layout.replicated:
+                assert table.leaf is not None
+                flat = table.leaf.pull(lookup.ids).to(self.device)
+                shape = flat.shape[:1] if isinstance(lookup.ids, Every) else lookup.ids.shape
+                rows.append(flat.view(*shape, flat.shape[1]))
+            else:
+                rows.append(next(fetched))
+        return rows
 
-        counts [n, 2], where ids are counted: how often each was shown and clicked.
+    # ---- rows that never travel -----------------------------------------------------------------
+
+    def spread(self, name: str) -> tuple[Layout, World] | None:
+        layout = self.tables[name].layout
+        return (layout, self.world) if layout.cut_by_rows else None
+
+    def leaf(self, name: str) -> Leaf | None:
+        return self.tables[name].leaf if self.spread(name) is not None else None
+
+    def own(self, name: str, learn: bool) -> Tensor | None:
+        if self.spread(name) is None:
+            return None
+        leaf = self.tables[name].leaf
+        if leaf is None:
+            return torch.empty(0, self.tables[name].table.dim, device=self.device)
+        lent = leaf.lend()
+        rows = leaf.pull(EVERY).to(self.device) if lent is None else lent.detach()
+        if learn:
+            self._own[name].append(Pulled(EVERY, rows.requires_grad_()))
+        return rows
+
+    def _has_gradients(self, name: str) -> bool:
+        own = any(one.rows.grad is not None for one in self._own[name])
+        return own or any(name in trip.parts for trip in self._pending)
+
+    def _add_own(self, name: str, grads: Tensor) -> None:
+        self._own[name].append(Pulled.with_grads(grads))
+
+
+class ShardedRows(SpreadRows[Route]):
+    """Leaves of all ranks, read and updated by their owners."""
+
+    def _trip(self, lookups: Sequence[Lookup]) -> Route:
+        return Route(self.world, self.tables, lookups)
+
+    def note(self) -> float:
+        """Rows of this step that came but that no gradient goes back to."""
+        some = [part.unused() for part in self._parts(self._pending) if not part.placed.counted]
+        return float(sum(int(unused.sum()) for unused in some if unused is not None))
+
+    @staticmethod
+    def _parts(trips: Sequence[Route]) -> list[Part]:
+        return [part for trip in trips for part in trip.parts.values()]
+
+    def collect(self, scale: float = 1.0, notes: float = 0.0) -> Gradients:
+        """Send this step's gradients to their owners: of keys of their leaves, unsummed.
+
+        They come in order of rank. Where ids are counted, a row that was looked up in vain was
+        shown never; elsewhere owners are told which had a gradient (`notes`: whether any had none).
         """
-        self._step += 1
-        if self.leaf is None:
-            return
-        if counts is None:
-            self.leaf.push(keys, grads, lr)
-        else:
-            push_counted(self.leaf, keys, grads, lr, counts)  # type: ignore[arg-type]
-
-    @property
-    def counted(self) -> bool:
-        """Whether it is counted how often ids come."""
-        return self.admission is not None
-
-    def decay(self, factor: float) -> None:
-        """Multiply all counters, of rows and of ids without one."""
-        if self.leaf is not None:
-            self.leaf.decay(factor)  # type: ignore[attr-defined]
-
-    def shrink(self, rule: Shrink) -> int:
-        """Drop rows, each rank among its own; returns how many of the table went."""
-        gone = 0 if self.leaf is None else self.leaf.shrink(rule)  # type: ignore[attr-defined]
-        if self.layout.replicated:
-            return gone
-        return int(self.world.all_reduce(torch.tensor([gone], device=self.world.device)))
-
-    def prefetch(self, ids: Tensor) -> None:
-        """Nothing: a batch is announced to the exchange, all its tables at once."""
-
-    @property
-    def step(self) -> int:
-        """How many times `push` was called."""
-        return self._step
-
-    @step.setter
-    def step(self, value: int) -> None:
-        self._step = value
-        if self.leaf is not None:
-            self.leaf.step = value
-
-    def restore(self, rows: Rows) -> None:
-        """Take over those of the given rows that this rank holds."""
-        if self.leaf is None:
-            return
-        layout, rank, ids = self.layout, self.world.rank, rows.ids
-        if layout.grows:
-            keys, mine = ids, self._mine(ids)
-        else:
-            low = 0 if layout.everyone else layout.bounds[rank]
-            keys = layout.codes(ids) - low  # the padding id lies beyond every bound
-            mine = (keys >= 0) & (keys < layout.shares[rank])
-        chosen = mine.nonzero().squeeze(1)
-        chosen = chosen[keys[chosen].argsort()]
-        first, last = layout.columns[rank]
-        state = {
-            key: part[chosen] if part.dim() == 1 else part[chosen, first:last].contiguous()
-            for key, part in rows.state.items()
-        }
-        values = rows.values[chosen, first:last].contiguous()
-        self.leaf.restore(Rows(keys[chosen], values, state))
-
-    def restore_pending(self, pending: Pending) -> None:
-        """Take over those of the given counters of ids without a row that fall to this rank."""
-        if self.leaf is None:
-            return
-        mine = self._mine(pending.ids)
-        parts = [getattr(pending, key)[mine] for key in COUNTERS]
-        self.leaf.restore_pending(Pending(pending.ids[mine], *parts))  # type: ignore[attr-defined]
-
-    def _mine(self, ids: Tensor) -> Tensor:
-        """Growing tables: which of the ids fall to this rank."""
-        if self.layout.everyone:
-            return torch.ones_like(ids, dtype=torch.bool)
-        return self.layout.owners(ids) == self.world.rank
-
-    def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
-        """Rank 0 has the table chunk by chunk, by ascending id; the others only take part."""
-        if self.layout.replicated:
-            if self.world.is_main and self.leaf is not None:
-                yield from self.leaf.export(chunk_rows)
-            return
-        ids, floats, places = self._own()
-        widths = [sum(self._widths(rank).values()) for rank in range(self.world.size)]
-        ranges: Iterable[slice]
-        if self.layout.grows:
-            ranges = self._next_of_all(ids, -(-chunk_rows // self.world.size))
-        else:
-            assert self.table.rows is not None
-            steps = range(0, self.table.rows + chunk_rows, chunk_rows)
-            bounds = torch.searchsorted(ids, torch.tensor(steps)).tolist()
-            ranges = [slice(a, b) for a, b in pairwise(bounds)]
-        for part in ranges:
-            pieces = self._at_rank_0(ids[part], floats[places[part]], widths)
-            if self.world.is_main:
-                yield from self._join(pieces, chunk_rows)
-
-    def export_pending(self, chunk_rows: int = 1 << 20) -> Iterator[Pending]:
-        """As `export`: counters of the ids without a row."""
-        held: Iterable[Pending] = []
-        if self.leaf is not None:
-            held = self.leaf.export_pending(chunk_rows)  # type: ignore[attr-defined]
-        if self.layout.replicated:
-            if self.world.is_main:
-                yield from held
-            return
-        widths = list(COUNTER_FLOATS.values())
-        own = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, sum(widths))]
-        for some in held:
-            own[0].append(some.ids)
-            own[1].append(torch.cat([_floats(getattr(some, key)) for key in COUNTERS], 1))
-        ids, floats = torch.cat(own[0]), torch.cat(own[1])
-        for part in self._next_of_all(ids, -(-chunk_rows // self.world.size)):
-            pieces = self._at_rank_0(ids[part], floats[part], [sum(widths)] * self.world.size)
-            everyones = torch.cat([ids for ids, _ in pieces])
-            if self.world.is_main and len(everyones):
-                order = everyones.argsort()
-                columns = torch.cat([floats for _, floats in pieces])[order].split(widths, 1)
-                parts = [_column(one, dtype) for one, dtype in zip(columns, COUNTERS.values())]
-                yield Pending(everyones[order], *parts)
-
-    @property
-    def filter_facts(self) -> tuple[int, int]:
-        """Bytes and layout of each leaf's Bloom filter; (0, 0) where ids are counted exactly."""
-        return filter_facts_of(self.admission)  # a rank without a leaf knows it too
-
-    def filter_fits(self, part: Filter) -> bool:
-        """Whether a part is of one of these filters; one that cannot be is refused."""
-        return fits(part, self.table.name, self.admission, self.filter_facts)
-
-    def restore_filter(self, part: Filter) -> None:
-        """Take over a part of the Bloom filter of this rank's leaf."""
-        if self.leaf is not None:
-            self.leaf.restore_filter(part)  # type: ignore[attr-defined]
-
-    def export_filter(self, chunk_bytes: int = 1 << 28) -> Iterator[Filter]:
-        """As `export`: the Bloom filter of every leaf, one after the other."""
-        world, (size, layout) = self.world, self.filter_facts
-        held: Iterator[Filter] = iter(())
-        if self.leaf is not None:
-            held = self.leaf.export_filter(chunk_bytes)  # type: ignore[attr-defined]
-        if self.layout.replicated:
-            if world.is_main:
-                yield from held
-            return
-        nothing = torch.empty(0, dtype=torch.uint8, device=world.device)
-        for rank in filter(self.layout.holds, range(world.size)):
-            for start in range(0, size, chunk_bytes):
-                mine = next(held).counters.to(world.device) if rank == world.rank else nothing
-                sent, received = [0] * world.size, [0] * world.size
-                sent[0] = len(mine)
-                if world.is_main:
-                    received[rank] = min(chunk_bytes, size - start)
-                counters = world.all_to_all(mine, sent, received).cpu()
-                if world.is_main:
-                    yield Filter(counters, start, size, layout, self.layout.share(rank))
-
-    def state_shapes(self, n: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of every piece of state, and of every counter, of a chunk of n rows."""
-        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-            key: ((n, self.table.dim) if kind == "dim" else (n,), torch.float32)
-            for key, kind in self.optimizer.state_names().items()
-        }
-        if self.counted:
-            shapes |= {key: ((n,), dtype) for key, dtype in COUNTERS.items()}
-        return shapes
-
-    def _next_of_all(self, ids: Tensor, most: int) -> Iterator[slice]:
-        """Parts of everybody's ids, at most so many of each rank's, that ascend over all ranks.
-
-        Nobody knows the ids of the others, so they agree how far to go.
-        """
-        start, end = 0, -1
-        while end < LAST_ID:
-            reach = int(ids[start + most - 1]) if start + most < len(ids) else LAST_ID
-            end = int(self.world.stack(torch.tensor([reach], device=self.world.device)).min())
-            stop = int(torch.searchsorted(ids, end, right=True))
-            yield slice(start, stop)
-            start = stop
-
-    def _own(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids of this rank's leaf, ascending; its values and state side by side, and whose they
-        are: row places[k] of the floats belongs to ids[k].
-        """
-        count = 0
-        if self.leaf is not None:
-            grown = self.layout.grows
-            count = len(self.leaf) if grown else self.layout.shares[self.world.rank]  # type: ignore[arg-type]
-        ids = torch.empty(count, dtype=torch.int64)
-        floats = torch.empty(count, sum(self._widths(self.world.rank).values()))
-        start = 0
-        for rows in [] if self.leaf is None else self.leaf.export(SOME_ROWS):
-            stop = start + len(rows.ids)
-            ids[start:stop] = rows.ids
-            parts = [rows.values, *map(_floats, rows.state.values())]
-            torch.cat(parts, 1, out=floats[start:stop])
-            start = stop
-        if not self.layout.grows and count:
-            ids = self.layout.ids(self.world.rank)
-        places = ids.argsort()
-        return ids[places], floats, places
-
-    def _widths(self, rank: int) -> dict[str, int]:
-        """Floats of a row's values, of each piece of its state and its counters, on a rank."""
-        width = self.layout.width(rank)
-        kinds = {"values": "dim", **self.optimizer.state_names()}
-        widths = {name: width if kind == "dim" else 1 for name, kind in kinds.items()}
-        return widths | (COUNTER_FLOATS if self.counted else {})
-
-    def _at_rank_0(
-        self, ids: Tensor, floats: Tensor, widths: list[int]
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Everybody's ids [n] and floats [n, widths[rank]], at rank 0."""
-        world, device = self.world, self.world.device
-        counts = world.stack(torch.tensor([len(ids)], device=device)).view(-1).tolist()
-        nothing = [0] * (world.size - 1)
-        received = counts if world.is_main else [0] * world.size
-        lengths = [n * width for n, width in zip(received, widths)]
-        all_ids = world.all_to_all(ids.to(device), [len(ids), *nothing], received)
-        flat = floats.reshape(-1).to(device)
-        all_floats = world.all_to_all(flat, [flat.numel(), *nothing], lengths)
-        parts = zip(all_ids.cpu().split(received), all_floats.cpu().split(lengths))
-        return [(some, piece.view(len(some), w)) for (some, piece), w in zip(parts, widths)]
-
-    def _join(self, pieces: list[tuple[Tensor, Tensor]], chunk_rows: int) -> Iterator[Rows]:
-        """Whole rows in order of id, from everybody's pieces."""
-        if not any(len(some) for some, _ in pieces):
-            return
-        shapes = self.state_shapes(0)
-        names = ["values", *shapes]
-        parts: list[list[Tensor]] = [[] for _ in names]
-        for rank, (_, floats) in enumerate(pieces):
-            for k, part in enumerate(floats.split(list(self._widths(rank).values()), 1)):
-                parts[k].append(part)
-        if self.layout.placement.place == "column":
-            ids = pieces[-1][0]  # with fewer columns than ranks, the first ranks have none
-            whole = [torch.cat([piece for piece in part if len(piece)], 1) for part in parts]
-        else:
-            ids = torch.cat([some for some, _ in pieces])
-            order = ids.argsort()
-            ids = ids[order]
-            whole = [torch.cat(part)[order] for part in parts]
-        columns = dict(zip(names, whole))
-        for name, (shape, dtype) in shapes.items():
-            if len(shape) == 1:
-                columns[name] = _column(columns[name], dtype)
-        for start in range(0, len(ids), chunk_rows):
-            some = {k: v[start : start + chunk_rows].contiguous() for k, v in columns.items()}
-            values = some.pop("values")
-            yield Rows(ids[start : start + chunk_rows], values, some)
-
-
-def make_leaf(
-    layout: Layout,
-    rank: int,
-    optimizer: RowOptimizer,
-    seed: int,
-    device: torch.device | str = "cpu",
-    fused: bool = False,
-    admission: Admission | None = None,
-) -> Store:
-    """The leaf of one rank: its share of the rows, each beginning at the table's own values.
-
-    A row's initial value hangs on its id, but a dense leaf counts from 0: so the values come from a
-    growing table, which knows every id's initial value and holds nothing.
-    """
-    table, width = layout.table, layout.width(rank)
-    first, last = layout.columns[rank]
-    grown = replace(table, rows=None, init=_resolved(table))
-    if layout.grows:
-        if width < table.dim:
-            raise ValueError(
-                f"table {table.name!r} grows, and a growing table cannot be cut by columns yet; "
-                "place it by row"
+        self._write_late()
+        parts = self._parts(self._end_step())
+        counted = [part for part in parts if part.placed.counted]
+        for part in parts:
+            if part.grads is None:
+                part.grads = torch.zeros(part.num_rows, part.layout.table.dim, device=self.device)
+        sent = self._send(parts, counted)
+        gathered: dict[str, list[RowGradients]] = {name: [] for name in self.tables}
+        seen = iter(sent[len(parts) :])
+        used = self._used(parts) if notes > 0 and len(counted) < len(parts) else {}
+        for number, (part, grads) in enumerate(zip(parts, sent)):
+            one = RowGradients(
+                part.theirs, grads, next(seen).cpu() if part.placed.counted else None
             )
-        return make_local(table, optimizer, seed, admission=admission, device=device)
-    # The padding id never travels; its row stays at the zeros it is given here.
-    own = Table(table.name, width, layout.shares[rank], Init("constant", 0.0), whole=table.whole)
-    leaf = make_local(own, optimizer, seed, device=device, fused=fused)
-    source = make_local(grown, RowOptimizer("sgd"), seed)
-    ids = layout.ids(rank)
-    begin = optimizer.initial_state()
-    for start in range(0, len(ids), SOME_ROWS):
-        some = ids[start : start + SOME_ROWS]
-        keys = torch.arange(start, start + len(some))
-        state = {
-            name: torch.full((len(some), width) if kind == "dim" else (len(some),), begin[name])
-            for name, kind in optimizer.state_names().items()
-        }
-        leaf.restore(Rows(keys, source.pull(some)[:, first:last].contiguous(), state))
-    return leaf
+            if number in used:
+                one = replace(one, ids=part.theirs[used[number]], grads=grads[used[number]])
+            gathered[part.layout.table.name].append(one)
+        for name, own in self._own.items():
+            gathered[name] += [RowGradients(p.ids, p.grads) for p in own if p.rows.grad is not None]
+            own.clear()
+        return {name: self._joined(name, some, scale) for name, some in gathered.items()}
 
+    def _joined(self, name: str, some: list[RowGradients], scale: float) -> RowGradients:
+        """One table's gradients from several trips, and of rows that were read where they lie."""
+        table, rank = self.tables[name], self.world.rank
+        if len(some) == 1:
+            joined = some[0]
+        elif some:
+            keys = [table.keys(one.ids).to(self.device) for one in some]
+            grads = torch.cat([one.grads for one in some])
+            joined = RowGradients(torch.cat(keys), grads)
+        else:
+            keys_none = torch.empty(0, dtype=torch.int64, device=self.device)
+            width = table.layout.width(rank)
+            joined = RowGradients(keys_none, torch.empty(0, width, device=self.device))
+        if table.counted:
+            counts = [one.counts for one in some if one.counts is not None]
+            joined = replace(joined, counts=torch.cat([torch.empty(0, 2), *counts]))
+        return joined if scale == 1.0 else replace(joined, grads=joined.grads.mul_(scale))
 
-def _floats(part: Tensor) -> Tensor:
-    """One piece of state of n rows as float32 [n, width]; integers as their bits, two floats."""
-    if part.dtype == torch.int64:
-        part = part.view(torch.float32)
-        return part.view(-1, 2)
-    return part.view(len(part), -1)
+    def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
+        for name, one in gradients.items():
+            self.tables[name].push_own(one, lr)
+        for name, rules in self.rules.items():
+            tend(self.tables[name], rules, self.tables[name].layout.num_shares)
+        for late in self._late:
+            late.step(lr, scale)
+        self._late = []
 
+    def squares(self, gradients: Gradients) -> Tensor:
+        whole = {n: self.tables[n].layout.replicated for n in gradients}
+        apart = sum_squares([one.grads for n, one in gradients.items() if not whole[n]])
+        alike = sum_squares([one.grads for n, one in gradients.items() if whole[n]])
+        mine = apart.reshape(1).to(self.device)
+        return self.world.all_reduce(mine).cpu().squeeze(0) + alike
 
-def _column(part: Tensor, dtype: torch.dtype) -> Tensor:
-    """The opposite, of what has one number a row: [n]."""
-    return part.contiguous().view(dtype).squeeze(1)
+    def _send(self, parts: list[Part], counted: list[Part]) -> list[Tensor]:
+        """Each part's gradients as they came: [theirs, columns held here]; then the counts."""
+        world, size, rank = self.world, self.world.size, self.world.rank
+        if not parts:
+            return []
+        if len(parts) == 1 and not parts[0].layout.everyone and not counted:
+            part = parts[0]
+            assert part.grads is not None
+            return [world.all_to_all(part.grads[: len(part.keys)], part.counts, part.their_counts)]
+        seen = [part.seen() for part in counted]
+        outgoing = []
+        for r in range(size):
+            pieces = []
+            for part in parts:
+                first, last = part.layout.columns[r]
+                pieces.append(part.grads[part.outgoing(r), first:last].reshape(-1))  # type: ignore[index]
+            pieces += [c[part.outgoing(r)].reshape(-1) for c, part in zip(seen, counted)]
+            outgoing.append(pieces)
+        widths = [part.layout.width(rank) for part in parts] + [2] * len(counted)
+        parts = parts + counted
+        lengths = [[p.their_counts[r] * w for p, w in zip(parts, widths)] for r in range(size)]
+        flat = world.all_to_all(
+            pack(outgoing),
+            [sum(len(piece) for piece in pieces) for pieces in outgoing],
+            [sum(some) for some in lengths],
+        )
+        return [
+            torch.cat(pieces).view(len(part.theirs), width)
+            for part, width, pieces in zip(parts, widths, unpack(flat, lengths))
+        ]
 
+    def _used(self, parts: list[Part]) -> dict[int, Tensor]:
+        """Which of the keys that came had a gradient [theirs], by the number of the part.
 
-def _resolved(table: Table) -> Init:
-    """The table's initial values without reference to its number of rows."""
-    fan = (table.rows or 0) + table.dim
-    if table.init.kind == "xavier":
-        return Init("uniform", math.sqrt(6.0 / fan))
-    if table.init.kind == "xavier_normal":
-        return Init("normal", math.sqrt(2.0 / fan))
-    return table.init
+        A row that was looked up in vain must rest.
+        """
+        size = self.world.size
+        numbers = [k for k, part in enumerate(parts) if not part.placed.counted]
+        some = [parts[k] for k in numbers]
+        used = []
+        for part in some:
+            unused = part.unused()
+            whole = torch.ones(len(part.keys), dtype=torch.uint8, device=self.device)
+            used.append(whole if unused is None else (~unused).to(torch.uint8))
+        outgoing = [[u[part.outgoing(r)] for u, part in zip(used, some)] for r in range(size)]
+        lengths = [[part.their_counts[r] for part in some] for r in range(size)]
+        flat = self.world.all_to_all(
+            pack(outgoing),
+            [sum(len(piece) for piece in pieces) for pieces in outgoing],
+            [sum(some) for some in lengths],
+        )
+        kept = [torch.cat(pieces).bool() for pieces in unpack(flat, lengths)]
+        return dict(zip(numbers, kept))

@@ -1,9 +1,9 @@
 """TorchRec: tables whose rows live in TorchRec's sharded embedding collections.
 
-To a model this is an Exchange. TorchRec takes the distinct ids of a step to their owners and the
+To a model this is a row service. TorchRec takes the distinct ids of a step to their owners and the
 rows back; on backward it takes the gradients to the owners and runs FBGEMM's fused optimizer there.
 
-A fused optimizer runs once for every backward, but a row must be taught once a step, with the sum
+A fused optimizer runs once for every backward, but a row must be updated once a step, with the sum
 of its gradients over all lookups and ranks. So models get rows that are leaves of their own, and
 TorchRec's backward comes at the end of the step, once per table. By then the learning rate and the
 number of samples of the global batch are known too.
@@ -11,19 +11,21 @@ number of samples of the global batch are known too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.embedding.leaves.init import initial_rows
+from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placed.exchange import Exchange, Lookups
 from shoal.embedding.placed.placement import Layout, Placement
-from shoal.embedding.placed.route import Part
-from shoal.embedding.placed.sharded import SOME_ROWS, Sharded
-from shoal.embedding.store import Rows
+from shoal.embedding.placed.route import Trip
+from shoal.embedding.placed.sharded import SpreadRows
+from shoal.embedding.placed.sharded_table import SOME_ROWS, ShardedTable
+from shoal.embedding.service import Gradients, Labels, Lookup
+from shoal.embedding.store import Every, Ids, Rows
 from shoal.embedding.table import Table
 from shoal.world.world import World
 
@@ -102,7 +104,7 @@ class Collection:
         return values, None if state is None else state.local_shards()[0].tensor
 
     def look_up(self, ids: list[Tensor]) -> list[Tensor]:
-        """Distinct ids of every table [n] -> rows [n, width], through which `teach` goes back."""
+        """Distinct ids of every table [n] -> rows [n, width], through which `update` goes back."""
         # FBGEMM has no kernels for inference mode; without gradients they do the same.
         with torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled()):
             # One list of ids per table.
@@ -116,7 +118,7 @@ class Collection:
             group["lr"] = lr
         self._optimizer.step()  # fused: this only hands the learning rate on
 
-    def teach(self, rows: list[Tensor], grads: list[Tensor], scale: float) -> None:
+    def update(self, rows: list[Tensor], grads: list[Tensor], scale: float) -> None:
         """One optimizer step with gradients [n, dim] of `look_up`'s rows, summed over the ranks."""
         if get_gradient_division():
             scale *= self.world.size  # TorchRec takes the mean over ranks
@@ -125,18 +127,23 @@ class Collection:
         torch.autograd.backward(rows, wide)
 
 
-class Shard:
-    """This rank's rows of one table, by their places: the leaf of a TorchRecTable."""
+class Shard(Leaf):
+    """This rank's rows of one table, by their places. FBGEMM updates them, so nothing is pushed."""
 
-    def __init__(self, table: Table, collection: Collection):
-        self.table, self.step = table, 0
+    def __init__(self, table: Table, collection: Collection, optimizer: RowOptimizer, seed: int):
+        super().__init__(table, optimizer, seed)
         self.values, self.sums = collection.shard(table.name)
 
     def __len__(self) -> int:
         return len(self.values)
 
-    def pull(self, keys: Tensor) -> Tensor:
-        return self.values[keys.to(self.values.device), : self.table.dim]
+    def pull(self, ids: Ids) -> Tensor:
+        if isinstance(ids, Every):
+            return self.values[:, : self.table.dim].clone()
+        return self.values[ids.to(self.values.device), : self.table.dim]
+
+    def push(self, ids: Ids, grads: Tensor, lr: float, clicks: Tensor | None = None) -> None:
+        raise NotImplementedError  # gradients go back through the collection
 
     def restore(self, rows: Rows) -> None:
         keys, dim = rows.ids.to(self.values.device), self.table.dim
@@ -153,37 +160,20 @@ class Shard:
             yield Rows(torch.arange(some.start, some.stop), values, state)
 
 
-class TorchRecTable(Sharded):
-    """One table's Store: its rows in a collection; every call is made by all ranks together."""
+class TorchRecTable(ShardedTable):
+    """One table's store: its rows in a collection; every call is made by all ranks together."""
 
-    def __init__(self, rows: TorchRecRows, layout: Layout, leaf: Shard, optimizer: RowOptimizer):
-        self.table, self.layout, self.world = layout.table, layout, rows.world
-        self.optimizer, self.leaf, self._step = optimizer, leaf, 0  # type: ignore[assignment]
-        self._alone = rows
-
-    @torch.no_grad()
-    def pull(self, ids: Tensor) -> Tensor:
-        return super().pull(ids).clone()
-
-    def push(self, ids: Tensor, grads: Tensor, lr: float) -> None:
-        assert isinstance(self._alone, TorchRecRows)
-        self._alone.set_lr(lr)
-        self._alone.teach_alone(self.table.name, ids.reshape(-1), grads)
-        self._step += 1
+    def __init__(self, layout: Layout, world: World, leaf: Shard, optimizer: RowOptimizer):
+        self.table, self.layout, self.world = layout.table, layout, world
+        self.optimizer, self.leaf, self._step = optimizer, leaf, 0
 
 
-class Trip:
+class TorchRecTrip(Trip):
     """Lookups in several tables that TorchRec answers together. All ranks make the same ones."""
 
-    def __init__(self, rows: TorchRecRows, lookups: Lookups):
+    def __init__(self, rows: TorchRecRows, lookups: Sequence[Lookup]):
+        super().__init__(rows.tables, lookups, rows.device)
         self.rows = rows
-        grouped: dict[str, list[Tensor]] = {}
-        self.order: list[tuple[str, int]] = []  # of the lookups: table, number within the table
-        for name, ids in lookups:
-            requested = grouped.setdefault(name, [])
-            self.order.append((name, len(requested)))
-            requested.append(ids)
-        self.parts = {name: Part(rows.stores[name], ids) for name, ids in grouped.items()}
         self.lr = rows.lr  # that its rows are read with
         self.answers: dict[int, list[Tensor]] = {}  # collection -> its rows, with their graph
 
@@ -199,9 +189,7 @@ class Trip:
             for name, rows in zip(collection.names, answer):
                 part = self.parts.get(name)
                 if part is not None:
-                    rows = rows.detach()[:, : part.store.table.dim]
-                    # The padding id's row of zeros stands after the others.
-                    part.rows = F.pad(rows, (0, 0, 0, int(part.distinct.padded))).contiguous()
+                    part.take_rows(rows.detach()[:, : part.layout.table.dim].contiguous())
 
     def num_away(self, collection: Collection) -> int:
         """How many of a collection's rows belong to other ranks."""
@@ -210,7 +198,7 @@ class Trip:
 
     def ids(self, name: str) -> Tensor:
         """The distinct ids of a table, ascending."""
-        device = self.rows.world.device
+        device = self.rows.device
         part = self.parts.get(name)
         if part is None:
             return torch.empty(0, dtype=torch.int64, device=device)
@@ -221,92 +209,98 @@ class Trip:
         """Gradients of the distinct ids of a table: [n, dim]."""
         part = self.parts.get(name)
         if part is None or part.grads is None:
-            dim, length = self.rows.stores[name].table.dim, 0 if part is None else len(part.keys)
-            return torch.zeros(length, dim, device=self.rows.world.device)
+            dim, length = self.rows.tables[name].table.dim, 0 if part is None else len(part.keys)
+            return torch.zeros(length, dim, device=self.rows.device)
         return part.grads[: len(part.keys)]
 
-    def teach(self, number: int, scale: float) -> None:
-        """Teach the rows that came from one of the collections."""
+    def update(self, number: int, scale: float) -> None:
+        """Update the rows that came from one of the collections."""
         collection = self.rows.collections[number]
         grads = [self.grads(name) for name in collection.names]
-        collection.teach(self.answers[number], grads, scale)
+        collection.update(self.answers[number], grads, scale)
         self.rows.world.bytes_sent += self.num_away(collection) * 4 * collection.width
 
 
-class TorchRecRows(Exchange):
-    """Reads and teaches the tables of one model through TorchRec."""
-
-    _pending: list[Trip]  # type: ignore[assignment]
+class TorchRecRows(SpreadRows[TorchRecTrip]):
+    """Reads and updates the tables of one model through TorchRec."""
 
     def __init__(self, world: World, tables: list[Table], optimizer: RowOptimizer, seed: int):
-        super().__init__(world, {})
         by_width: dict[int, list[Table]] = {}
         for table in tables:  # TorchRec wants the tables of a collection to be of one width
             by_width.setdefault(-(-table.dim // LANES) * LANES, []).append(table)
         self.lr = 0.0
         self.collections: list[Collection] = []
+        placed: dict[str, ShardedTable] = {}
         for width, some in by_width.items():
             collection = Collection(some, width, world, optimizer)
             self.collections.append(collection)
             for table in some:
-                layout, leaf = Blocks(table, world.size), Shard(table, collection)
-                self.stores[table.name] = TorchRecTable(self, layout, leaf, optimizer)
+                layout, leaf = Blocks(table, world.size), Shard(table, collection, optimizer, seed)
+                placed[table.name] = TorchRecTable(layout, world, leaf, optimizer)
                 _begin(leaf, layout.ids(world.rank), optimizer, seed)
+        super().__init__(world, placed)
 
-    def set_lr(self, lr: float) -> None:
-        """The learning rate of steps to come; best said before their rows are looked up."""
+    def _trip(self, lookups: Sequence[Lookup]) -> TorchRecTrip:
+        return TorchRecTrip(self, lookups)
+
+    def begin(
+        self, batch: object, lookups: Sequence[Lookup], labels: Labels, lr: float = 0.0
+    ) -> None:
+        self._set_lr(lr)  # best said before rows are looked up
+        super().begin(batch, lookups, labels, lr)
+
+    def _set_lr(self, lr: float) -> None:
         if lr != self.lr:
             for collection in self.collections:
                 collection.set_lr(lr)
         self.lr = lr
 
-    def teach(self, scale: float, lr: float) -> None:
-        """Teach the rows of this step's lookups, each by the sum of its gradients times `scale`."""
-        trips, own = self._pending, self._own
-        self.forget()
-        self.set_lr(lr)
+    def collect(self, scale: float = 1.0, notes: float = 0.0) -> Gradients:
+        """Nothing to hand on: gradients go back through the collections, in `apply`."""
+        return {}
+
+    def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
+        """Update the rows of this step, each by the sum of its gradients times `scale`."""
+        trips = self._end_step()
+        self._set_lr(lr)
         for number, collection in enumerate(self.collections):
             mine = [trip for trip in trips if number in trip.answers]
-            beside = [one for one in own if one[0] in collection.names]
+            beside = any(self._own[name] for name in collection.names)
             if not mine and not beside:
                 continue  # the same on every rank
             ready = len(mine) == 1 and not beside and mine[0].lr == lr
-            trip = mine[0] if ready else self._joined(collection, mine, beside)
-            trip.teach(number, scale)
+            trip = mine[0] if ready else self._joined_trip(collection, mine)
+            trip.update(number, scale)
+        for own in self._own.values():
+            own.clear()
+        for table in self.tables.values():
+            table.step += 1
 
-    def teach_alone(self, name: str, ids: Tensor, grads: Tensor) -> None:
-        """One step of one table by itself."""
-        trip = Trip(self, [(name, ids)])
-        trip.fetch()
-        trip.parts[name].add(trip.parts[name].inverse[0], grads.to(self.world.device))
-        for number in trip.answers:
-            trip.teach(number, 1.0)
-
-    def _joined(
-        self, collection: Collection, trips: list[Trip], own: list[tuple[str, Tensor, Tensor]]
-    ) -> Trip:
+    def _joined_trip(self, collection: Collection, trips: list[TorchRecTrip]) -> TorchRecTrip:
         """One trip with the ids and gradients of several, and of rows read where they lie.
 
-        They are looked up again: a row of several trips would otherwise be taught several times.
+        They are looked up again: a row of several trips would otherwise be updated several times.
         """
         lookups, gradients = [], []
         for name in collection.names:
             found = [(trip.ids(name), trip.grads(name)) for trip in trips]
-            first = self.stores[name].layout.bounds[self.world.rank]
-            found += [(k + first, r.grad) for n, k, r in own if n == name and r.grad is not None]
-            nothing = torch.empty(0, dtype=torch.int64, device=self.world.device)
-            lookups.append((name, torch.cat([nothing, *(ids for ids, _ in found)])))
+            table = self.tables[name]
+            first = table.layout.bounds[self.world.rank]
+            found += [
+                (table.keys(one.ids).to(self.device) + first, one.grads)
+                for one in self._own[name]
+                if one.rows.grad is not None
+            ]
+            nothing = torch.empty(0, dtype=torch.int64, device=self.device)
+            lookups.append(Lookup(name, torch.cat([nothing, *(ids for ids, _ in found)])))
             gradients.append([grads for _, grads in found])
-        joined = Trip(self, lookups)
+        joined = self._trip(lookups)
         joined.fetch()
         for name, grads in zip(collection.names, gradients):
             if grads:
                 part = joined.parts[name]
-                part.add(part.inverse[0], torch.cat(grads))
+                part.add(0, part.inverse[0], torch.cat(grads))
         return joined
-
-    def _route(self, lookups: Lookups) -> Trip:  # type: ignore[override]
-        return Trip(self, lookups)
 
 
 def _begin(leaf: Shard, ids: Tensor, optimizer: RowOptimizer, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""A softmax over the rows of a Device store that learn in the same pass.
+"""A softmax over the rows of a Device leaf that are updated in the same pass.
 
 Forward reads the rows once for the loss and the gradients of the states; the step reads them once
 more, and what would be the gradient of the whole table never leaves the chip.
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from shoal.embedding.leaves.device import Device
-from shoal.embedding.store import Store
+from shoal.embedding.leaves.leaf import Leaf
+from shoal.embedding.service import RowService
 
 ALONE = (
     "gradients of the rows of a softmax cannot be added to others of the same step where they are "
@@ -20,63 +21,58 @@ ALONE = (
 )
 
 
-def can_fuse(rows: Store | None, bias: Store | None) -> bool:
-    """Whether both stores have kernels for it."""
-    parts = [part for part in (rows, bias) if part is not None]
-    if not all(isinstance(part, Device) and part.kernels is not None for part in parts):
-        return False
-    if any(part.table.padding != 0 for part in parts):
-        return False
+def fusable(rows: Leaf | None, bias: Leaf | None) -> tuple[Device, Device | None] | None:
+    """Both leaves, where they have kernels for it."""
+    if not isinstance(rows, Device) or not (bias is None or isinstance(bias, Device)):
+        return None
+    parts = [rows] if bias is None else [rows, bias]
+    if any(part.kernels is None or part.table.padding != 0 for part in parts):
+        return None
     if bias is not None and bias.table.dim != 1:
-        return False
-    from shoal.embedding.softmax import triton_softmax  # there is Triton, where stores have kernels
+        return None
+    from shoal.embedding.softmax import triton_softmax  # there is Triton, where leaves have kernels
 
-    return isinstance(rows, Device) and rows.table.dim in triton_softmax.DIMS
+    return (rows, bias) if rows.table.dim in triton_softmax.DIMS else None
 
 
 class FusedSoftmax:
-    """The summed cross entropy of one batch, and the step of all rows that goes with it."""
+    """The summed cross entropy of one batch; after backward it is a late update of all rows."""
 
-    def __init__(self, rows: Device, bias: Device | None, targets: Tensor, stop: int):
-        self.rows, self.bias, self.stop = rows, bias, stop
+    def __init__(
+        self, rows: Device, bias: Device | None, targets: Tensor, stop: int, service: RowService
+    ):
+        self.rows, self.bias, self.stop, self.service = rows, bias, stop, service
+        self.tables = [one.table.name for one in (rows, bias) if one is not None]
         self.targets = targets.contiguous()
         self.normalizers, self.parts = targets, targets  # set by forward
         self.scale: Tensor | None = None  # set by backward
-        self._replaced = False
 
     def loss(self, hidden: Tensor) -> Tensor:
         """Of states [n, d]: a scalar; a position whose target is 0 does not count."""
         return _Loss.apply(hidden, self)
 
-    @property
-    def learns(self) -> bool:
-        """Whether backward came by, so that `step` has something to do."""
-        return self.scale is not None
-
-    def replace(self) -> None:
-        """Another softmax over the same rows follows, which is well where this one is forgotten."""
-        if self.learns:
-            raise RuntimeError(ALONE)
-        self._replaced = True
-
     def follow_back(self, scale: Tensor) -> None:
         """Backward came by."""
-        if self._replaced or self.learns:
+        if self.scale is not None:
             raise RuntimeError(ALONE)
         self.scale = scale
+        self.service.add_late(self)
 
-    def step(self) -> None:
+    def gradients(self) -> list[Tensor]:
+        """They cannot be had: no kernel writes them."""
+        raise RuntimeError(ALONE)
+
+    def step(self, lr: float, scale: float) -> None:
         """A step of rows and bias, whose own count of steps has gone up already."""
-        if self.scale is None:
-            return  # backward never came by
         from shoal.embedding.softmax import triton_softmax
 
+        assert self.scale is not None
         rows, bias = self.rows, self.bias
         triton_softmax.update(
             self.parts,
             self.targets,
             self.normalizers,
-            self.scale,
+            self.scale if scale == 1.0 else self.scale * scale,
             rows.parts(),
             None if bias is None else bias.parts(),
             rows.numbers,

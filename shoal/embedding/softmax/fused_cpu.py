@@ -11,36 +11,38 @@ import torch
 from torch import Tensor
 
 from shoal.embedding.leaves.device import Device
+from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.optim.rows import STATE
+from shoal.embedding.service import RowService
 from shoal.embedding.softmax.native import ON_ARM, _core
-from shoal.embedding.softmax.whole import every_id
-from shoal.embedding.store import Store
 
 OPTIMIZERS = ("sgd", "adagrad", "adam", "adamw")
 
 
-def can_fuse_on_cpu(rows: Store | None, bias: Store | None) -> bool:
-    """Whether the core can update both in the step of a softmax, and is worth it."""
-    if not (ON_ARM and hasattr(_core, "catalogue_step") and isinstance(rows, Device)):
-        return False
-    for part in (rows, bias):
-        if part is None:
-            continue
-        if not (isinstance(part, Device) and part.fused and part.device.type == "cpu"):
-            return False
-        if part.table.padding not in (None, 0) or part.optimizer != rows.optimizer:
-            return False
-    if bias is not None and (bias.table.dim != 1 or bias.table.rows != rows.table.rows):
-        return False
-    return rows.optimizer.name in OPTIMIZERS and rows.optimizer.clip is None
+def fusable_on_cpu(rows: Leaf | None, bias: Leaf | None) -> tuple[Device, Device | None] | None:
+    """Both leaves, where the core can update them in the step of a softmax, and is worth it."""
+    if not isinstance(rows, Device) or not (bias is None or isinstance(bias, Device)):
+        return None
+    if not (ON_ARM and hasattr(_core, "catalogue_step")):
+        return None
+    for part in [rows] if bias is None else [rows, bias]:
+        if not (part.fused and part.device.type == "cpu" and part.table.padding in (None, 0)):
+            return None
+        if part.optimizer != rows.optimizer or part.table.rows != rows.table.rows:
+            return None
+    if bias is not None and bias.table.dim != 1:
+        return None
+    known = rows.optimizer.name in OPTIMIZERS and rows.optimizer.clip is None
+    return (rows, bias) if known else None
 
 
 class CoreSoftmax:
-    """Takes the place of SoftmaxGradients for one batch; backward lists it among those `ready`."""
+    """Takes the place of SoftmaxGradients for one batch; after backward it is a late update."""
 
-    def __init__(self, rows: Device, bias: Device | None, others: Tensor, ready: list[CoreSoftmax]):
+    def __init__(self, rows: Device, bias: Device | None, others: Tensor, service: RowService):
         """others [m], ascending, are the rows that are no candidates."""
-        self.rows, self.bias, self.others, self.ready = rows, bias, others, ready
+        self.rows, self.bias, self.others, self.service = rows, bias, others, service
+        self.tables = [one.table.name for one in (rows, bias) if one is not None]
         self.factor, self._version = 0.0, 0  # of backward; of the states
         self.states = self.hidden = torch.empty(0, rows.table.dim)
         self.exponentials = torch.empty(len(rows.values), 0)
@@ -95,7 +97,7 @@ class CoreSoftmax:
     def scaled(self, factor: Tensor) -> tuple[Tensor, None, None]:
         """The gradient of the states; those of the rows come in `step`."""
         self.factor = float(factor)
-        self.ready.append(self)
+        self.service.add_late(self)
         return self.hidden.mul_(self.factor), None, None
 
     def step(self, lr: float, scale: float) -> None:
@@ -125,14 +127,13 @@ class CoreSoftmax:
             return torch.empty(count + count // 4)[:count]
         return spare.as_strided((count,), (1,), 0)
 
-    def gradients(self) -> list[tuple[Device, Tensor, Tensor]]:
-        """What `step` never writes, written: (store, ids [k], gradients [k, dim])."""
+    def gradients(self) -> list[Tensor]:
+        """What `step` never writes, written: [k, dim] of every table."""
         stores = [one for one in (self.rows, self.bias) if one is not None]
         made = [torch.zeros_like(one.values) for one in stores]
         # A step of SGD from zeros, of size -1, leaves the gradients themselves.
         self._learn("sgd", [-1.0, 0.0, 0.0, 0.0, 0.0, 1.0], [[one] for one in made], 1.0)
-        ids = every_id(len(self.rows.values), self.rows.device)
-        return [(store, ids, one) for store, one in zip(stores, made)]
+        return made
 
     def _learn(
         self, optimizer: str, numbers: list[float], parts: list[list[Tensor]], scale: float

@@ -313,7 +313,7 @@ class Server:
     def _stats(self, request: Request) -> None:
         state = self._state()
         tables = {
-            one.name: {"rows": len(store), "bytes": getattr(store, "memory", None)}  # type: ignore[arg-type]
+            one.name: {"rows": len(store), "bytes": getattr(store, "memory", None)}
             for one, store in zip(state.spec.tables, state.stores)
         }
         found = {"tables": tables, "messages": self.messages, "refused": self.refused}

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from shoal.embedding.leaves.admission import admission_of, tend
+from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.leaves.local import make_local, push_all
 from shoal.embedding.optim.dense import dense_step, make_optimizer, restore_state, state_tensors
-from shoal.embedding.store import Store
 from shoal.ps.spec import Spec
 from shoal.ps.wire import COMPRESSED, MOST_IDS, WireError, receive_rows
 
@@ -51,7 +51,7 @@ class State:
         self.marks: list[int] | None = None  # of the last save, for a delta
         self.has_dense = False  # whether a worker has said what they begin with
 
-    def make_stores(self) -> list[Store]:
+    def make_stores(self) -> list[Leaf]:
         """A store for each table, in which nothing was taught yet."""
         spec = self.spec
         return [

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
+from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.leaves.native import row_reader
-from shoal.embedding.store import Store
 from shoal.ps.server.answers import Answers, Request
 from shoal.ps.server.roster import Roster, Worker
 from shoal.ps.server.state import Push, State
@@ -51,7 +51,7 @@ class Steps:
         self.applied = 0  # steps (sync)
         self._pushes: dict[int, tuple[Request, Push]] = {}  # sync: of the step under way
         self._reader: Any = None  # of the rows of these stores:
-        self._reader_of: list[Store] | None = None
+        self._reader_of: list[Leaf] | None = None
         self._waiting: dict[tuple[bytes, int], Request] = {}  # pulls whose time has not come
 
     # ---- rows that are read ---------------------------------------------------------------------

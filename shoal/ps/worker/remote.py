@@ -1,249 +1,209 @@
-"""Remote: tables whose rows are with the servers, as a model reads and teaches them.
+"""ServedRows: tables whose rows are with the servers.
 
-`RemoteRows` is to parameter servers what an Exchange is to ranks: the lookups of a batch in all
-tables make one trip, and so do their gradients. It needs no other worker for that.
+The lookups of a batch in all tables make one trip, and so do their gradients. No other worker is
+needed for that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from shoal.embedding.placed.exchange import Lookups
+from shoal.config.row_rules import RowRules
 from shoal.embedding.placed.placement import Layout, Placement
-from shoal.embedding.placed.route import Labels, Part
-from shoal.embedding.store import Rows
+from shoal.embedding.placed.route import Part, Trip
+from shoal.embedding.placed.routed import RoutedRows
+from shoal.embedding.service import Gradients, Lookup, RowGradients
+from shoal.embedding.store import Ids, Store
 from shoal.embedding.table import Table
-from shoal.ps.worker.client import Client, Pulling, Share
-
-Gradients = list[tuple[Share, Tensor]]
+from shoal.ps.worker.client import Client, Pulling, Pushing, Share
 
 
-class Remote:
-    """One table's rows, at the servers. A Store; models come by RemoteRows instead."""
+class RemoteTable:
+    """One table at the servers: how its rows are cut over them. They save and load them too."""
 
     def __init__(self, table: Table, number: int, client: Client):
         assert client.spec is not None
-        self.table, self.number, self.client = table, number, client
+        self.table, self.number = table, number
         kept = client.spec.tables[number].table()  # as a server keeps it: it grows
         self.layout = Layout(kept, Placement("row"), len(client.links))
-        self._alone = RemoteRows(client, {table.name: self})
-        self._step = 0
+        self.counted = client.spec.counted[number]
+        self.step = 0  # how many steps its rows have had
 
-    def check(self, ids: Tensor) -> None:
+    def check(self, ids: Ids) -> None:
         """Refuse ids that a fixed table has no row for."""
-        if self.table.rows is None or ids.numel() == 0:
+        if self.table.rows is None or not isinstance(ids, Tensor) or ids.numel() == 0:
             return
         for bound in ids.aminmax():
             if not 0 <= int(bound) < self.table.rows:
-                raise ValueError(
-                    f"table {self.table.name!r} has no row {int(bound)}: it has {self.table.rows} "
-                    f"rows, ids 0 to {self.table.rows - 1}; give the table more rows, or rows=None "
-                    "so that it grows"
-                )
+                raise self.table.outside(int(bound))
 
-    def pull(self, ids: Tensor) -> Tensor:
-        """Rows of `ids` [n]: [n, dim]."""
-        return self._alone.pull([(self.table.name, ids.reshape(-1))], learn=False)[0].clone()
 
-    def push(self, ids: Tensor, grads: Tensor, lr: float) -> None:
-        """One optimizer step of this table alone, by itself a whole step of the servers."""
-        self.check(ids)
-        part = Part(self, [ids.reshape(-1)])  # type: ignore[arg-type]
-        part.add(part.inverse[0], grads)
-        shares = [_gradients_of(part)]
-        pushing = self.client.start_push([s for s, _ in shares], [g for _, g in shares], lr, 0, 1)
-        pushing.wait()
-        self._step += 1
+@dataclass(frozen=True)
+class Served(RowGradients):
+    """Gradients of one table's distinct rows, grouped by server."""
 
-    def prefetch(self, ids: Tensor) -> None:
-        """Nothing: a batch is announced to RemoteRows, all its tables at once."""
+    per_server: list[int] = field(default_factory=list)  # how many of the ids are whose
 
-    def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
+    def share(self, number: int) -> Share:
+        """As the client sends it."""
+        assert isinstance(self.ids, Tensor)
+        return Share(number, self.ids, self.per_server, self.counts)
+
+
+class ServedTrip(Trip):
+    """Lookups of one batch, in several tables, on their way to the servers."""
+
+    def __init__(
+        self,
+        client: Client,
+        tables: Mapping[str, RemoteTable],
+        lookups: Sequence[Lookup],
+        device: torch.device,
+    ):
+        for lookup in lookups:
+            tables[lookup.table].check(lookup.ids)
+        super().__init__(tables, lookups, device)
+        self.client, self.device = client, device
+        self.numbers = {name: tables[name].number for name in self.parts}
+        self.step = -1  # the rows must have had so many steps; -1: any
+        self._pulling: Pulling | None = None
+
+    def shares(self) -> list[Share]:
+        """What is asked of the servers."""
+        return [
+            Share(self.numbers[name], part.keys.cpu(), part.counts)
+            for name, part in self.parts.items()
+        ]
+
+    def start(self) -> None:
+        """Ask for the rows, once."""
+        if self._pulling is None:
+            self._pulling = self.client.start_pull(self.shares(), self.step)
+
+    def arrive(self) -> None:
+        if self._pulling is not None:
+            self._pulling.wait()  # what was asked for must be taken
+
+    def fetch(self) -> None:
+        """Have the rows here."""
+        self.start()
+        assert self._pulling is not None
+        for part, rows in zip(self.parts.values(), self._pulling.wait()):
+            part.take_rows(rows.to(self.device))
+
+
+class ServedRows(RoutedRows[ServedTrip]):
+    """Reads and updates the tables of one model at the servers."""
+
+    def __init__(
+        self,
+        client: Client,
+        tables: Sequence[Table],
+        rules: Mapping[str, RowRules] | None = None,
+        device: torch.device | str = "cpu",
+        at_once: bool = False,
+    ):
+        """at_once: announced rows are asked for as they are, not as the step before leaves them."""
+        super().__init__({}, rules, torch.device(device))
+        self.client, self.at_once = client, at_once
+        self.tables = {t.name: RemoteTable(t, k, client) for k, t in enumerate(tables)}
+
+    def _trip(self, lookups: Sequence[Lookup]) -> ServedTrip:
+        return ServedTrip(self.client, self.tables, lookups, self.device)
+
+    def announce(self, batch: object, lookups: Sequence[Lookup]) -> None:
+        super().announce(batch, lookups)
+        if self.at_once:
+            self.ask_ahead()
+
+    def advance(self) -> None:
+        """Nothing: announced rows are asked for by `ask_ahead`, once the gradients are sent."""
+
+    def ask_ahead(self) -> None:
+        """Ask for the rows of announced batches, as they are when what was sent is applied."""
+        for _, trip in self._ahead:
+            trip.step = self.client.pushes if trip.step < 0 else trip.step
+            trip.start()
+
+    def _stage(self, trip: ServedTrip) -> None:
+        trip.step = self.client.pushes if trip.step < 0 else trip.step
+        self._fetch(trip, learn=True)
+
+    @property
+    def steps(self) -> dict[str, int]:
+        return {name: table.step for name, table in self.tables.items()}
+
+    @steps.setter
+    def steps(self, steps: dict[str, int]) -> None:
+        for name, step in steps.items():
+            self.tables[name].step = step
+
+    def collect(self, scale: float = 1.0, notes: float = 0.0) -> Gradients:
+        """This step's gradients; rows that none came to are left out."""
+        by_table: dict[str, list[Served]] = {}
+        for trip in self._end_step():
+            for name, part in trip.parts.items():
+                if part.grads is not None:
+                    by_table.setdefault(name, []).append(_gradients_of(part))
+        gradients: Gradients = {name: self._joined(name, some) for name, some in by_table.items()}
+        if scale == 1.0:
+            return gradients
+        return {name: replace(one, grads=one.grads * scale) for name, one in gradients.items()}
+
+    def _joined(self, name: str, some: list[Served]) -> Served:
+        """Looked up in several trips: summed as one."""
+        if len(some) == 1:
+            return some[0]
+        ids = torch.cat([one.ids for one in some if isinstance(one.ids, Tensor)])
+        part = Part(self.tables[name], [Lookup(name, ids)], ids.device)
+        part.add(0, part.inverse[0], torch.cat([one.grads for one in some]))
+        joined = _gradients_of(part)
+        seen = [one.counts for one in some if one.counts is not None]
+        if seen:
+            counts = torch.zeros(len(part.keys), 2)
+            counts.index_add_(0, part.inverse[0], torch.cat(seen))
+            joined = replace(joined, counts=counts)
+        return joined
+
+    def send(
+        self,
+        gradients: Gradients,
+        lr: float,
+        loss: float,
+        count: float,
+        dense: list[Tensor] | None = None,
+    ) -> Pushing:
+        """Gradients of a summed loss of `count` terms, on their way; of dense parameters too."""
+        shares, grads = [], []
+        for name, one in gradients.items():
+            assert isinstance(one, Served)
+            shares.append(one.share(self.tables[name].number))
+            grads.append(one.grads)
+        for table in self.tables.values():
+            table.step += 1
+        return self.client.start_push(shares, grads, lr, loss, count, dense)
+
+    def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
+        """One step of the rows by themselves."""
+        self.send(gradients, lr, 0.0, 1.0).wait()
+
+    def saved(self) -> Iterator[tuple[str, Store]]:
         """Nothing: servers write their rows themselves."""
         yield from ()
 
-    def restore(self, rows: Rows) -> None:
-        raise ValueError("rows at servers are loaded by the servers: Client.load")
 
-    @property
-    def step(self) -> int:
-        """How many times rows were taught."""
-        return self._step
-
-    @step.setter
-    def step(self, value: int) -> None:
-        self._step = value
-
-
-class Trip:
-    """Lookups of one batch, in several tables."""
-
-    def __init__(self, stores: dict[str, Remote], lookups: Lookups):
-        grouped: dict[str, list[Tensor]] = {}
-        self.order: list[tuple[str, int]] = []
-        for name, ids in lookups:
-            requested = grouped.setdefault(name, [])
-            self.order.append((name, len(requested)))
-            requested.append(ids)
-        for name, requested in grouped.items():
-            for ids in requested:
-                stores[name].check(ids)
-        self.parts = {name: Part(stores[name], ids) for name, ids in grouped.items()}  # type: ignore[arg-type]
-        self.pulling: Pulling | None = None
-        self.labels: Labels = []
-
-    def shares(self) -> list[Share]:
-        return [_share(part) for part in self.parts.values()]
-
-    def start(self, client: Client, step: int) -> None:
-        """Ask for the rows, once."""
-        if self.pulling is None:
-            self.pulling = client.start_pull(self.shares(), step)
-
-    def finish(self, device: torch.device) -> None:
-        """Have the rows here."""
-        assert self.pulling is not None
-        for part, rows in zip(self.parts.values(), self.pulling.wait()):
-            if part.distinct.padded:
-                rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
-            part.rows = rows.to(device)
-
-
-class RemoteRows:
-    """Reads and teaches the tables of one model at the servers."""
-
-    def __init__(
-        self, client: Client, stores: dict[str, Remote], device: torch.device | str = "cpu"
-    ):
-        self.client, self.stores, self.device = client, stores, torch.device(device)
-        self.staged: Trip | None = None
-        self.found: set[str] = set()  # tables that lookups found staged rows of
-        self._ahead: list[tuple[object, Trip]] = []
-        self._pending: list[Trip] = []
-        self.fetch_taught: Callable[[Trip], None] = self._fetch  # geo has copies of its own
-
-    def _fetch(self, trip: Trip) -> None:
-        trip.start(self.client, -1)
-        trip.finish(self.device)
-
-    def announce(self, batch: object, lookups: Lookups) -> Trip:
-        """Work out which rows a coming batch needs; whoever announced it lets the request go."""
-        trip = Trip(self.stores, lookups)
-        self._ahead.append((batch, trip))
-        return trip
-
-    def start_announced(self, step: int) -> None:
-        """Let the requests of announced batches go."""
-        for _, trip in self._ahead:
-            trip.start(self.client, step)
-
-    def stage(self, batch: object, lookups: Lookups, step: int) -> None:
-        """Have the rows of a batch here; lookups of its ids are then answered without a trip."""
-        trip = self._announced(batch) or Trip(self.stores, lookups)
-        trip.start(self.client, step)
-        trip.finish(self.device)
-        self.use(trip)
-
-    def use(self, trip: Trip) -> None:
-        """Answer the lookups of the step under way from a trip whose rows are here."""
-        self.staged, self.found = trip, set()
-        self._pending.append(trip)
-
-    def _announced(self, batch: object) -> Trip | None:
-        if not any(known is batch for known, _ in self._ahead):
-            return None
-        while True:
-            known, trip = self._ahead.pop(0)
-            if known is batch:
-                return trip
-            if trip.pulling is not None:
-                trip.pulling.wait()  # what was asked for must be taken
-
-    def pull(self, lookups: Lookups, learn: bool) -> list[Tensor]:
-        """Rows of each lookup: its ids' shape + [dim]."""
-        if learn and self.staged is not None:
-            found = self._find_staged(self.staged, lookups)
-            if found is not None:
-                return found
-        trip = Trip(self.stores, lookups)
-        if learn:
-            self.fetch_taught(trip)
-            self._pending.append(trip)
-        else:
-            self._fetch(trip)
-        return [
-            trip.parts[name].expand(trip.parts[name].inverse[number], ids.shape, learn)
-            for (name, number), (_, ids) in zip(trip.order, lookups)
-        ]
-
-    def _find_staged(self, trip: Trip, lookups: Lookups) -> list[Tensor] | None:
-        chosen = []
-        for name, ids in lookups:
-            part = trip.parts.get(name)
-            if part is None:
-                return None
-            number = next((k for k, one in enumerate(part.requested) if one is ids), None)
-            if number is not None:
-                chosen.append((part, part.inverse[number]))
-                continue
-            inverse, missing = part.distinct.find(ids.reshape(-1))
-            if missing:
-                return None
-            chosen.append((part, inverse))
-        self.found |= {name for name, _ in lookups}
-        return [
-            part.expand(inverse, ids.shape, learn=True)
-            for (part, inverse), (_, ids) in zip(chosen, lookups)
-        ]
-
-    def collect(self) -> Gradients:
-        """This step's gradients, a share per table; rows that none came to are left out."""
-        assert self.client.spec is not None
-        counted = self.client.spec.counted
-        by_table: dict[str, Gradients] = {}
-        for trip in self._pending:
-            for name, part in trip.parts.items():
-                if part.grads is not None:
-                    labels = trip.labels if counted[self.stores[name].number] else None
-                    by_table.setdefault(name, []).append(_gradients_of(part, labels))
-        self.staged, self._pending = None, []
-        result = []
-        for name, gradients in by_table.items():
-            if len(gradients) > 1:  # looked up in several trips: sum them as one
-                store = self.stores[name]
-                ids = torch.cat([share.ids for share, _ in gradients])
-                joined = Part(store, [ids])  # type: ignore[arg-type]
-                joined.add(joined.inverse[0], torch.cat([grads for _, grads in gradients]))
-                share, grads = _gradients_of(joined)
-                seen = [one.seen for one, _ in gradients if one.seen is not None]
-                if seen:
-                    counts = torch.zeros(len(share.ids), 2)
-                    counts.index_add_(0, joined.inverse[0], torch.cat(seen))
-                    share = replace(share, seen=counts)
-                gradients = [(share, grads)]
-            result.append(gradients[0])
-        return result
-
-
-def _share(part: Part) -> Share:
-    return Share(part.store.number, part.keys.cpu(), part.counts)  # type: ignore[attr-defined]
-
-
-def _gradients_of(part: Part, labels: Labels | None = None) -> tuple[Share, Tensor]:
-    """The rows that a gradient came to, and their gradients [n, dim]; labels: and their counts."""
+def _gradients_of(part: Part) -> Served:
+    """The rows that a gradient came to, their gradients [n, dim], and counts where it has any."""
     assert part.grads is not None
-    grads = part.grads[: len(part.keys)].cpu()
-    share, unused = _share(part), part.unused()
-    if labels is not None:
-        part.labels = labels
-        share = replace(share, seen=part.seen().cpu())
+    grads, keys = part.grads[: len(part.keys)].cpu(), part.keys.cpu()
+    counts = part.seen().cpu() if part.placed.counted else None
+    unused = part.unused()
     if unused is None:
-        return share, grads
+        return Served(keys, grads, counts, part.counts)
     kept = ~unused.cpu()
-    counts = [int(piece.sum()) for piece in kept.split(part.counts)]
-    seen = None if share.seen is None else share.seen[kept]
-    return Share(share.table, share.ids[kept], counts, seen), grads[kept]
+    per_server = [int(piece.sum()) for piece in kept.split(part.counts)]
+    return Served(keys[kept], grads[kept], None if counts is None else counts[kept], per_server)

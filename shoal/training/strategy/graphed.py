@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from torch import Tensor
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.leaves.device import Device
+from shoal.embedding.service import RowService
+from shoal.embedding.table import Table
 from shoal.models.base import Model
 from shoal.training.strategy.single import Single
 from shoal.world.world import World
@@ -40,6 +43,7 @@ class Graphed(Single):
         optimizer: OptimizerSection,
         seed: int,
         clip_grad_norm: float | None = None,
+        **how: Any,
     ) -> None:
         if optimizer.name not in OPTIMIZERS or clip_grad_norm is not None:
             raise ValueError(
@@ -47,7 +51,7 @@ class Graphed(Single):
                 f"train.optimizer.name is {optimizer.name!r}, train.clip_grad_norm is "
                 f"{clip_grad_norm}: change them, or set strategy.graph=false"
             )
-        super().setup(model, optimizer, seed, clip_grad_norm)
+        super().setup(model, optimizer, seed, clip_grad_norm, **how)
         device = self.world.device
         self._lr = torch.zeros((), device=device)
         self._loss = torch.zeros((), device=device)
@@ -59,43 +63,46 @@ class Graphed(Single):
         if self.dense_optimizer is not None:
             for group in self.dense_optimizer.param_groups:
                 group["lr"], group["capturable"] = self._lr, True
-        for name, store in self.stores.items():
-            if not (isinstance(store, Device) and store.kernels is not None):
+
+    def make_rows(self, tables: dict[str, Table]) -> RowService:
+        rows = super().make_rows(tables)
+        self._leaves = []
+        for name in tables:
+            leaf = rows.leaf(name)
+            if not isinstance(leaf, Device) or leaf.kernels is None:
                 raise ValueError(
                     f"strategy.graph needs Triton and tables in the GPU's memory; {name!r} is not: "
                     "set strategy.graph=false"
                 )
-
-    def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
-        if len(parts) > 1:
-            raise ValueError("strategy.graph records whole steps; set train.accumulate=1")
-        return self.train_step(parts[0], lr)
+            self._leaves.append(leaf)
+        return rows
 
     def receive(self, batch: Batch) -> Batch:
         """As it is: it goes to the GPU when its step does."""
         return batch
 
-    def train_step(self, batch: Batch, lr: float | None = None) -> Tensor:
-        lr = self.optimizer_section.lr if lr is None else lr
+    def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
+        if len(parts) > 1:
+            raise ValueError("strategy.graph records whole steps; set train.accumulate=1")
+        lr, batch = self.lr(lr), pad(parts[0])
         if lr != self._known_lr:
             self._lr.fill_(lr)
             self._known_lr = lr
         self._check_memory()
-        batch = pad(batch)
         shape = tuple((key, tuple(x.shape), x.dtype) for key, x in tensors(batch).items())
         found = self._recorded.get(shape)
         if found is None and shape not in self._seen:
             self._seen.add(shape)
-            return super().train_step(batch.to(self.world.device), lr)
+            return super().train_parts([batch.to(self.world.device)], lr)
         if found is None:
             found = self._recorded[shape] = Recorded(batch, self.world.device)
             found.feed(batch)
             with torch.cuda.graph(found.graph, pool=self._pool):
-                self._loss.copy_(super().train_step(found.batch, lr))
+                self._loss.copy_(super().train_parts([found.batch], lr))
         else:
             found.feed(batch)
-        for store in self.stores.values():
-            store.begin(lr)  # type: ignore[attr-defined]
+        for leaf in self._leaves:
+            leaf.begin(lr)
         found.graph.replay()
         return self._loss.clone()
 
@@ -108,15 +115,10 @@ class Graphed(Single):
                 self._recorded.clear()
                 self._seen.clear()
 
-    def update(
-        self, gradients: dict[str, tuple[Tensor, Tensor]], lr: float, scale: float = 1.0
-    ) -> None:
+    def step_dense(self, lr: float) -> None:
         if self.dense_optimizer is not None:
             self.dense_optimizer.step()  # by the learning rate on the device
             self.dense_optimizer.zero_grad(set_to_none=True)
-        self.push(gradients, lr)
-        for module in self.embeddings:
-            module.step_softmax(lr, scale)
 
 
 class Recorded:

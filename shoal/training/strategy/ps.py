@@ -3,13 +3,12 @@
 sync    every step is one step of the global batch, as on one process
 async   a worker's gradients are applied when they arrive; it goes on meanwhile with parameters that
         lack its own last push or two, and is at most `staleness` steps ahead of the slowest worker
-geo     a worker teaches a copy of its own and tells the servers every `geo_step` batches what
+geo     a worker updates a copy of its own and tells the servers every `geo_step` batches what
         changed (shoal.training.strategy.geo)
 """
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,26 +20,22 @@ from torch import Tensor
 from shoal.config.schema import StrategySection
 from shoal.data.batch import Batch
 from shoal.embedding.optim.dense import dense_step
-from shoal.embedding.placed.exchange import Lookups
-from shoal.embedding.store import Store
+from shoal.embedding.service import RowService
 from shoal.embedding.table import Table
-from shoal.models.base import Output
 from shoal.ps.keys import read_keys
 from shoal.ps.spec import Spec, TableSpec
 from shoal.ps.wire import BFLOAT16, COMPRESSED
 from shoal.ps.worker.client import Client, Pushing
-from shoal.ps.worker.remote import Remote, RemoteRows
+from shoal.ps.worker.remote import ServedRows
 from shoal.training.strategy.base import Strategy
 from shoal.world.world import World
-
-log = logging.getLogger("shoal")
 
 
 class ParameterServers(Strategy):
     """Workers that compute; servers that remember."""
 
     name = "ps"
-    stores: dict[str, Remote]  # type: ignore[assignment]
+    rows: ServedRows
     saves_rows = True  # the servers write their own files of a checkpoint
 
     def __init__(self, world: World | None, section: StrategySection, join_timeout: float = 60.0):
@@ -52,26 +47,35 @@ class ParameterServers(Strategy):
                 "--server_num=1 -m CONFIG`, or name running ones in strategy.ps.addresses"
             )
         self.dense_at_servers = self.section.dense == "server"
+        self.pipelined = self.section.mode == "async"  # goes on before its gradients are applied
         self._under_way: deque[Pushing] = deque()
 
     # ---- setting up -----------------------------------------------------------------------------
 
-    def setup(self, model: Any, optimizer: Any, seed: int, clip_grad_norm: Any = None) -> None:
+    def setup(
+        self, model: Any, optimizer: Any, seed: int, clip_grad_norm: Any = None, **how: Any
+    ) -> None:
         if clip_grad_norm is not None:
             raise ValueError(
                 "train.clip_grad_norm needs the norm of all gradients before any is applied, which "
                 "no server has; leave it out with strategy ps"
             )
-        super().setup(model, optimizer, seed)
+        super().setup(model, optimizer, seed, **how)
         if self.dense_at_servers:
             self.dense_optimizer = None
             if self.world.is_main:
                 self.client.set_dense(self._split(self.dense), {})
         self.world.barrier()
 
-    def make_stores(self, tables: dict[str, Table]) -> dict[str, Store]:
+    def make_rows(self, tables: dict[str, Table]) -> RowService:
+        self.client = self._say_hello(tables)
+        return ServedRows(
+            self.client, list(tables.values()), self.rules, self.world.device, self.pipelined
+        )
+
+    def _say_hello(self, tables: dict[str, Table]) -> Client:
+        """Connect to the servers and tell them what they are to keep."""
         section = self.section
-        dense = [list(p.shape) for p in self.model.parameters() if p.requires_grad]
         self.spec = Spec(
             seed=self.seed,
             workers=self.world.size,
@@ -80,98 +84,49 @@ class ParameterServers(Strategy):
             staleness=section.staleness,
             tables=[TableSpec.of(table, self.rules.get(name)) for name, table in tables.items()],
             optimizer=self.optimizer_section,
-            dense=dense if self.dense_at_servers else [],
+            dense=[list(p.shape) for p in self.dense] if self.dense_at_servers else [],
         )
         keys = None if section.keys is None else read_keys(section.keys, "worker")
-        self.client = Client(section.addresses, self.world.rank, keys, section.timeout)
-        self.client.flags = BFLOAT16 * section.bfloat16 | COMPRESSED * section.compress
-        self.client.hello(self.spec, self.join_timeout)
-        stores = {t.name: Remote(t, k, self.client) for k, t in enumerate(tables.values())}
-        self.rows = RemoteRows(self.client, stores, self.world.device)
-        for module in self.embeddings:
-            module.exchange = self.rows  # type: ignore[assignment]
-        self._unstaged: set[str] = set()
-        return stores  # type: ignore[return-value]
+        client = Client(section.addresses, self.world.rank, keys, section.timeout)
+        client.flags = BFLOAT16 * section.bfloat16 | COMPRESSED * section.compress
+        client.hello(self.spec, self.join_timeout)
+        return client
 
     # ---- a step ---------------------------------------------------------------------------------
 
-    @property
-    def pipelined(self) -> bool:
-        """Whether a worker goes on before its gradients are applied."""
-        return self.section.mode == "async"
-
     def prefetch(self, batch: Batch) -> None:
-        lookups = self._lookups(batch)
-        if lookups and self.section.ahead:
-            trip = self.rows.announce(batch, lookups)
-            if self.pipelined:
-                trip.start(self.client, self.client.pushes)
+        if self.section.ahead:
+            self.rows.announce(batch, self.lookups(batch))
 
-    def _lookups(self, batch: Batch) -> Lookups:
-        return [
-            (name, ids)
-            for module in self.embeddings
-            for name, ids in module.lookups(batch)
-            if name not in self._unstaged
-        ]
-
-    def forward(self, batch: Batch) -> Output:
-        lookups = self._lookups(batch)
-        if lookups:
-            self.rows.stage(batch, lookups, self.client.pushes)
-        if self.counted and self.rows.staged is not None:
-            self.rows.staged.labels = [one for m in self.embeddings for one in m.labels(batch)]
-        return self.compute(batch)
-
-    def backward(self, output: Output) -> None:
-        output.loss.backward()
-        self._loss, self._count = output.loss.detach(), float(output.count)
-
-    def step_sums(self, loss: Tensor, count: int | Tensor, lr: float) -> Tensor:
-        self._loss, self._count = loss, float(count)
-        return self.step(lr)
-
-    def step(self, lr: float) -> Tensor:
-        if self.rows.staged is not None:
-            self._unstaged |= self.rows.staged.parts.keys() - self.rows.found
+    def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
+        lr = self.lr(lr)
+        sums = self.backward(parts, lr)
+        loss, count = float(sums.loss), float(sums.count)
         gradients = self.rows.collect()
-        dense = None
-        if self.dense_at_servers:
-            dense = self._split([_grad(parameter) for parameter in self.dense])
-        sent = self.client.bytes_sent
-        pushing = self.client.start_push(
-            [share for share, _ in gradients],
-            [grads for _, grads in gradients],
-            lr,
-            float(self._loss),
-            self._count,
-            dense,
-        )
-        self._under_way.append(pushing)
+        grads = [_grad(parameter) for parameter in self.dense]
+        before = self.client.bytes_sent
+        dense = self._split(grads) if self.dense_at_servers else None
+        self._under_way.append(self.rows.send(gradients, lr, loss, count, dense))
         if not self.pipelined:
-            self.rows.start_announced(self.client.pushes)  # answered when this step is applied
-        for store in self.stores.values():
-            store.step += 1
+            self.rows.ask_ahead()  # answered when this step is applied
         if not self.dense_at_servers:
-            self._step_dense(lr)
+            self._step_dense(grads, count, lr)
         for parameter in self.dense:
             parameter.grad = None
-        loss, count = float(self._loss), self._count
         while len(self._under_way) > (1 if self.pipelined else 0):
             total, terms, values = self._under_way.popleft().wait()
             if not self.pipelined:
                 loss, count = total, terms
             self._take_dense(values)
-        self.world.bytes_sent += self.client.bytes_sent - sent
+        self.world.bytes_sent += self.client.bytes_sent - before
         return torch.tensor(loss / count if count else 0.0)
 
-    def _step_dense(self, lr: float) -> None:
+    def _step_dense(self, grads: list[Tensor], count: float, lr: float) -> None:
         """Dense parameters that every worker keeps: gradients are summed over the workers."""
         if self.dense_optimizer is None:
             return
-        grads = [_grad(parameter) for parameter in self.dense]
-        count = torch.tensor([self._count], device=grads[0].device)
-        flat = self.world.all_reduce(torch.cat([*(g.reshape(-1) for g in grads), count]))
+        terms = torch.tensor([count], device=grads[0].device)
+        flat = self.world.all_reduce(torch.cat([*(g.reshape(-1) for g in grads), terms]))
         scale = 1.0 / float(flat[-1]) if float(flat[-1]) else 0.0
         pieces = flat[:-1].split([g.numel() for g in grads])
         for parameter, piece in zip(self.dense, pieces):
@@ -203,6 +158,7 @@ class ParameterServers(Strategy):
 
     def settle(self) -> None:
         """Nothing of any worker is under way, and all have the same dense parameters."""
+        super().settle()
         while self._under_way:
             self._under_way.popleft().wait()
         self.world.barrier()

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from shoal.data.batch import Batch
+from shoal.embedding.optim.dense import dense_step
+from shoal.embedding.placed.local import LocalRows
+from shoal.embedding.service import RowService
+from shoal.embedding.table import Table
+from shoal.models.base import Output
 from shoal.training.strategy.base import Strategy
 from shoal.world.world import World
 
@@ -14,3 +24,41 @@ class Single(Strategy):
     def __init__(self, world: World | None = None, fused: bool = True):
         super().__init__(world)
         self.fused = fused
+
+    def make_rows(self, tables: dict[str, Table]) -> RowService:
+        leaves = {name: self.leaf(table, self.fused) for name, table in tables.items()}
+        return LocalRows(leaves, self.rules, self.world.device)
+
+    def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
+        lr, scale = self.lr(lr), 1.0
+        if len(parts) == 1:
+            loss = mean_loss(self.forward(parts[0], lr))
+            loss.backward()
+        else:
+            sums = self.backward(parts, lr)
+            scale = 1.0 / max(1.0, float(sums.count))
+            loss = sums.loss * scale
+            for parameter in self.dense:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(scale)
+        gradients = self.clip(self.rows.collect(scale))
+        self.step_dense(lr)
+        self.rows.apply(gradients, lr, scale)
+        return loss.detach()
+
+    def step_dense(self, lr: float) -> None:
+        """Update the dense parameters."""
+        if self.dense_optimizer is not None:
+            dense_step(self.dense_optimizer, lr)
+
+
+def mean_loss(output: Output) -> Tensor:
+    """The mean loss of a batch, to go back from.
+
+    Scaling the loss costs nothing; scaling the gradients afterwards would. (So would handing the
+    scale to backward: torch then imports all of its symbolic shapes.)
+    """
+    count = output.count
+    if isinstance(count, Tensor):  # a GPU is not waited for
+        return output.loss * count.clamp(min=1).to(output.loss).reciprocal()
+    return output.loss * (1.0 / count if count else 0.0)

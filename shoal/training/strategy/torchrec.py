@@ -1,4 +1,4 @@
-"""sharded with backend torchrec: rows live in TorchRec's collections, FBGEMM teaches them.
+"""sharded with backend torchrec: rows live in TorchRec's collections, FBGEMM updates them.
 
 The same numbers as the native backend, by other code: an oracle for it, and a way to use TorchRec's
 kernels under a model and a config of Shoal's. What it cannot do is refused here, before the start.
@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import logging
 
-from torch import Tensor
-
 from shoal.data.batch import Batch
-from shoal.embedding.placed.planner import plan_tables
 from shoal.embedding.placed.torchrec import OPTIMIZERS, TorchRecRows
-from shoal.embedding.store import Store
+from shoal.embedding.service import RowService
 from shoal.embedding.table import Table
-from shoal.training.strategy.base import Gradients
 from shoal.training.strategy.sharded import Sharded
 
 log = logging.getLogger("shoal")
@@ -28,24 +24,14 @@ class ShardedByTorchRec(Sharded):
         "backend torchrec has no tables that grow, and only their ids are counted; set "
         "strategy.backend=native, or leave the section out"
     )
-    exchange: TorchRecRows
 
-    def make_stores(self, tables: dict[str, Table]) -> dict[str, Store]:
+    def make_rows(self, tables: dict[str, Table]) -> RowService:
         self._refuse(tables)
         by_rows = self.section.model_copy(update={"place": "row", "row_by": "range"})
-        names = [table.name for m in self.embeddings for table in m.fields.values()]
-        lookups = {name: names.count(name) for name in tables}
-        size = self.world.size
-        self.plan = plan_tables(tables, size, by_rows, self.row_optimizer, lookups)
+        self.plan = self.make_plan(tables, by_rows)
         if tables:
-            log.info("tables over %d processes, by TorchRec:\n%s", size, self.plan)
-        self.exchange = TorchRecRows(
-            self.world, list(tables.values()), self.row_optimizer, self.seed
-        )
-        for module in self.embeddings:
-            module.exchange = self.exchange
-        self._unstaged = set()
-        return dict(self.exchange.stores)
+            log.info("tables over %d processes, by TorchRec:\n%s", self.world.size, self.plan)
+        return TorchRecRows(self.world, list(tables.values()), self.row_optimizer, self.seed)
 
     def _refuse(self, tables: dict[str, Table]) -> None:
         """Say what TorchRec cannot do, and what to do instead."""
@@ -53,7 +39,7 @@ class ShardedByTorchRec(Sharded):
         reason = None
         if optimizer.name not in OPTIMIZERS:
             reason = (
-                f"train.optimizer.name is {self.optimizer_section.name}: on CPUs FBGEMM teaches "
+                f"train.optimizer.name is {self.optimizer_section.name}: on CPUs FBGEMM updates "
                 "rows by sgd and adagrad, and those alone are offered on GPUs too; use one of "
                 f"{', '.join(OPTIMIZERS)}"
             )
@@ -90,21 +76,3 @@ class ShardedByTorchRec(Sharded):
 
     def prefetch(self, batch: Batch) -> None:
         """Nothing travels ahead."""
-
-    def train_step(self, batch: Batch, lr: float | None = None) -> Tensor:
-        self.exchange.set_lr(self.optimizer_section.lr if lr is None else lr)
-        return super().train_step(batch, lr)
-
-    def note(self) -> float:
-        return 0.0  # a gradient of zeros teaches nothing, so unused rows need no mention
-
-    def exchange_rows(self, scale: float, notes: float) -> Gradients:
-        if self.exchange.staged is not None:
-            self._unstaged |= self.exchange.staged.parts.keys() - self.exchange.found
-        self._scale = scale
-        return {}
-
-    def push(self, gradients: Gradients, lr: float) -> None:
-        self.exchange.teach(self._scale, lr)
-        for store in self.stores.values():
-            store.step += 1

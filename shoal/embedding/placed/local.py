@@ -1,0 +1,161 @@
+"""LocalRows: every row in this process; what `single` reads, and the measure of all others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.config.row_rules import RowRules
+from shoal.embedding.leaves.admission import tend
+from shoal.embedding.leaves.leaf import Leaf
+from shoal.embedding.leaves.local import pull_all, push_all
+from shoal.embedding.service import Gradients, Labels, Lookup, RowGradients, RowService
+from shoal.embedding.store import EVERY, Every, Ids
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """Rows of one lookup, whose gradient backward leaves on them."""
+
+    ids: Ids  # flat
+    rows: Tensor
+    clicks: Tensor | None = None  # labels of the ids' samples, where they are known
+
+    @classmethod
+    def with_grads(cls, grads: Tensor) -> Pulled:
+        """Every row of a leaf, whose gradients [k, dim] are known already."""
+        rows = grads.detach().requires_grad_()
+        rows.grad = grads
+        return cls(EVERY, rows)
+
+    @property
+    def grads(self) -> Tensor:
+        """[n, dim]"""
+        assert self.rows.grad is not None
+        return self.rows.grad.view(-1, self.rows.shape[-1])
+
+
+class LocalRows(RowService):
+    """Leaves of this process, read and updated directly."""
+
+    def __init__(
+        self,
+        leaves: Mapping[str, Leaf],
+        rules: Mapping[str, RowRules] | None = None,
+        device: torch.device | str = "cpu",
+    ):
+        super().__init__(leaves, rules, device)
+        self.leaves = dict(leaves)
+        self._labels: Labels = {}
+        self._pulled: dict[str, list[Pulled]] = {name: [] for name in self.leaves}
+
+    def begin(
+        self, batch: object, lookups: Sequence[Lookup], labels: Labels, lr: float = 0.0
+    ) -> None:
+        self.batch, self._labels = batch, labels
+
+    def pull(self, lookups: Sequence[Lookup], learn: bool) -> list[Tensor]:
+        leaves = [self.leaves[one.table] for one in lookups]
+        flat = [one.ids if isinstance(one.ids, Every) else one.ids.reshape(-1) for one in lookups]
+        result = []
+        for lookup, ids, rows in zip(lookups, flat, pull_all(leaves, flat)):
+            rows = rows.to(self.device)
+            if not isinstance(lookup.ids, Every):
+                rows = rows.view(*lookup.ids.shape, rows.shape[1])
+            if learn:
+                rows.requires_grad_()
+                clicks = None if lookup.field is None else self._labels.get(lookup.field)
+                self._pulled[lookup.table].append(Pulled(ids, rows, clicks))
+            result.append(rows)
+        return result
+
+    def own(self, name: str, learn: bool) -> Tensor | None:
+        lent = self.leaves[name].lend()
+        if lent is None:
+            return self.pull([Lookup(name, EVERY)], learn)[0]
+        rows = lent.detach()
+        if learn:
+            self._pulled[name].append(Pulled(EVERY, rows.requires_grad_()))
+        return rows
+
+    def leaf(self, name: str) -> Leaf | None:
+        return self.leaves[name]
+
+    def collect(self, scale: float = 1.0, notes: float = 0.0) -> Gradients:
+        gradients = self._take(write_all=False)
+        if scale == 1.0:
+            return gradients
+        return {
+            name: RowGradients(one.ids, one.grads * scale, one.counts)
+            for name, one in gradients.items()
+        }
+
+    def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
+        push_all(
+            [self.leaves[name] for name in gradients],
+            [(one.ids, one.grads) for one in gradients.values()],
+            lr,
+            [one.counts for one in gradients.values()],
+        )
+        for name, rules in self.rules.items():
+            tend(self.leaves[name], rules)
+        for late in self._late:  # after the pushes, which count the steps
+            late.step(lr, scale)
+        self._late = []
+
+    def _take(self, write_all: bool) -> Gradients:
+        """This process's gradients since the last call; forgets them."""
+        self._write_late(write_all)
+        gradients: Gradients = {}
+        for name, pulled in self._pulled.items():
+            parts = [one for one in pulled if one.rows.grad is not None]
+            gradients[name] = _join(parts, self.leaves[name].table.dim, name in self.counted)
+            pulled.clear()
+        self._labels = {}
+        return gradients
+
+    def _has_gradients(self, name: str) -> bool:
+        return any(one.rows.grad is not None for one in self._pulled[name])
+
+    def _add_own(self, name: str, grads: Tensor) -> None:
+        self._pulled[name].append(Pulled.with_grads(grads))
+
+
+def _join(parts: list[Pulled], dim: int, counted: bool) -> RowGradients:
+    """The gradients of one table's lookups, one after the other."""
+    whole = [one for one in parts if isinstance(one.ids, Every)]
+    if whole:  # the others are added to it, in place
+        total = whole[0].grads
+        for one in parts:
+            if isinstance(one.ids, Every):
+                total = total if one is whole[0] else total.add_(one.grads)
+            else:
+                total.index_add_(0, one.ids.to(total.device), one.grads)
+        return RowGradients(EVERY, total)
+    if not parts:
+        counts = torch.empty(0, 2) if counted else None
+        return RowGradients(torch.empty(0, dtype=torch.int64), torch.empty(0, dim), counts)
+    counts = None
+    ids = [one.ids for one in parts if not isinstance(one.ids, Every)]
+    if counted:
+        clicks = [torch.zeros(len(k)) if p.clicks is None else p.clicks for k, p in zip(ids, parts)]
+        flat = torch.cat(clicks)
+        counts = torch.stack([torch.ones_like(flat), flat], 1)
+    if len(parts) == 1:
+        return RowGradients(ids[0], parts[0].grads, counts)
+    return RowGradients(torch.cat(ids), _end_to_end([one.grads for one in parts]), counts)
+
+
+def _end_to_end(parts: list[Tensor]) -> Tensor:
+    """Parts [n, dim] one after the other; no copy where they lie so in one memory already."""
+    first, total, dim = parts[0], 0, parts[0].shape[1]
+    memory = first.untyped_storage().data_ptr()
+    for part in parts:
+        follows = part.data_ptr() == first.data_ptr() + first.element_size() * dim * total
+        if not (follows and part.is_contiguous() and part.untyped_storage().data_ptr() == memory):
+            return torch.cat(parts)
+        total += len(part)
+    return first.as_strided((total, dim), (dim, 1))

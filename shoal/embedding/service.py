@@ -1,0 +1,185 @@
+"""RowService: the one door to rows. Models look rows up here, strategies collect and apply here.
+
+announce   the lookups of a coming batch: what can travel ahead does
+begin      a batch is trained now: its rows are on their way, or here
+pull       rows of lookups, as autograd leaves where they take part in training
+collect    after backward: the gradients of the global batch that this process must apply
+apply      one step of the row optimizers
+saved      the stores whose rows go into a checkpoint, and come back from one
+
+Implementations: rows in this process (placed/local.py), on every rank (placed/replicated.py),
+spread over the ranks (placed/sharded.py), in TorchRec's collections (placed/torchrec.py) and with
+parameter servers (shoal.ps.worker.remote).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from shoal.config.row_rules import RowRules
+from shoal.embedding.leaves.leaf import Leaf
+from shoal.embedding.placed.placement import Layout
+from shoal.embedding.store import Ids, Store
+from shoal.world.world import World
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Ids of any shape in one table."""
+
+    table: str
+    ids: Ids
+    field: int | None = None  # the number of the batch's field that they are; None: none of it
+
+
+Labels = dict[int, Tensor]  # field -> the label of each id's sample [ids]
+
+
+@dataclass(frozen=True)
+class RowGradients:
+    """Gradients of one table's rows: of ids [n], repeated ones not summed yet, [n, dim]."""
+
+    ids: Ids
+    grads: Tensor
+    counts: Tensor | None = None  # where ids are counted: shows and clicks of each [n, 2]
+
+
+Gradients = dict[str, RowGradients]  # by table
+
+
+class Late(Protocol):
+    """Rows that are updated in `apply` without their gradients ever being written."""
+
+    tables: list[str]
+
+    def gradients(self) -> list[Tensor]:
+        """Those gradients after all: of every row held here, a tensor per table."""
+
+    def step(self, lr: float, scale: float) -> None:
+        """Update the rows; gradients are to be multiplied by `scale`."""
+
+
+class RowService(ABC):
+    """Reads and updates the tables of one model; where ranks share rows, all of them call it."""
+
+    def __init__(
+        self,
+        stores: Mapping[str, Store],
+        rules: Mapping[str, RowRules] | None = None,
+        device: torch.device | str = "cpu",
+    ):
+        self.stores, self.rules = dict(stores), dict(rules or {})
+        self.device = torch.device(device)  # where rows are wanted
+        self.counted = {name for name, one in self.rules.items() if one.counted}
+        self.batch: object | None = None  # in training now
+        self._late: list[Late] = []
+
+    # ---- before the model computes --------------------------------------------------------------
+
+    def announce(self, batch: object, lookups: Sequence[Lookup]) -> None:
+        """A hint: this batch is trained after the present one."""
+
+    def begin(
+        self, batch: object, lookups: Sequence[Lookup], labels: Labels, lr: float = 0.0
+    ) -> None:
+        """Train this batch now. `labels` are of its fields, where ids are counted."""
+        self.batch = batch
+
+    def advance(self) -> None:
+        """The model has computed: let what was announced go on."""
+
+    # ---- while it computes ----------------------------------------------------------------------
+
+    @abstractmethod
+    def pull(self, lookups: Sequence[Lookup], learn: bool) -> list[Tensor]:
+        """Rows of each lookup: its ids' shape + [dim]; `learn`: `collect` has their gradients."""
+
+    def own(self, name: str, learn: bool) -> Tensor | None:
+        """The rows of a fixed table that this process holds [k, dim]: read at once, not kept.
+
+        Their gradient stays here. None where rows cannot be read so.
+        """
+        return None
+
+    def leaf(self, name: str) -> Leaf | None:
+        """What holds the rows that `own` reads; None: nothing here."""
+        return None
+
+    def spread(self, name: str) -> tuple[Layout, World] | None:
+        """Which ranks share the rows that `own` reads, and how; None: each has all, or none has."""
+        return None
+
+    def add_late(self, late: Late) -> None:
+        """Backward came by rows that are updated in `apply`."""
+        self._late.append(late)
+
+    def _write_late(self, always: bool = False) -> None:
+        """Write the gradients of late updates after all, where others must be added to them."""
+        tables = [name for late in self._late for name in late.tables]
+        kept = []
+        for late in self._late:
+            alone = all(tables.count(n) == 1 and not self._has_gradients(n) for n in late.tables)
+            if alone and not always:
+                kept.append(late)
+                continue
+            for name, grads in zip(late.tables, late.gradients()):
+                self._add_own(name, grads)
+        self._late = kept
+
+    def _has_gradients(self, name: str) -> bool:
+        """Whether rows of a table have gradients that were not collected yet."""
+        return False
+
+    def _add_own(self, name: str, grads: Tensor) -> None:
+        """Let `collect` have gradients of every row of a leaf."""
+        raise NotImplementedError  # only where `own` reads rows are there late updates
+
+    # ---- after backward -------------------------------------------------------------------------
+
+    def note(self) -> float:
+        """A number of this rank; `collect` is given its sum over all ranks."""
+        return 0.0
+
+    @abstractmethod
+    def collect(self, scale: float = 1.0, notes: float = 0.0) -> Gradients:
+        """Gradients since the last call, multiplied by `scale`, that this process must apply."""
+
+    @abstractmethod
+    def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
+        """One step of every table; `scale` is what the gradients were multiplied by."""
+
+    def squares(self, gradients: Gradients) -> Tensor:
+        """The sum of squares of all rows' summed gradients, over all ranks."""
+        return sum_squares([one.grads for one in gradients.values()])
+
+    def settle(self) -> None:
+        """Forget the batch in training: the model is evaluated or saved next."""
+        self.batch = None
+
+    # ---- checkpoints ----------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> dict[str, int]:
+        """How many steps the rows of each table have had."""
+        return {name: store.step for name, store in self.stores.items()}
+
+    @steps.setter
+    def steps(self, steps: dict[str, int]) -> None:
+        for name, step in steps.items():
+            self.stores[name].step = step
+
+    def saved(self) -> Iterator[tuple[str, Store]]:
+        """The stores that this rank exports, one after the other on all ranks that share them."""
+        yield from self.stores.items()
+
+
+def sum_squares(tensors: list[Tensor]) -> Tensor:
+    """The sum of squares of everything in them."""
+    norms = [torch.linalg.vector_norm(tensor).square().cpu() for tensor in tensors]
+    return torch.stack(norms).sum() if norms else torch.zeros(())

@@ -1,0 +1,108 @@
+"""GeoRows: a worker's own copies of the rows that it updates, and how those of a window came.
+
+A window is `geo_step` batches. The first time a window needs a row, it is fetched from the servers
+and remembered as it came; from then on the row optimizer runs here. At the end of the window the
+servers get what each row changed by, divided by the number of workers, and add it up; the next
+window starts from the sum. So a row is never older than a window, and each row that a window
+touched makes one trip there and one back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shoal.embedding.leaves.leaf import Leaf
+from shoal.embedding.leaves.local import make_local
+from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.placed.route import Part
+from shoal.embedding.service import Gradients, Lookup
+from shoal.embedding.table import Init, Table
+from shoal.ps.worker.client import Client, Share
+from shoal.ps.worker.remote import RemoteTable, Served, ServedRows, ServedTrip
+
+
+class Copy:
+    """This worker's own rows of one table, and how those of this window came."""
+
+    def __init__(self, remote: RemoteTable, optimizer: RowOptimizer, seed: int):
+        kept = remote.layout.table
+        self.remote = remote
+        self.leaf: Leaf = make_local(kept, optimizer, seed)
+        # A column more than the rows have: 1 where a row came in this window.
+        self._came = Table(kept.name, kept.dim + 1, None, Init("constant", 0.0))
+        self.begin_window()
+
+    def begin_window(self) -> None:
+        """Forget what came."""
+        self.base: Leaf = make_local(self._came, RowOptimizer("sgd"), 0)
+
+    def missing(self, part: Part) -> Share:
+        """Those rows of a lookup that this window has not fetched yet, grouped by server."""
+        keys = part.keys.cpu()
+        new = self.base.pull(keys)[:, -1] == 0
+        counts = [int(piece.sum()) for piece in new.split(part.counts)]
+        return Share(self.remote.number, keys[new], counts)
+
+    def take(self, ids: Tensor, rows: Tensor) -> None:
+        """Rows of this window as they came from the servers."""
+        self.base.assign(ids, torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1))
+        self.leaf.assign(ids, rows)
+
+    def changes(self, workers: int) -> Served | None:
+        """What the rows of this window changed by, over the number of workers; by server."""
+        chunks = list(self.base.export())
+        if not chunks:
+            return None
+        ids = torch.cat([chunk.ids for chunk in chunks])
+        begun = torch.cat([chunk.values[:, :-1] for chunk in chunks])
+        part = Part(self.remote, [Lookup(self.remote.table.name, ids)], ids.device)
+        delta = (self.leaf.pull(ids) - begun).div_(workers)
+        ordered = torch.empty_like(delta)
+        ordered[part.inverse[0]] = delta
+        return Served(part.keys, ordered, None, part.counts)
+
+
+class GeoRows(ServedRows):
+    """Rows that are updated here; differences travel now and then."""
+
+    def __init__(
+        self,
+        client: Client,
+        tables: Sequence[Table],
+        optimizer: RowOptimizer,
+        seed: int,
+        device: torch.device,
+    ):
+        super().__init__(client, tables, None, device)
+        self.copies = {n: Copy(table, optimizer, seed) for n, table in self.tables.items()}
+
+    def _fetch(self, trip: ServedTrip, learn: bool) -> None:
+        """Have this window's rows here, and the lookups answered from the copies."""
+        if not learn:
+            return super()._fetch(trip, learn)
+        missing = [self.copies[name].missing(part) for name, part in trip.parts.items()]
+        if any(len(share.ids) for share in missing):
+            pieces = self.client.start_pull(missing).wait()
+            for name, share, rows in zip(trip.parts, missing, pieces):
+                self.copies[name].take(share.ids, rows)
+        for name, part in trip.parts.items():
+            part.take_rows(self.copies[name].leaf.pull(part.keys.cpu()).to(self.device))
+
+    def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
+        for name, one in gradients.items():
+            self.copies[name].leaf.push(one.ids, one.grads, lr)
+        for table in self.tables.values():
+            table.step += 1
+
+    def begin_window(self) -> None:
+        """The next batches start from what the servers have."""
+        for copy in self.copies.values():
+            copy.begin_window()
+
+    def changes(self, workers: int) -> Gradients:
+        """What the rows of this window changed by, over the number of workers."""
+        found = {name: copy.changes(workers) for name, copy in self.copies.items()}
+        return {name: one for name, one in found.items() if one is not None}
