@@ -30,6 +30,7 @@ from shoal.embedding.placed.duplicates import sum_duplicates
 from shoal.embedding.store import Store
 from shoal.embedding.table import Table
 from shoal.models.base import Model, Output
+from shoal.models.nn.dropout import begin_slice
 from shoal.world.world import World
 
 Gradients = dict[str, tuple[Tensor, Tensor]]  # table -> (ids [n], gradients [n, dim])
@@ -164,6 +165,7 @@ class Strategy:
 
     def compute(self, batch: Batch) -> Output:
         """What the model makes of a batch, in the precision asked for."""
+        begin_slice(batch.first)
         if self.precision == "float32":
             return self._call(batch)
         with torch.autocast(self.world.device.type, torch.bfloat16):
