@@ -33,7 +33,8 @@ class _Draws:
     """Which masks come next."""
 
     def __init__(self) -> None:
-        self.key: int | None = None  # of the step; None: outside of any
+        self.begun = False  # whether in a step
+        self.key = 0  # of the step; compiled code must not look at it, or is made anew every step
         # The same by type of device, int64 [1]. Always the same memory: a CUDA graph reads from
         # where it read when it was recorded.
         self.on_device: dict[str, Tensor] = {}
@@ -47,7 +48,7 @@ _draws = _Draws()
 def begin_step(seed: int, step: int, device: torch.device) -> None:
     """From now on masks are those of this step."""
     key = int(hash64(seed, _STREAM, step))
-    _draws.key = key
+    _draws.begun, _draws.key = True, key
     if device.type not in _draws.on_device:
         _draws.on_device[device.type] = torch.empty(1, dtype=torch.int64, device=device)
     _draws.on_device[device.type].fill_(signed(key))
@@ -61,7 +62,7 @@ def begin_slice(first: int) -> None:
 
 def end_steps() -> None:
     """From now on keys come from torch's generator again."""
-    _draws.key = None
+    _draws.begun = False
     begin_slice(0)
 
 
@@ -80,7 +81,7 @@ def dropout(x: Tensor, p: float, rows: Tensor | None = None, each: int = 1) -> T
     if p == 1.0 or x.numel() == 0:
         return x * 0.0
     if rows is None:
-        first = _draws.first * (x.numel() // len(x)) if _draws.first else 0
+        first = _draws.first * x.shape[1:].numel()
     else:
         first = _draws.first * each
     if torch.compiler.is_compiling():
@@ -112,14 +113,14 @@ def _mask_by_core(x: Tensor, p: float, key: int, first: int, rows: Tensor | None
 
 def _key(layer: int) -> int:
     """The key of a layer's mask: 64 bits."""
-    if _draws.key is None:
+    if not _draws.begun:
         return int(torch.empty((), dtype=torch.int64).random_(-(2**63), None)) % 2**64
     return (_draws.key + layer * INCREMENT) % 2**64
 
 
 def _key_on(device: torch.device, layer: int) -> Tensor:
     """The same as a tensor, int64 [1], that nobody waits for."""
-    if _draws.key is None:
+    if not _draws.begun:
         return torch.empty(1, dtype=torch.int64, device=device).random_(-(2**63), None)
     return _draws.on_device[device.type] + signed(layer * INCREMENT)
 
