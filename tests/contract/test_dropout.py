@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from click_batches import DENSE, ROWS, SLOTS, global_batch
 from ranks import run_ranks
 from small import small_config
 
+from shoal.config.schema import OptimizerSection, StrategySection
+from shoal.models.base import Facts
+from shoal.models.dnn import DNN
 from shoal.runs.build import build
+from shoal.training.strategy import make_strategy
 from shoal.training.trainer import seed_step
 from shoal.world.world import World
 
@@ -27,13 +32,6 @@ BERT4REC = {
     # Adam makes steps of rounding where a row's gradient is nearly nothing: see test_strategies
     "train__optimizer__name": "sgd",
     "train__optimizer__lr": 2.0,
-}
-CLICKS = {
-    "model": "DNN",
-    "data__clicks__kind": "planted",
-    "model__layers": [16, 8],
-    "model__dropout": 0.5,
-    "model__initial_range": 0.1,
 }
 SHARDED = {"strategy__name": "sharded"}
 CURVES: dict[str, tuple[int, dict[str, Any]]] = {
@@ -57,9 +55,7 @@ def curve(world: World, name: str, parts_of_a_slice: int = 1) -> list[float]:
     n = parts_of_a_slice
     losses: list[float] = []
     for epoch in range(steps):
-        slices = [
-            made.reader.batches(epoch, world.rank * n + k, world.size * n) for k in range(n)
-        ]
+        slices = [made.reader.batches(epoch, world.rank * n + k, world.size * n) for k in range(n)]
         for parts in zip(*slices):
             seed_step(config.run.seed, len(losses), world.rank, world.device)
             losses.append(float(made.strategy.train_parts(list(parts))))
@@ -68,9 +64,28 @@ def curve(world: World, name: str, parts_of_a_slice: int = 1) -> list[float]:
     raise AssertionError("too few steps")
 
 
+def click_curve(world: World, strategy: str) -> list[float]:
+    """Losses of DNN; some global batches are one sample, so that other ranks have none."""
+    facts = Facts(num_slots=SLOTS, num_dense=DENSE, rows=ROWS)
+    torch.manual_seed(5)
+    model = DNN(DNN.Options(dim=6, layers=[16, 8], initial_range=0.1, dropout=0.5), facts)
+    made = make_strategy(StrategySection(name=strategy), world)
+    made.setup(model, OptimizerSection(name="adagrad", lr=0.05), seed=1)
+    losses = []
+    for step in range(20):
+        batch = global_batch(step, "one", "fixed")
+        cuts = [batch.size * rank // world.size for rank in (world.rank, world.rank + 1)]
+        seed_step(1, step, world.rank, world.device)
+        losses.append(float(made.train_step(batch.rows(*cuts))))
+    return losses
+
+
 def curves(world: World) -> dict[str, list[float]]:
     """All of them: starting processes is what costs."""
-    return {name: curve(world, name) for name in CURVES}
+    found = {name: curve(world, name) for name in CURVES}
+    for strategy in ("ddp", "sharded"):
+        found[f"DNN {strategy}"] = click_curve(world, strategy if world.size > 1 else "single")
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +98,7 @@ def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return run_ranks(curves, request.param, tmp_path_factory.mktemp("ranks") / "out")
 
 
-@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("name", [*CURVES, "DNN ddp", "DNN sharded"])
 def test_losses_with_dropout_equal_single(name: str, alone: dict, together: list) -> None:
     for rank in together:
         assert rank[name] == pytest.approx(alone[name], rel=1e-5)

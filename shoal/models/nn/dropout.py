@@ -105,9 +105,7 @@ def _mask_by_core(x: Tensor, p: float, key: int, first: int, rows: Tensor | None
     else:
         rows, width = rows.contiguous(), x.numel() // len(x)
         assert rows.shape == (len(x),) and rows.dtype == torch.int64 and rows.is_cpu
-        _core.dropout_rows(
-            key, p, first, rows.data_ptr(), len(x), width, mask.data_ptr(), threads
-        )
+        _core.dropout_rows(key, p, first, rows.data_ptr(), len(x), width, mask.data_ptr(), threads)
     return mask
 
 
