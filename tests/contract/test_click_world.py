@@ -202,11 +202,11 @@ def test_a_program_in_between_changes_nothing(files: Path, tmp_path: Path) -> No
     assert fit(World(), given, str(tmp_path / "b")) == plain
 
 
-@pytest.mark.parametrize("reader", ["memory", "in order", "stream", "own"])
+@pytest.mark.parametrize("reader", ["memory", "in order", "stream"])
 def test_slices_know_where_they_begin(files: Path, reader: str) -> None:
     """What dropout goes by: a slice begins where that of the rank before it ends."""
     kind = "memory" if reader == "in order" else reader
-    given = values(str(files), data__clicks__reader=kind) if reader != "own" else own(str(files))
+    given = values(str(files), data__clicks__reader=kind)
     given |= {"train__batch_size": 64, "train__shuffle": reader == "memory"}
     made = build(click_config(**given), World()).reader
     whole = [batch.size for batch in made.batches(0)]
