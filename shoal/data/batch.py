@@ -58,12 +58,14 @@ class Batch:
             of as many lists for each sample, sample after sample
     dense   field -> float32 tensor [size] or [size, width]
     labels  float32 [size], or None where the samples are plain positives
+    first   number of the first sample in the global batch; the others come after it
     """
 
     size: int
     ids: dict[str, Tensor | Jagged]
     dense: dict[str, Tensor] = field(default_factory=dict)
     labels: Tensor | None = None
+    first: int = 0
 
     def tensor(self, field: str) -> Tensor:
         """Ids of a field that is no list of lists."""
@@ -93,6 +95,7 @@ class Batch:
             ids,
             {name: x[start:stop] for name, x in self.dense.items()},
             None if self.labels is None else self.labels[start:stop],
+            self.first + start,
         )
 
     def to(self, device: torch.device | str) -> Batch:
@@ -102,4 +105,5 @@ class Batch:
             {name: ids.to(device) for name, ids in self.ids.items()},
             {name: x.to(device, non_blocking=True) for name, x in self.dense.items()},
             None if self.labels is None else self.labels.to(device, non_blocking=True),
+            self.first,
         )

@@ -8,6 +8,7 @@ change of world size changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -43,18 +44,20 @@ class Reader:
             order = permutation(self.num_samples, self.seed, epoch)
         else:
             order = np.arange(self.num_samples)
-        slices = []
-        for first in range(start * self.batch_size, self.num_samples, self.batch_size):
-            count = min(self.batch_size, self.num_samples - first)
-            slices.append(order[first + count * rank // size : first + count * (rank + 1) // size])
+        slices, firsts = [], []
+        for begin in range(start * self.batch_size, self.num_samples, self.batch_size):
+            count = min(self.batch_size, self.num_samples - begin)
+            first, last = count * rank // size, count * (rank + 1) // size
+            slices.append(order[begin + first : begin + last])
+            firsts.append(first)
         # Several batches are made at once: many small numpy calls would cost more than the work.
         together = max(1, self.chunk_samples * size // self.batch_size)
         for number in range(0, len(slices), together):
             some = slices[number : number + together]
             made = self.make(np.concatenate(some), epoch)
             stops = np.cumsum([len(one) for one in some])
-            for one, stop in zip(some, stops):
-                yield made.rows(int(stop) - len(one), int(stop))
+            for one, stop, first in zip(some, stops, firsts[number:]):
+                yield replace(made.rows(int(stop) - len(one), int(stop)), first=first)
 
     def make(self, samples: np.ndarray, epoch: int) -> Batch:
         """The batch of the given sample numbers."""

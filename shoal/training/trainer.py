@@ -12,7 +12,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from shoal.data.batch import Batch
 from shoal.data.fingerprint import mismatch
 from shoal.data.reader import Reader
 from shoal.models.base import Model
+from shoal.models.nn.dropout import begin_step, end_steps
 from shoal.training.checkpoint import CheckpointError, Checkpoints, give
 from shoal.training.evaluation import ClickEvaluator, Evaluator, Interval
 from shoal.training.metrics import higher_is_better
@@ -110,8 +111,11 @@ class Trainer:
         startup = time.perf_counter() - started
         self.model.train()
         gc.freeze()  # what stands now stays: the collector need not walk all of torch every time
-        while self.cursor.epoch < epochs and not self.cursor.finished:
-            self._epoch(epochs)
+        try:
+            while self.cursor.epoch < epochs and not self.cursor.finished:
+                self._epoch(epochs)
+        finally:
+            end_steps()
         self.checkpoints.wait()
         result = self._test(epochs)
         result["seconds"] = {
@@ -357,7 +361,11 @@ def in_step(batches: Iterator[Batch], reader: Reader, world: World) -> Iterator[
 
 
 def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
-    """Make dropout a pure function of (seed, step, rank): resuming needs no random state."""
+    """Make dropout a pure function of (seed, step, sample): resuming needs no random state.
+
+    What else a model of one's own draws from torch is one of (seed, step, rank).
+    """
+    begin_step(seed, step, device)
     number = seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB
     number %= 2**63
     torch.default_generator.manual_seed(number)
@@ -383,7 +391,7 @@ def keep_hardest(model: Model, batch: Batch, config: Config) -> Batch:
     model.train()
     best = scores.argmax(-1, keepdim=True)
     kept = drawn.view_as(scores).gather(-1, best).squeeze(-1)
-    return Batch(batch.size, {**batch.ids, "neg_item": kept}, batch.dense, batch.labels)
+    return replace(batch, ids={**batch.ids, "neg_item": kept})
 
 
 def check_fingerprint(saved: dict[str, Any], now: dict[str, Any], folder: RunFolder) -> None:

@@ -200,3 +200,18 @@ def test_a_program_in_between_changes_nothing(files: Path, tmp_path: Path) -> No
     program = "import sys; [sys.stdout.write(line) for line in sys.stdin]"
     given["data__clicks__pipe_command"] = f'{sys.executable} -c "{program}"'
     assert fit(World(), given, str(tmp_path / "b")) == plain
+
+
+@pytest.mark.parametrize("reader", ["memory", "in order", "stream"])
+def test_slices_know_where_they_begin(files: Path, reader: str) -> None:
+    """What dropout goes by: a slice begins where that of the rank before it ends."""
+    kind = "memory" if reader == "in order" else reader
+    given = values(str(files), data__clicks__reader=kind)
+    given |= {"train__batch_size": 64, "train__shuffle": reader == "memory"}
+    made = build(click_config(**given), World()).reader
+    whole = [batch.size for batch in made.batches(0)]
+    for ranks in (1, 3):
+        slices = zip(*[made.batches(0, rank, ranks) for rank in range(ranks)])
+        for size, parts in zip(whole, slices, strict=True):
+            ends = [part.first + part.size for part in parts]
+            assert [part.first for part in parts] == [0, *ends[:-1]] and ends[-1] == size

@@ -19,6 +19,7 @@ from shoal.embedding.store import Every, Ids
 from shoal.embedding.table import Table
 from shoal.models import MODELS, find, lookup
 from shoal.models.base import Facts, Model
+from shoal.models.nn import transformer
 from shoal.models.nn.transformer import CausalAttention, CausalTransformer
 from shoal.models.sasrec import SASRec
 
@@ -573,7 +574,7 @@ def test_attention_with_dropout_equals_attention_where_nothing_is_dropped(monkey
     plain = torch.autograd.grad((attention(x) * weight).sum(), wanted)
     attention.train()
     kept = []
-    monkeypatch.setattr(F, "dropout", lambda weights, rate: kept.append(rate) or weights)
+    monkeypatch.setattr(transformer, "dropout", lambda weights, rate: kept.append(rate) or weights)
     ours = torch.autograd.grad((attention(x) * weight).sum(), wanted)
     assert kept == [0.5]
     torch.testing.assert_close(ours, plain)

@@ -72,14 +72,18 @@ class Custom(ClickReader):
         for _ in islice(samples, start * step):
             pass
 
-        def slices() -> Iterator[tuple[int, list[Any]]]:
+        def slices() -> Iterator[tuple[int, int, list[Any]]]:
             number = start * step
             while some := list(islice(samples, step)):
                 low, high = self.cut(len(some), rank, size)
-                yield number + low, some[low:high]
+                yield low, number, some[low:high]
                 number += len(some)
 
-        yield from ahead(lambda part: self._columns(*part).batch(), slices(), 1)
+        def columns(part: tuple[int, int, list[Any]]) -> Batch:
+            first, number, some = part
+            return self._columns(number + first, some).batch(first)
+
+        yield from ahead(columns, slices(), 1)
 
     def _columns(self, number: int, some: list[Any]) -> Samples:
         layout, slots = self.layout, len(self.layout.slots)

@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -134,18 +135,20 @@ class InMemory(ClickReader):
         bounds = []
         for first in range(start * step, self.num_samples, step):
             low, high = self.cut(min(step, self.num_samples - first), rank, size)
-            bounds.append((first + low, first + high))
+            bounds.append((first, low, high))
         # Several batches are made at once: many small numpy calls would cost more than the work.
         together = max(1, self.chunk_samples * size // step)
         for number in range(0, len(bounds), together):
             some = bounds[number : number + together]
             if order is None:
-                yield from (self.samples.slice(low, high).batch() for low, high in some)
+                for first, low, high in some:
+                    yield self.samples.slice(first + low, first + high).batch(low)
                 continue
-            made = self.samples.take(np.concatenate([order[low:high] for low, high in some]))
-            stops = np.cumsum([high - low for low, high in some]).tolist()
-            for (low, high), stop in zip(some, stops):
-                yield made.slice(stop - (high - low), stop).batch()
+            rows = [order[first + low : first + high] for first, low, high in some]
+            made = self.samples.take(np.concatenate(rows))
+            stops = np.cumsum([high - low for _, low, high in some]).tolist()
+            for (_, low, high), stop in zip(some, stops):
+                yield made.slice(stop - (high - low), stop).batch(low)
 
 
 def load(files: ClickLog, threads: int = 1, profile: bool = False) -> Samples:
@@ -182,19 +185,20 @@ class Stream(ClickReader):
     def batches(self, epoch: int, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
         """This rank's slices of the global batches start, start + 1, ...; the same every epoch."""
 
-        def parse(spans: list[Span]) -> Batch:
-            return self.speed.parse(spans, self.layout).batch()
+        def parse(part: tuple[int, list[Span]]) -> Batch:
+            first, spans = part
+            return self.speed.parse(spans, self.layout).batch(first)
 
         yield from ahead(parse, self._slices(rank, size, start), self.threads)
         if self.profile:
             self.speed.report(f"reader in epoch {epoch}")
 
-    def _slices(self, rank: int, size: int, start: int) -> Iterator[list[Span]]:
-        """The spans of this rank's slice of every global batch."""
+    def _slices(self, rank: int, size: int, start: int) -> Iterator[tuple[int, list[Span]]]:
+        """Where this rank's slice of every global batch begins in it, and its spans."""
         step = self.global_size(size)
         for spans in _cut(self._blocks(start * step), step):
             low, high = self.cut(sum(stop - first for _, first, stop in spans), rank, size)
-            yield _within(spans, low, high)
+            yield low, _within(spans, low, high)
 
     def _blocks(self, skip: int) -> Iterator[Span]:
         """All blocks but the first `skip` samples. Files before them are not opened if counted."""
@@ -268,8 +272,10 @@ class Split(ClickReader):
         """This worker's batches start, start + 1, ... of an epoch."""
         assert (rank, size) == (self.worker, self.workers), "the files were split for another world"
         number = start
+        # Shares differ by one sample at most: so no two workers number a sample alike.
+        first = self.worker * (self.inner.batch_size + 1)
         for batch in self.inner.batches(epoch, 0, 1, start):
-            yield batch
+            yield replace(batch, first=first)
             number += 1
         while self._num_batches is not None and number < self._num_batches:
             yield self.empty()

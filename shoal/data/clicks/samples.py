@@ -92,13 +92,16 @@ class Samples:
             return self.ids[:, slot]
         return self.ids[self.offsets[slot : -1 : self.num_slots]]
 
-    def batch(self) -> Batch:
-        """ids `slots` (a tensor [n, num_slots] or a Jagged), dense `dense`, labels."""
+    def batch(self, first: int = 0) -> Batch:
+        """ids `slots` (a tensor [n, num_slots] or a Jagged), dense `dense`, labels.
+
+        first: the number of the first of them in the global batch.
+        """
         ids: torch.Tensor | Jagged = torch.from_numpy(self.ids)
         if self.offsets is not None:
             ids = Jagged(torch.from_numpy(self.ids), torch.from_numpy(self.offsets))
         dense = {"dense": torch.from_numpy(self.dense)} if self.dense.shape[1] else {}
-        return Batch(len(self), {"slots": ids}, dense, torch.from_numpy(self.labels))
+        return Batch(len(self), {"slots": ids}, dense, torch.from_numpy(self.labels), first)
 
 
 def join(parts: Sequence[Samples]) -> Samples:

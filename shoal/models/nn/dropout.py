@@ -1,61 +1,141 @@
-"""Dropout: on CPUs with masks by the native core, several times as fast as torch draws them.
+"""Dropout whose masks are the same on any number of processes, on CPUs and GPUs.
 
-The core needs one number from torch's generator, a key: the mask is a pure function of it and of a
-value's position, whatever the machine and the number of threads.
+Whether a value is dropped is a pure function of (seed, step, layer, sample, place in the sample):
+
+    step key   hash of (seed, step)
+    layer      how many masks this pass drew before: the first layer is 0
+    position   number of the sample in the global batch * values of a sample + place in the sample
+
+A rank's slice of the global batch is so many positions in a row, and a rank needs to know no more
+than where its slice begins. Who trains says so:
+
+    begin_step(seed, step, device)    once a step
+    begin_slice(first)                before each forward pass
+
+Outside of any step a mask has a key from torch's generator. The native core, a Triton kernel and
+torch's integers make the same bits.
 """
 
 from __future__ import annotations
 
-import threading
-
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal.data.random import hash64
+from shoal.models.nn.positions import INCREMENT, kept, signed
 from shoal.world.core import load_core
 
 _core = load_core()
+_STREAM = 0xD509  # of random numbers, beside those of readers
 
 
-def dropout(x: Tensor, p: float) -> Tensor:
-    """Zeros with probability p, the other values divided by 1 - p; shaped as x."""
-    if torch.compiler.is_compiling() or not _core_takes(x) or not 0.0 < p < 1.0:
-        return F.dropout(x, p)
-    # The mask is kept for backward. To make it again there takes a function of one's own in Python,
-    # and what that costs is more than the mask.
+class _Draws:
+    """Which masks come next."""
+
+    def __init__(self) -> None:
+        self.begun = False  # whether in a step
+        self.key = 0  # of the step; compiled code must not look at it, or is made anew every step
+        # The same by type of device, int64 [1]. Always the same memory: a CUDA graph reads from
+        # where it read when it was recorded.
+        self.on_device: dict[str, Tensor] = {}
+        self.first = 0  # number of the slice's first sample in the global batch
+        self.layer = 0  # masks drawn in this pass
+
+
+_draws = _Draws()
+
+
+def begin_step(seed: int, step: int, device: torch.device) -> None:
+    """From now on masks are those of this step."""
+    key = int(hash64(seed, _STREAM, step))
+    _draws.begun, _draws.key = True, key
+    if device.type not in _draws.on_device:
+        _draws.on_device[device.type] = torch.empty(1, dtype=torch.int64, device=device)
+    _draws.on_device[device.type].fill_(signed(key))
+    begin_slice(0)
+
+
+def begin_slice(first: int) -> None:
+    """A forward pass over samples first, first + 1, ... of the global batch begins."""
+    _draws.first, _draws.layer = first, 0
+
+
+def end_steps() -> None:
+    """From now on keys come from torch's generator again."""
+    _draws.begun = False
+    begin_slice(0)
+
+
+def dropout(x: Tensor, p: float, rows: Tensor | None = None, each: int = 1) -> Tensor:
+    """Zeros with probability p, the other values divided by 1 - p; shaped as x, [b, ...].
+
+    Where x is not a row for each sample but some rows of [b * each, ...], `rows` [n] says which:
+    they are dropped as they would be among all.
+    """
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"a dropout rate is between 0 and 1, and this one is {p}")
+    layer = _draws.layer
+    _draws.layer = layer + 1
+    if p == 0.0:
+        return x
+    if p == 1.0 or x.numel() == 0:
+        return x * 0.0
+    if rows is None:
+        first = _draws.first * x.shape[1:].numel()
+    else:
+        first = _draws.first * each
+    if torch.compiler.is_compiling():
+        return (x * kept(_key_on(x.device, layer), p, x.shape, first, rows)) * (1.0 / (1.0 - p))
+    if x.is_cuda and (kernels := _triton()) is not None and x.dtype in kernels.TYPES:
+        return kernels.Masked.apply(x, p, _key_on(x.device, layer), first, rows)
+    if _core is not None and x.is_cpu:
+        # The mask is kept for backward. To make it again there takes a function of one's own in
+        # Python, and what that costs is more than the mask.
+        mask = _mask_by_core(x, p, _key(layer), first, rows)
+        return x * mask if x.dtype == torch.float32 else (x * (mask > 0)) * (1.0 / (1.0 - p))
+    return (x * kept(_key_on(x.device, layer), p, x.shape, first, rows)) * (1.0 / (1.0 - p))
+
+
+def _mask_by_core(x: Tensor, p: float, key: int, first: int, rows: Tensor | None) -> Tensor:
+    """0 or 1 / (1 - p) for every value, float32 and contiguous: shaped as x."""
     mask = torch.empty(x.shape, dtype=torch.float32, device="cpu")
-    _core.dropout_mask(x.numel(), _keys.draw(), p, mask.data_ptr(), torch.get_num_threads())
-    return x * mask
+    threads = torch.get_num_threads()
+    if rows is None:
+        _core.dropout_mask(key, p, first, x.numel(), mask.data_ptr(), threads)
+    else:
+        rows, width = rows.contiguous(), x.numel() // len(x)
+        assert rows.shape == (len(x),) and rows.dtype == torch.int64 and rows.is_cpu
+        _core.dropout_rows(key, p, first, rows.data_ptr(), len(x), width, mask.data_ptr(), threads)
+    return mask
 
 
-def _core_takes(x: Tensor) -> bool:
-    # Masks repeat after 2^32 values.
-    return _core is not None and x.is_cpu and x.dtype == torch.float32 and 0 < x.numel() < 2**32
+def _key(layer: int) -> int:
+    """The key of a layer's mask: 64 bits."""
+    if not _draws.begun:
+        return int(torch.empty((), dtype=torch.int64).random_(-(2**63), None)) % 2**64
+    return (_draws.key + layer * INCREMENT) % 2**64
+
+
+def _key_on(device: torch.device, layer: int) -> Tensor:
+    """The same as a tensor, int64 [1], that nobody waits for."""
+    if not _draws.begun:
+        return torch.empty(1, dtype=torch.int64, device=device).random_(-(2**63), None)
+    return _draws.on_device[device.type] + signed(layer * INCREMENT)
+
+
+def _triton():  # type: ignore[no-untyped-def]
+    try:
+        from shoal.models.nn import triton_dropout
+    except ImportError:
+        return None
+    return triton_dropout
 
 
 class Dropout(nn.Dropout):
-    """Dropout in training, the identity otherwise: [...] -> [...]."""
+    """Dropout in training, the identity otherwise: [b, ...] -> [b, ...]; see `dropout`."""
 
     def __init__(self, p: float):
         super().__init__(p)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return dropout(x, self.p) if self.training else x
-
-
-class _Keys(threading.local):
-    """Keys from torch's generator; each thread has a tensor for them: to make one takes longest."""
-
-    def __init__(self) -> None:
-        with torch.inference_mode(False):
-            self.tensor = torch.empty(1, dtype=torch.int64, device="cpu")
-        self.bits = self.tensor.numpy().view(np.uint64)
-
-    def draw(self) -> int:
-        """64 random bits."""
-        self.tensor.random_(-(2**63), None)
-        return int(self.bits[0])
-
-
-_keys = _Keys()
+    def forward(self, x: Tensor, rows: Tensor | None = None, each: int = 1) -> Tensor:
+        return dropout(x, self.p, rows, each) if self.training else x

@@ -73,15 +73,20 @@ class Transformer(nn.Module):
         pads, bool [b, l]: positions that no other may see; needed where pads come before items, or
         where a position sees later ones.
         """
+        length = x.shape[1]
         for attention, feed_forward in zip(self.blocks[::2], self.blocks[1::2]):
             # After the last look at others positions go their own ways: those not asked for stop.
-            last = feed_forward is self.blocks[-1]
-            x = feed_forward(attention(x, pads, wanted if last else None))
+            rows = wanted if feed_forward is self.blocks[-1] else None
+            x = feed_forward(attention(x, length, pads, rows), length, rows=rows)
         return self.norm(x)
 
 
 class Residual(nn.Module):
-    """x + dropout(layer(norm(x), ...)); of `wanted` places alone, where the layer is told them."""
+    """x + dropout(layer(norm(x))): [b, l, width] -> the same.
+
+    With `rows` [n], counted in [b * l], only those go on: attention picks them, [n, width], and a
+    feed-forward layer is given them. Their dropout is what it would be among all.
+    """
 
     def __init__(self, layer: nn.Module, width: int, dropout: float, norm_eps: float):
         super().__init__()
@@ -90,15 +95,15 @@ class Residual(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(
-        self, x: Tensor, pads: Tensor | None = None, wanted: Tensor | None = None
+        self, x: Tensor, length: int, pads: Tensor | None = None, rows: Tensor | None = None
     ) -> Tensor:
         if isinstance(self.layer, Attention):
-            change = self.layer(self.norm(x), pads, wanted)
+            change = self.layer(self.norm(x), pads, rows)
+            if rows is not None:
+                x = x.flatten(0, 1).index_select(0, rows)
         else:
             change = self.layer(self.norm(x))
-        if wanted is not None:
-            x = x.flatten(0, 1).index_select(0, wanted)
-        return x + self.dropout(change)
+        return x + self.dropout(change, rows, length)
 
 
 class Attention(nn.Module):
@@ -124,7 +129,7 @@ class Attention(nn.Module):
         query, key, value = split.permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
         hidden = self._hidden(pads, length, x)
-        if dropout and x.device.type == "cpu":
+        if dropout:
             mixed = _attend_with_dropout(query, key, value, dropout, hidden)
         else:
             causal = self.causal and pads is None  # known to the fused one without a mask
@@ -148,14 +153,16 @@ class Attention(nn.Module):
 def _attend_with_dropout(
     query: Tensor, key: Tensor, value: Tensor, rate: float, hidden: Tensor | None
 ) -> Tensor:
-    """Attention, written out: torch's fused one has no dropout on CPUs and falls back.
+    """Attention, written out: torch's fused one draws masks of its own, which no slice agrees on.
 
-    About five times faster than that fallback on ARM, where products with transposed ones are slow.
+    On CPUs it falls back where there is dropout, and takes about five times as long as this on ARM,
+    where products with transposed ones are slow.
     """
-    scores = _Product.apply(query * query.shape[-1] ** -0.5, key.transpose(-1, -2))
+    product = _Product.apply if query.is_cpu else torch.matmul
+    scores = product(query * query.shape[-1] ** -0.5, key.transpose(-1, -2))
     if hidden is not None:
         scores = scores + hidden
-    return _Product.apply(dropout(scores.softmax(-1), rate), value)
+    return product(dropout(scores.softmax(-1), rate), value)
 
 
 class _Product(torch.autograd.Function):

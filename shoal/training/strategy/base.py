@@ -36,6 +36,7 @@ from shoal.embedding.service import Gradients, Labels, Lookup, RowService, sum_s
 from shoal.embedding.store import Every, Store
 from shoal.embedding.table import Table
 from shoal.models.base import Model, Output
+from shoal.models.nn.dropout import begin_slice
 from shoal.world.world import World
 
 
@@ -181,6 +182,7 @@ class Strategy(ABC):
     def forward(self, batch: Batch, lr: float) -> Output:
         """The summed loss of this rank's slice, its rows looked up."""
         self.rows.begin(batch, self.lookups(batch), self.labels(batch), lr)
+        begin_slice(batch.first)
         if self.precision == "float32":
             return self._call(batch)
         with torch.autocast(self.world.device.type, torch.bfloat16):

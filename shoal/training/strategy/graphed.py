@@ -203,4 +203,4 @@ def with_tensors(batch: Batch, given: dict[str, Tensor]) -> Batch:
         else:
             ids[name] = given[f"ids.{name}"]
     dense = {name: given[f"dense.{name}"] for name in batch.dense}
-    return Batch(batch.size, ids, dense, given.get("labels"))
+    return Batch(batch.size, ids, dense, given.get("labels"), batch.first)

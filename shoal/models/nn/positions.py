@@ -1,0 +1,58 @@
+"""Which values a mask of dropout keeps: the definition, in torch's integers.
+
+    mixed   64 bits, the finaliser of splitmix64 of key + INCREMENT
+    word    of position i: the finaliser of lowbias32 (Wellons) of the low half of mixed + i * STEP,
+            with the high half between its rounds and without its last shift
+    kept    where the word is not below p * 2^32
+
+Words are 32 bits; after 2^32 positions they repeat. csrc/dropout.cpp and triton_dropout.py make the
+same bits.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+INCREMENT = 0x9E3779B97F4A7C15
+MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+STEP = 0x9E3779B9
+WORD = 0xFFFFFFFF
+
+
+def kept(key: Tensor, p: float, shape: torch.Size, first: int, rows: Tensor | None) -> Tensor:
+    """Which values of a tensor are kept, bool of its shape; key int64 [1], 0 < p < 1.
+
+    Value i is at position first + i; with `rows` [n], value c of row r at (first + rows[r]) * width
+    + c, where a row has width values.
+    """
+    width = shape[1:].numel()
+    if rows is None:
+        rows = torch.arange(shape[0], device=key.device)
+        position = first + rows[:, None] * width
+    else:
+        position = (first + rows[:, None]) * width
+    position = position + torch.arange(width, device=key.device)  # [n, width]
+    mixed = _mix(key + signed(INCREMENT))
+    # A 32-bit factor as the signed number of least size: no product leaves 63 bits.
+    word = ((position & WORD) * (STEP - 2**32) + mixed) & WORD
+    word = ((word ^ word >> 16) * 0x7FEB352D & WORD) ^ (mixed >> 32 & WORD)
+    word = (word ^ word >> 15) * (0x846CA68B - 2**32) & WORD
+    return (word >= threshold(p)).view(shape)
+
+
+def threshold(p: float) -> int:
+    """Words below it are dropped."""
+    return min(int(p * 2.0**32), WORD)
+
+
+def signed(value: int) -> int:
+    """The int64 with the low 64 bits of an integer."""
+    return (value + 2**63) % 2**64 - 2**63
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of splitmix64 on int64, whose products wrap as unsigned ones do."""
+    x = (x ^ (x >> 30 & (1 << 34) - 1)) * signed(MULTIPLIERS[0])
+    x = (x ^ (x >> 27 & (1 << 37) - 1)) * signed(MULTIPLIERS[1])
+    return x ^ (x >> 31 & (1 << 33) - 1)
