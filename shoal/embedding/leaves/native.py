@@ -12,12 +12,22 @@ from shoal.embedding.leaves.admission import ALONE, Admission, Filter, Pending, 
 from shoal.embedding.leaves.init import recipe
 from shoal.embedding.leaves.leaf import COUNTERS, Leaf
 from shoal.embedding.leaves.pooling import Bags
-from shoal.embedding.optim.rows import STATE, RowOptimizer
+from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
 from shoal.world.core import load_core
 
 _core = load_core()  # None: shoal.embedding.leaves.local falls back
+CORE_ORDER = [
+    "sgd",
+    "momentum",
+    "adagrad",
+    "rowwise_adagrad",
+    "adam",
+    "adamw",
+    "ftrl",
+    "rmsprop",
+]
 INIT_KINDS = ("uniform", "normal", "constant")
 BLOOM_PARTS = 32  # of equal size, kShards in csrc/table.h
 
@@ -58,7 +68,7 @@ class Native(Leaf):
             INIT_KINDS.index(made.kind),
             made.key,
             made.factor,
-            list(STATE).index(optimizer.name),
+            CORE_ORDER.index(optimizer.name),
             _hyper(optimizer),
             admission is not None,
             [rule.threshold, rule.show_coefficient, rule.click_coefficient],
@@ -298,9 +308,7 @@ def _push(
     rates = [lr] * len(stores) if isinstance(lr, float | int) else list(lr)
     numbers: list[float] = []
     for store, rate in zip(stores, rates, strict=True):
-        size, eps = store.optimizer.step_numbers(rate, store._step + 1)
-        decoupled = store.optimizer.weight_decay if store.optimizer.name == "adamw" else 0.0
-        numbers += (size, eps, rate, 1.0 - rate * (decoupled or 0.0))
+        numbers += store.optimizer.numbers(rate, store._step + 1)
     wrong = _core.push(
         [store._core for store in stores],
         _addresses(flat),
@@ -340,15 +348,15 @@ def _refuse(stores: Sequence[Native], ids: Sequence[Tensor], wrong: int) -> None
 
 def _hyper(optimizer: RowOptimizer) -> list[float]:
     """Hyper-parameters in the order csrc/module.cpp reads them."""
-    rest2 = optimizer.alpha if optimizer.name == "rmsprop" else optimizer.betas[1]
+    betas = optimizer.betas or (0.0, optimizer.alpha or 0.0)
     return [
-        1.0 - optimizer.betas[0],
-        1.0 - rest2,
-        optimizer.momentum,
-        optimizer.l1,
-        optimizer.l2,
-        optimizer.beta,
-        optimizer.weight_decay or 0.0,
+        1.0 - betas[0],
+        1.0 - betas[1],
+        optimizer.momentum or 0.0,
+        optimizer.l1 or 0.0,
+        optimizer.l2 or 0.0,
+        optimizer.beta or 0.0,
+        optimizer.weight_decay,
         optimizer.clip or 0.0,
-        optimizer.initial_accumulator_value,
+        optimizer.initial_accumulator_value or 0.0,
     ]

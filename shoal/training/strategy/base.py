@@ -24,8 +24,8 @@ from shoal.data.batch import Batch
 from shoal.embedding.leaves.admission import admission_of, tend
 from shoal.embedding.leaves.local import make_local, push_all
 from shoal.embedding.module import Embeddings
+from shoal.embedding.optim.chosen import check_tables, row_optimizer_of
 from shoal.embedding.optim.dense import dense_step, make_optimizer, restore_state, state_tensors
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placed.duplicates import sum_duplicates
 from shoal.embedding.store import Store
 from shoal.embedding.table import Table
@@ -62,7 +62,6 @@ class Strategy:
         self.model = model.to(self.world.device)
         self.optimizer_section = optimizer
         self.clip_grad_norm = clip_grad_norm
-        self.row_optimizer = RowOptimizer(optimizer.name, weight_decay=optimizer.weight_decay)
         self.seed = seed
         self.embeddings = [m for m in model.modules() if isinstance(m, Embeddings)]
         tables: dict[str, Table] = {}
@@ -71,6 +70,8 @@ class Strategy:
             if clash:
                 raise ValueError(f"two Embeddings of one model both have a table {min(clash)!r}")
             tables.update(module.tables)
+        check_tables(optimizer, tables)
+        self.row_optimizers = {name: row_optimizer_of(optimizer, name) for name in tables}
         self.rules = self._make_rules(tables)
         self.counted = {name for name, rules in self.rules.items() if rules.counted}
         self._counts: dict[str, Tensor] = {}  # [n, 2]: shows and clicks of the ids of a step
@@ -120,7 +121,7 @@ class Strategy:
         """Rows in this process, on its device."""
         return make_local(
             table,
-            self.row_optimizer,
+            self.row_optimizers[table.name],
             self.seed,
             admission=admission_of(self.rules.get(table.name)),
             device=self.world.device,

@@ -81,7 +81,8 @@ class Geo(ParameterServers):
         super().setup(model, optimizer, seed, clip_grad_norm)
         self.dense_optimizer = make_optimizer(optimizer, self.dense)
         self.copies = {
-            name: Copy(store, self.row_optimizer, seed) for name, store in self.stores.items()
+            name: Copy(store, self.row_optimizers[name], seed)
+            for name, store in self.stores.items()
         }
         self.rows.fetch_taught = self._fetch
         self._begun = [p.detach().clone() for p in self.dense]

@@ -43,7 +43,7 @@ class Sharded(Collective):
         names = [table.name for m in self.embeddings for table in m.fields.values()]
         lookups = {name: names.count(name) for name in tables}
         size = self.world.size
-        self.plan: Plan = plan_tables(tables, size, self.section, self.row_optimizer, lookups)
+        self.plan: Plan = plan_tables(tables, size, self.section, self.row_optimizers, lookups)
         if tables:
             log.info("tables over %d processes:\n%s", size, self.plan)
         fused = self.fused and self.clip_grad_norm is None
@@ -51,7 +51,7 @@ class Sharded(Collective):
             name: ShardedStore(
                 layout,
                 self.world,
-                self.row_optimizer,
+                self.row_optimizers[name],
                 self.seed,
                 fused,
                 admission_of(self.rules.get(name), layout.share(self.world.rank)),

@@ -11,6 +11,8 @@ import logging
 from torch import Tensor
 
 from shoal.data.batch import Batch
+from shoal.embedding.optim.chosen import row_optimizer_of
+from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placed.planner import plan_tables
 from shoal.embedding.placed.torchrec import OPTIMIZERS, TorchRecRows
 from shoal.embedding.store import Store
@@ -36,11 +38,11 @@ class ShardedByTorchRec(Sharded):
         names = [table.name for m in self.embeddings for table in m.fields.values()]
         lookups = {name: names.count(name) for name in tables}
         size = self.world.size
-        self.plan = plan_tables(tables, size, by_rows, self.row_optimizer, lookups)
+        self.plan = plan_tables(tables, size, by_rows, self.row_optimizers, lookups)
         if tables:
             log.info("tables over %d processes, by TorchRec:\n%s", size, self.plan)
         self.exchange = TorchRecRows(
-            self.world, list(tables.values()), self.row_optimizer, self.seed
+            self.world, list(tables.values()), row_optimizer_of(self.optimizer_section), self.seed
         )
         for module in self.embeddings:
             module.exchange = self.exchange
@@ -49,9 +51,15 @@ class ShardedByTorchRec(Sharded):
 
     def _refuse(self, tables: dict[str, Table]) -> None:
         """Say what TorchRec cannot do, and what to do instead."""
-        optimizer, section = self.row_optimizer, self.section
+        optimizer, section = row_optimizer_of(self.optimizer_section), self.section
+        plain = RowOptimizer(self.optimizer_section.name, optimizer.weight_decay)
         reason = None
-        if optimizer.name not in OPTIMIZERS:
+        if any(one != plain for one in self.row_optimizers.values()):
+            reason = (
+                "train.optimizer.rows or train.optimizer.tables give rows an optimizer of their "
+                "own: TorchRec's tables have that of train.optimizer; leave them out"
+            )
+        elif optimizer.name not in OPTIMIZERS:
             reason = (
                 f"train.optimizer.name is {self.optimizer_section.name}: on CPUs FBGEMM teaches "
                 "rows by sgd and adagrad, and those alone are offered on GPUs too; use one of "
