@@ -18,16 +18,6 @@ from shoal.embedding.table import Table
 from shoal.world.core import load_core
 
 _core = load_core()  # None: shoal.embedding.leaves.local falls back
-CORE_ORDER = [
-    "sgd",
-    "momentum",
-    "adagrad",
-    "rowwise_adagrad",
-    "adam",
-    "adamw",
-    "ftrl",
-    "rmsprop",
-]
 INIT_KINDS = ("uniform", "normal", "constant")
 BLOOM_PARTS = 32  # of equal size, kShards in csrc/table.h
 
@@ -68,8 +58,8 @@ class Native(Leaf):
             INIT_KINDS.index(made.kind),
             made.key,
             made.factor,
-            CORE_ORDER.index(optimizer.name),
             _hyper(optimizer),
+            _state(optimizer),
             admission is not None,
             [rule.threshold, rule.show_coefficient, rule.click_coefficient],
             rule.bloom_counters if rule.threshold > 0 else 0,
@@ -306,9 +296,10 @@ def _push(
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"table {twice!r} is named twice: join its ids and gradients first")
     rates = [lr] * len(stores) if isinstance(lr, float | int) else list(lr)
-    numbers: list[float] = []
+    numbers = []
     for store, rate in zip(stores, rates, strict=True):
-        numbers += store.optimizer.numbers(rate, store._step + 1)
+        now = store.optimizer.numbers(rate, store._step + 1)
+        numbers.append(_core.StepNumbers(size=now.size, eps=now.eps, lr=now.lr, keep=now.keep))
     wrong = _core.push(
         [store._core for store in stores],
         _addresses(flat),
@@ -346,17 +337,20 @@ def _refuse(stores: Sequence[Native], ids: Sequence[Tensor], wrong: int) -> None
         raise stores[which].outside(int(ids[which][wrong & ((1 << 40) - 1)]))
 
 
-def _hyper(optimizer: RowOptimizer) -> list[float]:
-    """Hyper-parameters in the order csrc/module.cpp reads them."""
-    betas = optimizer.betas or (0.0, optimizer.alpha or 0.0)
-    return [
-        1.0 - betas[0],
-        1.0 - betas[1],
-        optimizer.momentum or 0.0,
-        optimizer.l1 or 0.0,
-        optimizer.l2 or 0.0,
-        optimizer.beta or 0.0,
-        optimizer.weight_decay,
-        optimizer.clip or 0.0,
-        optimizer.initial_accumulator_value or 0.0,
-    ]
+def _hyper(optimizer: RowOptimizer) -> Any:
+    """Hyper-parameters as the core has them: a struct, of which it reads what the optimizer has."""
+    made = _core.Hyper(_core.OPTIMIZERS[optimizer.name])
+    made.weight_decay, made.clip = optimizer.weight_decay, optimizer.clip or 0.0
+    if optimizer.betas is not None:
+        made.rest1, made.rest2 = (1.0 - beta for beta in optimizer.betas)
+    if optimizer.alpha is not None:
+        made.rest_alpha = 1.0 - optimizer.alpha
+    for key in ("momentum", "l1", "l2", "beta"):
+        setattr(made, key, getattr(optimizer, key) or 0.0)
+    return made
+
+
+def _state(optimizer: RowOptimizer) -> list[tuple[bool, float]]:
+    """Of each piece of state: whether it has a float for every value, and what it begins with."""
+    begin = optimizer.initial_state()
+    return [(kind == "dim", begin[key]) for key, kind in optimizer.state_names().items()]

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from shoal.embedding.leaves.device import Device
-from shoal.embedding.leaves.native import CORE_ORDER
 from shoal.embedding.softmax.native import ON_ARM, _core
 from shoal.embedding.softmax.whole import every_id
 from shoal.embedding.store import Store
@@ -152,7 +151,7 @@ class CoreSoftmax:
             shares.data_ptr(),
             self.places.data_ptr(),
             factor,
-            CORE_ORDER.index(optimizer),
+            _core.OPTIMIZERS[optimizer],
             numbers,
             _addresses(parts[0]),
             _addresses(parts[1]) if len(parts) > 1 else [0, 0, 0],
