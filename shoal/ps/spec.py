@@ -11,7 +11,7 @@ from shoal.config.row_rules import RowRules
 from shoal.config.schema import OptimizerSection
 from shoal.config.section import Section
 from shoal.embedding.leaves.init import recipe
-from shoal.embedding.optim.chosen import check_row_optimizers, check_tables, row_optimizer_of
+from shoal.embedding.optim.chosen import check_tables, problems, row_optimizer_of
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
 from shoal.ps.wire import WireError
@@ -115,8 +115,9 @@ def parse_spec(values: dict) -> Spec:
     for one in spec.tables:
         if one.rules is not None and (one.rows is not None or spec.mode == "geo"):
             raise WireError(f"table {one.name!r} cannot count its ids: it is fixed, or mode is geo")
+    for _, text in problems(spec.optimizer):
+        raise WireError(text)
     try:
-        check_row_optimizers(spec.optimizer)
         check_tables(spec.optimizer, names)
     except ValueError as error:
         raise WireError(str(error)) from None

@@ -28,10 +28,17 @@ def row_optimizer_of(section: OptimizerSection, table: str | None = None) -> Row
         raise ValueError(f"{place}: {error}") from None
 
 
-def check_row_optimizers(section: OptimizerSection) -> None:
-    """Refuse what no row optimizer has, or not the one that was chosen."""
+def problems(section: OptimizerSection) -> list[tuple[str, str]]:
+    """What is told to optimizers that do not have it: (key at fault, what is wrong)."""
+    found = []
     for table in (None, *section.tables):
-        row_optimizer_of(section, table)
+        try:
+            row_optimizer_of(section, table)
+        except ValueError as error:
+            if table is None:  # which single tables would only repeat
+                return [("train.optimizer.rows", str(error))]
+            found.append(("train.optimizer.tables", str(error)))
+    return found
 
 
 def check_tables(section: OptimizerSection, tables: Iterable[str]) -> None:
