@@ -30,13 +30,15 @@ Spec spec_of(int64_t rows, int dim, Optimizer kind) {
   spec.hyper.rest1 = 0.1f;
   spec.hyper.rest2 = 0.001f;
   spec.hyper.clip = 5.0f;
+  const bool two = kind == Optimizer::adam || kind == Optimizer::adamw || kind == Optimizer::ftrl;
+  if (kind != Optimizer::sgd)
+    spec.state.assign(two ? 2 : 1, {kind != Optimizer::rowwise_adagrad, 0.0f});
   return spec;
 }
 
 void push_all(Table& table, Push& push, int parts) {
   std::unique_lock<SharedLock> lock(table.guard());
-  push.size = push.lr = 0.1f;
-  push.eps = 1e-8f;
+  push.now = {0.1f, 1e-8f, 0.1f, 1.0f};
   Pool::run(parts, parts, [&](int part) { table.push(push, part, parts); });
 }
 

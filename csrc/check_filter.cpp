@@ -28,7 +28,7 @@ Spec counted_spec() {
 void push_some(Table& table, uint64_t step, const std::vector<int64_t>& ids) {
   const std::vector<float> grads(ids.size() * kDim, 0.5f);
   Push push{ids.data(), ids.size(), grads.data()};
-  push.size = push.lr = 0.1f;
+  push.now = {0.1f, 0.0f, 0.1f, 1.0f};
   push.step = step;
   std::unique_lock<SharedLock> lock(table.guard());
   Pool::run(2, 2, [&](int part) { table.push(push, part, 2); });

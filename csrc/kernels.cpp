@@ -33,12 +33,12 @@ float sum_of_squares(const float* x, int dim) {
   return total;
 }
 
-// One row's optimizer step; the same expressions, in the same order, as update_rows in optim.py.
+// One row's optimizer step; the same expressions, in the same order, as in shoal/embedding/optim/rows.py.
 // With `decays` weight decay is added to the gradients of sgd, adagrad and adam on the way.
 template <Optimizer K, bool decays = false>
 inline void step_row(float* __restrict w, float* __restrict s, float* __restrict second,
                      const float* __restrict g, int dim, const Apply& a) {
-  const float size = a.size, eps = a.eps, decay = a.hyper.weight_decay;
+  const float size = a.now.size, eps = a.now.eps, decay = a.hyper.weight_decay;
   const Hyper& h = a.hyper;
   if constexpr (K == Optimizer::sgd) {
     for (int c = 0; c < dim; ++c) w[c] -= (decays ? g[c] + decay * w[c] : g[c]) * size;
@@ -59,7 +59,7 @@ inline void step_row(float* __restrict w, float* __restrict s, float* __restrict
     for (int c = 0; c < dim; ++c) w[c] -= g[c] * factor;
   } else if constexpr (K == Optimizer::adam || K == Optimizer::adamw) {
     float* __restrict first = s;
-    const float rest1 = h.rest1, rest2 = h.rest2, keep = a.keep;
+    const float rest1 = h.rest1, rest2 = h.rest2, keep = a.now.keep;
     for (int c = 0; c < dim; ++c) {
       const float x = decays ? g[c] + decay * w[c] : g[c];
       const float m = first[c] + (x - first[c]) * rest1;
@@ -69,7 +69,7 @@ inline void step_row(float* __restrict w, float* __restrict s, float* __restrict
       w[c] = w[c] * keep - size * m / (std::sqrt(v) + eps);
     }
   } else if constexpr (K == Optimizer::rmsprop) {
-    const float rest = h.rest2;
+    const float rest = h.rest_alpha;
     for (int c = 0; c < dim; ++c) {
       s[c] += (g[c] * g[c] - s[c]) * rest;
       w[c] -= size * g[c] / (std::sqrt(s[c]) + eps);
@@ -81,8 +81,8 @@ inline void step_row(float* __restrict w, float* __restrict s, float* __restrict
       const float before = std::sqrt(total[c]);
       total[c] += g[c] * g[c];
       const float after = std::sqrt(total[c]);
-      linear[c] += g[c] - (after - before) / a.lr * w[c];
-      const float weight = (h.beta + after) / a.lr + h.l2;
+      linear[c] += g[c] - (after - before) / a.now.lr * w[c];
+      const float weight = (h.beta + after) / a.now.lr + h.l2;
       const float over = std::fabs(linear[c]) - h.l1;
       const float shrunk = std::copysign(over > 0 ? over : 0.0f, linear[c]);
       if (weight > 0) w[c] = -shrunk / weight;
@@ -307,7 +307,7 @@ void add_values(const Layout& layout, const char* record, float coefficient,
 template <Optimizer K>
 void step_of(const Rule& rule, const Learned& to, const float* grads, size_t n) {
   Apply a;
-  a.size = rule.size, a.eps = rule.eps, a.keep = rule.keep;
+  a.now.size = rule.size, a.now.eps = rule.eps, a.now.keep = rule.keep;
   a.hyper.rest1 = rule.rest1, a.hyper.rest2 = rule.rest2, a.hyper.weight_decay = rule.decay;
   constexpr size_t most = 1 << 20;  // of what a row can have
   for (size_t done = 0; done < n; done += most) {

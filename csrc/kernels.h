@@ -9,23 +9,23 @@
 
 namespace shoal {
 
-enum class Optimizer : int {
-  sgd = 0,
-  momentum = 1,
-  adagrad = 2,
-  rowwise_adagrad = 3,
-  adam = 4,
-  adamw = 5,
-  ftrl = 6,
-  rmsprop = 7,
-};
+// Row optimizers, as shoal/embedding/optim/rows.py names them; their steps are in kernels.cpp.
+enum class Optimizer : int { sgd, momentum, adagrad, rowwise_adagrad, adam, adamw, ftrl, rmsprop };
+constexpr const char* kOptimizers[] = {"sgd",  "momentum", "adagrad", "rowwise_adagrad",
+                                       "adam", "adamw",    "ftrl",    "rmsprop"};
 
+// Hyper-parameters; those that an optimizer does not have are not read.
 struct Hyper {
   Optimizer kind = Optimizer::sgd;
-  float rest1 = 0, rest2 = 0;  // 1 - beta1, 1 - beta2 (rmsprop: 1 - alpha), rounded once
+  float rest1 = 0, rest2 = 0, rest_alpha = 0;  // 1 - beta1, 1 - beta2, 1 - alpha, rounded once
   float momentum = 0, l1 = 0, l2 = 0, beta = 0;
   float weight_decay = 0, clip = 0;  // clip 0: off
-  float initial_accumulator = 0;
+};
+
+// What changes from step to step; see StepNumbers in shoal/embedding/optim/rows.py.
+struct StepNumbers {
+  float size = 0, eps = 0, lr = 0;
+  float keep = 1;  // adamw: 1 - lr * weight_decay
 };
 
 // Where the parts of a row's record lie, in bytes: [values][state][counters].
@@ -43,8 +43,7 @@ struct Layout {
 struct Apply {
   Layout layout;
   Hyper hyper;
-  float size = 0, eps = 0, lr = 0;  // of this step
-  float keep = 1;                   // adamw: 1 - lr * weight_decay
+  StepNumbers now;
   size_t count = 0;
   char* const* records = nullptr;
   const uint32_t* starts = nullptr;

@@ -34,8 +34,8 @@ int parts_for(size_t values, int threads) {
 }
 
 Table* make_table(int dim, int64_t rows, bool has_padding, int64_t padding, bool half,
-                  int init_kind, uint64_t init_key, float init_factor, int optimizer,
-                  const std::vector<float>& hyper, bool counted,
+                  int init_kind, uint64_t init_key, float init_factor, const Hyper& hyper,
+                  const std::vector<std::pair<bool, float>>& state, bool counted,
                   const std::vector<float>& admission, size_t bloom_counters, int threads) {
   Spec spec;
   spec.dim = dim;
@@ -44,13 +44,8 @@ Table* make_table(int dim, int64_t rows, bool has_padding, int64_t padding, bool
   spec.padding = padding;
   spec.half = half;
   spec.recipe = {static_cast<InitKind>(init_kind), init_key, init_factor};
-  Hyper& h = spec.hyper;
-  h.kind = static_cast<Optimizer>(optimizer);
-  float* const fields[] = {&h.rest1, &h.rest2,        &h.momentum, &h.l1,
-                           &h.l2,    &h.beta,         &h.weight_decay, &h.clip,
-                           &h.initial_accumulator};
-  if (hyper.size() != std::size(fields)) throw std::invalid_argument("hyper-parameters: 9 floats");
-  for (size_t k = 0; k < hyper.size(); ++k) *fields[k] = hyper[k];
+  spec.hyper = hyper;
+  for (const auto& [per_value, begin] : state) spec.state.push_back({per_value, begin});
   spec.counted = counted;
   if (admission.size() != 3) throw std::invalid_argument("admission: 3 floats");
   spec.admit_score = admission[0];
@@ -113,10 +108,10 @@ int64_t shoal::pull(const std::vector<Table*>& tables, const Addresses& ids, con
 namespace {
 
 // sources and coefficients: see Apply; address 0: none.
-// steps: (size, eps, lr, keep) of each table, one after the other.
 int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std::vector<size_t>& n,
              const Addresses& grads, const Addresses& sources, const Addresses& coefficients,
-             const Addresses& clicks, const std::vector<float>& steps, const std::vector<uint64_t>& counts, int threads) {
+             const Addresses& clicks, const std::vector<StepNumbers>& numbers,
+             const std::vector<uint64_t>& counts, int threads) {
   const int64_t wrong = find_outside(tables, ids, n);
   if (wrong >= 0) return wrong;
   size_t values = 0;
@@ -129,10 +124,7 @@ int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std:
     p.source = at<uint32_t>(sources[t]);
     p.coefficient = at<float>(coefficients[t]);
     p.clicks = at<float>(clicks[t]);
-    p.size = steps[4 * t];
-    p.eps = steps[4 * t + 1];
-    p.lr = steps[4 * t + 2];
-    p.keep = steps[4 * t + 3];
+    p.now = numbers[t];
     p.step = counts[t];
     values += n[t] * static_cast<size_t>(tables[t]->dim());
     if (n[t] >= kNoRow) throw std::length_error("more than 2^32 - 2 ids in one push");
@@ -315,6 +307,7 @@ NB_MODULE(_core, m) {
           },
           release())
       .def_prop_ro("oldest_mark", &Table::oldest_mark);
+  bind_row_optimizers(m);
   m.def("make_table", &make_table, nb::rv_policy::take_ownership, release());
   m.def("pull", &pull, release());
   bind_wire(m);

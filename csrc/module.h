@@ -22,6 +22,7 @@ T* at(Address address) {
 int64_t pull(const std::vector<Table*>& tables, const Addresses& ids, const std::vector<size_t>& n,
              const Addresses& out, int threads);
 
+void bind_row_optimizers(nanobind::module_& m);
 void bind_wire(nanobind::module_& m);
 void bind_lanes(nanobind::module_& m);
 void bind_dense(nanobind::module_& m);

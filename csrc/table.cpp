@@ -11,25 +11,6 @@ constexpr size_t kSlabBytes = size_t{4} << 20;
 constexpr size_t kCachedSums = size_t{1} << 19;
 constexpr size_t kBlock = Index::kMany;  // ids looked up together
 
-struct Piece {
-  bool per_value;
-  bool accumulator;
-};
-
-std::vector<Piece> pieces_of(Optimizer kind) {
-  switch (kind) {
-    case Optimizer::sgd: return {};
-    case Optimizer::momentum: return {{true, false}};
-    case Optimizer::adagrad: return {{true, true}};
-    case Optimizer::rowwise_adagrad: return {{false, true}};
-    case Optimizer::adam: return {{true, false}, {true, false}};
-    case Optimizer::adamw: return {{true, false}, {true, false}};
-    case Optimizer::ftrl: return {{true, true}, {true, false}};
-    case Optimizer::rmsprop: return {{true, false}};
-  }
-  throw std::invalid_argument("unknown row optimizer");
-}
-
 }  // namespace
 
 Table::Table(const Spec& spec, int threads) : spec_(spec) {
@@ -37,9 +18,9 @@ Table::Table(const Spec& spec, int threads) : spec_(spec) {
   layout_.dim = spec.dim;
   layout_.half = spec.half;
   layout_.state = ((spec.half ? sizeof(uint16_t) : sizeof(float)) * dim + 3) / 4 * 4;
-  for (const Piece& piece : pieces_of(spec.hyper.kind)) {
+  for (const Piece& piece : spec.state) {
     state_sizes_.push_back(piece.per_value ? dim : 1);
-    state_begin_.push_back(piece.accumulator ? spec.hyper.initial_accumulator : 0.0f);
+    state_begin_.push_back(piece.begin);
     layout_.state_floats += state_sizes_.back();
   }
   layout_.counters = layout_.state + sizeof(float) * layout_.state_floats;
@@ -263,10 +244,7 @@ void Table::push(const Push& push, int part, int parts) {
   Apply a;
   a.layout = layout_;
   a.hyper = spec_.hyper;
-  a.size = push.size;
-  a.eps = push.eps;
-  a.lr = push.lr;
-  a.keep = push.keep;
+  a.now = push.now;
   a.count = s.distinct;
   a.records = s.records.data();
   // Sums that stay in the cache: read the gradients once, in order. Otherwise go row by row.

@@ -15,6 +15,12 @@
 
 namespace shoal {
 
+// A piece of a row's state, and what it holds at first.
+struct Piece {
+  bool per_value = true;  // dim floats; false: one
+  float begin = 0;
+};
+
 struct Spec {
   int dim = 0;
   int64_t rows = -1;  // -1: grows
@@ -23,6 +29,7 @@ struct Spec {
   bool half = false;
   Recipe recipe;
   Hyper hyper;
+  std::vector<Piece> state;  // in the order that the optimizer's kernel has it
   // Growing tables: whether rows carry counters, and the score from which an id has a row.
   bool counted = false;
   float admit_score = 0, show_coefficient = 1, click_coefficient = 1;
@@ -77,7 +84,7 @@ struct Push {
   const uint32_t* source = nullptr;    // see Apply
   const float* coefficient = nullptr;  // see Apply
   const float* clicks = nullptr;       // [n]; null: none
-  float size = 0, eps = 0, lr = 0, keep = 1;
+  StepNumbers now;
   uint64_t step = 0;
 };
 

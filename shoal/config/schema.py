@@ -6,7 +6,7 @@ The options of a model stand beside the model (a dataclass `Options` in its file
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
@@ -167,6 +167,40 @@ class NegativesSection(Section):
     candidates: int = Field(0, ge=0)
 
 
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class RowOptimizerOptions(TypedDict, total=False):
+    """What updates rows. Ranges, and who has which: shoal/embedding/optim/rows.py."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
+
+    name: Literal[
+        "adam",
+        "adamw",
+        "sgd",
+        "momentum",
+        "adagrad",
+        "rowwise_adagrad",
+        "rmsprop",
+        "ftrl",
+        "sparse_adam",
+    ]
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    weight_decay: Number
+    clip: Annotated[Number | None, Field(description="largest norm of a row's gradient")]
+    betas: Annotated[list[Number], Field(min_length=2, max_length=2, description="adam, adamw")]
+    eps: Annotated[Number, Field(description="adam, adamw, adagrad, rowwise_adagrad, rmsprop")]
+    momentum: Annotated[Number, Field(description="momentum")]
+    alpha: Annotated[Number, Field(description="rmsprop")]
+    initial_accumulator_value: Annotated[
+        Number, Field(description="adagrad, rowwise_adagrad, ftrl")
+    ]
+    l1: Annotated[Number, Field(description="ftrl")]
+    l2: Annotated[Number, Field(description="ftrl")]
+    beta: Annotated[Number, Field(description="ftrl")]
+
+
 class OptimizerSection(Section):
     name: Literal["adam", "adamw", "sgd", "adagrad", "rmsprop", "sparse_adam"] = "adam"
     lr: float = Field(1e-3, gt=0)
@@ -175,6 +209,13 @@ class OptimizerSection(Section):
     warmup_steps: int = Field(0, ge=0)
     decay_epochs: int = Field(25, ge=1, description="schedule step: epochs between decays")
     gamma: float = Field(0.1, gt=0, description="schedules step and exponential: the factor")
+    rows: RowOptimizerOptions = Field(
+        default_factory=lambda: RowOptimizerOptions(),
+        description="what updates rows, where it is not as above: name, lr, hyper-parameters",
+    )
+    tables: dict[str, RowOptimizerOptions] = Field(
+        default_factory=dict, description="table -> likewise, for that table alone"
+    )
 
 
 class TrainSection(Section):

@@ -8,6 +8,7 @@ from typing import Any
 KEYS = {
     "options": "model",
     "optimizer": "train.optimizer.name",
+    "row_optimizers": "train.optimizer",
     "batch_size": "train.batch_size",
     "seed": "run.seed",
     "shuffle": "train.shuffle",

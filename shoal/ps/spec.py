@@ -11,6 +11,7 @@ from shoal.config.row_rules import RowRules
 from shoal.config.schema import OptimizerSection
 from shoal.config.section import Section
 from shoal.embedding.leaves.init import recipe
+from shoal.embedding.optim.chosen import check_tables, problems, row_optimizer_of
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
 from shoal.ps.wire import WireError
@@ -64,12 +65,11 @@ class Spec(Section):
         default_factory=list, max_length=1 << 20, description="shapes of the dense parameters"
     )
 
-    @property
-    def row_optimizer(self) -> RowOptimizer:
-        """What teaches rows: in geo the workers do, and a server only adds."""
-        if self.mode == "geo":
-            return RowOptimizer("sgd")
-        return RowOptimizer(self.optimizer.name, weight_decay=self.optimizer.weight_decay)
+    def row_optimizer_of(self, table: str) -> RowOptimizer:
+        """What updates the rows of a table: in geo the workers do, and a server only adds."""
+        return (
+            RowOptimizer("sgd") if self.mode == "geo" else row_optimizer_of(self.optimizer, table)
+        )
 
     @property
     def counted(self) -> list[bool]:
@@ -110,6 +110,12 @@ def parse_spec(values: dict) -> Spec:
     for one in spec.tables:
         if one.rules is not None and (one.rows is not None or spec.mode == "geo"):
             raise WireError(f"table {one.name!r} cannot count its ids: it is fixed, or mode is geo")
+    for _, text in problems(spec.optimizer):
+        raise WireError(text)
+    try:
+        check_tables(spec.optimizer, names)
+    except ValueError as error:
+        raise WireError(str(error)) from None
     sides = [side for shape in spec.dense for side in shape]
     if not all(0 <= side <= MOST_VALUES for side in sides) or sum(spec.sizes) > MOST_VALUES:
         raise WireError("the dense parameters have impossible shapes")

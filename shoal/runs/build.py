@@ -18,6 +18,7 @@ from shoal.data.masking import MaskedWindows, Masking
 from shoal.data.prepare import load_dataset
 from shoal.data.reader import Interactions, Reader, Windows
 from shoal.data.statistics import describe
+from shoal.embedding.optim.chosen import row_optimizer_names_of
 from shoal.models import find
 from shoal.models.base import Facts, Model
 from shoal.training.evaluation import ClickEvaluator, Evaluator
@@ -145,6 +146,7 @@ def fingerprint(config: Config, dataset: Dataset) -> dict[str, Any]:
         "interactions": contents.hexdigest(),
         "splits": digest.hexdigest(),
         "optimizer": config.train.optimizer.name,
+        "row_optimizers": row_optimizer_names_of(config.train.optimizer),
         "batch_size": config.train.batch_size,
         "seed": config.run.seed,
     }
@@ -157,6 +159,7 @@ def click_fingerprint(config: Config, data: ClickData, strategy: Strategy) -> di
         "options": config.model.options,
         **data.fingerprint,
         "optimizer": config.train.optimizer.name,
+        "row_optimizers": row_optimizer_names_of(config.train.optimizer),
         "batch_size": config.train.batch_size,
         "seed": config.run.seed,
         # Rows without counters cannot go on with rules that need them.

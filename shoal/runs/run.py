@@ -19,9 +19,10 @@ from typing import Any
 
 import shoal
 from shoal import config as config_room
-from shoal.config import Resolved
+from shoal.config import ConfigError, Resolved
 from shoal.config.output import flat
 from shoal.config.schema import Config
+from shoal.embedding.optim.chosen import problems as row_optimizer_problems
 from shoal.launch.ranks import GRACE_SECONDS, LaunchError, host_of, launch, record_failure
 from shoal.launch.roles import Roles
 from shoal.launch.servers import END_SECONDS, Servers, knocking
@@ -40,9 +41,13 @@ def resolve(
     values: dict[str, Any] | None = None,
 ) -> Resolved:
     """Load a config: files, then Python values, then command-line overrides."""
-    return config_room.load(
+    resolved = config_room.load(
         files, overrides, values, models=lookup, kinds=lambda name: find(name).kind
     )
+    wrong = row_optimizer_problems(resolved.config.train.optimizer)
+    if wrong:
+        raise ConfigError([f"{resolved.origins[key]}: {text}" for key, text in wrong])
+    return resolved
 
 
 def run(

@@ -19,6 +19,7 @@ import torch
 
 import shoal
 from shoal.config.row_rules import RowsSection
+from shoal.config.schema import OptimizerSection
 from shoal.data.dataset import Dataset
 from shoal.runs.build import build, describe_data
 from shoal.runs.run import connect_as, resolve
@@ -49,7 +50,7 @@ class Trained:
         if self.config.strategy.name == "ps":  # rows are keyed by id: no servers are needed
             self.config.strategy.name = "auto"
             if self.config.strategy.ps.mode == "geo":  # its servers keep no optimizer's state
-                self.config.train.optimizer.name = "sgd"
+                self.config.train.optimizer = OptimizerSection(name="sgd")
         self.world = world or World()
         self.parts = build(self.config, self.world)
         checkpoints = Checkpoints(self.folder.checkpoints, self.world)
@@ -113,7 +114,14 @@ class Trained:
         return evaluator.recommend(self.model, int(found[0]), topk)
 
 
-IRRELEVANT = ("batch_size", "optimizer", "order", "shuffle", "split_over")  # for using a model
+IRRELEVANT = (  # for using a model
+    "batch_size",
+    "optimizer",
+    "row_optimizers",
+    "order",
+    "shuffle",
+    "split_over",
+)
 
 
 def _for_use(fingerprint: dict[str, Any], ranking: Sequence[str]) -> dict[str, Any]:

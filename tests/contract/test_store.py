@@ -7,7 +7,7 @@ import torch
 
 from shoal.embedding.leaves.init import initial_rows
 from shoal.embedding.leaves.local import make_local, native_is_built
-from shoal.embedding.optim.rows import STATE, RowOptimizer
+from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
 from shoal.embedding.store import Rows, Store
 from shoal.embedding.table import Init, Table
 
@@ -127,7 +127,7 @@ class TestStore:
         assert all_rows(store).ids.tolist() == GROWING_IDS
 
     @pytest.mark.parametrize("rows", [50, None])
-    @pytest.mark.parametrize("name", STATE)
+    @pytest.mark.parametrize("name", DEFINITIONS)
     def test_export_and_restore_continue_bit_for_bit(self, engine, rows, name):
         generator = torch.Generator().manual_seed(1)
         first, second = make(engine, rows, name=name), make(engine, rows, name=name)
@@ -151,7 +151,7 @@ class TestStore:
             push(store, 3)
         left, right = all_rows(first), all_rows(second)
         assert torch.equal(left.values, right.values)
-        assert left.state.keys() == right.state.keys() == STATE[name].keys()
+        assert left.state.keys() == right.state.keys() == DEFINITIONS[name].state.keys()
         assert all(torch.equal(left.state[k], right.state[k]) for k in left.state)
 
     @pytest.mark.parametrize("rows", [50, None])

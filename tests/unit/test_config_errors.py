@@ -97,7 +97,7 @@ def test_unknown_keys(write, key: str, expected: str) -> None:
 def test_place_of_a_nested_key(write) -> None:
     assert file_errors(write("train:\n  optimizer:\n    lr: 1\n    momentum: 2\n")) == [
         "recipe.yaml:4: unknown key train.optimizer.momentum; keys of train.optimizer are: "
-        "name, lr, weight_decay, schedule, warmup_steps, decay_epochs, gamma"
+        "name, lr, weight_decay, schedule, warmup_steps, decay_epochs, gamma, rows, tables"
     ]
 
 

@@ -33,6 +33,8 @@ EVERY = pytest.mark.parametrize("name", PLAIN)
 class Recorder:
     """The core, and how often it was asked for a step."""
 
+    OPTIMIZERS = getattr(CORE, "OPTIMIZERS", None)
+
     def __init__(self) -> None:
         self.calls = 0
 

@@ -15,7 +15,12 @@ SMALL = Table("small", 8, 100)
 
 
 def plan(given: list[Table], size: int = 4, optimizer: RowOptimizer = ADAM, **section):  # type: ignore[no-untyped-def]
-    return plan_tables({t.name: t for t in given}, size, StrategySection(**section), optimizer)
+    return plan_tables(
+        {t.name: t for t in given},
+        size,
+        StrategySection(**section),
+        {one.name: optimizer for one in given},
+    )
 
 
 def test_small_tables_are_replicated_and_big_ones_cut_by_rows() -> None:

@@ -9,7 +9,7 @@ from shoal.embedding.leaves.init import initial_rows, round_bfloat16
 from shoal.embedding.leaves.local import make_local, native_is_built
 from shoal.embedding.leaves.native import Native
 from shoal.embedding.leaves.reference import Reference
-from shoal.embedding.optim.rows import STATE, RowOptimizer
+from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
 from shoal.embedding.table import Init, Table
 
 needs_core = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")
@@ -64,7 +64,7 @@ def test_native_rounds_as_the_reference_does(rows):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", STATE)
+@pytest.mark.parametrize("name", DEFINITIONS)
 def test_export_and_restore_keep_every_bit(engine, name):
     table = Table("t", 16, None)
     first, second = make(engine, table, name), make(engine, table, name)

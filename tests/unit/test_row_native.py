@@ -16,7 +16,7 @@ from shoal.embedding.leaves.init import initial_rows
 from shoal.embedding.leaves.local import make_local, native_is_built
 from shoal.embedding.leaves.native import Native, pull_many, push_many
 from shoal.embedding.leaves.reference import Reference
-from shoal.embedding.optim.rows import STATE, RowOptimizer
+from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
 from shoal.embedding.table import Init, Table
 
 needs_core = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")
@@ -33,9 +33,17 @@ tables = st.builds(
     ),
     padding=st.sampled_from([None, 0]),
 )
+
+
+def some_optimizer(name: str, **given) -> RowOptimizer:
+    """With those of the hyper-parameters given that it has."""
+    own = DEFINITIONS[name].defaults
+    return RowOptimizer(name, **{key: value for key, value in given.items() if key in own})
+
+
 optimizers = st.builds(
-    RowOptimizer,
-    name=st.sampled_from(list(STATE)),
+    some_optimizer,
+    name=st.sampled_from(list(DEFINITIONS)),
     weight_decay=st.sampled_from([None, 0.0, 0.1]),
     clip=st.sampled_from([None, 0.5]),
     initial_accumulator_value=st.sampled_from([0.0, 0.1]),

@@ -148,9 +148,9 @@ def test_ftrl_by_hand(engine):
 
 
 def test_wrong_settings_say_what_is_right():
-    with pytest.raises(ValueError, match=r"'adgrad' is not known.*did you mean 'adagrad'"):
+    with pytest.raises(ValueError, match=r"'adgrad' is not known.*did you mean adagrad"):
         RowOptimizer("adgrad")
     with pytest.raises(ValueError, match="clip is -1"):
         RowOptimizer("sgd", clip=-1.0)
-    with pytest.raises(ValueError, match=r"betas\[1\] is 1\.0"):
+    with pytest.raises(ValueError, match=r"betas is \(0\.9, 1\.0\)"):
         RowOptimizer("adam", betas=(0.9, 1.0))

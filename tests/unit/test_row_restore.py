@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shoal.embedding.leaves.admission import Admission
 from shoal.embedding.leaves.local import make_local, native_is_built
-from shoal.embedding.optim.rows import STATE, RowOptimizer
+from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
 
@@ -81,7 +81,7 @@ def damaged(draw, good: Rows, rows: int | None) -> Rows:
 @settings(max_examples=100, deadline=None)
 @given(
     data=st.data(),
-    name=st.sampled_from(list(STATE)),
+    name=st.sampled_from(list(DEFINITIONS)),
     rows=st.sampled_from([None, 40]),
     counted=st.booleans(),
 )

@@ -122,8 +122,8 @@ class Device(Leaf):
         """Count a step. Whoever replays a recorded push calls it before: nothing else is Python."""
         self._step += 1
         if self.kernels is not None:
-            size, eps = self.optimizer.step_numbers(lr, self._step)
-            for place, number in enumerate((size, eps, lr)):
+            now = self.optimizer.numbers(lr, self._step)
+            for place, number in enumerate((now.size, now.eps, now.lr)):
                 if number != self._known[place]:
                     # Not a copy: it would have to wait, or leave memory that must not change.
                     self.numbers[place].fill_(number)
@@ -174,7 +174,7 @@ class Device(Leaf):
             self._fused = kind(
                 [self._parameter],
                 betas=chosen.betas,
-                weight_decay=chosen.weight_decay or 0.0,
+                weight_decay=chosen.weight_decay,
                 fused=True,
             )
             self._steps = torch.zeros((), device=self.device)
@@ -182,10 +182,10 @@ class Device(Leaf):
         group = self._fused.param_groups[0]
         group["eps"] = chosen.eps
         if chosen.sparse_eps:
-            group["eps"] = chosen.eps / math.sqrt(1.0 - chosen.betas[1] ** self._step)  # type: ignore[operator]
+            group["eps"] = chosen.eps / math.sqrt(1.0 - chosen.betas[1] ** self._step)
         self._steps.fill_(self._step - 1)
         self._parameter.grad = grads
-        dense_step(self._fused, lr)
+        dense_step(self._fused, lr * chosen.lr_factor)
 
     def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
         """Every row, in chunks of ascending id, in host memory."""

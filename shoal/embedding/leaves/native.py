@@ -12,7 +12,7 @@ from shoal.embedding.leaves.admission import ALONE, Admission, Filter, Pending, 
 from shoal.embedding.leaves.init import recipe
 from shoal.embedding.leaves.leaf import COUNTERS, Leaf
 from shoal.embedding.leaves.pooling import Bags
-from shoal.embedding.optim.rows import STATE, RowOptimizer
+from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.store import Ids, Rows
 from shoal.embedding.table import Table
 from shoal.world.core import load_core
@@ -58,8 +58,8 @@ class Native(Leaf):
             INIT_KINDS.index(made.kind),
             made.key,
             made.factor,
-            list(STATE).index(optimizer.name),
             _hyper(optimizer),
+            _state(optimizer),
             admission is not None,
             [rule.threshold, rule.show_coefficient, rule.click_coefficient],
             rule.bloom_counters if rule.threshold > 0 else 0,
@@ -296,11 +296,10 @@ def _push(
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"table {twice!r} is named twice: join its ids and gradients first")
     rates = [lr] * len(stores) if isinstance(lr, float | int) else list(lr)
-    numbers: list[float] = []
+    numbers = []
     for store, rate in zip(stores, rates, strict=True):
-        size, eps = store.optimizer.step_numbers(rate, store._step + 1)
-        decoupled = store.optimizer.weight_decay if store.optimizer.name == "adamw" else 0.0
-        numbers += (size, eps, rate, 1.0 - rate * (decoupled or 0.0))
+        now = store.optimizer.numbers(rate, store._step + 1)
+        numbers.append(_core.StepNumbers(size=now.size, eps=now.eps, lr=now.lr, keep=now.keep))
     wrong = _core.push(
         [store._core for store in stores],
         _addresses(flat),
@@ -338,17 +337,20 @@ def _refuse(stores: Sequence[Native], ids: Sequence[Tensor], wrong: int) -> None
         raise stores[which].outside(int(ids[which][wrong & ((1 << 40) - 1)]))
 
 
-def _hyper(optimizer: RowOptimizer) -> list[float]:
-    """Hyper-parameters in the order csrc/module.cpp reads them."""
-    rest2 = optimizer.alpha if optimizer.name == "rmsprop" else optimizer.betas[1]
-    return [
-        1.0 - optimizer.betas[0],
-        1.0 - rest2,
-        optimizer.momentum,
-        optimizer.l1,
-        optimizer.l2,
-        optimizer.beta,
-        optimizer.weight_decay or 0.0,
-        optimizer.clip or 0.0,
-        optimizer.initial_accumulator_value,
-    ]
+def _hyper(optimizer: RowOptimizer) -> Any:
+    """Hyper-parameters as the core has them: a struct, of which it reads what the optimizer has."""
+    made = _core.Hyper(_core.OPTIMIZERS[optimizer.name])
+    made.weight_decay, made.clip = optimizer.weight_decay, optimizer.clip or 0.0
+    if optimizer.betas is not None:
+        made.rest1, made.rest2 = (1.0 - beta for beta in optimizer.betas)
+    if optimizer.alpha is not None:
+        made.rest_alpha = 1.0 - optimizer.alpha
+    for key in ("momentum", "l1", "l2", "beta"):
+        setattr(made, key, getattr(optimizer, key) or 0.0)
+    return made
+
+
+def _state(optimizer: RowOptimizer) -> list[tuple[bool, float]]:
+    """Of each piece of state: whether it has a float for every value, and what it begins with."""
+    begin = optimizer.initial_state()
+    return [(kind == "dim", begin[key]) for key, kind in optimizer.state_names().items()]

@@ -87,6 +87,6 @@ def constants(optimizer: RowOptimizer) -> dict[str, float | bool]:
     return {
         "RATE_1": 1.0 - optimizer.betas[0],
         "RATE_2": 1.0 - optimizer.betas[1],
-        "DECAY": optimizer.weight_decay or 0.0,
-        "DECOUPLED": optimizer.name == "adamw",
+        "DECAY": optimizer.weight_decay,
+        "DECOUPLED": optimizer.decoupled,
     }

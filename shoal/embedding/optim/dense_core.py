@@ -17,14 +17,14 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from shoal.world.core import load_core
 
 _core = load_core()
-# The number of an optimizer in csrc/kernels.h, and what it keeps of a parameter.
-KINDS: dict[type[Optimizer], tuple[int, tuple[str, ...]]] = {
-    SGD: (0, ()),
-    Adagrad: (2, ("step", "sum")),
-    Adam: (4, ("step", "exp_avg", "exp_avg_sq")),
-    AdamW: (4, ("step", "exp_avg", "exp_avg_sq")),
+# What the core calls an optimizer, and what it keeps of a parameter.
+KINDS: dict[type[Optimizer], tuple[str, tuple[str, ...]]] = {
+    SGD: ("sgd", ()),
+    Adagrad: ("adagrad", ("step", "sum")),
+    Adam: ("adam", ("step", "exp_avg", "exp_avg_sq")),
+    AdamW: ("adam", ("step", "exp_avg", "exp_avg_sq")),
 }
-DECOUPLED = 5  # Adam whose group says so: a setting of the group, as torch has it
+DECOUPLED = "adamw"  # Adam whose group says so: a setting of the group, as torch has it
 UNKNOWN = ("amsgrad", "maximize", "capturable", "differentiable", "momentum", "lr_decay")
 NO_STATE: dict[str, Any] = {}
 
@@ -45,8 +45,8 @@ _places: WeakKeyDictionary[Optimizer, dict[int, Place]] = WeakKeyDictionary()
 
 def core_step(optimizer: Optimizer) -> bool:
     """One step, after which the gradients are gone; False, and nothing done, where torch must."""
-    kind, names = KINDS.get(type(optimizer), (-1, ()))
-    if _core is None or kind < 0 or len(optimizer.param_groups) != 1:
+    kind, names = KINDS.get(type(optimizer), ("", ()))
+    if _core is None or not kind or len(optimizer.param_groups) != 1:
         return False
     group = optimizer.param_groups[0]
     if any(group.get(setting) for setting in UNKNOWN) or _is_watched(optimizer):
@@ -93,7 +93,7 @@ def core_step(optimizer: Optimizer) -> bool:
         sizes.append(place.size)
     rule = [group["lr"], group["weight_decay"], group.get("eps", 0.0)]
     rule += group.get("betas", (0.0, 0.0))
-    _core.step_dense(kind, rule, addresses, sizes, torch.get_num_threads())
+    _core.step_dense(_core.OPTIMIZERS[kind], rule, addresses, sizes, torch.get_num_threads())
     torch.autograd.graph.increment_version(taught)  # which torch has not seen change
     for parameter in taught:
         parameter.grad = None

@@ -83,7 +83,7 @@ def plan_tables(
     tables: Mapping[str, Table],
     size: int,
     section: StrategySection,
-    optimizer: RowOptimizer,
+    optimizers: Mapping[str, RowOptimizer],
     lookups: Mapping[str, int] | None = None,
 ) -> Plan:
     """Choose a placement for every table: from its size, or as the config says."""
@@ -94,7 +94,7 @@ def plan_tables(
         raise ValueError(
             f"strategy.tables names {unknown[0]!r}{hint}; the model has tables: {', '.join(tables)}"
         )
-    row_bytes = {name: _row_bytes(table, optimizer) for name, table in tables.items()}
+    row_bytes = {name: _row_bytes(table, optimizers[name]) for name, table in tables.items()}
     total = {name: (table.rows or 0) * row_bytes[name] for name, table in tables.items()}
     chosen: dict[str, Placement] = {}
     free: list[str] = []

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from shoal.embedding.leaves.device import Device
 from shoal.embedding.leaves.leaf import Leaf
-from shoal.embedding.optim.rows import STATE
 from shoal.embedding.service import RowService
 from shoal.embedding.softmax.native import ON_ARM, _core
 
@@ -103,15 +102,13 @@ class CoreSoftmax:
     def step(self, lr: float, scale: float) -> None:
         """A step of rows and bias, whose count of steps has gone up already."""
         store, optimizer = self.rows, self.rows.optimizer
-        size, eps = optimizer.step_numbers(lr, store.step)
-        decay = optimizer.weight_decay or 0.0
-        decoupled = optimizer.name == "adamw"
+        now = optimizer.numbers(lr, store.step)
         numbers = [
-            size,
-            eps,
-            *(1.0 - beta for beta in optimizer.betas),
-            0.0 if decoupled else decay,
-            1.0 - lr * decay if decoupled else 1.0,
+            now.size,
+            now.eps,
+            *(1.0 - beta for beta in optimizer.betas or (0.0, 0.0)),
+            0.0 if optimizer.decoupled else optimizer.weight_decay,
+            now.keep,
         ]
         stores = [one for one in (store, self.bias) if one is not None]
         parts = [[one.values, *one.state.values()] for one in stores]
@@ -155,7 +152,7 @@ class CoreSoftmax:
             shares.data_ptr(),
             self.places.data_ptr(),
             factor,
-            list(STATE).index(optimizer),
+            _core.OPTIMIZERS[optimizer],
             numbers,
             _addresses(parts[0]),
             _addresses(parts[1]) if len(parts) > 1 else [0, 0, 0],

@@ -57,7 +57,7 @@ class State:
         return [
             make_local(
                 one.table(),
-                spec.row_optimizer,
+                spec.row_optimizer_of(one.name),
                 spec.seed,
                 threads=self.threads,
                 admission=admission_of(one.rules, (self.index, spec.servers)),

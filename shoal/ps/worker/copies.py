@@ -9,7 +9,7 @@ touched makes one trip there and one back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -72,12 +72,12 @@ class GeoRows(ServedRows):
         self,
         client: Client,
         tables: Sequence[Table],
-        optimizer: RowOptimizer,
+        optimizers: Mapping[str, RowOptimizer],
         seed: int,
         device: torch.device,
     ):
         super().__init__(client, tables, None, device)
-        self.copies = {n: Copy(table, optimizer, seed) for n, table in self.tables.items()}
+        self.copies = {n: Copy(table, optimizers[n], seed) for n, table in self.tables.items()}
 
     def _fetch(self, trip: ServedTrip, learn: bool) -> None:
         """Have this window's rows here, and the lookups answered from the copies."""

@@ -29,8 +29,8 @@ from shoal.embedding.leaves.admission import admission_of
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.leaves.local import make_local
 from shoal.embedding.module import Embeddings
+from shoal.embedding.optim.chosen import check_tables, row_optimizer_of
 from shoal.embedding.optim.dense import make_optimizer, restore_state, state_tensors
-from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placed.duplicates import sum_duplicates
 from shoal.embedding.service import Gradients, Labels, Lookup, RowService, sum_squares
 from shoal.embedding.store import Every, Store
@@ -80,7 +80,6 @@ class Strategy(ABC):
         self.model = model.to(self.world.device)
         self.optimizer_section, self.seed, self.precision = optimizer, seed, precision
         self.clip_grad_norm = clip_grad_norm
-        self.row_optimizer = RowOptimizer(optimizer.name, weight_decay=optimizer.weight_decay)
         self.embeddings = [m for m in model.modules() if isinstance(m, Embeddings)]
         tables: dict[str, Table] = {}
         for module in self.embeddings:
@@ -89,6 +88,8 @@ class Strategy(ABC):
                 raise ValueError(f"two Embeddings of one model both have a table {min(clash)!r}")
             tables.update(module.tables)
         self.tables = tables
+        check_tables(optimizer, tables)
+        self.row_optimizers = {name: row_optimizer_of(optimizer, name) for name in tables}
         self.rules = self._make_rules(tables, rows or RowsSection())
         self.dense = [p for p in model.parameters() if p.requires_grad]
         self.rows = self.make_rows(tables)
@@ -136,7 +137,7 @@ class Strategy(ABC):
         """Rows in this process, on its device; `fused`: updated unseen, where that is faster."""
         return make_local(
             table,
-            self.row_optimizer,
+            self.row_optimizers[table.name],
             self.seed,
             admission=admission_of(self.rules.get(table.name)),
             device=self.world.device,

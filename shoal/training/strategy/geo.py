@@ -40,7 +40,7 @@ class Geo(ParameterServers):
     def make_rows(self, tables: dict[str, Table]) -> RowService:
         self.client = self._say_hello(tables)
         kept = list(tables.values())
-        return GeoRows(self.client, kept, self.row_optimizer, self.seed, self.world.device)
+        return GeoRows(self.client, kept, self.row_optimizers, self.seed, self.world.device)
 
     def prefetch(self, batch: Batch) -> None:
         """Nothing: most rows of a batch are here already."""

@@ -42,7 +42,7 @@ class Sharded(Collective):
             name: ShardedTable(
                 layout,
                 self.world,
-                self.row_optimizer,
+                self.row_optimizers[name],
                 self.seed,
                 fused and self.clip_grad_norm is None,
                 admission_of(self.rules.get(name), layout.share(self.world.rank)),
@@ -55,7 +55,7 @@ class Sharded(Collective):
         """Where each table goes."""
         names = [table.name for m in self.embeddings for table in m.fields.values()]
         lookups = {name: names.count(name) for name in tables}
-        return plan_tables(tables, self.world.size, section, self.row_optimizer, lookups)
+        return plan_tables(tables, self.world.size, section, self.row_optimizers, lookups)
 
     def prefetch(self, batch: Batch) -> None:
         """Let the ids of a coming batch travel while the present one computes."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 
 from shoal.data.batch import Batch
+from shoal.embedding.optim.chosen import row_optimizer_of
+from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placed.torchrec import OPTIMIZERS, TorchRecRows
 from shoal.embedding.service import RowService
 from shoal.embedding.table import Table
@@ -31,13 +33,20 @@ class ShardedByTorchRec(Sharded):
         self.plan = self.make_plan(tables, by_rows)
         if tables:
             log.info("tables over %d processes, by TorchRec:\n%s", self.world.size, self.plan)
-        return TorchRecRows(self.world, list(tables.values()), self.row_optimizer, self.seed)
+        optimizer = row_optimizer_of(self.optimizer_section)
+        return TorchRecRows(self.world, list(tables.values()), optimizer, self.seed)
 
     def _refuse(self, tables: dict[str, Table]) -> None:
         """Say what TorchRec cannot do, and what to do instead."""
-        optimizer, section = self.row_optimizer, self.section
+        optimizer, section = row_optimizer_of(self.optimizer_section), self.section
+        plain = RowOptimizer(self.optimizer_section.name, optimizer.weight_decay)
         reason = None
-        if optimizer.name not in OPTIMIZERS:
+        if any(one != plain for one in self.row_optimizers.values()):
+            reason = (
+                "train.optimizer.rows or train.optimizer.tables give rows an optimizer of their "
+                "own: TorchRec's tables have that of train.optimizer; leave them out"
+            )
+        elif optimizer.name not in OPTIMIZERS:
             reason = (
                 f"train.optimizer.name is {self.optimizer_section.name}: on CPUs FBGEMM updates "
                 "rows by sgd and adagrad, and those alone are offered on GPUs too; use one of "
