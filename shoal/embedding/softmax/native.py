@@ -16,7 +16,7 @@ from shoal.world.core import load_core
 
 _core = load_core()
 FEW = 64  # positions; with more torch's product is as fast
-ON_ARM = platform.machine() in ("aarch64", "arm64") and hasattr(_core, "exponentials")
+ON_ARM = hasattr(_core, "exponentials")
 
 
 def logits_of(states: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
@@ -25,7 +25,7 @@ def logits_of(states: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
     if 0 < n <= FEW and fits(states, rows, *([] if bias is None else [bias])):
         out = torch.empty(n, k)
         address = 0 if bias is None else bias.data_ptr()
-        _core.logits(states.data_ptr(), n, rows.data_ptr(), k, dim, address, out.data_ptr())
+        _core.logits(states.data_ptr(), n, rows.data_ptr(), k, dim, address, out.data_ptr(), 1)
         return out
     out = states @ rows.T
     return out if bias is None else out.add_(bias)
@@ -35,7 +35,7 @@ def exponentials_(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [n, k] = exp(x - highest of its row), in place: the highest [n] and the sums [n]."""
     if fits(x):
         highest, totals = torch.empty(2, len(x)).unbind()
-        _core.exponentials(x.data_ptr(), *x.shape, highest.data_ptr(), totals.data_ptr())
+        _core.exponentials(x.data_ptr(), *x.shape, highest.data_ptr(), totals.data_ptr(), 1)
         return highest, totals
     highest = x.amax(1)
     x.sub_(highest.unsqueeze(1)).exp_()
