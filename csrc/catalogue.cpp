@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "floats.h"
 #include "softmax_kernels.h"
 #include "threads.h"
 
@@ -25,8 +26,8 @@ Compared compare(const Positions& positions, const Exponentials& made) {
 
 // What a group of rows makes of every position.
 struct Group {
-  std::vector<float> tops, pooled;  // [width], [width, columns]
-  std::vector<double> totals;       // [width]
+  Floats tops, pooled;         // [width], [width, columns]
+  std::vector<double> totals;  // [width]
 };
 
 }  // namespace
@@ -41,16 +42,16 @@ void exponentials_of(const Positions& positions, const float* rows, const float*
   const SoftmaxKernels& kernels = softmax_kernels();
   Pass pass{compare(positions, out), rows, bias, others, others + num_others};
   const size_t width = pass.of.width, dim = pass.of.dim, columns = pass.of.columns;
-  std::vector<float> states(width * dim);
+  Floats states(width * dim);
   kernels.by_position(positions.hidden, pass.of, states.data());
   pass.of.states = states.data();
   std::vector<Group> groups((out.k + kGroup - 1) / kGroup);
   Pool::run(threads, static_cast<int>(groups.size()), [&](int part) {
     const size_t first = static_cast<size_t>(part) * kGroup, last = std::min(out.k, first + kGroup);
     Group& group = groups[static_cast<size_t>(part)];
-    group.tops.assign(width, kLowest);
+    group.tops = Floats(width, kLowest);
     group.totals.assign(width, 0.0);
-    group.pooled.assign(width * columns, 0.0f);
+    group.pooled = Floats(width * columns);
     const Pooled to{group.tops.data(), group.totals.data(), group.pooled.data()};
     for (size_t r = first; r < last; r += kBlock)
       kernels.pass(pass, r, std::min(last, r + kBlock), to);
@@ -77,13 +78,13 @@ void step_rows(const Positions& positions, const Exponentials& made, const float
   const SoftmaxKernels& kernels = softmax_kernels();
   Descent step{compare(positions, made), highest, shares, places, truth, rule, rows, bias};
   const size_t width = step.of.width, columns = step.of.columns;
-  std::vector<float> states(width * columns);
+  Floats states(width * columns);
   kernels.by_column(positions.hidden, step.of, states.data());
   step.of.states = states.data();
   const size_t groups = (made.k + kGroup - 1) / kGroup;
   Pool::run(threads, static_cast<int>(groups), [&](int part) {
     const size_t first = static_cast<size_t>(part) * kGroup, last = std::min(made.k, first + kGroup);
-    std::vector<float> scratch(kBlock * columns + width);
+    Floats scratch(kBlock * columns + width);
     for (size_t r = first; r < last; r += kBlock)
       kernels.descend(step, r, std::min(last, r + kBlock), scratch.data());
   });

@@ -64,8 +64,11 @@ __attribute__((noinline)) void multiply(const float* const* a, const float* b, s
   for (; c < k; ++c)
     for (size_t i = 0; i < High; ++i)
       for (size_t v = 0; v < Wide; ++v) sums[i][v] += load(b + c * stride + kLanes * v) * all(a[i][c]);
-  for (size_t i = 0; i < height; ++i)
+#pragma GCC unroll 8
+  for (size_t i = 0; i < High; ++i) {  // by number, or the sums would have to lie in memory
+    if (i == height) return;
     for (size_t v = 0; v < Wide; ++v) store(out + i * width + kLanes * v, sums[i][v]);
+  }
 }
 
 constexpr float kZeros[16] = {};
@@ -109,8 +112,8 @@ void by_column(const float* hidden, const Compared& of, float* packed) {
       packed[(c / kColumns * of.width + p) * kColumns + c % kColumns] = hidden[p * of.dim + c];
 }
 
-// Logits of a block of rows at all positions.
-inline void logits_of(const Pass& pass, size_t first, size_t last) {
+// Logits of a block of rows at all positions, to [kBlock, width].
+inline void logits_of(const Pass& pass, size_t first, size_t last, float* to) {
   const Compared& of = pass.of;
   for (size_t r = first; r < last; r += kHigh) {
     const size_t height = least(kHigh, last - r);
@@ -124,13 +127,13 @@ inline void logits_of(const Pass& pass, size_t first, size_t last) {
     if (r + kAhead + kHigh <= of.k)  // into the second cache: the first one has enough to hold
       for (size_t i = 0; i < kHigh * of.dim; i += 16)
         __builtin_prefetch(pass.rows + (r + kAhead) * of.dim + i, 0, 2);
-    float* const to = of.values + r * of.width;
+    float* const here = to + (r - first) * of.width;
     for (size_t p = 0; p < of.width; p += kTile) {
       const float* const states = of.states + p * of.dim;
       if (p + kTile <= of.width)
-        multiply<kHigh, kWide>(some, states, kTile, of.dim, added, to + p, of.width, height);
+        multiply<kHigh, kWide>(some, states, kTile, of.dim, added, here + p, of.width, height);
       else
-        multiply<kHigh, 1>(some, states, kLanes, of.dim, added, to + p, of.width, height);
+        multiply<kHigh, 1>(some, states, kLanes, of.dim, added, here + p, of.width, height);
     }
   }
   const int64_t* other = pass.others;  // the first that is not below `first`
@@ -142,7 +145,7 @@ inline void logits_of(const Pass& pass, size_t first, size_t last) {
   }
   for (; other < pass.others_end && *other < static_cast<int64_t>(last); ++other)
     for (size_t p = 0; p < of.width; ++p)
-      of.values[static_cast<size_t>(*other) * of.width + p] = -std::numeric_limits<float>::infinity();
+      to[(static_cast<size_t>(*other) - first) * of.width + p] = -std::numeric_limits<float>::infinity();
 }
 
 // The highest of x [height, kLanes], whose rows lie `width` apart, and of `before`.
@@ -180,7 +183,7 @@ void pass(const Pass& pass, size_t first, size_t last, const Pooled& pooled) {
   const Compared& of = pass.of;
   const size_t width = of.width, dim = of.dim, columns = of.columns;
   float* const made = of.values + first * width;
-  logits_of(pass, first, last);
+  logits_of(pass, first, last, made);
   for (size_t p = 0; p < width; p += kLanes) {
     const Vector before = load(pooled.tops + p);
     const Vector top = highest_of(made + p, last - first, width, before);
@@ -320,37 +323,12 @@ void descend(const Descent& step, size_t first, size_t last, float* scratch) {
 
 // ---- logits and exponentials by themselves, small products --------------------------------------
 
-// out[p, r] of rows [k, dim] at positions [n, dim]: tiles of four rows at four positions, where
-// lanes hold parts of one sum.
-void logits(const float* hidden, size_t n, const float* rows, size_t k, size_t dim,
-            const float* bias, float* out, size_t stride) {
-  for (size_t r = 0; r < k; r += 4) {
-    const size_t wide = least(4, k - r);
-    // At the edges the last one is computed again and not stored.
-    const float* items[4];
-    for (size_t j = 0; j < 4; ++j) items[j] = rows + (r + least(j, wide - 1)) * dim;
-    for (size_t p = 0; p < n; p += 4) {
-      const size_t high = least(4, n - p);
-      const float* states[4];
-      for (size_t i = 0; i < 4; ++i) states[i] = hidden + (p + least(i, high - 1)) * dim;
-      Vector sums[4][4] = {};
-      size_t c = 0;
-      for (; c + kLanes <= dim; c += kLanes) {
-        Vector row[4];
-        for (size_t j = 0; j < 4; ++j) row[j] = load(items[j] + c);
-        for (size_t i = 0; i < 4; ++i) {
-          const Vector state = load(states[i] + c);
-          for (size_t j = 0; j < 4; ++j) sums[i][j] += state * row[j];
-        }
-      }
-      for (size_t i = 0; i < high; ++i)
-        for (size_t j = 0; j < wide; ++j) {
-          float sum = sum_of(sums[i][j]);
-          for (size_t rest = c; rest < dim; ++rest) sum += states[i][rest] * items[j][rest];
-          out[(p + i) * stride + r + j] = bias == nullptr ? sum : sum + bias[r + j];
-        }
-    }
-  }
+// The other way round than `pass` has them: of positions by rows.
+void logits(const Pass& pass, size_t first, size_t last, float* scratch, float* out) {
+  const size_t width = pass.of.width, k = pass.of.k;
+  logits_of(pass, first, last, scratch);
+  for (size_t p = 0; p < pass.of.n; ++p)
+    for (size_t r = 0; r < last - first; ++r) out[p * k + first + r] = scratch[r * width + p];
 }
 
 void exponentials(float* x, size_t k, float* highest, float* total) {
