@@ -7,8 +7,14 @@
 #include "kernels.h"
 #include "softmax_kernels.h"
 
+#if defined(__aarch64__)
+#define SHOAL_LEAST neon
+#else
+#define SHOAL_LEAST baseline
+#endif
+
 namespace shoal {
-namespace baseline {
+namespace SHOAL_LEAST {
 extern const Kernels table;
 extern const SoftmaxKernels softmax_table;
 }
@@ -45,7 +51,7 @@ const std::vector<Build>& builds() {
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
       all.push_back({&avx2::table, &avx2::softmax_table});
 #endif
-    all.push_back({&baseline::table, &baseline::softmax_table});
+    all.push_back({&SHOAL_LEAST::table, &SHOAL_LEAST::softmax_table});
     return all;
   }();
   return found;

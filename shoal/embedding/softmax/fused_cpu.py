@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shoal.embedding.leaves.device import Device
 from shoal.embedding.optim.rows import STATE
-from shoal.embedding.softmax.native import ON_ARM, _core
+from shoal.embedding.softmax.native import _core, is_wide
 from shoal.embedding.softmax.whole import every_id
 from shoal.embedding.store import Store
 
@@ -21,7 +21,7 @@ OPTIMIZERS = ("sgd", "adagrad", "adam", "adamw")
 
 def can_fuse_on_cpu(rows: Store | None, bias: Store | None) -> bool:
     """Whether the core can update both in the step of a softmax, and is worth it."""
-    if not (ON_ARM and hasattr(_core, "catalogue_step") and isinstance(rows, Device)):
+    if not (is_wide() and isinstance(rows, Device)):
         return False
     for part in (rows, bias):
         if part is None:
