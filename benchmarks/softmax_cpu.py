@@ -1,4 +1,4 @@
-"""A softmax over a catalogue on a CPU, loss to updated rows: torch, the core's pieces, its one pass.
+"""A softmax over a catalogue on a CPU, loss to updated rows: torch, pieces, one pass.
 
     python benchmarks/softmax_cpu.py [--threads 1 2] [--instructions avx2]
 
