@@ -8,14 +8,11 @@
 #include <mutex>
 #include <shared_mutex>
 
-#include "catalogue.h"
 #include "module.h"
 #include "pairs.h"
-#include "products.h"
 #include "route.h"
 #include "sampler.h"
 #include "slots.h"
-#include "softmax.h"
 #include "table.h"
 
 namespace nb = nanobind;
@@ -206,29 +203,6 @@ nb::bytes id_bytes(Table& table, List list) {
   return nb::bytes(reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(int64_t));
 }
 
-// made: exponentials and tops; numbers: highest, totals and pooled.
-void catalogue_exponentials(Address hidden, size_t n, size_t dim, Address rows, size_t k,
-                            Address bias, Address others, size_t num_others, const Addresses& made,
-                            const Addresses& numbers, int threads) {
-  const Exponentials out{n, k, at<float>(made.at(0)), at<float>(made.at(1))};
-  exponentials_of({at<float>(hidden), dim}, at<float>(rows), at<float>(bias), at<int64_t>(others),
-                  num_others, out, at<float>(numbers.at(0)), at<float>(numbers.at(1)),
-                  at<float>(numbers.at(2)), threads);
-}
-
-// numbers: step size, eps, 1 - beta1, 1 - beta2, decay and keep; see Rule.
-void catalogue_step(Address hidden, size_t n, size_t dim, size_t k, const Addresses& made,
-                    Address highest, Address shares, Address places, float truth, int optimizer,
-                    const std::vector<float>& numbers, const Addresses& rows,
-                    const Addresses& bias, int threads) {
-  const Rule rule{static_cast<Optimizer>(optimizer), numbers.at(0), numbers.at(1), numbers.at(2),
-                  numbers.at(3), numbers.at(4), numbers.at(5)};
-  step_rows({at<float>(hidden), dim}, {n, k, at<float>(made.at(0)), at<float>(made.at(1))},
-            at<float>(highest), at<float>(shares), at<int64_t>(places), truth, rule,
-            {at<float>(rows.at(0)), at<float>(rows.at(1)), at<float>(rows.at(2))},
-            {at<float>(bias.at(0)), at<float>(bias.at(1)), at<float>(bias.at(2))}, threads);
-}
-
 size_t shrink(Table& table, float min_score, float min_norm, int64_t max_age, int64_t capacity,
               bool least_recent, uint64_t step) {
   std::unique_lock<SharedLock> lock(table.guard());
@@ -314,18 +288,8 @@ NB_MODULE(_core, m) {
   bind_lanes(m);
   bind_dense(m);
   bind_layers(m);
+  bind_softmax(m);
   m.def("push", &push, release());
-  m.def("logits", [](Address hidden, size_t n, Address rows, size_t k, size_t dim, Address bias,
-                     Address out) {
-    logits(at<float>(hidden), n, at<float>(rows), k, dim, at<float>(bias), at<float>(out));
-  }, release());
-  m.def("exponentials", [](Address x, size_t n, size_t k, Address highest, Address totals) {
-    exponentials(at<float>(x), n, k, at<float>(highest), at<float>(totals));
-  }, release());
-  m.def("products", [](Address a, Address b, Address out, size_t count, size_t m, size_t k,
-                       size_t n) {
-    products(at<float>(a), at<float>(b), at<float>(out), count, m, k, n);
-  }, release());
   // known: (num_users, num_items, bitmap or 0, keys, starts); table: (keep, alias) or zeros.
   m.def("draw_negatives", [](const Addresses& known, uint64_t key, const Addresses& table,
                              int column_bits, int max_attempts, Address users, Address index,
@@ -351,12 +315,6 @@ NB_MODULE(_core, m) {
                     at<float>(out.at(1)), at<float>(out.at(2))},
                    parts_for(3 * n * dim, threads));
   }, release());
-  // Sizes of what `catalogue_exponentials` writes: (width, blocks).
-  m.def("catalogue_sizes", [](size_t n, size_t k) {
-    return std::make_pair(padded(n), num_blocks(k));
-  });
-  m.def("catalogue_exponentials", &catalogue_exponentials, release());
-  m.def("catalogue_step", &catalogue_step, release());
   m.def("codes_of", [](Address ids, size_t n, int64_t rows, int64_t padding, int64_t factor,
                        Address out) {
     const int64_t wrong = first_outside_rows(at<int64_t>(ids), n, rows);
@@ -385,5 +343,4 @@ NB_MODULE(_core, m) {
     }
     return nb::make_tuple(result.fault, result.repeated, result.num_ids);
   });
-  m.def("instruction_set", [] { return kernels().name; });
 }

@@ -27,5 +27,6 @@ void bind_wire(nanobind::module_& m);
 void bind_lanes(nanobind::module_& m);
 void bind_dense(nanobind::module_& m);
 void bind_layers(nanobind::module_& m);
+void bind_softmax(nanobind::module_& m);
 
 }  // namespace shoal

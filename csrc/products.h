@@ -1,4 +1,4 @@
-// Many small products of matrices (attention), for which torch on ARM makes one call each.
+// Many small products of matrices (attention), for which torch makes one call each.
 #pragma once
 
 #include <cstddef>

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -32,10 +34,21 @@ TORCH = {
 }
 
 
+SETS = native._core.instruction_sets() if native.HAS_SOFTMAX else []
+
+
 @pytest.fixture(autouse=True)
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The arithmetic is the same where the core is not faster than torch."""
-    monkeypatch.setattr(fused_cpu, "ON_ARM", True)
+    monkeypatch.setattr(native, "WIDE", (*native.WIDE, "baseline"))
+
+
+@pytest.fixture(params=SETS)
+def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every build of the inner loops that this machine can run, the widest first."""
+    native._core.use_instruction_set(request.param)
+    yield request.param
+    native._core.use_instruction_set(SETS[0])
 
 
 def make(rows: int, dim: int, name: str, bias: bool = True, fused: bool = True) -> Embeddings:
@@ -84,7 +97,7 @@ def reference(embed: Embeddings, name: str) -> tuple[list[Tensor], torch.optim.O
     ],
 )
 def test_learning_in_the_softmax_equals_torch(
-    name: str, rows: int, dim: int, n: int, short: int, bias: bool
+    instructions: str, name: str, rows: int, dim: int, n: int, short: int, bias: bool
 ) -> None:
     generator = torch.Generator().manual_seed(rows + n)
     embed, stop = make(rows, dim, name, bias), rows - short
@@ -117,7 +130,7 @@ def test_learning_in_the_softmax_equals_torch(
             part.data.copy_(store.values)  # so that the next step is compared by itself
 
 
-def test_a_target_far_below_the_others() -> None:
+def test_a_target_far_below_the_others(instructions: str) -> None:
     embed = make(70, 8, "sgd")
     values = embed.service.stores["output"].values
     values[3], values[69] = -30.0, 30.0  # whose blocks are exponentials apart
@@ -207,8 +220,10 @@ def test_a_batch_without_positions_moves_rows_by_what_was_before() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 2, 5, 7, 9), (4, 2, 16, 16, 64), (1, 1, 1, 1, 1)])
-def test_many_small_products(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "ON_ARM", True)
+def test_many_small_products(
+    instructions: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "fits", lambda *_: True)
     *many, m, k, n = shape
     a, b = torch.randn(*many, m, k), torch.randn(*many, k, n)
     expected = torch.einsum("xyij,xyjk->xyik", a, b)
@@ -313,3 +328,70 @@ def test_rows_spread_over_ranks_may_have_no_candidate_here() -> None:
     step(embed)
     assert torch.equal(store.values, before)
     assert (fused.hidden == 0).all()
+
+
+@pytest.mark.parametrize(("n", "k"), [(0, 5), (1, 1), (3, 7), (2, 16), (5, 67), (4, 5003)])
+def test_exponentials_of_every_instruction_set(instructions: str, n: int, k: int) -> None:
+    x = torch.randn(n, k, generator=torch.Generator().manual_seed(k)) * 50
+    x[:, k // 2 + 1 :: 3] = -torch.inf
+    exact = (x.double() - x.double().amax(1, keepdim=True)).exp()
+    highest, totals = torch.empty(2, n).unbind()
+    made = x.clone()
+    addresses = highest.data_ptr(), totals.data_ptr()
+    for threads in (1, 3):
+        made = x.clone()
+        native._core.exponentials(made.data_ptr(), n, k, *addresses, threads)
+        assert torch.equal(highest, x.amax(1))
+        # Half a unit of a logit of -150 is 8e-6 of its exponential.
+        torch.testing.assert_close(made.double(), exact, rtol=3e-5, atol=1e-37)
+        torch.testing.assert_close(totals.double(), exact.sum(1), rtol=3e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "dim"), [(0, 4, 3), (1, 1, 1), (3, 63, 5), (17, 65, 33), (33, 130, 64)]
+)
+def test_logits_of_every_instruction_set(instructions: str, n: int, k: int, dim: int) -> None:
+    generator = torch.Generator().manual_seed(n + k)
+    states, rows, bias = (torch.randn(s, generator=generator) for s in ((n, dim), (k, dim), (k,)))
+    expected = states.double() @ rows.double().T
+    for added in (None, bias):
+        out = torch.empty(n, k)
+        address = 0 if added is None else added.data_ptr()
+        places = rows.data_ptr(), k, dim, address, out.data_ptr()
+        native._core.logits(states.data_ptr(), n, *places, 2)
+        right = expected if added is None else expected + added.double()
+        torch.testing.assert_close(out.double(), right, rtol=1e-5, atol=1e-5)
+
+
+def test_large_logits_and_no_candidates_in_double(instructions: str) -> None:
+    """One pass against torch in double: logits of +-1e4, and rows that are no candidates."""
+    generator = torch.Generator().manual_seed(5)
+    hidden = torch.randn(19, 24, generator=generator)
+    embed = make(300, 24, "sgd")
+    rows, bias = (store.values for store in embed.service.stores.values())
+    rows[5], rows[200], bias[7] = 2e3, -2e3, -torch.inf
+    targets = torch.randint(10, 190, (19,), generator=generator)
+    parts = [x.double().requires_grad_() for x in (rows, bias)]
+    exact = hidden.double().requires_grad_()
+    expected = plain(exact, parts, targets, 290)
+    expected.backward()
+    ours = hidden.clone().requires_grad_()
+    loss = embed.full_softmax("output", ours, targets, "bias", 290)
+    loss.backward()
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours.grad.double(), exact.grad, rtol=1e-4, atol=1e-4)
+    step(embed)
+    finite = [i for i in range(1, 300) if i != 7]
+    right = (parts[0] - LR * parts[0].grad)[finite]
+    torch.testing.assert_close(rows[finite].double(), right, rtol=1e-5, atol=1e-5)
+
+
+def test_an_instruction_set_that_is_not_here() -> None:
+    with pytest.raises(ValueError, match=f"for sse9 runs here; there are {', '.join(SETS)}"):
+        native._core.use_instruction_set("sse9")
+
+
+def test_many_positions_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native.worth_it(512, 128) and not native.worth_it(4096, 64)
+    monkeypatch.setattr(native, "WIDE", ())
+    assert not native.worth_it(26, 128)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.embedding.softmax.native import exponentials_, logits_of
+from shoal.embedding.softmax.native import exponentials_, logits_of, worth_it
 
 LOGITS_BLOCK = 1 << 24  # floats of logits held at a time: 64 MiB
 GPU_BLOCKS = 16  # so many times more on a GPU, whose products want to be large
@@ -38,7 +38,8 @@ def full_softmax_loss(
     """
     if block is None:
         block = block_size(items.shape[0], items.device)
-    fused = fused if len(hidden) <= block else None
+    if len(hidden) > block or not worth_it(*hidden.shape):
+        fused = None
     return _FullSoftmax.apply(hidden, items, targets, bias, block, stop or items.shape[0], fused)
 
 

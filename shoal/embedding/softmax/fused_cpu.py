@@ -13,7 +13,7 @@ from torch import Tensor
 from shoal.embedding.leaves.device import Device
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.service import RowService
-from shoal.embedding.softmax.native import ON_ARM, _core
+from shoal.embedding.softmax.native import _core, is_wide
 
 OPTIMIZERS = ("sgd", "adagrad", "adam", "adamw")
 
@@ -22,7 +22,7 @@ def fusable_on_cpu(rows: Leaf | None, bias: Leaf | None) -> tuple[Device, Device
     """Both leaves, where the core can update them in the step of a softmax, and is worth it."""
     if not isinstance(rows, Device) or not (bias is None or isinstance(bias, Device)):
         return None
-    if not (ON_ARM and hasattr(_core, "catalogue_step")):
+    if not is_wide():
         return None
     for part in [rows] if bias is None else [rows, bias]:
         if not (part.fused and part.device.type == "cpu" and part.table.padding in (None, 0)):

@@ -1,13 +1,10 @@
 """Steps of a softmax over a catalogue by the native core, where it is faster than torch.
 
-On ARM, on one thread: torch's exponentials take 1.7 times as long there, its product of few
-positions with many rows 1.25 times. Without the core all are plain torch; results agree to
-rounding.
+Which those are was measured by instruction set (benchmarks/softmax_cpu.py, benchmarks/RESULTS.md).
+Without the core all are plain torch; results agree to rounding.
 """
 
 from __future__ import annotations
-
-import platform
 
 import torch
 from torch import Tensor
@@ -15,8 +12,25 @@ from torch import Tensor
 from shoal.world.core import load_core
 
 _core = load_core()
-FEW = 64  # positions; with more torch's product is as fast
-ON_ARM = platform.machine() in ("aarch64", "arm64") and hasattr(_core, "exponentials")
+HAS_SOFTMAX = hasattr(_core, "use_instruction_set")
+WIDE = ("neon", "avx2", "avx512")  # SSE2, of x86 before 2013, was slower than torch in everything
+FEW = 64  # positions; with more torch's product is as fast on ARM, and it is on x86 with any number
+MOST = 1 << 16  # floats of states that the one pass holds in the second cache, and as many sums
+
+
+def worth_it(positions: int, dim: int) -> bool:
+    """Whether one pass of the core over all rows (fused_cpu.py) beats torch's products.
+
+    It saves writing and reading the gradient of the table, which costs the same whatever the number
+    of positions; its products are as fast as torch's while states and sums of all positions stay in
+    the second cache. The number of rows does not matter: both read them as often.
+    """
+    return is_wide() and positions * dim <= MOST
+
+
+def is_wide() -> bool:
+    """Whether the core has vectors that keep up with torch's here."""
+    return HAS_SOFTMAX and _core.instruction_set() in WIDE
 
 
 def logits_of(states: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
@@ -25,7 +39,7 @@ def logits_of(states: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
     if 0 < n <= FEW and fits(states, rows, *([] if bias is None else [bias])):
         out = torch.empty(n, k)
         address = 0 if bias is None else bias.data_ptr()
-        _core.logits(states.data_ptr(), n, rows.data_ptr(), k, dim, address, out.data_ptr())
+        _core.logits(states.data_ptr(), n, rows.data_ptr(), k, dim, address, out.data_ptr(), 1)
         return out
     out = states @ rows.T
     return out if bias is None else out.add_(bias)
@@ -33,9 +47,10 @@ def logits_of(states: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
 
 def exponentials_(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [n, k] = exp(x - highest of its row), in place: the highest [n] and the sums [n]."""
-    if fits(x):
+    # Two passes over memory instead of torch's four: 1.3 to 2 times as fast on x86, 1.7 on ARM.
+    if is_wide() and torch.get_num_threads() == 1 and is_plain(x):
         highest, totals = torch.empty(2, len(x)).unbind()
-        _core.exponentials(x.data_ptr(), *x.shape, highest.data_ptr(), totals.data_ptr())
+        _core.exponentials(x.data_ptr(), *x.shape, highest.data_ptr(), totals.data_ptr(), 1)
         return highest, totals
     highest = x.amax(1)
     x.sub_(highest.unsqueeze(1)).exp_()
@@ -43,8 +58,12 @@ def exponentials_(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fits(*tensors: Tensor) -> bool:
-    """Whether the core can take these and is worth it."""
-    if not ON_ARM or torch.get_num_threads() > 1:
+    """Whether the core's plain products can take these and are worth it.
+
+    On ARM, on one thread: torch takes 1.25 times as long for few positions against many rows, three
+    to six times for many small ones. On x86 its products are as fast or faster.
+    """
+    if not HAS_SOFTMAX or _core.instruction_set() != "neon" or torch.get_num_threads() > 1:
         return False
     return all(is_plain(x) for x in tensors)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shoal.embedding.softmax.full import SoftmaxGradients, block_size, take_made
 from shoal.embedding.softmax.fused_cpu import CoreSoftmax
-from shoal.embedding.softmax.native import exponentials_, logits_of
+from shoal.embedding.softmax.native import exponentials_, logits_of, worth_it
 from shoal.world.world import World
 
 
@@ -66,7 +66,7 @@ class _ParallelSoftmax(torch.autograd.Function):
         some_here = len(rows) > len(others)
         block = block_size(max(1, largest), rows.device)
         made: SoftmaxGradients | CoreSoftmax | None = None
-        if len(states) > block:
+        if len(states) > block or not worth_it(*states.shape):
             fused = None
         if any(ctx.needs_input_grad):
             made = fused or SoftmaxGradients(states, rows, bias, empty=not some_here)
