@@ -220,8 +220,7 @@ def _remedy(value: Any, kind: Any) -> str:
     kinds = {kind, *get_args(kind)}
     choices = [name for part in kinds if get_origin(part) is Literal for name in get_args(part)]
     if choices and isinstance(value, str):
-        # Of so few words one that is less alike was meant: bf16 is bfloat16.
-        return did_you_mean(value, map(str, choices), cutoff=0.6)
+        return did_you_mean(value, map(str, choices))
     if str in kinds and isinstance(value, bool | int | float | list):
         return "; put it in quotes if text is meant"
     if isinstance(value, str) and {int, float, bool} & kinds and _is_plain(value):

@@ -20,7 +20,7 @@ from shoal.config.output import dump, json_schema
 from shoal.config.output import show as _show
 from shoal.config.schema import Config
 from shoal.config.sources import BARE, Layer, Origin, from_file, from_overrides, from_python
-from shoal.config.spelling import others, unknown
+from shoal.config.spelling import ALIKE, others, unknown
 
 # Model name as written -> (its canonical name, dataclass of its options). ValueError if unknown.
 ModelLookup = Callable[[str], tuple[str, type]]
@@ -213,7 +213,7 @@ class _Reader:
             self._translate(row, value)
         elif self.options_known:
             text = unknown(key, self.options, self.others)
-            if isinstance(value, dict) and (found := nearest(key, paddlerec.SECTIONS)):
+            if isinstance(value, dict) and (found := nearest(key, paddlerec.SECTIONS, ALIKE)):
                 text = f"unknown key {key}; did you mean {found}, a section of PaddleRec's?"
             elif "did you mean" not in text:
                 names = ", ".join(name[6:] for name in self.options) or "none"

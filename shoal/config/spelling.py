@@ -13,6 +13,7 @@ from shoal.config.dialects.recbole import Row
 from shoal.config.errors import nearest
 from shoal.config.keys import LEAVES, SECTIONS, Leaf, allowed
 
+ALIKE = 0.7  # of so many keys one that is less alike was not meant
 # Options of commands for which a config has no key. The command line itself stands far above here.
 COMMANDS = {
     name: f"--{name}, an option of `shoal launch`"
@@ -66,7 +67,7 @@ def _meant(
 ) -> str | None:
     """The nearest key of the same section, or else of all; how it is shown."""
     section, _, last = key.rpartition(".")
-    if found := nearest(last, beside):
+    if found := nearest(last, beside, ALIKE):
         return beside[found]
     ends: dict[str, str] = {}
     top = key.partition(".")[0] + "."
@@ -78,6 +79,6 @@ def _meant(
     elif section not in SECTIONS:
         # Where the section is right, a likeness of whole keys would only be that of the section.
         whole = {name: name for name in [*KEYS, *known]} | dict(others)
-        if found := nearest(key, whole):
+        if found := nearest(key, whole, ALIKE):
             return whole[found]
-    return ends.get(nearest(last, ends) or "")
+    return ends.get(nearest(last, ends, ALIKE) or "")

@@ -159,7 +159,7 @@ BAD = {
     "no type": ("user_id\titem_id:token\na\tx\n", "line 1: column 'user_id' has no type"),
     "unknown type": (
         "user_id:tokn\titem_id:token\na\tx\n",
-        "line 1: column 'user_id' has the type 'tokn': 'user_id:tokn' .did you mean 'token'",
+        "line 1: column 'user_id' has the type 'tokn': 'user_id:tokn'; .*; did you mean token",
     ),
     "repeated name": (
         "user_id:token\titem_id:token\titem_id:token\na\tx\ty\n",
@@ -210,7 +210,7 @@ def test_bad_sequence_number_names_its_line(tmp_path):
 
 def test_bad_choice_of_columns(tmp_path):
     write(tmp_path, {"inter": INTER + "a\tx\t3\t10\n", "user": "user_id:token\tage:float\na\t7\n"})
-    with pytest.raises(ValueError, match=r"no column 'ratings' \(did you mean 'rating'\?\)"):
+    with pytest.raises(ValueError, match=r"no column 'ratings'; .*; did you mean rating\?$"):
         load(tmp_path, load={"inter": ["user_id", "item_id", "ratings"]})
     with pytest.raises(ValueError, match=r"data.load leaves out 'item_id'"):
         load(tmp_path, load={"inter": ["user_id"]})

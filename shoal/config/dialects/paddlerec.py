@@ -71,8 +71,8 @@ class Spoken(Said):
         last = key.rpartition(".")[2]
         found = (
             ends.get(last)
-            or beside.get(nearest(tail, beside) or "")
-            or ends.get(nearest(last, ends) or "")
+            or beside.get(nearest(tail, beside, 0.7) or "")
+            or ends.get(nearest(last, ends, 0.7) or "")
         )
         return f"; did you mean {found}?" if found else "; docs/paddlerec.md lists those there are"
 

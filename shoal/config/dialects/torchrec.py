@@ -54,7 +54,7 @@ def _min_rating(value: Any) -> Translation:
 
 def _mode(value: Any) -> Any:
     if value not in MODES:
-        hint = did_you_mean(str(value), MODES, cutoff=0.6)
+        hint = did_you_mean(str(value), MODES)
         raise ValueError(f"given {inline(value)}; allowed: dmp (sharded tables) or ddp{hint}")
     return MODES[value]
 

@@ -6,13 +6,14 @@ hyper-parameters and their defaults are torch.optim's.
 
 from __future__ import annotations
 
-import difflib
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from shoal.config.errors import did_you_mean
 
 Kind = Literal["row", "dim"]
 
@@ -58,10 +59,9 @@ class RowOptimizer:
     def __post_init__(self) -> None:
         name = ALIASES.get(self.name, self.name)
         if name not in STATE:
-            near = difflib.get_close_matches(self.name, [*STATE, *ALIASES], n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(
-                f"row optimizer {self.name!r} is not known; known are {', '.join(STATE)}{hint}"
+                f"row optimizer {self.name!r} is not known; known are {', '.join(STATE)}"
+                f"{did_you_mean(self.name, [*STATE, *ALIASES])}"
             )
         set_field = object.__setattr__  # frozen: the defaults that hang on the name go in here
         set_field(self, "sparse_eps", self.sparse_eps or self.name == "sparse_adam")
