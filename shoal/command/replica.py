@@ -105,13 +105,13 @@ def main() -> None:
     own = parser.parse_args()
     rest = own.arguments[1:] if own.arguments[:1] == ["--"] else own.arguments
     follow_parent()
-    from shoal.command import cli
+    from shoal.command import cli, ending
 
     try:
         hosts = find_hosts(own.servers, own.workers, own.hosts, os.environ)
         wait_for_names(hosts, NAME_SECONDS)
     except ValueError as error:
-        cli.fail(error)
+        ending.fail(error)
     words = command(own.role, own.index, own.servers, own.workers, hosts, own.port)
     sys.argv[1:] = [*words, *rest]
     cli.main()

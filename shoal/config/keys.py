@@ -36,11 +36,13 @@ class Leaf:
             value = tuple(value)  # YAML has no tuples
         try:
             return self._adapter.validate_python(value)
-        except ValidationError:
+        except ValidationError as error:
             if isinstance(value, dict):
                 _check_entries(bare, value, key)
+            said = [one["ctx"]["error"] for one in error.errors() if one["type"] == "value_error"]
+            remedy = f"; {said[0]}" if said else _remedy(value, bare)
             raise ValueError(
-                f"{key}: given {given(value)}; allowed: {allowed(self.type)}{_remedy(value, bare)}"
+                f"{key}: given {given(value)}; allowed: {allowed(self.type)}{remedy}"
             ) from None
 
     @cached_property
@@ -48,6 +50,11 @@ class Leaf:
         # A TypedDict has a config of its own, and pydantic takes no second one.
         config = None if is_typeddict(self.type) else ConfigDict(strict=True)
         return TypeAdapter(self.type, config=config)
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is true or false, so that `--key` alone means true."""
+        return _bare(self.type)[0] is bool
 
     @property
     def is_text(self) -> bool:

@@ -6,9 +6,9 @@ The options of a model stand beside the model (a dataclass `Options` in its file
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from shoal.config.row_rules import RowsSection
@@ -233,6 +233,15 @@ class TablePlace(TypedDict, total=False):
     rank: int  # place table: who holds it
 
 
+def _was_a_count(value: Any) -> Any:
+    """Configs of old say 0 or 1 batches."""
+    if type(value) is int:
+        if value not in (0, 1):
+            raise ValueError("it was a number of batches once, and is a switch: one batch or none")
+        return bool(value)
+    return value
+
+
 class ServersSection(Section):
     """Strategy ps: parameter servers hold the rows, and by default the dense parameters."""
 
@@ -241,7 +250,9 @@ class ServersSection(Section):
         "server", description="who keeps the dense parameters: the servers, or every worker"
     )
     geo_step: int = Field(100, ge=1, description="geo: batches between exchanges of differences")
-    ahead: int = Field(1, ge=0, description="async: batches whose rows are fetched ahead")
+    ahead: Annotated[bool, BeforeValidator(_was_a_count)] = Field(
+        True, description="rows of the next batch are fetched while this one computes"
+    )
     staleness: int = Field(
         16, ge=1, description="async: steps that a worker may be ahead of the slowest one"
     )

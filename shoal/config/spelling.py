@@ -5,11 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from shoal.config.dialects import paddlerec, recbole, torchrec
-from shoal.config.dialects.paddlerec_keys import KEYS
-from shoal.config.dialects.recbole import Row
 from shoal.config.errors import nearest
 from shoal.config.keys import LEAVES, SECTIONS, Leaf, allowed
 
@@ -19,27 +16,6 @@ COMMANDS = {
     name: f"--{name}, an option of `shoal launch`"
     for name in ("worker_num", "server_num", "workers", "servers", "role", "index")
 } | {"resume": "--resume, an option of `shoal train` and `shoal launch`"}
-
-
-def others(model: str, paddle: paddlerec.Spoken | None) -> dict[str, str]:
-    """The words that are understood besides Shoal's keys where this model is trained."""
-    words: dict[str, str] = {}
-    if paddle:
-        theirs = _shown(paddle.rows.values(), "PaddleRec")
-        words |= {key.rpartition(".")[2]: text for key, text in theirs.items()} | theirs
-    words |= COMMANDS | {"dialect": "dialect"}
-    if model == torchrec.MODEL:
-        words |= _shown(torchrec.TABLE, "TorchRec")
-    return words | _shown(recbole.TABLE, "RecBole")
-
-
-def _shown(rows: Iterable[Row], tool: str) -> dict[str, str]:
-    """Every key with what it stands for, as a hint shows it."""
-    targets = {row.key: ", ".join(row.targets) for row in rows}
-    return {
-        key: f"{key} ({tool}'s spelling of {names})" if names else key
-        for key, names in targets.items()
-    }
 
 
 def unknown(key: str, options: Mapping[str, Leaf], others: Mapping[str, str]) -> str:
@@ -78,7 +54,7 @@ def _meant(
         ends |= others
     elif section not in SECTIONS:
         # Where the section is right, a likeness of whole keys would only be that of the section.
-        whole = {name: name for name in [*KEYS, *known]} | dict(others)
+        whole = {name: name for name in known} | dict(others)
         if found := nearest(key, whole, ALIKE):
             return whole[found]
     return ends.get(nearest(last, ends, ALIKE) or "")

@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shoal.config.dialects.recbole import Row
-from shoal.config.dialects.recbole_values import Translation
+from shoal.config.dialects.base import Row, Translation
 from shoal.config.errors import did_you_mean
 from shoal.config.sources import BARE
 from shoal.config.yaml_io import inline
