@@ -271,7 +271,7 @@ class ServersSection(Section):
 class StrategySection(Section):
     name: Literal["auto", "single", "ddp", "sharded", "ps"] = "auto"
     backend: Literal["native", "torchrec"] = Field(
-        "native", description="sharded: whose code holds, sends and teaches the rows"
+        "native", description="sharded: whose code holds, sends and updates the rows"
     )
     ps: ServersSection = ServersSection()
     place: Place = Field("auto", description="sharded: how tables are cut; auto: by their size")
@@ -286,7 +286,7 @@ class StrategySection(Section):
     overlap: bool = Field(True, description="ids of the next batch travel during this one")
     fused: bool = Field(
         True,
-        description="rows learn where their gradients are made, unseen: single on a GPU in Triton "
+        description="rows are updated where their gradients are made, which are never stored: single on a GPU in Triton "
         "kernels (Adam); single and sharded on CPUs in the core's softmax over a whole table, "
         "which under ddp writes them",
     )

@@ -19,7 +19,7 @@ MOST_VALUES = 1 << 33  # dense values of one model
 
 
 class TableSpec(Section):
-    """A table. On a server all tables grow: it holds those rows that were ever taught."""
+    """A table. On a server all tables grow: it holds those rows that were ever updated."""
 
     name: str = Field(pattern=r"^[^/\x00-\x1f]{1,200}$", description="a part of files' names")
     dim: int = Field(ge=1, le=1 << 20)
@@ -71,7 +71,7 @@ class Spec(Section):
 
     @property
     def row_optimizer(self) -> RowOptimizer:
-        """What teaches rows: in geo the workers do, and a server only adds."""
+        """What updates rows: in geo the workers do, and a server only adds."""
         if self.mode == "geo":
             return RowOptimizer("sgd")
         return RowOptimizer(self.optimizer.name, weight_decay=self.optimizer.weight_decay)

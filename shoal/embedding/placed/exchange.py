@@ -25,7 +25,7 @@ Lookups = list[tuple[str, Tensor]]  # table, ids of any shape
 
 
 class Exchange:
-    """Reads and teaches the tables of one model. Every call is made by all ranks."""
+    """Reads and updates the tables of one model. Every call is made by all ranks."""
 
     def __init__(self, world: World, stores: Mapping[str, Sharded]):
         self.world, self.stores = world, dict(stores)

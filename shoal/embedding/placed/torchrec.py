@@ -3,7 +3,7 @@
 To a model this is an Exchange. TorchRec takes the distinct ids of a step to their owners and the
 rows back; on backward it takes the gradients to the owners and runs FBGEMM's fused optimizer there.
 
-A fused optimizer runs once for every backward, but a row must be taught once a step, with the sum
+A fused optimizer runs once for every backward, but a row must be updated once a step, with the sum
 of its gradients over all lookups and ranks. So models get rows that are leaves of their own, and
 TorchRec's backward comes at the end of the step, once per table. By then the learning rate and the
 number of samples of the global batch are known too.
@@ -234,7 +234,7 @@ class Trip:
 
 
 class TorchRecRows(Exchange):
-    """Reads and teaches the tables of one model through TorchRec."""
+    """Reads and updates the tables of one model through TorchRec."""
 
     _pending: list[Trip]  # type: ignore[assignment]
 
@@ -287,7 +287,7 @@ class TorchRecRows(Exchange):
     ) -> Trip:
         """One trip with the ids and gradients of several, and of rows read where they lie.
 
-        They are looked up again: a row of several trips would otherwise be taught several times.
+        They are looked up again: a row of several trips would otherwise be updated several times.
         """
         lookups, gradients = [], []
         for name in collection.names:

@@ -52,7 +52,7 @@ class State:
         self.has_dense = False  # whether a worker has said what they begin with
 
     def make_stores(self) -> list[Store]:
-        """A store for each table, in which nothing was taught yet."""
+        """A store for each table, in which nothing was updated yet."""
         spec = self.spec
         return [
             make_local(
@@ -202,7 +202,7 @@ class State:
 
 
 def _state_names(spec: Spec) -> set[str]:
-    """What the optimizer keeps for a dense parameter that has been taught."""
+    """What the optimizer keeps for a dense parameter that has been updated."""
     probe = torch.zeros(1)
     probe.grad = torch.zeros(1)
     optimizer = None if spec.mode == "geo" else make_optimizer(spec.optimizer, [probe])

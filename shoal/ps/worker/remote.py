@@ -1,4 +1,4 @@
-"""Remote: tables whose rows are with the servers, as a model reads and teaches them.
+"""Remote: tables whose rows are with the servers, as a model reads and updates them.
 
 `RemoteRows` is to parameter servers what an Exchange is to ranks: the lookups of a batch in all
 tables make one trip, and so do their gradients. It needs no other worker for that.
@@ -71,7 +71,7 @@ class Remote:
 
     @property
     def step(self) -> int:
-        """How many times rows were taught."""
+        """How many times rows were updated."""
         return self._step
 
     @step.setter
@@ -114,7 +114,7 @@ class Trip:
 
 
 class RemoteRows:
-    """Reads and teaches the tables of one model at the servers."""
+    """Reads and updates the tables of one model at the servers."""
 
     def __init__(
         self, client: Client, stores: dict[str, Remote], device: torch.device | str = "cpu"

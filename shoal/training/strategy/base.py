@@ -45,7 +45,7 @@ class Strategy:
     def __init__(self, world: World | None = None):
         self.world = world or World()
 
-    fused = False  # whether rows may learn without their gradients being seen, where that is faster
+    fused = False  # whether rows may be updated without their gradients being stored, where that is faster
     precision = "float32"  # of products in the dense part
     rows_section = RowsSection()  # which ids of growing tables have rows; likewise
     cannot_count: str | None = None  # why ids cannot be counted here, where they cannot

@@ -1,4 +1,4 @@
-"""geo: a worker teaches a copy of its own, and every `geo_step` batches all copies meet.
+"""geo: a worker updates a copy of its own, and every `geo_step` batches all copies meet.
 
 A window is `geo_step` batches. The first time a window needs a row, it is fetched from the servers
 and remembered as it came; from then on the row optimizer runs here. At the end of the window the
@@ -72,7 +72,7 @@ class Geo(ParameterServers):
     """Local steps; differences travel now and then."""
 
     cannot_count = (
-        "in mode geo workers teach copies of their own and send sums of changes, so no server sees "
+        "in mode geo workers update copies of their own and send sums of changes, so no server sees "
         "how often an id came, and a change would be added to a row that was dropped meanwhile; "
         "use strategy.ps.mode sync or async, or leave the section out"
     )

@@ -3,7 +3,7 @@
 sync    every step is one step of the global batch, as on one process
 async   a worker's gradients are applied when they arrive; it goes on meanwhile with parameters that
         lack its own last push or two, and is at most `staleness` steps ahead of the slowest worker
-geo     a worker teaches a copy of its own and tells the servers every `geo_step` batches what
+geo     a worker updates a copy of its own and tells the servers every `geo_step` batches what
         changed (shoal.training.strategy.geo)
 """
 

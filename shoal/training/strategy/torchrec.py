@@ -1,4 +1,4 @@
-"""sharded with backend torchrec: rows live in TorchRec's collections, FBGEMM teaches them.
+"""sharded with backend torchrec: rows live in TorchRec's collections, FBGEMM updates them.
 
 The same numbers as the native backend, by other code: an oracle for it, and a way to use TorchRec's
 kernels under a model and a config of Shoal's. What it cannot do is refused here, before the start.
@@ -53,7 +53,7 @@ class ShardedByTorchRec(Sharded):
         reason = None
         if optimizer.name not in OPTIMIZERS:
             reason = (
-                f"train.optimizer.name is {self.optimizer_section.name}: on CPUs FBGEMM teaches "
+                f"train.optimizer.name is {self.optimizer_section.name}: on CPUs FBGEMM updates "
                 "rows by sgd and adagrad, and those alone are offered on GPUs too; use one of "
                 f"{', '.join(OPTIMIZERS)}"
             )
@@ -96,7 +96,7 @@ class ShardedByTorchRec(Sharded):
         return super().train_step(batch, lr)
 
     def note(self) -> float:
-        return 0.0  # a gradient of zeros teaches nothing, so unused rows need no mention
+        return 0.0  # a gradient of zeros changes nothing, so unused rows need no mention
 
     def exchange_rows(self, scale: float, notes: float) -> Gradients:
         if self.exchange.staged is not None:
