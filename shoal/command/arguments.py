@@ -43,7 +43,7 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
         key, _, value = word.lstrip("-").partition("=")
         if key in ("m", "o") and not value:
             what = "-m CONFIG.yaml" if key == "m" else "-o key=value"
-            raise typer.BadParameter(f"-{key} stands without its value: {what}")
+            raise typer.BadParameter(f"-{key} needs a value: {what}")
         if key == "m":  # PaddleRec's way to name the file, and to override a key
             files.append(value)
             continue

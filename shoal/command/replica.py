@@ -100,7 +100,9 @@ def main() -> None:
     parser.add_argument("--servers", type=int, required=True)
     parser.add_argument("--workers", type=int, required=True)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--hosts", help="host of each replica, servers first, where nobody tells")
+    parser.add_argument(
+        "--hosts", help="host of each replica, servers first, where the scheduler does not say"
+    )
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     own = parser.parse_args()
     rest = own.arguments[1:] if own.arguments[:1] == ["--"] else own.arguments

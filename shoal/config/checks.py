@@ -136,7 +136,7 @@ def metrics(config: Config) -> Iterator[Problem]:
     if values and "full" in used:
         yield (
             "eval.metrics",
-            f"{', '.join(values)} compare scores with labels, which eval.mode full has not; "
+            f"{', '.join(values)} compare scores with labels, which eval.mode full does not have; "
             "choose eval.mode labeled, uniN or popN",
         )
 

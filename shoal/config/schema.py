@@ -71,7 +71,7 @@ class ClicksSection(Section):
     valid: str | None = Field(None, description="likewise; null: the test files")
     test: str | None = Field(None, description="likewise; null: the valid files, or none")
     reader: Literal["memory", "stream", "custom"] = Field(
-        "memory", description="load and shuffle all, or read on; or a reader of one's own"
+        "memory", description="load and shuffle all, or read on; or your own reader"
     )
     custom: str | None = Field(None, description="reader custom: FILE.py[:CLASS]")
     pipe_command: str | None = Field(
@@ -212,7 +212,7 @@ class EvalSection(Section):
 
 
 class CheckpointSection(Section):
-    keep: int = Field(2, ge=1, description="newest checkpoints kept; the best is kept besides")
+    keep: int = Field(2, ge=1, description="newest checkpoints kept; the best is kept too")
     every_epochs: int = Field(1, ge=1)
     every_steps: int = Field(0, ge=0, description="also within an epoch; 0: no")
     whole_every: int = Field(
@@ -286,9 +286,9 @@ class StrategySection(Section):
     overlap: bool = Field(True, description="ids of the next batch travel during this one")
     fused: bool = Field(
         True,
-        description="rows are updated where their gradients are made, which are never stored: single on a GPU in Triton "
-        "kernels (Adam); single and sharded on CPUs in the core's softmax over a whole table, "
-        "which under ddp writes them",
+        description="rows are updated where their gradients are made, which are never stored: "
+        "single on a GPU in Triton kernels (Adam); single and sharded on CPUs in the core's "
+        "softmax over a whole table, which under ddp writes them",
     )
     graph: bool = Field(
         False,

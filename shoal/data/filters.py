@@ -97,7 +97,7 @@ def _by_value(
     kinds = {name: kind for table in tables.values() for name, kind in table.types.items()}
     if kinds.get(field) != "float":
         floats = [name for name, kind in kinds.items() if kind == "float"]
-        found = f"is a {kinds[field]} field" if field in kinds else "is no loaded field"
+        found = f"is a {kinds[field]} field" if field in kinds else "is not a loaded field"
         raise ValueError(
             f"{where}: {field!r} {found}; float fields that can be filtered: "
             f"{', '.join(floats) or 'none is loaded'}{did_you_mean(field, floats)}"

@@ -247,7 +247,7 @@ def _normalize(dataset: Dataset, config: DataSection) -> None:
     for field in dict.fromkeys(fields):
         if field not in allowed:
             raise ValueError(
-                f"data.normalize: {field!r} is no loaded float field; allowed: "
+                f"data.normalize: {field!r} is not a loaded float field; allowed: "
                 f"{', '.join(allowed) or 'none is loaded'}{did_you_mean(field, allowed)}"
             )
         for suffix, table in tables.items():

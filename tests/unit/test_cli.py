@@ -161,8 +161,8 @@ def test_a_fault_of_ours_shows_where(fail: Any, monkeypatch: pytest.MonkeyPatch)
     [
         (["train", "--resume", *SMALL], "needs the run's folder"),
         (["launch", "--resume", *SMALL], "needs the run's folder"),
-        (["train", "-m"], "-m stands without its value: -m CONFIG.yaml"),
-        (["train", *SMALL, "-o"], "-o stands without its value: -o key=value"),
+        (["train", "-m"], "-m needs a value: -m CONFIG.yaml"),
+        (["train", *SMALL, "-o"], "-o needs a value: -o key=value"),
     ],
 )
 def test_commands_that_lack_something(words: list[str], said: str) -> None:

@@ -393,7 +393,7 @@ def test_intervals() -> None:
 
 @pytest.mark.parametrize("text", ["", "3", "[3]", "[3,4", "{3,4}", "[a,b]", "[3,4];", "[nan,1]"])
 def test_no_intervals(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is no interval; write \[LOW,HIGH\]"):
+    with pytest.raises(ValueError, match=r"is not an interval; write \[LOW,HIGH\]"):
         parse_intervals(text)
 
 

@@ -71,7 +71,7 @@ def _runner(said: values.Said) -> list[Row]:
             "reader_type",
             "data.clicks.reader",
             "QueueDataset: stream; InmemoryDataset: memory; "
-            "DataLoader, RecDataset: memory, or custom with a train_reader_path of one's own",
+            "DataLoader, RecDataset: memory, or custom with a train_reader_path of your own",
         ),
         Row(
             "infer_reader_type",

@@ -119,7 +119,7 @@ def _header(line: bytes, separator: str, where: str) -> dict[str, FieldType]:
             )
         if name in header:
             raise ValueError(
-                f"{where}, line 1: column {name!r} stands there twice; rename or remove one"
+                f"{where}, line 1: column {name!r} appears twice; rename or remove one"
             )
         header[name] = cast(FieldType, kind)
     return header

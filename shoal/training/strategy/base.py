@@ -45,7 +45,7 @@ class Strategy:
     def __init__(self, world: World | None = None):
         self.world = world or World()
 
-    fused = False  # whether rows may be updated without their gradients being stored, where that is faster
+    fused = False  # whether gradients of rows may stay unwritten where that is faster
     precision = "float32"  # of products in the dense part
     rows_section = RowsSection()  # which ids of growing tables have rows; likewise
     cannot_count: str | None = None  # why ids cannot be counted here, where they cannot
@@ -92,8 +92,8 @@ class Strategy:
         for name in section.tables:
             if name not in growing:
                 raise ValueError(
-                    f"rows.tables names a table {name!r} that the model has not, or that does not "
-                    f"grow; its growing tables are: {', '.join(growing) or 'none'}"
+                    f"rows.tables names a table {name!r} that the model does not have, or that "
+                    f"does not grow; its growing tables are: {', '.join(growing) or 'none'}"
                     f"{did_you_mean(name, growing)}"
                 )
         if not section.asked:

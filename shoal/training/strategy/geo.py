@@ -72,9 +72,9 @@ class Geo(ParameterServers):
     """Local steps; differences travel now and then."""
 
     cannot_count = (
-        "in mode geo workers update copies of their own and send sums of changes, so no server sees "
-        "how often an id came, and a change would be added to a row that was dropped meanwhile; "
-        "use strategy.ps.mode sync or async, or leave the section out"
+        "in mode geo workers update copies of their own and send sums of changes, so no server "
+        "sees how often an id came, and a change would be added to a row that was dropped "
+        "meanwhile; use strategy.ps.mode sync or async, or leave the section out"
     )
 
     def setup(self, model, optimizer, seed, clip_grad_norm=None) -> None:  # type: ignore[no-untyped-def]
