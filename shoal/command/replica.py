@@ -100,18 +100,20 @@ def main() -> None:
     parser.add_argument("--servers", type=int, required=True)
     parser.add_argument("--workers", type=int, required=True)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--hosts", help="host of each replica, servers first, where nobody tells")
+    parser.add_argument(
+        "--hosts", help="host of each replica, servers first, where the scheduler does not say"
+    )
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     own = parser.parse_args()
     rest = own.arguments[1:] if own.arguments[:1] == ["--"] else own.arguments
     follow_parent()
-    from shoal.command import cli
+    from shoal.command import cli, ending
 
     try:
         hosts = find_hosts(own.servers, own.workers, own.hosts, os.environ)
         wait_for_names(hosts, NAME_SECONDS)
     except ValueError as error:
-        cli.fail(error)
+        ending.fail(error)
     words = command(own.role, own.index, own.servers, own.workers, hosts, own.port)
     sys.argv[1:] = [*words, *rest]
     cli.main()

@@ -2,10 +2,14 @@
 
 from shoal.config.errors import ConfigError
 from shoal.config.intervals import Interval, parse_intervals
-from shoal.config.loading import ModelLookup, Origin, Resolved, dump, json_schema, load, show
+from shoal.config.loading import Command, ModelLookup, load
+from shoal.config.output import dump, json_schema
+from shoal.config.resolved import Resolved, show
 from shoal.config.schema import Config
+from shoal.config.sources import Origin
 
 __all__ = [
+    "Command",
     "Config",
     "ConfigError",
     "Interval",

@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal.config.errors import did_you_mean, nearest
 from shoal.config.intervals import parse_intervals
-from shoal.config.schema import Config, StrategySection
+from shoal.config.schema import Config
 
 TOPK_METRICS = ["Recall", "MRR", "NDCG", "Hit", "MAP", "Precision", "ItemCoverage"]
 TOPK_METRICS += ["AveragePopularity", "GiniIndex", "ShannonEntropy", "TailPercentage"]
@@ -136,7 +136,7 @@ def metrics(config: Config) -> Iterator[Problem]:
     if values and "full" in used:
         yield (
             "eval.metrics",
-            f"{', '.join(values)} compare scores with labels, which eval.mode full has not; "
+            f"{', '.join(values)} compare scores with labels, which eval.mode full does not have; "
             "choose eval.mode labeled, uniN or popN",
         )
 
@@ -271,27 +271,3 @@ CLICK_CHECKS: dict[Callable[[Config], Iterator[Problem]], tuple[str, ...]] = {
     click_metrics: ("eval.metrics", "eval.mode", "data.clicks"),
     click_negatives: ("train.negatives",),
 }
-
-# Keys of the section strategy, with the strategies that read them. Not those of servers: a config
-# of PaddleRec names their mode whether there are servers or not.
-READ_BY = {
-    **dict.fromkeys(("place", "row_by", "tables", "replicate_below", "memory"), ("sharded",)),
-    "overlap": ("sharded",),
-    "graph": ("single",),
-}
-
-
-def without_effect(config: Config) -> list[str]:
-    """A line about every key that the chosen strategy does not read, but that says something.
-
-    No error: one config is used under several strategies, to compare them.
-    """
-    chosen, default = config.strategy, StrategySection()
-    # What auto becomes is seen when the processes are there; it is never sharded.
-    own = ("single", "ddp") if chosen.name == "auto" else (chosen.name,)
-    return [
-        f"strategy.{key} has no effect under strategy {chosen.name}; it is read under "
-        f"strategy.name={' or '.join(readers)}"
-        for key, readers in READ_BY.items()
-        if getattr(chosen, key) != getattr(default, key) and not set(own) & set(readers)
-    ]

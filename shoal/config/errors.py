@@ -18,7 +18,7 @@ class ConfigError(ValueError):
         super().__init__(text)
 
 
-def nearest(word: str, known: Iterable[str], cutoff: float = 0.7) -> str | None:
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known word most like `word`, case aside; None when nothing is near."""
     by_lower: dict[str, str] = {}
     for name in known:
@@ -27,7 +27,7 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.7) -> str | None:
     return by_lower[close[0]] if close else None
 
 
-def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.7) -> str:
-    """`; did you mean X?`, or nothing."""
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """`; did you mean X?`, or nothing: the end of a message that lists what is known."""
     found = nearest(word, known, cutoff)
     return f"; did you mean {found}?" if found else ""

@@ -37,8 +37,8 @@ def parse_intervals(text: str, where: str = "") -> list[Interval]:
         match = INTERVAL.fullmatch(part)
         if match is None:
             raise ValueError(
-                f"{place}{part.strip()!r} is no interval; write [LOW,HIGH] with ( or ) for an end "
-                "that is left out, inf for no end and ; between several, e.g. "
+                f"{place}{part.strip()!r} is not an interval; write [LOW,HIGH] with ( or ) for an "
+                "end that is left out, inf for no end and ; between several, e.g. "
                 '"[3,inf)" or "(0,5];[7,9]"'
             )
         left, low, high, right = match.groups()

@@ -36,11 +36,13 @@ class Leaf:
             value = tuple(value)  # YAML has no tuples
         try:
             return self._adapter.validate_python(value)
-        except ValidationError:
+        except ValidationError as error:
             if isinstance(value, dict):
                 _check_entries(bare, value, key)
+            said = [one["ctx"]["error"] for one in error.errors() if one["type"] == "value_error"]
+            remedy = f"; {said[0]}" if said else _remedy(value, bare)
             raise ValueError(
-                f"{key}: given {given(value)}; allowed: {allowed(self.type)}{_remedy(value, bare)}"
+                f"{key}: given {given(value)}; allowed: {allowed(self.type)}{remedy}"
             ) from None
 
     @cached_property
@@ -48,6 +50,11 @@ class Leaf:
         # A TypedDict has a config of its own, and pydantic takes no second one.
         config = None if is_typeddict(self.type) else ConfigDict(strict=True)
         return TypeAdapter(self.type, config=config)
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is true or false, so that `--key` alone means true."""
+        return _bare(self.type)[0] is bool
 
     @property
     def is_text(self) -> bool:
@@ -220,8 +227,7 @@ def _remedy(value: Any, kind: Any) -> str:
     kinds = {kind, *get_args(kind)}
     choices = [name for part in kinds if get_origin(part) is Literal for name in get_args(part)]
     if choices and isinstance(value, str):
-        # Of so few words one that is less alike was meant: bf16 is bfloat16.
-        return did_you_mean(value, map(str, choices), cutoff=0.6)
+        return did_you_mean(value, map(str, choices))
     if str in kinds and isinstance(value, bool | int | float | list):
         return "; put it in quotes if text is meant"
     if isinstance(value, str) and {int, float, bool} & kinds and _is_plain(value):

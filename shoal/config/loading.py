@@ -1,26 +1,28 @@
 """From files, a Python mapping and command-line words to one checked config.
 
-Precedence: command line > Python > files (later ones win) > defaults of the model > defaults. All
-problems of a config are reported together, each with its place.
+Precedence: what the command itself decides > command line > Python > files (later ones win) >
+defaults of the model > defaults. All problems of a config are reported together, each with its
+place.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shoal.config.checks import canonical, problems, without_effect
-from shoal.config.dialects import paddlerec, recbole, torchrec
-from shoal.config.errors import ConfigError, nearest
-from shoal.config.keys import LEAVES, MISSING, OPTIONAL, SECTIONS, Leaf, given, options_of
-from shoal.config.output import dump, json_schema
-from shoal.config.output import show as _show
+from shoal.config.checks import canonical, problems
+from shoal.config.dialects import listen
+from shoal.config.dialects.base import Dialect, Named
+from shoal.config.errors import ConfigError
+from shoal.config.keys import LEAVES, MISSING, OPTIONAL, options_of
+from shoal.config.reading import Reader, Value
+from shoal.config.resolved import Resolved
 from shoal.config.schema import Config
-from shoal.config.sources import BARE, Layer, Origin, from_file, from_overrides, from_python
-from shoal.config.spelling import others, unknown
+from shoal.config.sources import DEFAULT, Layer, Origin, from_file, from_overrides, from_python
+from shoal.config.unread import refusals
 
 # Model name as written -> (its canonical name, dataclass of its options). ValueError if unknown.
 ModelLookup = Callable[[str], tuple[str, type]]
@@ -28,7 +30,6 @@ ModelLookup = Callable[[str], tuple[str, type]]
 # What the model is for, by its canonical name: general, sequential or clicks.
 KindLookup = Callable[[str], str]
 
-DEFAULT = Origin("default")
 CLICK_DEFAULTS: dict[str, Any] = {
     "data.name": "clicks",
     "eval.mode": "labeled",
@@ -37,35 +38,15 @@ CLICK_DEFAULTS: dict[str, Any] = {
     "train.negatives": None,
 }
 
-__all__ = [
-    "ConfigError",
-    "ModelLookup",
-    "Origin",
-    "Resolved",
-    "dump",
-    "json_schema",
-    "load",
-    "show",
-]
-
-
-@dataclass
-class Resolved:
-    """A config, where each of its values came from, and lines to log once."""
-
-    config: Config
-    origins: dict[str, str]  # dotted key -> origin; options of the model as model.KEY
-    notes: list[str] = field(default_factory=list)
-
 
 @dataclass(frozen=True)
-class Value:
-    """A value with its place. An implied one gives way to a spelled-out one of its source."""
+class Command:
+    """What a command decides itself, above all sources."""
 
-    value: Any
-    origin: Origin
-    implied: bool = False
-    per_process: bool = False
+    name: str  # the origin of these values
+    values: Mapping[str, Any] = field(default_factory=dict)
+    # key -> (the value it must have, why): another one than the default is refused
+    requires: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
 
 
 def load(
@@ -75,27 +56,23 @@ def load(
     *,
     models: ModelLookup,
     kinds: KindLookup = lambda name: "general",
+    source: str = "python",
+    command: Command | None = None,
 ) -> Resolved:
-    """Reads, translates, merges and checks a config; ConfigError tells all that is wrong."""
-    errors: list[str] = []
-    layers: list[Layer] = []
-    paths = [files] if isinstance(files, str | Path) else files
-    for read, source in [
-        *[(from_file, path) for path in paths],
-        (from_python, values or {}),
-        (from_overrides, overrides),
-    ]:
-        try:
-            layers.append(read(source))  # type: ignore[operator]
-        except ConfigError as error:
-            errors += error.errors
-    if errors:
-        raise ConfigError(errors)
-    paddle = paddlerec.gather(layers, paths)
-    name, options_type = _choose_model(layers, models, paddle, errors)
-    options = options_of(options_type) if options_type else None
+    """Reads, translates, merges and checks a config; ConfigError tells all that is wrong.
 
-    reader = _Reader(name, options, errors, paddle)
+    `source` is the origin of `values`.
+    """
+    layers = _read_sources([files] if isinstance(files, str | Path) else files, overrides)
+    layers.insert(-1, from_python(values or {}, source))
+    errors: list[str] = []
+    dialects = listen(layers)
+    name, options_type = _choose_model(layers, models, dialects, errors)
+    options = options_of(options_type) if options_type else None
+    for dialect in dialects:
+        dialect.meet(name, options)
+
+    reader = Reader(name, options, dialects, errors)
     state: dict[str, Value] = {
         key: Value(leaf.default, DEFAULT) for key, leaf in {**LEAVES, **(options or {})}.items()
     }
@@ -103,15 +80,14 @@ def load(
     clicks = options_type is not None and kinds(name) == "clicks"
     if clicks:
         weakest.insert(0, from_python(CLICK_DEFAULTS, "default of click models"))
-    if any(torchrec.is_spoken(layer.values, name, options or {}) for layer in layers):
-        values = torchrec.defaults([layer.values for layer in layers])
-        weakest.append(from_python(values, "default of TorchRec's example"))
-        reader.notes.append(torchrec.NOTE)
-    if paddle:
-        weakest.append(from_python(paddle.defaults(), "default of PaddleRec"))
-        reader.notes.append(paddlerec.NOTE)
+    for dialect in dialects:
+        if defaults := dialect.defaults():
+            weakest.append(from_python(defaults, f"default of {dialect.tool}"))
+            reader.notes.append(dialect.note)
     for layer in [*weakest, *layers]:
         _merge(state, reader.read(layer))
+    if command is not None:
+        errors += _decide(state, command)
     reader.notes += _multiply(state)
     state["model.name"] = Value(name, state["model.name"].origin)
     for key in options or {}:
@@ -126,196 +102,67 @@ def load(
     if options_type and not any(key.startswith("model.") for key in reader.failed):
         errors += _check_options(config, options_type)
     errors += problems(config, origins, reader.failed, clicks)
+    errors += [
+        f"{origins[key]}: {key}: {text}"
+        for key, text in refusals(config)
+        if not reader.failed & {key, "strategy.name"}
+    ]
     if errors:
         raise ConfigError(errors)
     assert options_type is not None, "a model that is not found is an error above"
-    return Resolved(config, origins, reader.notes + without_effect(config) + _notes(config))
+    return Resolved(config, origins, reader.notes)
+
+
+def _read_sources(files: Sequence[str | Path], overrides: Sequence[str]) -> list[Layer]:
+    """Files, weakest first, and the command line; ConfigError with all that cannot be read."""
+    layers: list[Layer] = []
+    errors: list[str] = []
+    reads = [*(partial(from_file, path) for path in files), partial(from_overrides, overrides)]
+    for read in reads:
+        try:
+            layers.append(read())
+        except ConfigError as error:
+            errors += error.errors
+    if errors:
+        raise ConfigError(errors)
+    return layers
 
 
 def _choose_model(
-    layers: list[Layer],
-    models: ModelLookup,
-    paddle: paddlerec.Spoken | None,
-    errors: list[str],
+    layers: list[Layer], models: ModelLookup, dialects: Sequence[Dialect], errors: list[str]
 ) -> tuple[str, type | None]:
     """The model's canonical name and options; without options if there is no such model."""
-    written: tuple[Any, Origin] = (LEAVES["model.name"].default, DEFAULT)
+    named: Named | None = None
     for layer in layers:
-        written = layer.model_name() or written
-        if "dialect" in layer.values and written[1] is DEFAULT:
-            written = (torchrec.MODEL, layer.origin(("dialect",)))
-    name, origin = written
-    if not isinstance(name, str):
-        return str(name), None  # its type is reported with all others
+        named = layer.model_name() or named
+    origin = named[1] if named else DEFAULT
     try:
-        if paddle:  # a model by the name of its folder there
-            name = (
-                paddle.model_of_folder() if origin is DEFAULT else paddlerec.FOLDERS.get(name, name)
-            )
+        for dialect in dialects:
+            named = dialect.name_model(named)
+        name, origin = named or (LEAVES["model.name"].default, DEFAULT)
+        if not isinstance(name, str):
+            return str(name), None  # its type is reported with all others
         return models(name)
     except ValueError as error:
         errors.append(str(error) if origin is DEFAULT else f"{origin}: {error}")
-        return name, None
+        return (str(named[0]) if named else LEAVES["model.name"].default), None
 
 
-def show(resolved: Resolved) -> str:
-    """YAML of the config with the origin of every value; loads to the same values."""
-    return _show(resolved.config, resolved.origins)
-
-
-class _Reader:
-    """Turns layers into values by dotted key, and collects what is wrong with them."""
-
-    def __init__(
-        self,
-        model: str,
-        options: dict[str, Leaf] | None,
-        errors: list[str],
-        paddle: paddlerec.Spoken | None,
-    ):
-        self.model, self.options, self.paddle = model, options or {}, paddle
-        if paddle:
-            paddle.model, paddle.options = model, options
-        self.options_known = options is not None
-        self.others = others(model, paddle)
-        self.errors = errors
-        self.notes: list[str] = []
-        self.failed: set[str] = set()  # keys whose given value could not be used
-
-    def read(self, layer: Layer) -> dict[str, Value]:
-        """All values of one source. Saying the same thing twice in it is an error."""
-        self.layer, self.found = layer, {}  # type: ignore[var-annotated]
-        spoken = torchrec.is_spoken(layer.values, self.model, self.options)
-        self.rows = {**recbole.ROWS, **(torchrec.ROWS if spoken else torchrec.UNSPOKEN)}
-        for key, value in layer.values.items():
-            try:
-                self._top(key, value)
-            except ValueError as error:
-                self._error((key,), f"{error}")
-        for section in OPTIONAL & self.found.keys():
-            for key in self.found:
-                if key.startswith(section + ".") and self.found[section].value is None:
-                    self._twice(key, self.found[section].origin, self.found[key].origin)
-        return self.found
-
-    def _top(self, key: str, value: Any) -> None:
-        """Decides whose key it is: Shoal's, another tool's, or a flat option of the model."""
-        row = self.rows.get(key)
-        if paddlerec.is_key(key):
-            self._paddle(key, value)
-        elif key in SECTIONS or "." in key:
-            self._native(key, value, (key,))
-        elif row and row.targets:
-            self._translate(row, value)
-        elif f"model.{key}" in self.options:
-            self._set(f"model.{key}", value, self.layer.origin((key,)), key)
-        elif row:
-            self._translate(row, value)
-        elif self.options_known:
-            text = unknown(key, self.options, self.others)
-            if isinstance(value, dict) and (found := nearest(key, paddlerec.SECTIONS)):
-                text = f"unknown key {key}; did you mean {found}, a section of PaddleRec's?"
-            elif "did you mean" not in text:
-                names = ", ".join(name[6:] for name in self.options) or "none"
-                text = (
-                    f"unknown key {key}: neither a key of Shoal or RecBole nor an option of "
-                    f"{self.model} (its options: {names})"
-                )
-            self._error((key,), text)
-        # Else it may be an option of the model that could not be found: that error stands already.
-
-    def _native(self, key: str, value: Any, path: tuple[str, ...]) -> None:
-        """A key of the schema: sections are walked down to their leaves."""
-        if key in SECTIONS:
-            if isinstance(value, dict) and value:
-                for name, inner in value.items():
-                    self._native(f"{key}.{name}", inner, (*path, name))
-            elif key in OPTIONAL and value in (None, {}):
-                self._put(key, Value(value, self.layer.origin(path)))
-            elif isinstance(value, str) and f"{key}.name" in LEAVES:
-                self._native(f"{key}.name", value, path)  # `model: BPR`, `strategy: ddp`
-            elif value not in (None, {}):
-                shown = "no value" if value is BARE else given(value)
-                keys = ", ".join(SECTIONS[key].model_fields).replace("options", "its options")
-                self._error(path, f"{key}: given {shown}; it is a section of {keys}")
-        elif key in LEAVES or key in self.options:
-            self._set(key, value, self.layer.origin(path), path[0])
-        elif self.options_known or not key.startswith("model."):
-            self._error(path, unknown(key, self.options, self.others))
-
-    def _paddle(self, key: str, value: Any) -> None:
-        """A section of PaddleRec's, or one of its keys; a stronger source's value replaces it."""
-        assert self.paddle is not None, "a source has such a key, so the dialect is spoken"
-        for name, _, path in paddlerec.leaves(key, value):
-            try:
-                row = self.paddle.row(name)
-                if self.paddle.sources[name] is self.layer:
-                    self._translate(row, self.paddle.values[name], path, "PaddleRec")
-            except ValueError as error:
-                self._error(path, f"{error}")
-
-    def _translate(
-        self, row: recbole.Row, value: Any, path: tuple[str, ...] = (), dialect: str = ""
-    ) -> None:
-        """A key of another tool; `path` leads to it where it stands in a section."""
-        path = path or (row.key,)
-        place = self.layer.origin(path)
-        dialect = dialect or ("RecBole" if recbole.ROWS.get(row.key) is row else "TorchRec")
-        origin = Origin(place.source, place.line, row.key, dialect)
-        if value is BARE:
-            if not (row.targets and LEAVES.get(row.targets[0], Leaf(str)).type is bool):
-                raise ValueError(f"has no value; write --{row.key}=VALUE")
-            value = True
-        try:
-            translation = recbole.translate(row, value)
-        except ValueError as error:
-            self.failed |= set(row.targets)
-            raise ValueError(f"{dialect} key {row.key}: {error}") from None
-        self.notes += [f"{place}: {note}" for note in translation.notes]
-        for key, said in translation.values.items():
-            if key in OPTIONAL:
-                self._put(key, Value(said, origin))
-            else:
-                self._set(key, said, origin, path[0])
-        for key, said in translation.implied.items():
-            self._set(key, said, origin, path[0], implied=True)
-        for key in translation.per_process & self.found.keys():
-            self.found[key] = replace(self.found[key], per_process=True)
-
-    def _set(self, key: str, value: Any, origin: Origin, top: str, implied: bool = False) -> None:
-        """Checks a leaf's value against its type and keeps it."""
-        leaf = LEAVES.get(key) or self.options[key]
-        if value is BARE:
-            if leaf.type is not bool:
-                self.errors.append(f"{origin}: {key} has no value; write --{top}=VALUE")
-                return
-            value = True
-        # On a command line all is text: what YAML takes for a number may be meant as a name.
-        text = self.layer.texts.get(top)
-        if leaf.is_text and text is not None and not isinstance(value, str):
-            value = None if value is None and leaf.is_optional else text
-        try:
-            value = leaf.check(value, key)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"{key}: given {given(value)}; allowed: a finite number")
-        except ValueError as error:
-            self.failed.add(key)
-            self.errors.append(f"{origin}: {error}")
-            return
-        self._put(key, Value(value, origin, implied))
-
-    def _put(self, key: str, new: Value) -> None:
-        old = self.found.get(key)
-        if old is None or old.implied:
-            self.found[key] = new
-        elif not new.implied:
-            self._twice(key, old.origin, new.origin)
-
-    def _twice(self, key: str, first: Origin, second: Origin) -> None:
-        self.errors.append(f"{second}: {key} is set twice, first at {first}; keep one of them")
-
-    def _error(self, path: tuple[str, ...], text: str) -> None:
-        self.errors.append(f"{self.layer.origin(path)}: {text}")
+def _decide(state: dict[str, Value], command: Command) -> list[str]:
+    """Lays what the command decides over everything, in place; what contradicts it."""
+    errors, origin = [], Origin(command.name)
+    for key, (value, why) in command.requires.items():
+        given = state[key]
+        if given.value != value:
+            if given.value != LEAVES[key].default:
+                errors.append(f"{key} is {given.value} ({given.origin}), and {command.name} {why}")
+            state[key] = Value(value, origin)
+    for key, value in command.values.items():
+        given = state[key]
+        if given.value != value and given.origin.source.startswith("command line"):
+            errors.append(f"{given.origin}: {key} is decided by {command.name}; leave it out")
+        state[key] = Value(value, origin)
+    return errors
 
 
 def _merge(state: dict[str, Value], found: dict[str, Value]) -> None:
@@ -380,15 +227,3 @@ def _check_options(config: Config, options_type: type) -> list[str]:
     except ValueError as error:
         return [f"options of {config.model.name}: {error}"]
     return []
-
-
-def _notes(config: Config) -> list[str]:
-    ranks = max(config.launch.world_size, config.launch.nproc)
-    if ranks == 1:
-        return []
-    if config.updates_apart:
-        return [f"every worker makes updates of its own, of {config.train.batch_size} samples each"]
-    return [
-        f"batch sizes are global: each batch of {config.train.batch_size} samples is split over "
-        f"{ranks} processes"
-    ]

@@ -11,7 +11,7 @@ from shoal.config.section import Section
 
 
 class AdmissionSection(Section):
-    """When an id earns a row.
+    """When an id gets a row.
 
     score = show_coefficient * (show - click) + click_coefficient * click
     """
@@ -21,7 +21,7 @@ class AdmissionSection(Section):
         ge=0,
         allow_inf_nan=False,
         description="score from which an id has a row; below, it reads as its initial value and "
-        "learns nothing; 0: every id has one at once",
+        "is not updated; 0: every id has one at once",
     )
     show_coefficient: float = Field(
         1.0, ge=0, allow_inf_nan=False, description="what an occurrence without a click counts"
@@ -49,7 +49,7 @@ class ShrinkSection(Section):
         0.0, ge=0, allow_inf_nan=False, description="rows of a smaller L2 norm go; 0: likewise"
     )
     max_age: int | None = Field(
-        None, ge=0, lt=1 << 62, description="rows that were not taught for more steps go"
+        None, ge=0, lt=1 << 62, description="rows that were not updated for more steps go"
     )
     capacity: int | None = Field(
         None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from shoal.config.row_rules import RowsSection
@@ -71,7 +71,7 @@ class ClicksSection(Section):
     valid: str | None = Field(None, description="likewise; null: the test files")
     test: str | None = Field(None, description="likewise; null: the valid files, or none")
     reader: Literal["memory", "stream", "custom"] = Field(
-        "memory", description="load and shuffle all, or read on; or a reader of one's own"
+        "memory", description="load and shuffle all, or read on; or your own reader"
     )
     custom: str | None = Field(None, description="reader custom: FILE.py[:CLASS]")
     pipe_command: str | None = Field(
@@ -253,7 +253,7 @@ class EvalSection(Section):
 
 
 class CheckpointSection(Section):
-    keep: int = Field(2, ge=1, description="newest checkpoints kept; the best is kept besides")
+    keep: int = Field(2, ge=1, description="newest checkpoints kept; the best is kept too")
     every_epochs: int = Field(1, ge=1)
     every_steps: int = Field(0, ge=0, description="also within an epoch; 0: no")
     whole_every: int = Field(
@@ -274,6 +274,15 @@ class TablePlace(TypedDict, total=False):
     rank: int  # place table: who holds it
 
 
+def _was_a_count(value: Any) -> Any:
+    """Configs of old say 0 or 1 batches."""
+    if type(value) is int:
+        if value not in (0, 1):
+            raise ValueError("it was a number of batches once, and is a switch: one batch or none")
+        return bool(value)
+    return value
+
+
 class ServersSection(Section):
     """Strategy ps: parameter servers hold the rows, and by default the dense parameters."""
 
@@ -282,7 +291,9 @@ class ServersSection(Section):
         "server", description="who keeps the dense parameters: the servers, or every worker"
     )
     geo_step: int = Field(100, ge=1, description="geo: batches between exchanges of differences")
-    ahead: int = Field(1, ge=0, description="async: batches whose rows are fetched ahead")
+    ahead: Annotated[bool, BeforeValidator(_was_a_count)] = Field(
+        True, description="rows of the next batch are fetched while this one computes"
+    )
     staleness: int = Field(
         16, ge=1, description="async: steps that a worker may be ahead of the slowest one"
     )
@@ -301,7 +312,7 @@ class ServersSection(Section):
 class StrategySection(Section):
     name: Literal["auto", "single", "ddp", "sharded", "ps"] = "auto"
     backend: Literal["native", "torchrec"] = Field(
-        "native", description="sharded: whose code holds, sends and teaches the rows"
+        "native", description="sharded: whose code holds, sends and updates the rows"
     )
     ps: ServersSection = ServersSection()
     place: Place = Field("auto", description="sharded: how tables are cut; auto: by their size")
@@ -316,9 +327,9 @@ class StrategySection(Section):
     overlap: bool = Field(True, description="ids of the next batch travel during this one")
     fused: bool = Field(
         True,
-        description="rows learn where their gradients are made, unseen: single on a GPU in Triton "
-        "kernels (Adam); single and sharded on CPUs in the core's softmax over a whole table, "
-        "which under ddp writes them",
+        description="rows are updated where their gradients are made, which are never stored: "
+        "single on a GPU in Triton kernels (Adam); single and sharded on CPUs in the core's "
+        "softmax over a whole table, which under ddp writes them",
     )
     graph: bool = Field(
         False,

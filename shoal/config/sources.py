@@ -22,11 +22,14 @@ class Origin:
     source: str
     line: int | None = None
     dialect_key: str | None = None  # the key of another tool that was translated
-    dialect: str = "RecBole"
+    dialect: str = ""  # the name of that tool
 
     def __str__(self) -> str:
         text = self.source if self.line is None else f"{self.source}:{self.line}"
         return f"{text} ({self.dialect} key {self.dialect_key})" if self.dialect_key else text
+
+
+DEFAULT = Origin("default")
 
 
 @dataclass
@@ -36,6 +39,7 @@ class Layer:
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[tuple[str, ...], Origin] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)  # command line: the value as typed
+    file: str | Path | None = None
 
     def origin(self, path: tuple[str, ...]) -> Origin:
         """Where the value under these keys stands."""
@@ -59,7 +63,7 @@ def from_file(path: str | Path) -> Layer:
     """A config file."""
     values, lines = read_file(path)
     origins = {keys: Origin(str(path), line) for keys, line in lines.items()}
-    return Layer(values, {(): Origin(str(path)), **origins})
+    return Layer(values, {(): Origin(str(path)), **origins}, file=path)
 
 
 def from_python(values: Mapping[str, Any], source: str = "python") -> Layer:

@@ -5,40 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from shoal.config.dialects import paddlerec, recbole, torchrec
-from shoal.config.dialects.paddlerec_keys import KEYS
-from shoal.config.dialects.recbole import Row
 from shoal.config.errors import nearest
 from shoal.config.keys import LEAVES, SECTIONS, Leaf, allowed
 
+ALIKE = 0.7  # of so many keys one that is less alike was not meant
 # Options of commands for which a config has no key. The command line itself stands far above here.
 COMMANDS = {
     name: f"--{name}, an option of `shoal launch`"
     for name in ("worker_num", "server_num", "workers", "servers", "role", "index")
 } | {"resume": "--resume, an option of `shoal train` and `shoal launch`"}
-
-
-def others(model: str, paddle: paddlerec.Spoken | None) -> dict[str, str]:
-    """The words that are understood besides Shoal's keys where this model is trained."""
-    words: dict[str, str] = {}
-    if paddle:
-        theirs = _shown(paddle.rows.values(), "PaddleRec")
-        words |= {key.rpartition(".")[2]: text for key, text in theirs.items()} | theirs
-    words |= COMMANDS | {"dialect": "dialect"}
-    if model == torchrec.MODEL:
-        words |= _shown(torchrec.TABLE, "TorchRec")
-    return words | _shown(recbole.TABLE, "RecBole")
-
-
-def _shown(rows: Iterable[Row], tool: str) -> dict[str, str]:
-    """Every key with what it stands for, as a hint shows it."""
-    targets = {row.key: ", ".join(row.targets) for row in rows}
-    return {
-        key: f"{key} ({tool}'s spelling of {names})" if names else key
-        for key, names in targets.items()
-    }
 
 
 def unknown(key: str, options: Mapping[str, Leaf], others: Mapping[str, str]) -> str:
@@ -66,7 +43,7 @@ def _meant(
 ) -> str | None:
     """The nearest key of the same section, or else of all; how it is shown."""
     section, _, last = key.rpartition(".")
-    if found := nearest(last, beside):
+    if found := nearest(last, beside, ALIKE):
         return beside[found]
     ends: dict[str, str] = {}
     top = key.partition(".")[0] + "."
@@ -77,7 +54,7 @@ def _meant(
         ends |= others
     elif section not in SECTIONS:
         # Where the section is right, a likeness of whole keys would only be that of the section.
-        whole = {name: name for name in [*KEYS, *known]} | dict(others)
-        if found := nearest(key, whole):
+        whole = {name: name for name in known} | dict(others)
+        if found := nearest(key, whole, ALIKE):
             return whole[found]
-    return ends.get(nearest(last, ends) or "")
+    return ends.get(nearest(last, ends, ALIKE) or "")

@@ -114,7 +114,7 @@ def _build(
     """Turns a node into data. `above` are the nodes it stands in, to see an alias to itself."""
     line = node.start_mark.line + 1
     if node in above:
-        raise ConfigError(f"{place}:{line}: an alias (*) stands inside what it names")
+        raise ConfigError(f"{place}:{line}: an alias (*) refers to itself")
     if node.tag not in PLAIN:
         raise ConfigError(f"{place}:{line}: tag {node.tag.replace(PREFIX, '!!')} is not allowed")
     above = (*above, node)
@@ -143,7 +143,7 @@ def _build(
             )
         if key in data:
             raise ConfigError(
-                f"{place}:{line}: key {key} stands twice, first in line {lines[(*path, key)]}"
+                f"{place}:{line}: key {key} appears twice, first in line {lines[(*path, key)]}"
             )
         lines[(*path, key)] = line
         data[key] = _build(loader, value_node, (*path, key), lines, place, above)

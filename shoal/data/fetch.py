@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from shoal.data.raw import nearest
+from shoal.config.errors import did_you_mean
 
 OFFICIAL = "https://files.grouplens.org/datasets/movielens"
 MIRROR_VARIABLE = "SHOAL_MIRROR"
@@ -52,8 +52,8 @@ def fetch(name: str, folder: Path, *, mirror: str | None = None, progress: bool 
     """
     if name not in ARCHIVES:
         raise FetchError(
-            f"no data set {name!r} to fetch{nearest(name, list(ARCHIVES))}; "
-            f"known: {', '.join(ARCHIVES)}"
+            f"no data set {name!r} to fetch; known: {', '.join(ARCHIVES)}"
+            f"{did_you_mean(name, ARCHIVES)}"
         )
     archive = ARCHIVES[name]
     target = folder / name

@@ -7,9 +7,10 @@ import math
 
 import numpy as np
 
+from shoal.config.errors import did_you_mean
 from shoal.config.intervals import Interval, parse_intervals
 from shoal.config.schema import DataSection
-from shoal.data.raw import Raw, RawTable, nearest
+from shoal.data.raw import Raw, RawTable
 
 logger = logging.getLogger(__name__)
 
@@ -96,10 +97,10 @@ def _by_value(
     kinds = {name: kind for table in tables.values() for name, kind in table.types.items()}
     if kinds.get(field) != "float":
         floats = [name for name, kind in kinds.items() if kind == "float"]
-        found = f"is a {kinds[field]} field" if field in kinds else "is no loaded field"
+        found = f"is a {kinds[field]} field" if field in kinds else "is not a loaded field"
         raise ValueError(
-            f"{where}: {field!r} {found}{nearest(field, floats)}; "
-            f"float fields that can be filtered: {', '.join(floats) or 'none is loaded'}"
+            f"{where}: {field!r} {found}; float fields that can be filtered: "
+            f"{', '.join(floats) or 'none is loaded'}{did_you_mean(field, floats)}"
         )
     for name, table in tables.items():
         if field not in table.columns:

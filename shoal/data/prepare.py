@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
+from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
 from shoal.data import columns as cache
 from shoal.data.dataset import Column, Columns, Dataset, FieldType, Ragged
 from shoal.data.filters import apply_filters
 from shoal.data.packed import packed_or_not
-from shoal.data.raw import Raw, RawColumn, RawTable, gather, nearest
+from shoal.data.raw import Raw, RawColumn, RawTable, gather
 from shoal.data.sources import atomic, movielens, planted, random
 from shoal.data.split import rows_by_phase, split_rows
 from shoal.data.vocabulary import number
@@ -57,10 +58,10 @@ def pick_source(config: DataSection) -> str:
         return "movielens"
     have = sorted(p.name for p in root.iterdir() if p.name[0] != ".") if root.is_dir() else []
     raise ValueError(
-        f"no data set {config.name!r} in {root}{nearest(config.name, have)}: neither "
+        f"no data set {config.name!r} in {root}: neither "
         f"{folder / config.name}.inter nor MovieLens files (u.data, ratings.dat, ratings.csv, or "
         f"{config.name}.zip) are there; set data.path and data.name, fetch one with "
-        "`shoal data fetch ml-100k`, or use data.name: planted"
+        f"`shoal data fetch ml-100k`, or use data.name: planted{did_you_mean(config.name, have)}"
     )
 
 
@@ -143,7 +144,7 @@ def _label(columns: dict[str, RawColumn], types: dict[str, FieldType], config: D
         raise ValueError(
             f"data.threshold: {threshold}; name one loaded float field of the interactions "
             f"({', '.join(floats) or 'none is loaded'}) and the value at which the label becomes 1"
-            f"{nearest(field, floats)}"
+            f"{did_you_mean(field, floats)}"
         )
     label = RawColumn((columns[field].values >= limit).astype(np.float64))
     if field == config.fields.time:
@@ -246,8 +247,8 @@ def _normalize(dataset: Dataset, config: DataSection) -> None:
     for field in dict.fromkeys(fields):
         if field not in allowed:
             raise ValueError(
-                f"data.normalize: {field!r} is no loaded float field{nearest(field, allowed)}; "
-                f"allowed: {', '.join(allowed) or 'none is loaded'}"
+                f"data.normalize: {field!r} is not a loaded float field; allowed: "
+                f"{', '.join(allowed) or 'none is loaded'}{did_you_mean(field, allowed)}"
             )
         for suffix, table in tables.items():
             if field not in table:

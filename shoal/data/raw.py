@@ -7,10 +7,10 @@ source works on integers and no source needs more than numpy to take part.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 
 import numpy as np
 
+from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
 from shoal.data.dataset import FieldType
 
@@ -93,8 +93,8 @@ def choose_columns(config: DataSection, suffix: str, available: list[str], where
         for name in names or []:
             if name not in available and name != "*":
                 raise ValueError(
-                    f"data.{option}.{suffix}: {where} has no column {name!r}"
-                    f"{nearest(name, available)}; it has {', '.join(available)}"
+                    f"data.{option}.{suffix}: {where} has no column {name!r}; it has "
+                    f"{', '.join(available)}{did_you_mean(name, available)}"
                 )
     if load is not None and "*" not in load:
         return [name for name in available if name in load]
@@ -126,9 +126,3 @@ def interaction_columns(config: DataSection, where: str) -> tuple[dict[str, Fiel
                 "data.load.inter or take it out of data.unload.inter"
             )
     return kinds, load
-
-
-def nearest(given: str, allowed: list[str]) -> str:
-    """' (did you mean ...?)', or nothing when no allowed name is close."""
-    close = get_close_matches(given, allowed, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -152,7 +152,7 @@ def describe_failure(failures: dict[int, ProcessFailure], hosts: int = 1) -> str
         if failure.exitcode == -signal.SIGKILL:
             cause += "; the system does that when memory runs out"
     elif failure.error_file == "<N/A>":
-        cause = "ended without a message; its output stands above"
+        cause = "ended without a message; see its output above"
     elif kind == "fault":
         cause += "\n" + "".join(failure.error_file_data["traceback"]).rstrip()
     elif kind == "peer lost" and hosts > 1:

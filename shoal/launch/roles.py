@@ -96,7 +96,7 @@ def _by_address(roles: Roles) -> Roles:
         )
     for what, numbers in (("--workers", here), ("--servers", serving)):
         if numbers and numbers != list(range(numbers[0], numbers[0] + len(numbers))):
-            raise ValueError(f"{what}: the entries of one host must stand together")
+            raise ValueError(f"{what}: the entries of one host must be next to each other")
     if serving:
         roles.first_server, roles.num_servers = serving[0], len(serving)
     order = list(dict.fromkeys(address.rsplit(":", 1)[0] for address in roles.workers))
@@ -117,7 +117,7 @@ def _addresses(option: str, text: str) -> list[str]:
         raise ValueError(f"{option} is empty; it is a list of HOST:PORT")
     twice = next((a for a in found if found.count(a) > 1), None)
     if twice is not None:
-        raise ValueError(f"{option}: {twice} stands there twice; every process needs its own port")
+        raise ValueError(f"{option}: {twice} appears twice; every process needs its own port")
     return found
 
 

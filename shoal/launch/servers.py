@@ -107,7 +107,7 @@ class Servers:
             if status == -signal.SIGKILL:
                 cause += "; the system does that when memory runs out"
         else:
-            told = "its output stands above"
+            told = "see its output above"
             if failed.exists():
                 told = json.loads(failed.read_text())["message"]
             cause = f"failed (exit status {status}): {told}"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from typing import Any
 
+from shoal.config.errors import did_you_mean
 from shoal.models.base import Model
 
 # name -> module; imported on first use, so that a run pays for one model only
@@ -30,9 +30,9 @@ def find(name: str) -> type[Model]:
     """The class of a model; upper and lower case do not matter."""
     known = {one.lower(): one for one in MODELS}
     if name.lower() not in known:
-        near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-        hint = f"; nearest: {', '.join(known[one] for one in near)}" if near else ""
-        raise ValueError(f"no model is named {name!r}{hint}; there are {', '.join(MODELS)}")
+        raise ValueError(
+            f"no model is named {name!r}; there are {', '.join(MODELS)}{did_you_mean(name, MODELS)}"
+        )
     canonical = known[name.lower()]
     return getattr(importlib.import_module(MODELS[canonical]), canonical)
 

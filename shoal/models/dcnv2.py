@@ -34,7 +34,7 @@ class DCNV2(ClickModel):
         structure: Literal["parallel", "stacked"] = "parallel"
         layers: list[int] = field(default_factory=lambda: [400, 400, 400])
         dropout: float = 0.0
-        initial_range: float = 0.01  # products of vectors near 0 would teach nothing at first
+        initial_range: float = 0.01  # products of vectors near 0 would say nothing at first
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

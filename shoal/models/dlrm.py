@@ -32,7 +32,7 @@ class DLRM(ClickModel):
         bottom_layers: list[int] = field(default_factory=lambda: [512, 256, 64])  # then dim
         top_layers: list[int] = field(default_factory=lambda: [512, 256])
         dropout: float = 0.0
-        initial_range: float = 0.01  # dots of vectors near 0 would teach nothing at first
+        initial_range: float = 0.01  # dots of vectors near 0 would say nothing at first
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

@@ -130,9 +130,9 @@ def parse_json(frame: memoryview | bytes) -> dict[str, Any]:
     try:
         found = json.loads(bytes(frame))
     except (ValueError, RecursionError):
-        raise WireError("a frame that is no JSON text") from None
+        raise WireError("a frame that is not JSON text") from None
     if not isinstance(found, dict):
-        raise WireError("JSON text that is no object")
+        raise WireError("JSON text that is not an object")
     return found
 
 

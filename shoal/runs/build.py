@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from shoal.config.schema import Config
+from shoal.config.unread import refuse_unread
 from shoal.data.clicks import FORMATS, ClickData, open_clicks
 from shoal.data.dataset import Dataset
 from shoal.data.history import Histories
@@ -43,6 +44,7 @@ class Parts:
 
 def build(config: Config, world: World) -> Parts:
     """Load the data, construct the model and set it up with its strategy."""
+    refuse_unread(config, world.size, world.device.type)
     torch.set_float32_matmul_precision("high" if config.run.tf32 else "highest")
     model_class = find(config.model.name)
     if model_class.kind == "clicks":

@@ -19,7 +19,7 @@ from typing import Any
 
 import shoal
 from shoal import config as config_room
-from shoal.config import ConfigError, Resolved
+from shoal.config import Command, ConfigError, Resolved
 from shoal.config.output import flat
 from shoal.config.schema import Config
 from shoal.embedding.optim.chosen import problems as row_optimizer_problems
@@ -39,10 +39,18 @@ def resolve(
     files: Sequence[str | Path] = (),
     overrides: Sequence[str] = (),
     values: dict[str, Any] | None = None,
+    source: str = "python",
+    command: Command | None = None,
 ) -> Resolved:
-    """Load a config: files, then Python values, then command-line overrides."""
+    """Load a config: files, then Python values (of `source`), then command-line overrides."""
     resolved = config_room.load(
-        files, overrides, values, models=lookup, kinds=lambda name: find(name).kind
+        files,
+        overrides,
+        values,
+        models=lookup,
+        kinds=lambda name: find(name).kind,
+        source=source,
+        command=command,
     )
     wrong = row_optimizer_problems(resolved.config.train.optimizer)
     if wrong:
@@ -111,18 +119,18 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
 
     A dict without entries on hosts that do not run rank 0: the result is written on the first.
     """
-    config, section = resolved.config, resolved.config.launch
+    section = resolved.config.launch
     alone = section.nproc == 1 and section.world_size in (-1, 1) and not section.servers
     if is_worker() or alone:
         return train_here(resolved, resume)
     host_of(section)  # refuse what cannot be launched before anything is made
     has_first = section.nproc > 0 and section.group_offset == 0
     if has_first:
-        folder = run_folder(config)
+        folder = run_folder(resolved.config)
         folder.create(resume)
-        config.run.output = str(folder.path)
+        resolved = resolved.with_values({"run.output": str(folder.path)}, "the launcher")
     with ExitStack() as stack:
-        servers = stack.enter_context(_servers(config)) if section.servers else None
+        servers = stack.enter_context(_servers(resolved.config)) if section.servers else None
         if section.nproc:
             _launch_ranks(resolved, servers, resume)
         if servers is not None:
@@ -132,25 +140,27 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     return {**json.loads((folder.path / "result.json").read_text()), "folder": str(folder.path)}
 
 
-def with_roles(resolved: Resolved, roles: Roles) -> Resolved:
+def resolve_with_roles(
+    files: Sequence[str | Path], overrides: Sequence[str], roles: Roles
+) -> Resolved:
     """A config for parameter servers, with what this host runs of them."""
-    config = resolved.config
-    if config.strategy.name != "ps":
-        raise ValueError(
-            f"strategy.name is {config.strategy.name} ({resolved.origins['strategy.name']}), and "
-            "`shoal launch` trains with parameter servers: leave it out, or use `shoal train "
-            "--nproc=N`"
-        )
-    section, servers = config.launch, config.strategy.ps
-    section.nproc, section.world_size = roles.nproc, roles.world_size
-    section.hosts, section.host = roles.hosts, roles.host
-    section.group_offset = roles.group_offset
-    section.servers, section.first_server = roles.num_servers, roles.first_server
-    servers.addresses = roles.servers  # none: they tell where they listen
-    section.ip, section.port = "localhost", 0
-    if roles.workers:
-        section.ip, port = roles.workers[0].rsplit(":", 1)
-        section.port = int(port)
+    ip, port = roles.workers[0].rsplit(":", 1) if roles.workers else ("localhost", "0")
+    values = {
+        "launch.nproc": roles.nproc,
+        "launch.world_size": roles.world_size,
+        "launch.hosts": roles.hosts,
+        "launch.host": roles.host,
+        "launch.group_offset": roles.group_offset,
+        "launch.servers": roles.num_servers,
+        "launch.first_server": roles.first_server,
+        "launch.ip": ip,
+        "launch.port": int(port),
+        "strategy.ps.addresses": roles.servers,  # none: they tell where they listen
+    }
+    why = "trains with parameter servers: leave it out, or use `shoal train --nproc=N`"
+    command = Command("shoal launch", values, {"strategy.name": ("ps", why)})
+    resolved = resolve(files, overrides, command=command)
+    servers = resolved.config.strategy.ps
     if roles.many_hosts and servers.keys is None and not servers.plain:
         raise ValueError(
             "several hosts, and no keys: make them once with `shoal keys make FOLDER`, copy the "
@@ -168,17 +178,17 @@ def _servers(config: Config) -> Servers:
 
 
 def _launch_ranks(resolved: Resolved, servers: Servers | None, resume: bool) -> None:
+    if servers is not None and not resolved.config.strategy.ps.addresses:
+        addresses = {"strategy.ps.addresses": servers.addresses}
+        resolved = resolved.with_values(addresses, "the launcher")
     config = resolved.config
-    if servers is not None and not config.strategy.ps.addresses:
-        config.strategy.ps.addresses = servers.addresses
     if servers is not None and config.launch.hosts <= 1:  # others must hear of it from their rank
         servers.stop_us_on_failure()
     with tempfile.TemporaryDirectory(prefix="shoal-config-") as scratch:
         file = Path(scratch) / "config.yaml"
         file.write_text(config_room.dump(config))
-        for note in resolved.notes:
-            if note not in resolve([file]).notes:  # carried out already: the ranks cannot know it
-                print(note, flush=True)
+        for note in resolved.told:  # carried out already: the ranks cannot know it
+            print(note, flush=True)
         try:
             launch(["train", str(file), *(["--resume"] if resume else [])], config.launch)
         except (LaunchError, shoal.Interrupted):

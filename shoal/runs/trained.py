@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 import shoal
-from shoal.config.row_rules import RowsSection
-from shoal.config.schema import OptimizerSection
+from shoal.config import Resolved
+from shoal.config.keys import LEAVES
 from shoal.data.dataset import Dataset
 from shoal.runs.build import build, describe_data
 from shoal.runs.run import connect_as, resolve
@@ -32,25 +32,39 @@ from shoal.world.world import World
 log = logging.getLogger("shoal")
 
 
+NO_RULES = {key: leaf.default for key, leaf in LEAVES.items() if key.startswith("rows.")}
+
+
+def open_config(
+    folder: str | Path, overrides: Sequence[str] = (), values: dict[str, Any] | None = None
+) -> Resolved:
+    """The config of a run as its trained model is used: without what only training needs."""
+    origin = "use of a trained run"
+    RunFolder(folder).check_is_run()
+    values = {"strategy.graph": False, **(values or {})}  # steps are recorded for training alone
+    resolved = resolve([Path(folder) / "config.yaml"], overrides, values, origin)
+    changed = dict(NO_RULES)  # nothing is counted, admitted or dropped
+    strategy = resolved.config.strategy
+    if strategy.name == "ps":  # rows are keyed by id: no servers are needed
+        changed["strategy.name"] = "auto"
+        if strategy.ps.mode == "geo":  # its servers keep no optimizer's state
+            changed["train.optimizer.name"] = "sgd"
+    return resolved.with_values(changed, origin)
+
+
 class Trained:
     """A finished (or interrupted) run, opened for evaluation and recommendation."""
 
     def __init__(
         self,
         folder: str | Path,
-        overrides: Sequence[str] = (),
+        resolved: Resolved | None = None,
         world: World | None = None,
-        values: dict[str, Any] | None = None,
     ):
+        """`resolved`: the run's config as `open_config` reads it, with what is to be other."""
         self.folder = RunFolder(folder)
-        self.folder.check_is_run()
-        self.resolved = resolve([self.folder.path / "config.yaml"], overrides, values)
+        self.resolved = resolved or open_config(folder)
         self.config = self.resolved.config
-        self.config.rows = RowsSection()  # counters of rows are for training alone
-        if self.config.strategy.name == "ps":  # rows are keyed by id: no servers are needed
-            self.config.strategy.name = "auto"
-            if self.config.strategy.ps.mode == "geo":  # its servers keep no optimizer's state
-                self.config.train.optimizer = OptimizerSection(name="sgd")
         self.world = world or World()
         self.parts = build(self.config, self.world)
         checkpoints = Checkpoints(self.folder.checkpoints, self.world)
@@ -138,14 +152,19 @@ def evaluate(
     values: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Evaluate a run's best checkpoint, on one process or on the ranks the environment says."""
-    RunFolder(folder).check_is_run()
-    config = resolve([Path(folder) / "config.yaml"], overrides, values).config
-    world = connect_as(config)
+    return evaluate_run(folder, open_config(folder, overrides, values), output)
+
+
+def evaluate_run(
+    folder: str | Path, resolved: Resolved, output: str | Path | None = None
+) -> dict[str, Any]:
+    """The same with a config that is resolved already."""
+    world = connect_as(resolved.config)
     try:
-        start_logging(config.run.log_level, world.rank)
+        start_logging(resolved.config.run.log_level, world.rank)
         if output is not None and world.is_main:  # before the work, not after it
             RunFolder(output).create(resume=True)
-        trained = Trained(folder, overrides, world, values)
+        trained = Trained(folder, resolved, world)
         log.info("%s", describe_data(trained.parts.dataset))
         result = trained.evaluate()
         if world.is_main:

@@ -147,7 +147,7 @@ class Checkpoints:
             why = getattr(failure, "strerror", None) or failure
             raise CheckpointError(
                 f"could not write a checkpoint under {self.folder}: {why}. Those before it are "
-                "untouched; mend the cause and continue with --resume"
+                "untouched; fix the cause and continue with --resume"
             ) from failure
 
     def _sweep(self) -> None:

@@ -95,7 +95,9 @@ def give(strategy: Strategy, snapshot: Snapshot) -> None:
     taken = {name: Taken() for name in strategy.stores}
     for name, data in row_files(snapshot, strategy.world):
         if name not in strategy.stores:
-            raise CheckpointError(f"the checkpoint has a table {name!r} that the model has not")
+            raise CheckpointError(
+                f"the checkpoint has a table {name!r} that the model does not have"
+            )
         take_over(strategy.stores[name], parse_tensors(data), taken[name])
     for name, found in taken.items():
         if name in strategy.rows.counted and name in steps:

@@ -37,7 +37,7 @@ def replace_durably(path: Path, data: bytes) -> None:
         os.replace(hidden, path)
     except OSError as error:
         hidden.unlink(missing_ok=True)
-        raise ValueError(f"cannot write {path}: {error.strerror}; make room or mend it") from error
+        raise ValueError(f"cannot write {path}: {error.strerror}; make room or fix it") from error
 
 
 def sync_folder(folder: Path) -> None:

@@ -159,11 +159,11 @@ BAD = {
     "no type": ("user_id\titem_id:token\na\tx\n", "line 1: column 'user_id' has no type"),
     "unknown type": (
         "user_id:tokn\titem_id:token\na\tx\n",
-        "line 1: column 'user_id' has the type 'tokn': 'user_id:tokn' .did you mean 'token'",
+        "line 1: column 'user_id' has the type 'tokn': 'user_id:tokn'; .*; did you mean token",
     ),
     "repeated name": (
         "user_id:token\titem_id:token\titem_id:token\na\tx\ty\n",
-        "line 1: column 'item_id' stands there twice",
+        "line 1: column 'item_id' appears twice",
     ),
     "short row": (INTER + "a\tx\t3\t1\na\tx\t3\n", "line 3: 3 cells where the header names 4"),
     "long row": (INTER + "a\tx\t3\t1\t9\na\tx\t3\t1\n", "line 2: 5 cells where the header names 4"),
@@ -174,7 +174,7 @@ BAD = {
     "blank line": (INTER + "a\tx\t3\t1\n\na\ty\t3\t1\n", "line 3: no cells where the header"),
     "bad number": (
         INTER + "a\tx\t3\t1\na\tx\tfour\t1\n",
-        "line 3: 'four' in 'rating' is no number",
+        "line 3: 'four' in 'rating' is not a number",
     ),
     "nan": (INTER + "a\tx\tnan\t1\n", "line 2: 'nan' in 'rating' is not finite"),
     "infinity": (INTER + "a\tx\t3\t-inf\n", "line 2: '-inf' in 'timestamp' is not finite"),
@@ -188,7 +188,7 @@ BAD = {
     "ids are numbers": ("user_id:float\titem_id:token\n1\tx\n", "'user_id' has type float; write"),
     "wrong separator": (INTER.replace("\t", ","), "line 1: column .*data.separator"),
     "padding token": (INTER + "[PAD]\tx\t3\t1\n", r"the token '\[PAD\]'"),
-    "no utf-8": (INTER.encode() + b"a\tx\t3\t1\n\xff\tx\t3\t1\n", "line 3: byte 0xff is no UTF-8"),
+    "no utf-8": (INTER.encode() + b"a\tx\t3\t1\n\xff\tx\t3\t1\n", "line 3: byte 0xff is not UTF-8"),
     "latin-1 header": (b"us\xe9r:token\n", "line 1: no UTF-8"),
 }
 
@@ -204,13 +204,13 @@ def test_bad_files(tmp_path, case):
 def test_bad_sequence_number_names_its_line(tmp_path):
     inter = "user_id:token\titem_id:token\tv:float_seq\na\tx\t1 2\nb\ty\t\nc\tz\t3 oops\n"
     write(tmp_path, {"inter": inter})
-    with pytest.raises(ValueError, match=r"toy\.inter, line 4: 'oops' in 'v' is no number"):
+    with pytest.raises(ValueError, match=r"toy\.inter, line 4: 'oops' in 'v' is not a number"):
         load(tmp_path)
 
 
 def test_bad_choice_of_columns(tmp_path):
     write(tmp_path, {"inter": INTER + "a\tx\t3\t10\n", "user": "user_id:token\tage:float\na\t7\n"})
-    with pytest.raises(ValueError, match=r"no column 'ratings' \(did you mean 'rating'\?\)"):
+    with pytest.raises(ValueError, match=r"no column 'ratings'; .*; did you mean rating\?$"):
         load(tmp_path, load={"inter": ["user_id", "item_id", "ratings"]})
     with pytest.raises(ValueError, match=r"data.load leaves out 'item_id'"):
         load(tmp_path, load={"inter": ["user_id"]})

@@ -18,7 +18,8 @@ import pytest
 from typer.testing import CliRunner
 
 import shoal
-from shoal.command.cli import app, main, split_arguments
+from shoal.command.arguments import split_arguments
+from shoal.command.cli import app, main
 from shoal.models import MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +50,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Iter
         return int(caught.value.code or 0), capsys.readouterr().err
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    monkeypatch.setattr("shoal.command.cli.leave", leave)
+    monkeypatch.setattr("shoal.command.ending.leave", leave)
     yield call
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -150,7 +151,7 @@ def test_a_fault_of_ours_shows_where(fail: Any, monkeypatch: pytest.MonkeyPatch)
     def broken(*_: Any) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr("shoal.command.cli.split_arguments", broken)
+    monkeypatch.setattr("shoal.command.training.run_arguments", broken)
     status, text = fail("train")
     assert status == 1 and "Traceback" in text and "in broken" in text
 
@@ -160,8 +161,8 @@ def test_a_fault_of_ours_shows_where(fail: Any, monkeypatch: pytest.MonkeyPatch)
     [
         (["train", "--resume", *SMALL], "needs the run's folder"),
         (["launch", "--resume", *SMALL], "needs the run's folder"),
-        (["train", "-m"], "-m stands without its value: -m CONFIG.yaml"),
-        (["train", *SMALL, "-o"], "-o stands without its value: -o key=value"),
+        (["train", "-m"], "-m needs a value: -m CONFIG.yaml"),
+        (["train", *SMALL, "-o"], "-o needs a value: -o key=value"),
     ],
 )
 def test_commands_that_lack_something(words: list[str], said: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import yaml
 from config_models import MODELS, errors, models, resolve, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from shoal.config import (
+    Command,
     Config,
     ConfigError,
     Interval,
@@ -23,6 +26,7 @@ from shoal.config import (
     parse_intervals,
     show,
 )
+from shoal.config.schema import ModelSection
 from shoal.config.yaml_io import inline
 from shoal.config.yaml_io import read as read_yaml
 
@@ -34,10 +38,53 @@ __all__ = ["write"]  # used by being there
 
 def test_defaults() -> None:
     resolved = resolve()
-    config = Config()
-    config.model.options = {"embedding_size": 64}
-    assert resolved.config == config
+    assert resolved.config == Config(model=ModelSection(options={"embedding_size": 64}))
     assert set(resolved.origins.values()) == {"default"} and resolved.notes == []
+
+
+def test_nothing_changes_a_resolved_config() -> None:
+    resolved = resolve("--train.epochs=5")
+    with pytest.raises(ValidationError, match="frozen"):
+        resolved.config.train.epochs = 6
+    with pytest.raises(ValidationError, match="frozen"):
+        resolved.config.train.optimizer.lr = 1.0
+    with pytest.raises(ValidationError, match="frozen"):
+        resolved.config.run = resolved.config.run
+    with pytest.raises(FrozenInstanceError):
+        resolved.config = Config()  # type: ignore[misc]
+
+
+def test_a_derived_copy_tells_its_origins(write) -> None:
+    resolved = load([write("model: Deep\nepochs: 5\n")], models=models)
+    values = {"run.output": "here", "strategy.ps.addresses": ["a:1"], "launch.nproc": 3}
+    copy = resolved.with_values(values, "the launcher")
+    assert resolved.config.run.output is None and resolved.origins["run.output"] == "default"
+    assert (copy.config.run.output, copy.config.launch.nproc) == ("here", 3)
+    assert {copy.origins[key] for key in values} == {"the launcher"}
+    assert copy.origins["train.epochs"] == "recipe.yaml:2 (RecBole key epochs)"
+    assert copy.config.model == resolved.config.model and copy.config.data == resolved.config.data
+    lines = [line for line in show(copy).splitlines() if line.strip().startswith("output:")]
+    assert lines[0].endswith("# the launcher")
+    assert any("split over 3 processes" in note for note in copy.notes)
+    assert not any("split over" in note for note in resolved.notes)
+    with pytest.raises(ValueError, match=r"launch.nproc: given -1 \(whole number\); allowed"):
+        resolved.with_values({"launch.nproc": -1}, "the launcher")
+    with pytest.raises(ConfigError, match=r"the launcher: strategy.name: strategy single cannot"):
+        copy.with_values({"strategy.name": "single"}, "the launcher")
+
+
+def test_what_a_command_decides(write) -> None:
+    path = write("strategy.name: auto\nlaunch: {nproc: 7, world_size: 7}\n")
+    decided = {"launch.nproc": 2, "launch.world_size": 2, "launch.servers": 1}
+    command = Command("shoal launch", decided, {"strategy.name": ("ps", "needs servers")})
+    resolved = load([path], models=models, command=command)
+    assert (resolved.config.launch.nproc, resolved.config.strategy.name) == (2, "ps")
+    for key in (*decided, "strategy.name"):
+        assert resolved.origins[key] == "shoal launch"
+    with pytest.raises(ConfigError, match=r"strategy.name is ddp \(command line .*needs servers"):
+        load([path], ["--strategy.name=ddp"], models=models, command=command)
+    with pytest.raises(ConfigError, match=r"nproc=3: launch.nproc is decided by shoal launch"):
+        load([path], ["--launch.nproc=3"], models=models, command=command)
 
 
 def test_precedence_and_origins(write) -> None:
@@ -346,7 +393,7 @@ def test_intervals() -> None:
 
 @pytest.mark.parametrize("text", ["", "3", "[3]", "[3,4", "{3,4}", "[a,b]", "[3,4];", "[nan,1]"])
 def test_no_intervals(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is no interval; write \[LOW,HIGH\]"):
+    with pytest.raises(ValueError, match=r"is not an interval; write \[LOW,HIGH\]"):
         parse_intervals(text)
 
 

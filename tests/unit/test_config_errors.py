@@ -9,6 +9,8 @@ import pytest
 from config_models import errors, file_errors, models, resolve, write
 
 from shoal.config import ConfigError, dump, load
+from shoal.config.keys import LEAVES
+from shoal.config.unread import READ_BY, refuse_unread
 
 __all__ = ["write"]  # used by being there
 
@@ -25,14 +27,14 @@ __all__ = ["write"]  # used by being there
         (b"a: \x01\n", "recipe.yaml: not valid YAML"),
         (
             b"run:\n  seed: 1\n\n  seed: 2\n",
-            "recipe.yaml:4: key seed stands twice, first in line 2",
+            "recipe.yaml:4: key seed appears twice, first in line 2",
         ),
         (b"1: a\n", "recipe.yaml:1: a key must be text, given '1'"),
         (b"yes: a\n", "recipe.yaml:1: a key must be text"),
         (b"[a]: b\n", "recipe.yaml:1: a key must be text"),
         (b"x: !!python/object/apply:os.getcwd []\n", "recipe.yaml:1: tag !!python/object/apply"),
         (b"x: !!int abc\n", "recipe.yaml:1: 'abc' is no int"),
-        (b"x: &a [*a]\n", "recipe.yaml:1: an alias (*) stands inside what it names"),
+        (b"x: &a [*a]\n", "recipe.yaml:1: an alias (*) refers to itself"),
         (b"a: &a {b: 1}\n<<: *a\n", "recipe.yaml:2: merge keys (<<) are not supported"),
         (b"x: " + b"[" * 600, "recipe.yaml: nested too deep"),
     ],
@@ -86,7 +88,7 @@ def test_missing_files(write, tmp_path: Path) -> None:
         ("nprc", "did you mean nproc (RecBole's spelling of launch.nproc)?"),
         ("launch.server", "did you mean launch.servers?"),
         ("runer.epochs", "did you mean runner.epochs?"),
-        ("n_layers", "neither a key of Shoal or RecBole nor an option of BPR"),
+        ("n_layers", "neither a key of Shoal nor one of another tool (PaddleRec, TorchRec, R"),
     ],
 )
 def test_unknown_keys(write, key: str, expected: str) -> None:
@@ -143,10 +145,10 @@ def test_wrong_values(write, text: str, expected: str) -> None:
 def test_options_that_are_offered_exist() -> None:
     import inspect
 
-    from shoal.command.cli import launch_command, train
+    from shoal.command.training import launch, train
     from shoal.config.spelling import COMMANDS
 
-    assert set(COMMANDS) <= set(inspect.signature(launch_command).parameters)
+    assert set(COMMANDS) <= set(inspect.signature(launch).parameters)
     assert "resume" in COMMANDS and "resume" in inspect.signature(train).parameters
 
 
@@ -264,8 +266,14 @@ def test_docs_show_a_real_message(write) -> None:
         ({"data.split.ratio": [2, -1, 1]}, "must not be negative"),
         ({"data.presplit": ["a", "b"]}, "data.presplit: given 2 name parts (a, b)"),
         ({"data.threshold": {"a": 1, "b": 2}}, "data.threshold: given 2 fields"),
-        ({"data.filter.values": {"rating": "3"}}, "data.filter.values: rating: '3' is no interval"),
-        ({"data.filter.user_inter_num": "[5,"}, "data.filter.user_inter_num: '[5,' is no interval"),
+        (
+            {"data.filter.values": {"rating": "3"}},
+            "filter.values: rating: '3' is not an interval",
+        ),
+        (
+            {"data.filter.user_inter_num": "[5,"},
+            "user_inter_num: '[5,' is not an interval",
+        ),
         ({"data.filter.item_inter_num": "[5,1]"}, "its low end is above its high end"),
         ({"data.separator": "::"}, "data.separator: given '::'; it must be one character"),
         ({"data.seq_separator": ""}, "data.seq_separator: is empty"),
@@ -330,11 +338,61 @@ def test_keys_of_sharded_under_other_strategies(key: str, value: Any, write) -> 
         assert again.notes == resolved.notes
 
 
-def test_keys_of_single_under_other_strategies() -> None:
+@pytest.mark.parametrize(
+    ("strategy", "values", "expected"),
+    [
+        ("ddp", {"strategy.graph": True}, "read under strategy.name=single: choose that, or set "),
+        ("auto", {"strategy.graph": True, "nproc": 2}, "or set strategy.graph=false"),
+        ("ddp", {"strategy.backend": "torchrec"}, "name=sharded: choose that, or set strategy.ba"),
+        ("ddp", {"strategy.ps.keys": "folder"}, "name=ps: choose that, or set strategy.ps.keys=n"),
+        ("auto", {"launch.servers": 2}, "given 2, which has no effect under strategy auto"),
+    ],
+)
+def test_what_a_user_would_count_on_is_refused(
+    strategy: str, values: dict[str, Any], expected: str
+) -> None:
+    (error,) = errors(**{"strategy.name": strategy, **values})
+    assert error.startswith(f"python: {next(iter(values))}: given ") and expected in error
+
+
+def test_keys_that_a_strategy_reads() -> None:
     for name in ("auto", "single"):
         assert resolve(**{"strategy.name": name, "strategy.graph": True}).notes == []
-    (note,) = resolve(**{"strategy.name": "ddp", "strategy.graph": True}).notes
-    assert note.endswith("no effect under strategy ddp; it is read under strategy.name=single")
+    servers = {"strategy.name": "ps", "strategy.ps.mode": "async", "strategy.ps.staleness": 3}
+    assert resolve(**servers, **{"launch.servers": 1}).notes == []
+    (note,) = resolve(**{**servers, "strategy.ps.mode": "sync"}).notes
+    assert note == (
+        "strategy.ps.staleness has no effect under strategy ps; it is read under strategy.name=ps "
+        "with strategy.ps.mode=async"
+    )
+
+
+def test_every_key_of_strategies_has_its_readers() -> None:
+    keys = {key for key in LEAVES if key.startswith("strategy.")} - {"strategy.name"}
+    assert keys == {key for key in READ_BY if key.startswith("strategy.")}
+    assert set(READ_BY) <= set(LEAVES)
+
+
+def test_graphs_are_refused_where_there_is_no_gpu() -> None:
+    graph = resolve(**{"strategy.graph": True}).config
+    refuse_unread(graph, 1, "cuda")
+    with pytest.raises(ValueError, match=r"this process computes on cpu: set strategy.graph=false"):
+        refuse_unread(graph, 1, "cpu")
+    with pytest.raises(ValueError, match=r"strategy.graph: given true, which has no effect"):
+        refuse_unread(graph, 2, "cuda")  # another launcher started two: auto is ddp
+    refuse_unread(resolve().config, 2, "cpu")
+
+
+@pytest.mark.parametrize(("given", "meant"), [(0, False), (1, True), (False, False), (True, True)])
+def test_a_switch_that_was_a_count(given: Any, meant: bool) -> None:
+    values = {"strategy.name": "ps", "strategy.ps.ahead": given}
+    assert resolve(**values).config.strategy.ps.ahead is meant
+    assert resolve("--strategy=ps", "--strategy.ps.ahead").config.strategy.ps.ahead is True
+    (error,) = errors(**{"strategy.ps.ahead": 2})
+    assert error == (
+        "python: strategy.ps.ahead: given 2 (whole number); allowed: true or false; it was a "
+        "number of batches once, and is a switch: one batch or none"
+    )
 
 
 def test_one_process_may_be_single() -> None:

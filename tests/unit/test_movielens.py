@@ -84,7 +84,7 @@ def test_bad_archives_and_files(tmp_path):
     with pytest.raises(ValueError, match=r"ratings\.dat, line 2: 3 cells .* 4 .*'1::2::3'"):
         load(tmp_path)
     zipped(tmp_path / "ml.zip", {"ml/ratings.csv": "userId,movieId,rating,timestamp\n1,2,bad,4\n"})
-    with pytest.raises(ValueError, match=r"ratings\.csv, line 2: 'bad' in 'rating' is no number"):
+    with pytest.raises(ValueError, match=r"csv, line 2: 'bad' in 'rating' is not a number"):
         load(tmp_path)
     with pytest.raises(ValueError, match=r"no MovieLens ratings for 'none'"):
         load(tmp_path, "none", format="movielens")

@@ -296,7 +296,7 @@ def test_loads_that_are_refused(tmp_path: Path) -> None:
 
         facts = files[word]
         refused("cannot read .*: No such file", folder=str(tmp_path / "nowhere"))
-        refused("a table 'other' that the model has not", files={"rows-other-0": facts})
+        refused("a table 'other' that the model does not have", files={"rows-other-0": facts})
         refused("'dense.safetensors' holds no rows", files={"dense.safetensors": facts})
         refused("holds no rows", files={"rows-../../user-0": facts})
         refused("a load is", files={word: "text"})

@@ -226,11 +226,11 @@ DEFAULTS: dict[str, Any] = {
 
 def test_defaults_of_recbole_are_accepted_and_are_ours() -> None:
     ours = load([], models=models).config
-    theirs = read(**DEFAULTS)
     # What differs is a matter of place, not of training.
-    theirs.run.root, theirs.run.gpu_ids, theirs.data.path = "runs", None, "dataset"
-    theirs.launch.port, theirs.data.load = 0, None
-    assert theirs == ours
+    places = {"run.root": "runs", "run.gpu_ids": None, "data.path": "dataset"}
+    places |= {"launch.port": 0, "data.load": None}
+    theirs = load([], (), DEFAULTS, models=models).with_values(places, "test")
+    assert theirs.config == ours
 
 
 @pytest.mark.parametrize(

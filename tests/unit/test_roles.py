@@ -89,7 +89,7 @@ def test_by_hand(role: str, index: int, expected: tuple) -> None:
         ({"workers": "a:²", "servers": "a:2"}, "is not HOST:PORT"),
         ({"workers": "a:0", "servers": "a:2"}, "--workers: 'a:0' is not HOST:PORT"),
         ({"workers": "a:65536", "servers": "a:2"}, "is not HOST:PORT"),
-        ({"workers": "a:1,b:1,a:1", "servers": "a:2"}, "--workers: a:1 stands there twice"),
+        ({"workers": "a:1,b:1,a:1", "servers": "a:2"}, "--workers: a:1 appears twice"),
         ({"workers": "a:1,b:1", "servers": "c:1,b:1"}, "b:1 is a worker and a server"),
         (
             {"workers": "a:1", "servers": "a:2", "role": "servr"},
@@ -128,6 +128,6 @@ def test_entries_of_a_host_stand_together(option: str) -> None:
     lists = {"workers": f"{HERE}:1", "servers": f"{HERE}:2"}
     lists[option] = f"{HERE}:3,{THERE}:4,{HERE}:5"
     with pytest.raises(
-        ValueError, match=f"--{option}: the entries of one host must stand together"
+        ValueError, match=f"--{option}: the entries of one host must be next to each other"
     ):
         find_roles(**lists)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from small import DATA, NO_DROPOUT
 import shoal
 from shoal.data.prepare import load_dataset
 from shoal.runs.run import agree, comparable, resolve
-from shoal.runs.trained import Trained
+from shoal.runs.trained import Trained, open_config
 from shoal.training.checkpoint import Checkpoints
 from shoal.world.gpus import choose_gpus
 from shoal.world.world import World, WorldError, connect, first_words
@@ -44,6 +46,30 @@ def test_run_can_be_called_again(result: dict[str, Any], tmp_path: Path) -> None
     assert again["test"] == result["test"]
     assert Path(again["folder"]).parent == tmp_path / "runs"
     assert (Path(again["folder"]) / "result.json").is_file()
+
+
+def test_names_of_the_package_are_functions() -> None:
+    """Whatever was imported before: `shoal.runs.run` is a module, `shoal.run` never."""
+    code = (
+        "import shoal.runs.run, shoal.runs.trained, shoal; from shoal.runs import run\n"
+        "assert shoal.run is run.run and callable(shoal.run) and shoal.run_rank is run.run_rank\n"
+        "assert shoal.evaluate is shoal.runs.trained.evaluate\n"
+        "assert type(shoal).__name__ == 'module' and not callable(run)\n"
+        "from shoal import run; assert run is shoal.run"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_trained_run_is_used_without_what_training_needs(
+    result: dict[str, Any], trained: Trained
+) -> None:
+    written = Path(result["folder"]) / "config.yaml"
+    resolved = open_config(result["folder"], ["--eval.topk=[10, 20]"])
+    assert resolved.origins["strategy.graph"] == resolved.origins["rows.admission.threshold"]
+    assert resolved.origins["strategy.graph"] == "use of a trained run"
+    assert resolved.origins["eval.topk"].startswith("command line")
+    assert resolved.origins["train.epochs"].startswith(str(written))
+    assert not trained.config.rows.asked
 
 
 def test_a_loss_that_becomes_nan_is_not_saved(tmp_path: Path) -> None:

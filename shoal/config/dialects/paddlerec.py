@@ -9,18 +9,16 @@ the folder the config stands in, as there: models/rank/wide_deep/config.yaml.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from shoal.config.dialects.base import Dialect, Named, Row, free, same
 from shoal.config.dialects.paddlerec_keys import KEYS, table
 from shoal.config.dialects.paddlerec_values import Said
-from shoal.config.dialects.recbole import Row, free, same
 from shoal.config.errors import nearest
 from shoal.config.keys import given
-from shoal.config.sources import Layer
+from shoal.config.sources import DEFAULT, Layer
 
 SECTIONS = ("runner", "hyper_parameters")
 FOLDERS = {
@@ -32,34 +30,97 @@ FOLDERS = {
     "dcn_v2": "DCNV2",
     "dlrm": "DLRM",
 }
-NOTE = (
-    "keys of PaddleRec are given: its defaults hold for data.format, data.path, run.seed and "
-    "train.patience, as `shoal config show` tells"
-)
 
 
-@dataclass
-class Spoken(Said):
-    """The same with the source of each key, and the folder that names the model."""
+class PaddleRec(Dialect):
+    tool = "PaddleRec"
+    sections = SECTIONS
+    note = (
+        "keys of PaddleRec are given: its defaults hold for data.format, data.path, run.seed and "
+        "train.patience, as `shoal config show` tells"
+    )
 
-    sources: dict[str, Layer] = field(default_factory=dict)
-    folders: list[str] = field(default_factory=list)  # of the configs, by name
+    def __init__(self, sources: Sequence[Layer]):
+        super().__init__(sources)
+        self.strongest: dict[str, Layer] = {}  # key -> the source whose value is read
+        self.folders: list[str] = []  # of the configs, by name
+        self.said = self._gather()
+        self.rows = {row.key: row for row in table(self.said)}
 
-    @cached_property
-    def rows(self) -> dict[str, Row]:
-        return {row.key: row for row in table(self)}
+    def _gather(self) -> Said:
+        """The strongest value of every key, and the folder that relative paths begin at."""
+        found: dict[str, Any] = {}
+        folder = None
+        for source in self.sources:
+            own: dict[str, Any] = {}
+            for top in filter(is_key, source.values):
+                try:
+                    own |= {key: value for key, value, _ in _leaves(top, source.values[top], ())}
+                except ValueError:
+                    own |= {top: None}  # reported when the source is read
+            if own and source.file is not None:
+                home = Path(os.path.abspath(source.file)).parent
+                self.folders.append(home.name)
+                if folder is None or "runner.train_data_dir" in own:
+                    folder = home
+            found |= own
+            self.strongest |= dict.fromkeys(own, source)
+        placed = {key: _placed(value, found.get("workspace")) for key, value in found.items()}
+        return Said(placed, folder or Path.cwd())
 
-    def row(self, key: str) -> Row:
-        """How a key is read; ValueError if there is none such."""
-        if key in self.rows:
-            return self.rows[key]
-        section, _, name = key.partition(".")
+    def name_model(self, named: Named | None) -> Named | None:
+        """A model by the name of its folder there; ValueError if the config's names none."""
+        if not self.said.values:
+            return named
+        if named is not None:
+            name, origin = named
+            return (FOLDERS.get(name, name) if isinstance(name, str) else name), origin
+        for name in reversed(self.folders):
+            if name in FOLDERS:
+                return FOLDERS[name], DEFAULT
+        where = f"its folder is {self.folders[-1]}" if self.folders else "there is no config file"
+        raise ValueError(
+            f"a config of PaddleRec does not name its model, and {where}, not one of "
+            f"{', '.join(FOLDERS)}; add --model=NAME, e.g. --model=DNN"
+        )
+
+    def meet(self, model: str, options: Collection[str] | None) -> None:
+        super().meet(model, options)
+        self.said.model, self.said.options = model, options
+
+    def defaults(self) -> dict[str, Any]:
+        """What holds there where nothing is given; nothing there stops before the last epoch."""
+        if not self.said.values:
+            return {}
+        return {
+            "model.name": self.model,
+            "data.format": "slots",
+            "data.path": str(self.said.folder),
+            "run.seed": 12345,
+            "train.patience": 1_000_000,
+        }
+
+    def knows(self, key: str, source: Layer) -> bool:
+        return is_key(key)
+
+    def leaves(
+        self, key: str, value: Any, source: Layer
+    ) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+        """Those that no stronger source has too."""
+        for name, _, path in _leaves(key, value, (key,)):
+            if self.strongest[name] is source:
+                yield name, self.said.values[name], path
+
+    def row(self, name: str) -> Row:
+        if name in self.rows:
+            return self.rows[name]
+        section, _, last = name.partition(".")
         if section == "hyper_parameters":  # there it is the model that decides what it reads
             if self.options is None:
-                return free(key, "an option of a model that is not known")
-            if f"model.{name}" in self.options:
-                return same(key, f"model.{name}")
-        raise ValueError(f"unknown PaddleRec key {key}{self._meant(key)}")
+                return free(name, "an option of a model that is not known")
+            if f"model.{last}" in self.options:
+                return same(name, f"model.{last}")
+        raise ValueError(f"unknown PaddleRec key {name}{self._meant(name)}")
 
     def _meant(self, key: str) -> str:
         """The key of that name in another section, or the nearest in this one, or in all."""
@@ -71,41 +132,25 @@ class Spoken(Said):
         last = key.rpartition(".")[2]
         found = (
             ends.get(last)
-            or beside.get(nearest(tail, beside) or "")
-            or ends.get(nearest(last, ends) or "")
+            or beside.get(nearest(tail, beside, 0.7) or "")
+            or ends.get(nearest(last, ends, 0.7) or "")
         )
         return f"; did you mean {found}?" if found else "; docs/paddlerec.md lists those there are"
 
-    def model_of_folder(self) -> str:
-        """The model that the config's folder names; ValueError if it names none."""
-        for name in reversed(self.folders):
-            if name in FOLDERS:
-                return FOLDERS[name]
-        where = f"its folder is {self.folders[-1]}" if self.folders else "there is no config file"
-        raise ValueError(
-            f"a config of PaddleRec does not name its model, and {where}, not one of "
-            f"{', '.join(FOLDERS)}; add --model=NAME, e.g. --model=DNN"
-        )
+    def words(self) -> dict[str, str]:
+        """In a config of PaddleRec also the last parts of keys; in any the dotted ones."""
+        if not self.said.values:
+            return {key: key for key in KEYS if "." in key}
+        theirs = self.shown(self.rows.values())
+        return {key.rpartition(".")[2]: text for key, text in theirs.items()} | theirs
 
-    def defaults(self) -> dict[str, Any]:
-        """What holds there where nothing is given; nothing there stops before the last epoch."""
-        return {
-            "model.name": self.model,
-            "data.format": "slots",
-            "data.path": str(self.folder),
-            "run.seed": 12345,
-            "train.patience": 1_000_000,
-        }
+
+DIALECT = PaddleRec
 
 
 def is_key(key: str) -> bool:
     """Whether a key at the top of a source is PaddleRec's."""
     return key.partition(".")[0] in SECTIONS or key in KEYS
-
-
-def leaves(key: str, value: Any) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
-    """(dotted key, value, the keys that lead to it as written) of all below a key."""
-    yield from _leaves(key, value, (key,))
 
 
 def _leaves(key: str, value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any, Any]]:
@@ -116,32 +161,6 @@ def _leaves(key: str, value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, 
         yield key, value, path
     elif value is not None:
         raise ValueError(f"{key}: given {given(value)}; it is a section of PaddleRec's keys")
-
-
-def gather(sources: Sequence[Layer], files: Sequence[str | Path]) -> Spoken | None:
-    """What the sources, weakest first and files before others, say; None: nothing of PaddleRec."""
-    spoken = Spoken(values={})
-    said: dict[str, Any] = {}
-    folder = None
-    for number, source in enumerate(sources):
-        own: dict[str, Any] = {}
-        for top in filter(is_key, source.values):
-            try:
-                own |= {key: value for key, value, _ in leaves(top, source.values[top])}
-            except ValueError:
-                own |= {top: None}  # reported when the source is read
-        if own and number < len(files):
-            home = Path(os.path.abspath(files[number])).parent
-            spoken.folders.append(home.name)
-            if folder is None or "runner.train_data_dir" in own:
-                folder = home
-        said |= own
-        spoken.sources |= dict.fromkeys(own, source)
-    if not said:
-        return None
-    spoken.values = {key: _placed(value, said.get("workspace")) for key, value in said.items()}
-    spoken.folder = folder or Path.cwd()
-    return spoken
 
 
 def _placed(value: Any, workspace: Any) -> Any:

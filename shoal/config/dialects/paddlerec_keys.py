@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import partial
 
 from shoal.config.dialects import paddlerec_values as values
+from shoal.config.dialects.base import Row, free, only, read_as, refused, same
 from shoal.config.dialects.paddlerec_values import as_bool, option, plain
-from shoal.config.dialects.recbole import Row, free, only, read_as, refused, same
 
 NOT_READ = "training does not read it, there as here"
 EVALUATED = f"{NOT_READ}; test files are evaluated after every epoch (train.eval_every)"
@@ -71,7 +71,7 @@ def _runner(said: values.Said) -> list[Row]:
             "reader_type",
             "data.clicks.reader",
             "QueueDataset: stream; InmemoryDataset: memory; "
-            "DataLoader, RecDataset: memory, or custom with a train_reader_path of one's own",
+            "DataLoader, RecDataset: memory, or custom with a train_reader_path of your own",
         ),
         Row(
             "infer_reader_type",

@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shoal.config.dialects.recbole import Row
-from shoal.config.dialects.recbole_values import Translation
+from shoal.config.dialects.base import Row, Translation
 from shoal.config.errors import did_you_mean
 from shoal.config.sources import BARE
 from shoal.config.yaml_io import inline
@@ -125,7 +124,7 @@ def sync_mode(value: Any) -> Translation:
             "heter is refused: a model is not cut into a CPU and a GPU part; use async, or gpubox"
         )
     modes = ["sync", "async", "geo", "gpubox"]
-    hint = did_you_mean(str(value), modes, cutoff=0.6)
+    hint = did_you_mean(str(value), modes)
     raise ValueError(f"given {inline(value)}; allowed: {', '.join(modes)}{hint}")
 
 
@@ -148,7 +147,7 @@ def reader_type(said: Said, value: Any) -> Translation:
     if value is None:
         return Translation()
     if value not in READERS:
-        hint = did_you_mean(str(value), READERS, cutoff=0.6)
+        hint = did_you_mean(str(value), READERS)
         raise ValueError(f"given {inline(value)}; allowed: {', '.join(READERS)}{hint}")
     if value == "QueueDataset":
         return Translation({"data.clicks.reader": "stream"})

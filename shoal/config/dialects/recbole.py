@@ -6,65 +6,9 @@ table: a flat key that is an option of the chosen model becomes model.KEY.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
-
 from shoal.config.dialects import recbole_values as values
-from shoal.config.dialects.recbole_values import Translation
-from shoal.config.yaml_io import inline
-
-
-@dataclass(frozen=True)
-class Row:
-    """One key: what it sets, how it is read, and the rule in words (for docs/config.md)."""
-
-    key: str
-    targets: tuple[str, ...]
-    rule: str
-    read: Callable[[Any], Translation]
-
-
-# Kinds of rows -----------------------------------------------------------------------------------
-
-
-def same(key: str, target: str, rule: str = "the same") -> Row:
-    """The value as it is."""
-    return Row(key, (target,), rule, lambda value: Translation({target: value}))
-
-
-def read_as(key: str, target: str, convert: Callable[[Any], Any], rule: str) -> Row:
-    """One value, converted; a ValueError of `convert` refuses it."""
-    return Row(key, (target,), rule, lambda value: Translation({target: convert(value)}))
-
-
-def only(key: str, harmless: Sequence[Any], reason: str) -> Row:
-    """Sets nothing: only values that change nothing are accepted, others are refused."""
-
-    def read(value: Any) -> Translation:
-        # 0 == False in Python; here a number is not a truth value.
-        if any(type(value) is type(ok) and value == ok for ok in harmless):
-            return Translation()
-        raise ValueError(f"{inline(value)} is refused: {reason}")
-
-    accepted = ", ".join(f"`{inline(value)}`" for value in harmless)
-    return Row(key, (), f"only {accepted}: {reason}", read)
-
-
-def free(key: str, reason: str, note: bool = False) -> Row:
-    """Sets nothing and changes nothing, whatever its value; `note` says so in the log."""
-    notes = [f"{key} has no effect: {reason}"] if note else []
-    return Row(key, (), f"any value, no effect: {reason}", lambda _: Translation(notes=[*notes]))
-
-
-def refused(key: str, reason: str) -> Row:
-    """Never accepted."""
-
-    def read(value: Any) -> Translation:
-        raise ValueError(f"is refused: {reason}")
-
-    return Row(key, (), f"refused: {reason}", read)
-
+from shoal.config.dialects.base import Dialect, Row, free, only, read_as, refused, same
+from shoal.config.sources import Layer
 
 # The table ---------------------------------------------------------------------------------------
 
@@ -215,10 +159,20 @@ TABLE: list[Row] = [
 ROWS: dict[str, Row] = {row.key: row for row in TABLE}
 
 
-def translate(row: Row, value: Any) -> Translation:
-    """Says one key in Shoal's words; ValueError where it cannot be honoured."""
-    # There `None` on a command line is Python's; YAML alone would read it as text.
-    return row.read(None if value == "None" else value)
+class RecBole(Dialect):
+    tool = "RecBole"
+
+    def knows(self, key: str, source: Layer) -> bool:
+        return key in ROWS
+
+    def row(self, name: str) -> Row:
+        return ROWS[name]
+
+    def words(self) -> dict[str, str]:
+        return self.shown(TABLE)
+
+
+DIALECT = RecBole
 
 
 def table_text() -> str:

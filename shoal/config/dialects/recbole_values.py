@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from shoal.config.dialects.base import Translation
 from shoal.config.errors import did_you_mean
 from shoal.config.yaml_io import inline
-
-
-@dataclass
-class Translation:
-    """What one key says in Shoal's words."""
-
-    values: dict[str, Any] = field(default_factory=dict)  # dotted key -> value
-    # What the key implies without saying it; a spelled-out value of the same source wins.
-    implied: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    per_process: set[str] = field(
-        default_factory=set
-    )  # keys to multiply by the number of processes
-
 
 # How single values are read ----------------------------------------------------------------------
 

@@ -8,29 +8,22 @@ not given anywhere take the example's defaults, below everything that is given.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from typing import Any
 
 from shoal.config.dialects import recbole
-from shoal.config.dialects.recbole import Row, free, read_as, same
-from shoal.config.dialects.recbole_values import Translation
+from shoal.config.dialects.base import Dialect, Named, Row, Translation, free, read_as, same
 from shoal.config.errors import did_you_mean
+from shoal.config.sources import Layer
 from shoal.config.yaml_io import inline
 
 MODEL = "BERT4Rec"
-NOTE = (
-    "flags of TorchRec's Bert4Rec example are given: others take its defaults, as "
-    "`shoal config show` tells"
-)
 MODES = {"dmp": "sharded", "ddp": "ddp"}
 
 
 def _dialect(value: Any) -> Translation:
     if value != "torchrec":
         hint = did_you_mean(str(value), ["torchrec"])
-        need = (
-            "" if hint else "; keys of Shoal, RecBole and PaddleRec need no dialect: leave it out"
-        )
+        need = "" if hint else "; keys of Shoal and of other tools need no dialect: leave it out"
         raise ValueError(f"given {inline(value)}; allowed: torchrec{hint}{need}")
     return Translation()
 
@@ -54,7 +47,7 @@ def _min_rating(value: Any) -> Translation:
 
 def _mode(value: Any) -> Any:
     if value not in MODES:
-        hint = did_you_mean(str(value), MODES, cutoff=0.6)
+        hint = did_you_mean(str(value), MODES)
         raise ValueError(f"given {inline(value)}; allowed: dmp (sharded tables) or ddp{hint}")
     return MODES[value]
 
@@ -142,20 +135,44 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def is_spoken(values: Mapping[str, Any], model: str, options: Collection[str]) -> bool:
-    """Whether a source with these keys is written for the example."""
-    if model != MODEL:
-        return False
-    return any(
-        key in ROWS and key not in recbole.ROWS and f"model.{key}" not in options for key in values
+class TorchRec(Dialect):
+    tool = "TorchRec"
+    note = (
+        "flags of TorchRec's Bert4Rec example are given: others take its defaults, as "
+        "`shoal config show` tells"
     )
 
+    def name_model(self, named: Named | None) -> Named | None:
+        said = [source for source in self.sources if "dialect" in source.values]
+        return named or ((MODEL, said[0].origin(("dialect",))) if said else None)
 
-def defaults(sources: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """The example's defaults; random data is evaluated against 10 uniform negatives."""
-    names = [values["dataset_name"] for values in sources if "dataset_name" in values]
-    name = names[-1] if names else DEFAULTS["dataset_name"]
-    return {**DEFAULTS, "eval.mode": "uni10" if name == "random" else "pop100"}
+    def defaults(self) -> dict[str, Any]:
+        """The example's defaults; random data is evaluated against 10 uniform negatives."""
+        if not any(self._speaks(source) for source in self.sources):
+            return {}
+        values = [source.values for source in self.sources]
+        names = [given["dataset_name"] for given in values if "dataset_name" in given]
+        name = names[-1] if names else DEFAULTS["dataset_name"]
+        return {**DEFAULTS, "eval.mode": "uni10" if name == "random" else "pop100"}
+
+    def knows(self, key: str, source: Layer) -> bool:
+        return key in (ROWS if self._speaks(source) else UNSPOKEN)
+
+    def _speaks(self, source: Layer) -> bool:
+        """Whether a source is written for the example."""
+        own = (key for key in source.values if key in ROWS and key not in recbole.ROWS)
+        return self.model == MODEL and any(
+            f"model.{key}" not in (self.options or ()) for key in own
+        )
+
+    def row(self, name: str) -> Row:
+        return (ROWS if self.model == MODEL else UNSPOKEN)[name]
+
+    def words(self) -> dict[str, str]:
+        return {"dialect": "dialect"} | (self.shown(TABLE) if self.model == MODEL else {})
+
+
+DIALECT = TorchRec
 
 
 def table_text() -> str:

@@ -36,7 +36,7 @@ def find_class(spec: str) -> type:
         raise ValueError(f"data.clicks.custom: there is no file {path}; give FILE.py[:CLASS]")
     found = importlib.util.spec_from_file_location(f"shoal_custom_{file.stem}", file)
     if found is None or found.loader is None:
-        raise ValueError(f"data.clicks.custom: {path} is no Python file")
+        raise ValueError(f"data.clicks.custom: {path} is not a Python file")
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     chosen = getattr(module, name, None)

@@ -70,8 +70,8 @@ def open_clicks(config: Config, world: World, tile: int) -> ClickData:
     if section.group is not None:
         if section.group not in layout.slots:
             raise ValueError(
-                f"data.clicks.group: there is no slot {section.group}"
-                f"{did_you_mean(section.group, layout.slots)}; slots are {', '.join(layout.slots)}"
+                f"data.clicks.group: there is no slot {section.group}; slots are "
+                f"{', '.join(layout.slots)}{did_you_mean(section.group, layout.slots)}"
             )
         opened.group = layout.slots.index(section.group)
     if not opened.readers and config.train.eval_every:

@@ -37,8 +37,8 @@ def check_columns(layout: Layout, names: list[str], file: str) -> None:
         for one in wanted:
             if one not in names:
                 raise ValueError(
-                    f"{file} has no column {one!r} (data.clicks.{key}){did_you_mean(one, names)}; "
-                    f"its columns are {', '.join(names)}"
+                    f"{file} has no column {one!r} (data.clicks.{key}); its columns are "
+                    f"{', '.join(names)}{did_you_mean(one, names)}"
                 )
 
 

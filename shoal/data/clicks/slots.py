@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.config.errors import nearest
+from shoal.config.errors import did_you_mean
 from shoal.data.clicks.lines import SHOWN, BadLine, Parser
 from shoal.data.clicks.samples import Layout, Samples
 from shoal.world.core import load_core
@@ -164,12 +164,12 @@ def _number(key: str, value: bytes) -> float:
 
 def _unknown(key: str, layout: Layout) -> str:
     known = [*layout.slots, *dict.fromkeys(layout.dense), layout.label]
-    near = nearest(key, known)
     slots = f"{layout.slots[0]} to {layout.slots[-1]}" if layout.slots else "none"
     return (
-        f"unknown key {key!r}{f', did you mean {near}?' if near else ''}; slots are {slots}, dense "
-        f"values {', '.join(dict.fromkeys(layout.dense)) or 'none'}, the label {layout.label}. "
-        "Name them with data.clicks.slots, dense and label; a list of slots passes over the others"
+        f"unknown key {key!r}; slots are {slots}, dense values "
+        f"{', '.join(dict.fromkeys(layout.dense)) or 'none'}, the label {layout.label}. Name them "
+        "with data.clicks.slots, dense and label; a list of slots passes over the others"
+        f"{did_you_mean(key, known)}"
     )
 
 

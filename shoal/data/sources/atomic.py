@@ -11,10 +11,11 @@ from typing import cast, get_args
 
 import numpy as np
 
+from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
 from shoal.data.dataset import FieldType
 from shoal.data.packed import packed_or_not
-from shoal.data.raw import Raw, RawTable, choose_columns, nearest
+from shoal.data.raw import Raw, RawTable, choose_columns
 from shoal.data.sources.delimited import Layout, join, parse, read_bytes
 
 _TYPES = list(get_args(FieldType))
@@ -41,8 +42,9 @@ def files(config: DataSection) -> dict[str, list[Path]]:
             if not path.exists():
                 have = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
                 raise ValueError(
-                    f"{path} does not exist{nearest(path.name, have)}; "
-                    f"{folder} holds {', '.join(n for n in have if n[0] != '.') or 'nothing'}"
+                    f"{path} does not exist; {folder} holds "
+                    f"{', '.join(n for n in have if n[0] != '.') or 'nothing'}"
+                    f"{did_you_mean(path.name, have)}"
                 )
     return found
 
@@ -111,13 +113,13 @@ def _header(line: bytes, separator: str, where: str) -> dict[str, FieldType]:
         if not colon or not name or kind not in _TYPES:
             problem = f"has no type: {cell!r}" if not colon else f"has the type {kind!r}: {cell!r}"
             raise ValueError(
-                f"{where}, line 1: column {name or cell!r} {problem}{nearest(kind, _TYPES)}; "
-                f"write name:type with a type of {', '.join(_TYPES)}, columns separated by "
-                f"{separator!r} (data.separator)"
+                f"{where}, line 1: column {name or cell!r} {problem}; write name:type with a type "
+                f"of {', '.join(_TYPES)}, columns separated by {separator!r} (data.separator)"
+                f"{did_you_mean(kind, _TYPES)}"
             )
         if name in header:
             raise ValueError(
-                f"{where}, line 1: column {name!r} stands there twice; rename or remove one"
+                f"{where}, line 1: column {name!r} appears twice; rename or remove one"
             )
         header[name] = cast(FieldType, kind)
     return header
@@ -129,8 +131,8 @@ def _check_ids(
     for name in ids:
         if name not in header:
             raise ValueError(
-                f"{where}, line 1: no column {name!r}{nearest(name, list(header))}; it has "
-                f"{', '.join(header)}; name the id columns in data.fields.user and data.fields.item"
+                f"{where}, line 1: no column {name!r}; it has {', '.join(header)}; name the id "
+                f"columns in data.fields.user and data.fields.item{did_you_mean(name, header)}"
             )
         if name not in load:
             raise ValueError(

@@ -152,7 +152,7 @@ def _floats(
         return numbers
     index = int(bad.arg_max() or 0)
     row = index if offsets is None else int(np.searchsorted(offsets, index, side="right")) - 1
-    problem = "is no number" if numbers[index] is None else "is not finite"
+    problem = "is not a number" if numbers[index] is None else "is not finite"
     raise ValueError(
         f"{where}, line {layout.first_line + row}: {text[index]!r} in {name!r} {problem}, but the "
         f"type of {name!r} is {layout.fields[name]}; correct the value or remove the line"
@@ -174,12 +174,12 @@ def _complain_of_shape(body: bytes, separator: bytes, layout: Layout, where: str
 
 
 def _complain_of_encoding(body: bytes, layout: Layout, where: str) -> None:
-    """Raise for the first line that is no UTF-8."""
+    """Raise for the first line that is not UTF-8."""
     for number, line in enumerate(body.split(b"\n"), start=layout.first_line):
         try:
             line.decode()
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"{where}, line {number}: byte {line[error.start]:#04x} is no UTF-8; "
+                f"{where}, line {number}: byte {line[error.start]:#04x} is not UTF-8; "
                 "save the file as UTF-8"
             ) from error

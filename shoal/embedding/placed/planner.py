@@ -7,10 +7,10 @@ A config may decide for all tables, or for one.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from shoal.config.errors import did_you_mean
 from shoal.config.schema import StrategySection
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placed.placement import Layout, Placement
@@ -89,10 +89,9 @@ def plan_tables(
     """Choose a placement for every table: from its size, or as the config says."""
     unknown = [name for name in section.tables if name not in tables]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], tables, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ValueError(
-            f"strategy.tables names {unknown[0]!r}{hint}; the model has tables: {', '.join(tables)}"
+            f"strategy.tables names {unknown[0]!r}; the model has tables: {', '.join(tables)}"
+            f"{did_you_mean(unknown[0], tables)}"
         )
     row_bytes = {name: _row_bytes(table, optimizers[name]) for name, table in tables.items()}
     total = {name: (table.rows or 0) * row_bytes[name] for name, table in tables.items()}

@@ -138,8 +138,8 @@ class CoreSoftmax:
         """A step of rows and, if any, bias, whose values and state are given."""
         if self.states._version != self._version:
             raise RuntimeError(
-                "the states of a softmax were changed in place before its rows had learnt: change "
-                "a copy, or set strategy.fused=false"
+                "the states of a softmax were changed in place before its rows were updated: "
+                "change a copy, or set strategy.fused=false"
             )
         factor = scale * self.factor
         shares = self.shares * factor

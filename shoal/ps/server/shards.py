@@ -153,7 +153,7 @@ def load_shards(state: State, values: dict[str, Any]) -> Iterator[None]:
             raise WireError(f"{name!r} holds no rows")
         table = name[len("rows-") :].rsplit("-", 1)[0]
         if table not in numbers:
-            raise WireError(f"the checkpoint has a table {table!r} that the model has not")
+            raise WireError(f"the checkpoint has a table {table!r} that the model does not have")
         path = Path(folder) / name
         try:
             data = path.read_bytes()

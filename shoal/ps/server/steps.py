@@ -2,7 +2,7 @@
 
 sync     a step's gradients wait until every worker's are here, and are applied as one
 async    gradients are applied as they come; a worker far ahead of the slowest one waits
-geo      workers teach copies of their own; what comes is added
+geo      workers update copies of their own; what comes is added
 
 A push that is sent twice is applied once.
 """

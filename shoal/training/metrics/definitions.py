@@ -5,7 +5,6 @@ Definitions, and where they differ from those of other tools, are in docs/metric
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from shoal.config.errors import did_you_mean
 from shoal.training.metrics.pairs import pair_counts
 
 State = dict[str, Tensor]
@@ -371,9 +371,9 @@ def canonical(name: str) -> str:
     """The proper spelling of a metric's name, whatever its case."""
     by_lower = {one.lower(): one for one in METRICS}
     if name.lower() not in by_lower:
-        near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
-        hint = f", did you mean {by_lower[near[0]]}?" if near else ";"
-        raise ValueError(f"unknown metric {name!r}{hint} known are {', '.join(METRICS)}")
+        raise ValueError(
+            f"unknown metric {name!r}; known are {', '.join(METRICS)}{did_you_mean(name, METRICS)}"
+        )
     return by_lower[name.lower()]
 
 

@@ -113,9 +113,9 @@ class Strategy(ABC):
         for name in section.tables:
             if name not in growing:
                 raise ValueError(
-                    f"rows.tables names a table {name!r} that the model has not, or that does not "
-                    f"grow{did_you_mean(name, growing)}; its growing tables are: "
-                    f"{', '.join(growing) or 'none'}"
+                    f"rows.tables names a table {name!r} that the model does not have, or that "
+                    f"does not grow; its growing tables are: {', '.join(growing) or 'none'}"
+                    f"{did_you_mean(name, growing)}"
                 )
         if not section.asked:
             return {}

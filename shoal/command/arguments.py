@@ -1,0 +1,95 @@
+"""The words of a command: config files, overrides, and the folder of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:  # `shoal --help` is quick: torch comes in with the command that needs it
+    from shoal.config import Resolved
+
+# How a run was launched says nothing about how it is evaluated, or continued on other processes.
+ONE_PROCESS = {
+    "launch.nproc": 1,
+    "launch.world_size": -1,
+    "launch.ip": "localhost",
+    "launch.port": 0,
+    "launch.group_offset": 0,
+    "launch.hosts": 0,
+    "launch.host": 0,
+    "launch.servers": 0,
+    "launch.first_server": 0,
+}
+
+
+def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Config files and overrides. `--config_files='a.yaml b.yaml'` is RecBole's way to name files.
+
+    A word after `--key` (without =) is that key's value.
+    """
+    files: list[str] = []
+    overrides: list[str] = []
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-"):
+            (files if "=" not in word else overrides).append(word)
+            continue
+        if "=" not in word and rest and not rest[0].startswith("--"):
+            word = f"{word}={rest.pop(0)}"
+        key, _, value = word.lstrip("-").partition("=")
+        if key in ("m", "o") and not value:
+            what = "-m CONFIG.yaml" if key == "m" else "-o key=value"
+            raise typer.BadParameter(f"-{key} needs a value: {what}")
+        if key == "m":  # PaddleRec's way to name the file, and to override a key
+            files.append(value)
+            continue
+        if key == "o":
+            overrides.append(f"--{value}")
+            while rest and "=" in rest[0] and not rest[0].startswith("-"):
+                overrides.append(f"--{rest.pop(0)}")
+            continue
+        if key.replace("-", "_") in ("config_files", "config_file_list"):
+            files += value.split()
+        else:
+            overrides.append(word)
+    return files, overrides
+
+
+def run_arguments(
+    arguments: list[str], resume: bool, output: str | None
+) -> tuple[list[str], list[str], bool]:
+    """As split_arguments, of a command that trains; and whether a run brings its own config."""
+    files, overrides = split_arguments(arguments)
+    if resume and len(files) == 1 and not Path(files[0]).is_file():
+        output, files = output or files[0], []
+    is_run = bool(resume and not files and output)
+    if is_run:
+        files = [str(run_config(str(output)))]
+    if output is not None:
+        overrides.append(f"--run.output={json.dumps(output)}")
+    return files, overrides, is_run
+
+
+def check_resumable(resolved: Resolved, resume: bool) -> None:
+    """Refuse to resume nothing."""
+    if resume and resolved.config.run.output is None:
+        raise typer.BadParameter(
+            "--resume needs the run's folder: --output DIR, or the folder itself"
+        )
+
+
+def key_of(override: str) -> str:
+    """`--launch.nproc=2` -> `launch.nproc`"""
+    return override.lstrip("-").partition("=")[0].replace("-", "_")
+
+
+def run_config(folder: str) -> Path:
+    """The config of a run's folder."""
+    from shoal.training.run_folder import RunFolder
+
+    RunFolder(folder).check_is_run()
+    return Path(folder) / "config.yaml"

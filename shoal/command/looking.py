@@ -1,0 +1,57 @@
+"""Commands that look things up or fetch them: configs, models, data sets, keys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.command.arguments import split_arguments
+
+
+def models() -> None:
+    """List the models."""
+    from shoal.models import MODELS
+
+    for name in MODELS:
+        typer.echo(name)
+
+
+def config_show(context: typer.Context) -> None:
+    """Print the resolved config with the origin of every value."""
+    from shoal import config as room
+    from shoal.runs.run import resolve
+
+    typer.echo(room.show(resolve(*split_arguments(context.args))))
+
+
+def config_schema() -> None:
+    """Print a JSON schema of the config for editors."""
+    from shoal import config as room
+    from shoal.models import MODELS, lookup
+
+    typer.echo(json.dumps(room.json_schema(dict(lookup(name) for name in MODELS)), indent=2))
+
+
+def data_fetch(
+    name: Annotated[str, typer.Argument(help="ml-100k, ml-1m or ml-20m")],
+    to: Annotated[str, typer.Option(help="Folder that holds data sets.")] = "dataset",
+) -> None:
+    """Download an official MovieLens archive, check it and unpack it.
+
+    SHOAL_MIRROR may name a folder or a URL that holds the archives.
+    """
+    from shoal.data.fetch import fetch
+
+    typer.echo(f"{name}: {fetch(name, Path(to))}")
+
+
+def keys_make(
+    folder: Annotated[str, typer.Argument(help="A new folder for the keys.")],
+) -> None:
+    """Make the keys that workers and servers of different hosts know each other by."""
+    from shoal.ps.keys import make_keys
+
+    typer.echo(f"{make_keys(folder)}: copy it to every host and set strategy.ps.keys")

@@ -1,0 +1,96 @@
+"""Commands that train: `shoal train`, `shoal launch`, and the servers it starts."""
+
+from __future__ import annotations
+
+import math
+import signal
+from typing import Annotated
+
+import typer
+
+from shoal.command.arguments import ONE_PROCESS, check_resumable, key_of, run_arguments
+from shoal.command.ending import leave, print_result
+
+
+def train(
+    context: typer.Context,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Continue the run in --output (or in the folder given)."),
+    ] = False,
+    output: Annotated[str | None, typer.Option(help="Folder of the run.")] = None,
+) -> None:
+    """Train from CONFIG.yaml files (and overrides); evaluate and test the best checkpoint."""
+    from shoal.launch.ranks import follow_launcher, is_launched
+    from shoal.runs import run
+    from shoal.world.world import is_first, is_worker
+
+    if is_worker():
+        follow_launcher()
+    files, overrides, is_run = run_arguments(context.args, resume, output)
+    counted = any(key_of(word) in ("nproc", "launch.nproc", "world_size") for word in overrides)
+    values = ONE_PROCESS if is_run and counted else None  # not half of how it was launched before
+    resolved = run.resolve(files, overrides, values, "shoal train --resume")
+    check_resumable(resolved, resume)
+    result = run.train(resolved, resume)
+    if result and is_first() and not is_launched():
+        print_result(result)
+        typer.echo(f"run: {result['folder']}")
+
+
+def launch(
+    context: typer.Context,
+    worker_num: Annotated[int | None, typer.Option("--worker_num", help="Workers here.")] = None,
+    server_num: Annotated[int | None, typer.Option("--server_num", help="Servers here.")] = None,
+    workers: Annotated[str | None, typer.Option(help="HOST:PORT,… of all workers.")] = None,
+    servers: Annotated[str | None, typer.Option(help="HOST:PORT,… of all servers.")] = None,
+    role: Annotated[str | None, typer.Option(help="Run only this: worker or server.")] = None,
+    index: Annotated[int, typer.Option(help="With --role: which of them.")] = 0,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Continue the run in --output (or in the folder given)."),
+    ] = False,
+    output: Annotated[str | None, typer.Option(help="Folder of the run.")] = None,
+) -> None:
+    """Train with parameter servers: `shoal launch --worker_num=2 --server_num=1 CONFIG.yaml`.
+
+    On many hosts run the same command with --workers and --servers on each of them. PaddleRec's
+    `-m CONFIG.yaml -o key=value` works too.
+    """
+    from shoal.launch.roles import find_roles
+    from shoal.runs import run
+    from shoal.world.world import is_worker
+
+    if is_worker():
+        raise ValueError("shoal launch starts processes itself; run it without torchrun")
+    roles = find_roles(worker_num, server_num, workers, servers, role, index)
+    files, overrides, _ = run_arguments(context.args, resume, output)
+    resolved = run.resolve_with_roles(files, overrides, roles)
+    check_resumable(resolved, resume)
+    result = run.train(resolved, resume)
+    if result:
+        print_result(result)
+        typer.echo(f"run: {result['folder']}")
+
+
+def serve(
+    bind: Annotated[str, typer.Option(help="HOST:PORT; port 0: any.")] = "127.0.0.1:0",
+    index: Annotated[int, typer.Option(help="Number of this server.")] = 0,
+    keys: Annotated[str | None, typer.Option(help="Folder of `shoal keys make`.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds of silence before giving up.")] = 10.0,
+    threads: Annotated[int, typer.Option(help="Threads for rows.")] = 1,
+    announce: Annotated[str | None, typer.Option(help="File to write the address to.")] = None,
+    patience: Annotated[float, typer.Option(help="Seconds to wait for a worker.")] = math.inf,
+) -> None:
+    """One parameter server; `shoal launch` starts them."""
+    from shoal.launch.ranks import follow_launcher, is_launched
+    from shoal.ps.keys import read_keys
+    from shoal.ps.server.server import run_server
+    from shoal.training.run_folder import start_logging
+
+    if is_launched():
+        follow_launcher()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us hears it, and tells us
+    start_logging("info", 0)
+    found = None if keys is None else read_keys(keys, "server")
+    leave(run_server(bind, index, found, timeout, threads, announce, patience))

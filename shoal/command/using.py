@@ -1,0 +1,53 @@
+"""Commands that use a trained run: `shoal eval` and `shoal recommend`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from shoal.command.arguments import ONE_PROCESS, split_arguments
+from shoal.command.ending import print_result
+
+
+def evaluate(
+    context: typer.Context,
+    run: Annotated[str, typer.Argument(help="Folder of a run.")],
+    output: Annotated[str | None, typer.Option(help="Write result.json into this folder.")] = None,
+) -> None:
+    """Evaluate a run's best checkpoint again, on any number of processes."""
+    from shoal.launch.ranks import follow_launcher, launch
+    from shoal.runs.trained import evaluate_run, open_config
+    from shoal.world.world import is_first, is_worker
+
+    if is_worker():
+        follow_launcher()
+    files, overrides = split_arguments(context.args)
+    if files:
+        raise typer.BadParameter(f"unexpected argument {files[0]}")
+    resolved = open_config(run, overrides, dict(ONE_PROCESS))
+    section = resolved.config.launch
+    if not is_worker() and (section.nproc > 1 or section.world_size > 1):
+        extra = [] if output is None else ["--output", output]
+        launch(["eval", run, *extra, *overrides], section)
+        return
+    result = evaluate_run(run, resolved, output)
+    if is_first():
+        print_result(result)
+
+
+def recommend(
+    run: Annotated[str, typer.Argument(help="Folder of a run.")],
+    user: Annotated[str, typer.Option(help="A user's id as the data has it.")],
+    topk: Annotated[int, typer.Option(help="How many items.")] = 10,
+) -> None:
+    """The best items for one user; original ids in and out."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from shoal.runs.trained import recommend
+
+    table = Table("rank", "item", "score", title=f"for user {user}")
+    for number, (item, score) in enumerate(recommend(run, user, topk), start=1):
+        table.add_row(str(number), item, f"{score:.4f}")
+    Console().print(table)

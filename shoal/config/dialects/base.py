@@ -1,0 +1,133 @@
+"""What a dialect is: a tool's name, a table of its keys, and help with their spelling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal.config.sources import Layer, Origin
+from shoal.config.yaml_io import inline
+
+Named = tuple[Any, Origin]  # a model as a source names it, and where
+
+
+@dataclass
+class Translation:
+    """What one key says in Shoal's words."""
+
+    values: dict[str, Any] = field(default_factory=dict)  # dotted key -> value
+    # What the key implies without saying it; a spelled-out value of the same source wins.
+    implied: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    per_process: set[str] = field(default_factory=set)  # keys to multiply by the processes
+
+
+@dataclass(frozen=True)
+class Row:
+    """One key: what it sets, how it is read, and the rule in words (for the docs)."""
+
+    key: str
+    targets: tuple[str, ...]
+    rule: str
+    read: Callable[[Any], Translation]
+
+    def translate(self, value: Any) -> Translation:
+        """Says the key in Shoal's words; ValueError where it cannot be honoured."""
+        # `None` on a command line is Python's in these tools; YAML alone would read it as text.
+        return self.read(None if value == "None" else value)
+
+
+class Dialect:
+    """The keys of one tool, as the sources of one config (weakest first) use them.
+
+    A dialect overrides what it needs; a table of flat keys is all that most have.
+    """
+
+    tool = ""  # its name in messages
+    sections: Sequence[str] = ()  # keys at the top that hold a mapping of its keys
+    note = ""  # a line for the log where its defaults hold
+
+    def __init__(self, sources: Sequence[Layer]):
+        self.sources = sources
+        self.model = ""
+        self.options: Collection[str] | None = ()  # model.KEY; None: there is no such model
+
+    def name_model(self, named: Named | None) -> Named | None:
+        """The model that is meant, from what the sources name (None: nothing)."""
+        return named
+
+    def meet(self, model: str, options: Collection[str] | None) -> None:
+        """The model is chosen: what a key means may depend on it."""
+        self.model, self.options = model, options
+
+    def defaults(self) -> Mapping[str, Any]:
+        """What holds in the tool where nothing is given; nothing where no source speaks it."""
+        return {}
+
+    def knows(self, key: str, source: Layer) -> bool:
+        """Whether a key at the top of a source is the tool's."""
+        raise NotImplementedError
+
+    def leaves(
+        self, key: str, value: Any, source: Layer
+    ) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+        """(the tool's name of a key, its value, the keys that lead to it) of all below `key`."""
+        yield key, value, (key,)
+
+    def row(self, name: str) -> Row:
+        """How a key is read; ValueError if the tool has no such key."""
+        raise NotImplementedError
+
+    def words(self) -> Mapping[str, str]:
+        """Words that may be meant by an unknown key, each with how it is shown."""
+        return {}
+
+    def shown(self, rows: Iterable[Row]) -> dict[str, str]:
+        """The keys of a table as `words`, with what each stands for."""
+        targets = {row.key: ", ".join(row.targets) for row in rows}
+        return {
+            key: f"{key} ({self.tool}'s spelling of {names})" if names else key
+            for key, names in targets.items()
+        }
+
+
+# Kinds of rows -----------------------------------------------------------------------------------
+
+
+def same(key: str, target: str, rule: str = "the same") -> Row:
+    """The value as it is."""
+    return Row(key, (target,), rule, lambda value: Translation({target: value}))
+
+
+def read_as(key: str, target: str, convert: Callable[[Any], Any], rule: str) -> Row:
+    """One value, converted; a ValueError of `convert` refuses it."""
+    return Row(key, (target,), rule, lambda value: Translation({target: convert(value)}))
+
+
+def only(key: str, harmless: Sequence[Any], reason: str) -> Row:
+    """Sets nothing: only values that change nothing are accepted, others are refused."""
+
+    def read(value: Any) -> Translation:
+        # 0 == False in Python; here a number is not a truth value.
+        if any(type(value) is type(ok) and value == ok for ok in harmless):
+            return Translation()
+        raise ValueError(f"{inline(value)} is refused: {reason}")
+
+    accepted = ", ".join(f"`{inline(value)}`" for value in harmless)
+    return Row(key, (), f"only {accepted}: {reason}", read)
+
+
+def free(key: str, reason: str, note: bool = False) -> Row:
+    """Sets nothing and changes nothing, whatever its value; `note` says so in the log."""
+    notes = [f"{key} has no effect: {reason}"] if note else []
+    return Row(key, (), f"any value, no effect: {reason}", lambda _: Translation(notes=[*notes]))
+
+
+def refused(key: str, reason: str) -> Row:
+    """Never accepted."""
+
+    def read(value: Any) -> Translation:
+        raise ValueError(f"is refused: {reason}")
+
+    return Row(key, (), f"refused: {reason}", read)

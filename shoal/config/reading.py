@@ -1,0 +1,178 @@
+"""From the sources of a config to values by dotted key, each checked and with its place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shoal.config.dialects.base import Dialect
+from shoal.config.errors import nearest
+from shoal.config.keys import LEAVES, OPTIONAL, SECTIONS, Leaf, given
+from shoal.config.sources import BARE, Layer, Origin
+from shoal.config.spelling import ALIKE, COMMANDS, unknown
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value with its place. An implied one gives way to a spelled-out one of its source."""
+
+    value: Any
+    origin: Origin
+    implied: bool = False
+    per_process: bool = False
+
+
+class Reader:
+    """Turns layers into values by dotted key, and collects what is wrong with them."""
+
+    def __init__(
+        self,
+        model: str,
+        options: dict[str, Leaf] | None,
+        dialects: Sequence[Dialect],
+        errors: list[str],
+    ):
+        self.model, self.options, self.dialects = model, options or {}, dialects
+        self.options_known = options is not None
+        self.words = dict(COMMANDS)
+        for dialect in dialects:
+            self.words |= dialect.words()
+        self.errors = errors
+        self.notes: list[str] = []
+        self.failed: set[str] = set()  # keys whose given value could not be used
+
+    def read(self, layer: Layer) -> dict[str, Value]:
+        """All values of one source. Saying the same thing twice in it is an error."""
+        self.layer, self.found = layer, {}  # type: ignore[var-annotated]
+        for key, value in layer.values.items():
+            try:
+                self._top(key, value)
+            except ValueError as error:
+                self._error((key,), f"{error}")
+        for section in OPTIONAL & self.found.keys():
+            for key in self.found:
+                if key.startswith(section + ".") and self.found[section].value is None:
+                    self._twice(key, self.found[section].origin, self.found[key].origin)
+        return self.found
+
+    def _top(self, key: str, value: Any) -> None:
+        """Decides whose key it is: another tool's, Shoal's, or a flat option of the model."""
+        is_option = f"model.{key}" in self.options
+        theirs = next((one for one in self.dialects if one.knows(key, self.layer)), None)
+        if theirs and is_option and not theirs.row(key).targets:
+            theirs = None  # a key that sets nothing gives way to the option of its name
+        if theirs:
+            self._foreign(theirs, key, value)
+        elif key in SECTIONS or "." in key:
+            self._native(key, value, (key,))
+        elif is_option:
+            self._set(f"model.{key}", value, self.layer.origin((key,)), key)
+        elif self.options_known:
+            self._error((key,), self._unknown(key, value))
+        # Else it may be an option of the model that could not be found: that error stands already.
+
+    def _unknown(self, key: str, value: Any) -> str:
+        """Says that nobody knows a key at the top, and which was meant."""
+        if isinstance(value, dict):
+            for dialect in self.dialects:
+                if found := nearest(key, dialect.sections, ALIKE):
+                    return (
+                        f"unknown key {key}; did you mean {found}, a section of {dialect.tool}'s?"
+                    )
+        text = unknown(key, self.options, self.words)
+        if "did you mean" in text:
+            return text
+        tools = ", ".join(dialect.tool for dialect in self.dialects)
+        names = ", ".join(name[6:] for name in self.options) or "none"
+        return (
+            f"unknown key {key}: neither a key of Shoal nor one of another tool ({tools}), nor an "
+            f"option of {self.model} (its options: {names})"
+        )
+
+    def _native(self, key: str, value: Any, path: tuple[str, ...]) -> None:
+        """A key of the schema: sections are walked down to their leaves."""
+        if key in SECTIONS:
+            if isinstance(value, dict) and value:
+                for name, inner in value.items():
+                    self._native(f"{key}.{name}", inner, (*path, name))
+            elif key in OPTIONAL and value in (None, {}):
+                self._put(key, Value(value, self.layer.origin(path)))
+            elif isinstance(value, str) and f"{key}.name" in LEAVES:
+                self._native(f"{key}.name", value, path)  # `model: BPR`, `strategy: ddp`
+            elif value not in (None, {}):
+                shown = "no value" if value is BARE else given(value)
+                keys = ", ".join(SECTIONS[key].model_fields).replace("options", "its options")
+                self._error(path, f"{key}: given {shown}; it is a section of {keys}")
+        elif key in LEAVES or key in self.options:
+            self._set(key, value, self.layer.origin(path), path[0])
+        elif self.options_known or not key.startswith("model."):
+            self._error(path, unknown(key, self.options, self.words))
+
+    def _foreign(self, dialect: Dialect, key: str, value: Any) -> None:
+        """A key of another tool, or a section of such keys."""
+        for name, said, path in dialect.leaves(key, value, self.layer):
+            try:
+                self._translate(dialect, name, said, path)
+            except ValueError as error:
+                self._error(path, f"{error}")
+
+    def _translate(self, dialect: Dialect, name: str, value: Any, path: tuple[str, ...]) -> None:
+        row = dialect.row(name)
+        place = self.layer.origin(path)
+        origin = Origin(place.source, place.line, row.key, dialect.tool)
+        if value is BARE:
+            if not (row.targets and LEAVES.get(row.targets[0], Leaf(str)).is_switch):
+                raise ValueError(f"has no value; write --{row.key}=VALUE")
+            value = True
+        try:
+            translation = row.translate(value)
+        except ValueError as error:
+            self.failed |= set(row.targets)
+            raise ValueError(f"{dialect.tool} key {row.key}: {error}") from None
+        self.notes += [f"{place}: {note}" for note in translation.notes]
+        for key, said in translation.values.items():
+            if key in OPTIONAL:
+                self._put(key, Value(said, origin))
+            else:
+                self._set(key, said, origin, path[0])
+        for key, said in translation.implied.items():
+            self._set(key, said, origin, path[0], implied=True)
+        for key in translation.per_process & self.found.keys():
+            self.found[key] = replace(self.found[key], per_process=True)
+
+    def _set(self, key: str, value: Any, origin: Origin, top: str, implied: bool = False) -> None:
+        """Checks a leaf's value against its type and keeps it."""
+        leaf = LEAVES.get(key) or self.options[key]
+        if value is BARE:
+            if not leaf.is_switch:
+                self.errors.append(f"{origin}: {key} has no value; write --{top}=VALUE")
+                return
+            value = True
+        # On a command line all is text: what YAML takes for a number may be meant as a name.
+        text = self.layer.texts.get(top)
+        if leaf.is_text and text is not None and not isinstance(value, str):
+            value = None if value is None and leaf.is_optional else text
+        try:
+            value = leaf.check(value, key)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{key}: given {given(value)}; allowed: a finite number")
+        except ValueError as error:
+            self.failed.add(key)
+            self.errors.append(f"{origin}: {error}")
+            return
+        self._put(key, Value(value, origin, implied))
+
+    def _put(self, key: str, new: Value) -> None:
+        old = self.found.get(key)
+        if old is None or old.implied:
+            self.found[key] = new
+        elif not new.implied:
+            self._twice(key, old.origin, new.origin)
+
+    def _twice(self, key: str, first: Origin, second: Origin) -> None:
+        self.errors.append(f"{second}: {key} is set twice, first at {first}; keep one of them")
+
+    def _error(self, path: tuple[str, ...], text: str) -> None:
+        self.errors.append(f"{self.layer.origin(path)}: {text}")

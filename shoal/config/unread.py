@@ -1,0 +1,109 @@
+"""Which strategies read which keys. What nobody reads is named in the log, or refused.
+
+A note is the rule: one config is used under several strategies, to compare them, and their losses
+are equal. Refused is what a user would count on and not get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shoal.config.keys import LEAVES
+from shoal.config.schema import Config
+from shoal.config.yaml_io import inline
+
+
+@dataclass(frozen=True)
+class Readers:
+    """The strategies that read a key; `ps async` and `ps geo` are modes of the servers."""
+
+    strategies: tuple[str, ...]
+    refused: bool = False
+
+    @property
+    def text(self) -> str:
+        names = []
+        for strategy in self.strategies:
+            name, _, mode = strategy.partition(" ")
+            names.append(f"{name} with strategy.ps.mode={mode}" if mode else name)
+        return f"strategy.name={' or '.join(names)}"
+
+
+SHARDED, SERVERS = Readers(("sharded",)), Readers(("ps",))
+READ_BY = {
+    "strategy.backend": Readers(("sharded",), refused=True),
+    "strategy.place": SHARDED,
+    "strategy.row_by": SHARDED,
+    "strategy.tables": SHARDED,
+    "strategy.replicate_below": SHARDED,
+    "strategy.memory": SHARDED,
+    "strategy.overlap": SHARDED,
+    "strategy.fused": Readers(("single", "ddp", "sharded")),
+    "strategy.graph": Readers(("single",), refused=True),  # on a GPU, see `refuse_unread`
+    "strategy.ps.mode": SERVERS,
+    "strategy.ps.dense": SERVERS,
+    "strategy.ps.geo_step": Readers(("ps geo",)),
+    "strategy.ps.ahead": SERVERS,
+    "strategy.ps.staleness": Readers(("ps async",)),
+    "strategy.ps.addresses": SERVERS,
+    "strategy.ps.keys": Readers(("ps",), refused=True),  # nothing would be encrypted
+    "strategy.ps.plain": SERVERS,
+    "strategy.ps.bfloat16": SERVERS,
+    "strategy.ps.compress": SERVERS,
+    "strategy.ps.timeout": SERVERS,
+    "launch.servers": Readers(("ps",), refused=True),  # servers that no worker ever calls
+    "launch.first_server": SERVERS,
+    "checkpoint.whole_every": SERVERS,
+}
+
+
+def unread(config: Config, processes: int | None = None) -> Iterator[tuple[str, str, Readers]]:
+    """(key, what is wrong, its readers) of every key that says something nobody reads.
+
+    `processes`: how many there are, where that is known; strategy auto depends on it.
+    """
+    name = config.strategy.name
+    own = {name, f"{name} {config.strategy.ps.mode}"}
+    if name == "auto":
+        several = config.launch.nproc > 1 or config.launch.world_size > 1
+        own = {"ddp"} if several or (processes or 1) > 1 else {"single"}
+        if processes is None:
+            own.add("ddp")  # another launcher may have started several
+    for key, readers in READ_BY.items():
+        if value_of(config, key) != LEAVES[key].default and not own & set(readers.strategies):
+            text = f"has no effect under strategy {name}; it is read under {readers.text}"
+            yield key, text, readers
+
+
+def value_of(config: Config, key: str) -> object:
+    """The value under a dotted key."""
+    value: object = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def notes(config: Config) -> list[str]:
+    """A line about every key without effect that is no error."""
+    return [f"{key} {text}" for key, text, readers in unread(config) if not readers.refused]
+
+
+def refusals(config: Config, processes: int | None = None) -> Iterator[tuple[str, str]]:
+    """(key, what is wrong and the remedy) of every key without effect that is an error."""
+    for key, text, readers in unread(config, processes):
+        if readers.refused:
+            default = inline(LEAVES[key].default)
+            given = inline(value_of(config, key))
+            yield key, f"given {given}, which {text}: choose that, or set {key}={default}"
+
+
+def refuse_unread(config: Config, processes: int, device: str) -> None:
+    """The same where the processes have started: what auto became and the device are known."""
+    for key, text in refusals(config, processes):
+        raise ValueError(f"{key}: {text}")
+    if config.strategy.graph and device != "cuda":
+        raise ValueError(
+            "strategy.graph: given true, but steps are recorded as CUDA graphs, and this process "
+            f"computes on {device}: set strategy.graph=false, or run.device=cuda"
+        )

@@ -1,0 +1,100 @@
+"""Dialects: a new one is a file and its name; the loader knows none of them."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from config_models import errors, models, resolve
+
+import shoal.config
+from shoal.config import dialects, load
+from shoal.config.dialects.base import Dialect, Row, read_as, refused, same
+from shoal.config.sources import Layer
+
+ROWS = {
+    row.key: row
+    for row in (
+        same("trainer.n_epochs", "train.epochs"),
+        read_as("trainer.lr_exponent", "train.optimizer.lr", lambda value: 10.0**value, "10^x"),
+        refused("trainer.magic", "there is none"),
+    )
+}
+
+
+class Tables(Dialect):
+    """A tool whose files have tables, as TOML has: [trainer] with keys below it."""
+
+    tool = "Tables"
+    sections = ("trainer",)
+    note = "a config of Tables"
+
+    def defaults(self) -> dict[str, Any]:
+        spoken = any("trainer" in source.values for source in self.sources)
+        return {"run.seed": 5} if spoken else {}
+
+    def knows(self, key: str, source: Layer) -> bool:
+        return key == "trainer"
+
+    def leaves(self, key: str, value: Any, source: Layer) -> Any:
+        for name, said in value.items():
+            yield f"{key}.{name}", said, (key, name)
+
+    def row(self, name: str) -> Row:
+        if name not in ROWS:
+            raise ValueError(f"Tables has no key {name}")
+        return ROWS[name]
+
+    def words(self) -> dict[str, str]:
+        return self.shown(ROWS.values())
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("shoal.config.dialects.tables")
+    module.DIALECT = Tables  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(dialects, "NAMES", ["tables", *dialects.NAMES])
+
+
+@pytest.mark.usefixtures("tables")
+def test_a_file_and_a_name_are_enough() -> None:
+    given = {"trainer": {"n_epochs": 7, "lr_exponent": -2}}
+    resolved = load([], ["--seq_separator=|"], given, models=models)
+    assert resolved.config.train.epochs == 7 and resolved.config.train.optimizer.lr == 0.01
+    assert resolved.config.run.seed == 5 and resolved.notes == ["a config of Tables"]
+    assert resolved.origins["train.epochs"] == "python (Tables key trainer.n_epochs)"
+    assert resolved.origins["run.seed"] == "default of Tables"
+    assert resolve("--epochs=3").config.run.seed == 2020  # nobody speaks it
+
+
+@pytest.mark.usefixtures("tables")
+def test_its_errors_and_hints() -> None:
+    assert errors(trainer={"magic": 1, "n_epochs": 2, "colour": 3}) == [
+        "python: Tables key trainer.magic: is refused: there is none",
+        "python: Tables has no key trainer.colour",
+    ]
+    (error,) = errors(trainr={"n_epochs": 2})
+    assert error.endswith("did you mean trainer, a section of Tables's?")
+    (error,) = errors(**{"trainr.n_epochs": 2})
+    assert "did you mean trainer.n_epochs (Tables's spelling of train.epochs)?" in error
+
+
+def test_only_the_list_knows_dialects_by_name() -> None:
+    """Outside of their folder nothing imports a dialect, nor has its name in a string."""
+    room = Path(shoal.config.__file__).parent
+    for path in room.glob("*.py"):
+        tree = ast.parse(path.read_text())
+        found = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        found += [
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom | ast.Import)
+            for alias in node.names
+        ]
+        for name in dialects.NAMES:
+            assert not any(name in one.split(".")[-1] for one in found), f"{path.name}: {name}"
