@@ -24,7 +24,7 @@ using namespace shoal;
 namespace {
 
 // What Python may call, and how. Raised whenever that changes, here and in shoal/world/core.py.
-constexpr int kInterface = 3;
+constexpr int kInterface = 4;
 
 // Fewer parts for little work: waking a thread costs what it does in some ten microseconds.
 int parts_for(size_t values, int threads) {
@@ -116,7 +116,7 @@ namespace {
 // steps: (size, eps, lr, keep) of each table, one after the other.
 int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std::vector<size_t>& n,
              const Addresses& grads, const Addresses& sources, const Addresses& coefficients,
-             const Addresses& clicks, const std::vector<float>& steps, const std::vector<uint64_t>& counts, int threads) {
+             const Addresses& clicks, const Addresses& shows, const std::vector<float>& steps, const std::vector<uint64_t>& counts, int threads) {
   const int64_t wrong = find_outside(tables, ids, n);
   if (wrong >= 0) return wrong;
   size_t values = 0;
@@ -129,6 +129,7 @@ int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std:
     p.source = at<uint32_t>(sources[t]);
     p.coefficient = at<float>(coefficients[t]);
     p.clicks = at<float>(clicks[t]);
+    p.shows = at<float>(shows[t]);
     p.size = steps[4 * t];
     p.eps = steps[4 * t + 1];
     p.lr = steps[4 * t + 2];

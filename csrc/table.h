@@ -77,6 +77,7 @@ struct Push {
   const uint32_t* source = nullptr;    // see Apply
   const float* coefficient = nullptr;  // see Apply
   const float* clicks = nullptr;       // [n]; null: none
+  const float* shows = nullptr;        // [n]: how often each was shown; null: once
   float size = 0, eps = 0, lr = 0, keep = 1;
   uint64_t step = 0;
 };

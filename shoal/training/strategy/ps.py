@@ -83,7 +83,9 @@ class ParameterServers(Strategy):
             dense=dense if self.dense_at_servers else [],
         )
         keys = None if section.keys is None else read_keys(section.keys, "worker")
-        self.client = Client(section.addresses, self.world.rank, keys, section.timeout)
+        self.client = Client(
+            section.addresses, self.world.rank, keys, section.timeout, plain=section.plain
+        )
         self.client.flags = BFLOAT16 * section.bfloat16 | COMPRESSED * section.compress
         self.client.hello(self.spec, self.join_timeout)
         stores = {t.name: Remote(t, k, self.client) for k, t in enumerate(tables.values())}
