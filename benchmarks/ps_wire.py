@@ -1,4 +1,4 @@
-"""A pull over loopback beside a bare ZeroMQ echo of the same bytes; with and without CURVE.
+"""A pull beside a bare ZeroMQ echo of the same bytes: over loopback, with CURVE, by Unix sockets.
 
     python benchmarks/ps_wire.py [--rounds 300] [--ids 10000000]
 
@@ -28,20 +28,22 @@ import zmq
 
 from shoal.config.schema import OptimizerSection
 from shoal.embedding.table import Init, Table
+from shoal.ps.address import endpoint
 from shoal.ps.curve import Gate, use_keys
 from shoal.ps.keys import make_keys, read_keys
+from shoal.ps.memory import keep_freed_memory
 from shoal.ps.server.server import Server
 from shoal.ps.spec import Spec, TableSpec
 from shoal.ps.worker.client import Client, Share
 
 
-def echo(queue: Any, size: int, folder: str | None) -> None:
+def echo(queue: Any, size: int, folder: str | None, bind: str) -> None:
     """Answer every message with `size` bytes, zeros or such as were written: its byte 0 says."""
     context = zmq.Context()
     socket = context.socket(zmq.ROUTER)
     if folder is not None:
         Gate(context, socket, read_keys(folder, "server"))
-    socket.bind("tcp://127.0.0.1:0")
+    socket.bind(endpoint(bind))
     queue.put(socket.getsockopt_string(zmq.LAST_ENDPOINT))
     answers = bytes(size), os.urandom(size)
     while True:
@@ -50,10 +52,11 @@ def echo(queue: Any, size: int, folder: str | None) -> None:
         socket.send_multipart([address, b"x" * 40, answer], copy=size < 1 << 16)
 
 
-def serve(queue: Any, folder: str | None, index: int = 0) -> None:
+def serve(queue: Any, folder: str | None, index: int = 0, bind: str = "127.0.0.1:0") -> None:
     torch.set_num_threads(1)
+    keep_freed_memory()
     keys = None if folder is None else read_keys(folder, "server")
-    server = Server("127.0.0.1:0", index, keys, timeout=600, threads=1)
+    server = Server(bind, index, keys, timeout=600, threads=1)
     queue.put((index, server.address))
     server.serve()
 
@@ -82,10 +85,12 @@ def make_client(addresses: list[str], dim: int, folder: str | None = None) -> Cl
     return client
 
 
-def compare(rows: int, dim: int, rounds: int, folder: str | None) -> None:
-    """One line: ms of a pull and of the echoes."""
-    serving, (_, address) = start(serve, folder)
-    echoing, place = start(echo, rows * dim * 4, folder)
+def compare(rows: int, dim: int, rounds: int, how: str, scratch: str) -> None:
+    """One line: ms of a pull and of the echoes; how: plain, CURVE or ipc."""
+    folder = f"{scratch}/keys" if how == "CURVE" else None
+    binds = [f"ipc://{scratch}/{rows}.{k}" if how == "ipc" else "127.0.0.1:0" for k in range(2)]
+    serving, (_, address) = start(serve, folder, 0, binds[0])
+    echoing, place = start(echo, rows * dim * 4, folder, binds[1])
     client = make_client([address], dim, folder)
     ids = torch.randperm(10 * rows)[:rows] * 977
     share = Share(0, ids, [rows])
@@ -114,7 +119,6 @@ def compare(rows: int, dim: int, rounds: int, folder: str | None) -> None:
             if turn >= 10:
                 times[place].append(time.perf_counter() - begun)
     pulled, *echoed = (1e3 * statistics.median(spent) for spent in times)
-    how = "CURVE" if folder else "plain"
     line = "".join(f"{one:10.3f} ms{pulled / one:8.2f} ×" for one in echoed)
     print(f"  {rows:>7,} × {dim} {how:<6}{pulled:10.3f} ms{line}")
     client.close()
@@ -162,13 +166,14 @@ def main() -> None:
     parser.add_argument("--ids", type=int, default=10_000_000)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()
     print(f"torch {torch.__version__}, zmq {zmq.zmq_version()}, {platform.machine()}")
     print("  rows                     pull        echo of zeros      echo of written bytes")
     with tempfile.TemporaryDirectory() as folder:
-        keys = str(make_keys(f"{folder}/keys"))
+        make_keys(f"{folder}/keys")
         for rows, dim in ((8, 64), (20_000, 64)):
-            for how in (None, keys):
-                compare(rows, dim, options.rounds, how)
+            for how in ("plain", "CURVE", "ipc"):
+                compare(rows, dim, options.rounds, how, folder)
     if options.ids:
         many_ids(options.ids)
 

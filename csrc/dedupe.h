@@ -23,6 +23,7 @@ struct Scratch {
   size_t occurrences = 0, distinct = 0;
   std::vector<uint32_t> counts, starts, order;
   std::vector<float> sums, clicks;
+  std::vector<double> shows;  // whole numbers: exact
   std::vector<char*> records;
   std::vector<float> floats;
 };

@@ -107,8 +107,9 @@ namespace {
 // sources and coefficients: see Apply; address 0: none.
 int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std::vector<size_t>& n,
              const Addresses& grads, const Addresses& sources, const Addresses& coefficients,
-             const Addresses& clicks, const std::vector<StepNumbers>& numbers,
-             const std::vector<uint64_t>& counts, int threads) {
+             const Addresses& clicks, const Addresses& shows,
+             const std::vector<StepNumbers>& numbers, const std::vector<uint64_t>& counts,
+             int threads) {
   const int64_t wrong = find_outside(tables, ids, n);
   if (wrong >= 0) return wrong;
   size_t values = 0;
@@ -121,6 +122,7 @@ int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std:
     p.source = at<uint32_t>(sources[t]);
     p.coefficient = at<float>(coefficients[t]);
     p.clicks = at<float>(clicks[t]);
+    p.shows = at<float>(shows[t]);
     p.now = numbers[t];
     p.step = counts[t];
     values += n[t] * static_cast<size_t>(tables[t]->dim());

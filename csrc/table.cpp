@@ -198,8 +198,9 @@ void Table::find_or_insert(const Push& push, Scratch& s) {
       uint32_t row = s.rows[u];
       if (spec_.counted) {
         const float clicks = push.clicks == nullptr ? 0.0f : s.clicks[u];
+        const double shows = push.shows == nullptr ? s.counts[u] : s.shows[u];
         s.records[u] = admitted_record(shard, row, push, s.ids[u], s.hashes[u],
-                                       static_cast<float>(s.counts[u]), clicks);
+                                       static_cast<float>(shows), clicks);
       } else {
         if (row == kNoRow) row = insert(shard, s.ids[u], s.hashes[u]);
         note_change(shard.changed, row);
@@ -223,6 +224,11 @@ void Table::push(const Push& push, int part, int parts) {
       s.clicks.assign(s.distinct, 0.0f);
       for (size_t k = 0; k < s.occurrences; ++k)
         s.clicks[s.distinct_of[k]] += push.clicks[s.position[k]];
+    }
+    if (push.shows != nullptr) {
+      s.shows.assign(s.distinct, 0.0);
+      for (size_t k = 0; k < s.occurrences; ++k)
+        s.shows[s.distinct_of[k]] += push.shows[s.position[k]];
     }
     find_or_insert(push, s);
   } else {

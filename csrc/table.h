@@ -84,6 +84,7 @@ struct Push {
   const uint32_t* source = nullptr;    // see Apply
   const float* coefficient = nullptr;  // see Apply
   const float* clicks = nullptr;       // [n]; null: none
+  const float* shows = nullptr;        // [n]: how often each was shown; null: once
   StepNumbers now;
   uint64_t step = 0;
 };

@@ -6,7 +6,7 @@ import multiprocessing
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -81,11 +81,13 @@ def serving(count: int = 1, **options: Any) -> Iterator[Threads]:
 
 
 @contextmanager
-def server_process(folder: Path, **options: Any) -> Iterator[tuple[Any, str]]:
+def server_process(
+    place: Path, run: Callable[..., Any] = run_server, **options: Any
+) -> Iterator[tuple[Any, str]]:
     """A server in a process of its own, and its address."""
-    file = folder / "address"
+    file = place / "address"
     arguments = {"bind": "127.0.0.1:0", "index": 0, "announce": str(file), **options}
-    process = multiprocessing.get_context("spawn").Process(target=run_server, kwargs=arguments)
+    process = multiprocessing.get_context("spawn").Process(target=run, kwargs=arguments)
     process.start()
     deadline = time.monotonic() + SECONDS
     while not file.exists():

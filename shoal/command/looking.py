@@ -54,4 +54,8 @@ def keys_make(
     """Make the keys that workers and servers of different hosts know each other by."""
     from shoal.ps.keys import make_keys
 
-    typer.echo(f"{make_keys(folder)}: copy it to every host and set strategy.ps.keys")
+    made = make_keys(folder)
+    typer.echo(
+        f"{made}: copy {made}/for-servers to the hosts of servers and {made}/for-workers to those "
+        "of workers, and set strategy.ps.keys to the folder that holds them"
+    )

@@ -74,13 +74,17 @@ def launch(
 
 
 def serve(
-    bind: Annotated[str, typer.Option(help="HOST:PORT; port 0: any.")] = "127.0.0.1:0",
+    bind: Annotated[
+        str, typer.Option(help="HOST:PORT or ipc://PATH; port 0: any.")
+    ] = "127.0.0.1:0",
     index: Annotated[int, typer.Option(help="Number of this server.")] = 0,
     keys: Annotated[str | None, typer.Option(help="Folder of `shoal keys make`.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds of silence before giving up.")] = 10.0,
     threads: Annotated[int, typer.Option(help="Threads for rows.")] = 1,
     announce: Annotated[str | None, typer.Option(help="File to write the address to.")] = None,
     patience: Annotated[float, typer.Option(help="Seconds to wait for a worker.")] = math.inf,
+    folder: Annotated[str | None, typer.Option(help="Where checkpoints are; nowhere else.")] = None,
+    plain: Annotated[bool, typer.Option(help="Listen beyond this host without keys.")] = False,
 ) -> None:
     """One parameter server; `shoal launch` starts them."""
     from shoal.launch.ranks import follow_launcher, is_launched
@@ -93,4 +97,4 @@ def serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us hears it, and tells us
     start_logging("info", 0)
     found = None if keys is None else read_keys(keys, "server")
-    leave(run_server(bind, index, found, timeout, threads, announce, patience))
+    leave(run_server(bind, index, found, timeout, threads, announce, patience, folder, plain))

@@ -298,7 +298,8 @@ class ServersSection(Section):
         16, ge=1, description="async: steps that a worker may be ahead of the slowest one"
     )
     addresses: list[str] = Field(
-        default_factory=list, description="HOST:PORT of every server; `shoal launch` fills it in"
+        default_factory=list,
+        description="HOST:PORT or ipc://PATH of every server; `shoal launch` fills it in",
     )
     keys: str | None = Field(
         None, description="folder of `shoal keys make`: what travels is encrypted; null: plain"

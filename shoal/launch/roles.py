@@ -11,6 +11,7 @@ import socket
 from dataclasses import dataclass, field
 
 from shoal.config.errors import did_you_mean
+from shoal.ps.address import stays_here
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Roles:
     @property
     def many_hosts(self) -> bool:
         """Whether anything leaves this host."""
-        return any(not _is_loopback(one) for one in [*self.workers, *self.servers])
+        return any(not stays_here(one) for one in [*self.workers, *self.servers])
 
 
 def find_roles(
@@ -136,8 +137,3 @@ def _is_here(address: str) -> bool:
                 continue
             return True
     return False
-
-
-def _is_loopback(address: str) -> bool:
-    host = address.rsplit(":", 1)[0]
-    return host in ("localhost", "::1") or host.startswith("127.")

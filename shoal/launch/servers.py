@@ -1,6 +1,7 @@
 """Servers: start this host's parameter servers, watch them, and see them end.
 
-They are processes of the command `shoal serve`. They end by themselves when every worker said
+They are processes of the command `shoal serve`. Where all is on one host they listen on Unix
+sockets in a folder that only this user may enter. They end by themselves when every worker said
 goodbye; they are ended when the run fails, and they end when whoever started them is gone.
 """
 
@@ -22,6 +23,7 @@ from types import TracebackType
 
 from shoal.config.schema import Config
 from shoal.launch.ranks import LaunchError
+from shoal.training.run_folder import RunFolder
 
 START_SECONDS = 60.0
 PATIENCE = 5.0  # join_timeouts: hosts start one after the other, and servers may be the first
@@ -34,15 +36,29 @@ class Servers:
     def __init__(self, config: Config, binds: list[str] | None = None):
         section = config.launch
         self.first = section.first_server
-        self.binds = binds or ["127.0.0.1:0"] * section.servers
+        self.folder = self._find_folder(config)
+        # Its own: nobody else may enter it. Short: the path of a socket takes 107 bytes.
+        self._scratch = tempfile.TemporaryDirectory(prefix="shoal-servers-", dir=_short_folder())
+        own = [f"ipc://{self._scratch.name}/{k}.socket" for k in range(section.servers)]
+        self.binds = binds or own
         self.timeout, self.keys = config.strategy.ps.timeout, config.strategy.ps.keys
+        self.plain = config.strategy.ps.plain
         self.threads = config.run.threads or 1
         self.patience = PATIENCE * section.join_timeout
         self.culprit: str | None = None
         self._processes: list[subprocess.Popen] = []
-        self._scratch = tempfile.TemporaryDirectory(prefix="shoal-servers-")
         self._over = threading.Event()
         self._stops_us = False
+
+    @staticmethod
+    def _find_folder(config: Config) -> Path:
+        """Where the servers write and read checkpoints, and nowhere else."""
+        if config.run.output is None:
+            raise ValueError(
+                "servers on a host without the first worker must be told where checkpoints go: "
+                "give every host the same run.output, on a disk that all hosts share"
+            )
+        return RunFolder(config.run.output).checkpoints.absolute()
 
     def __enter__(self) -> Servers:
         try:
@@ -61,7 +77,9 @@ class Servers:
             words = ["serve", f"--bind={bind}", f"--index={self.first + number}"]
             words += [f"--timeout={self.timeout}", f"--threads={self.threads}"]
             words += [f"--announce={self._announce(number)}", f"--patience={self.patience}"]
+            words += [f"--folder={self.folder}"]
             words += [f"--keys={self.keys}"] if self.keys is not None else []
+            words += ["--plain"] if self.plain else []
             command = [sys.executable, "-u", "-m", "shoal", *words]
             # It leaves its error there, so that only we tell of it. Ctrl-C is for us alone.
             own = {**environment, "TORCHELASTIC_ERROR_FILE": str(self._failed(number))}
@@ -151,18 +169,25 @@ class Servers:
         self._scratch.cleanup()
 
 
+def _short_folder() -> str | None:
+    """Where temporary files go, unless that is too long for sockets."""
+    return "/tmp" if len(os.fsencode(tempfile.gettempdir())) > 60 else None
+
+
 @contextmanager
 def knocking(config: Config, rank: int) -> Iterator[None]:
-    """Let the servers hear of a worker that reads its data before it says hello."""
+    """The start of a worker's process: let the servers hear of it while it reads its data."""
     section = config.strategy.ps
     if config.strategy.name != "ps" or not section.addresses:
         yield
         return
     from shoal.ps.keys import read_keys
+    from shoal.ps.memory import keep_freed_memory
     from shoal.ps.worker.client import Client  # only here is pyzmq needed
 
+    keep_freed_memory()
     keys = None if section.keys is None else read_keys(section.keys, "worker")
-    client = Client(section.addresses, rank, keys, section.timeout)
+    client = Client(section.addresses, rank, keys, section.timeout, plain=section.plain)
     client.knock()
     try:
         yield

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import json
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
@@ -17,6 +18,8 @@ from shoal.embedding.table import Init, Table
 from shoal.ps.wire import WireError
 
 MOST_VALUES = 1 << 33  # dense values of one model
+COPIES = 4  # of a dense parameter, at most: values, gradient, and two of an optimizer's state
+Side = Annotated[int, Field(ge=0, le=MOST_VALUES)]
 
 
 class TableSpec(Section):
@@ -59,10 +62,10 @@ class Spec(Section):
     servers: int = Field(ge=1, le=1 << 16)
     mode: Literal["sync", "async", "geo"]
     staleness: int = Field(ge=1)
-    tables: list[TableSpec] = Field(max_length=1 << 16)
+    tables: list[TableSpec] = Field(max_length=1 << 12)
     optimizer: OptimizerSection
-    dense: list[list[int]] = Field(
-        default_factory=list, max_length=1 << 20, description="shapes of the dense parameters"
+    dense: list[Annotated[list[Side], Field(max_length=16)]] = Field(
+        default_factory=list, max_length=1 << 16, description="shapes of the dense parameters"
     )
 
     def row_optimizer_of(self, table: str) -> RowOptimizer:
@@ -84,12 +87,22 @@ class Spec(Section):
     def owners(self) -> list[int]:
         """The server of each dense parameter: the largest first, each to the least loaded."""
         sizes = self.sizes
-        loads, owners = [0] * self.servers, [0] * len(sizes)
+        loads, owners = [(0, server) for server in range(self.servers)], [0] * len(sizes)
         for number in sorted(range(len(sizes)), key=lambda k: (-sizes[k], k)):
-            owner = loads.index(min(loads))
+            load, owner = loads[0]
             owners[number] = owner
-            loads[owner] += sizes[number]
+            heapq.heapreplace(loads, (load + sizes[number], owner))
         return owners
+
+    def first_bytes(self, index: int) -> int:
+        """Memory that a server takes for this model before any row has come, at most."""
+        dense = sum(n for n, owner in zip(self.sizes, self.owners()) if owner == index)
+        counters = sum(
+            -(-one.rules.admission.bloom_counters // self.servers)
+            for one in self.tables
+            if one.rules is not None
+        )
+        return 4 * COPIES * dense + counters
 
     def json(self) -> bytes:  # type: ignore[override]
         """Canonical text: equal for equal models."""
@@ -116,8 +129,7 @@ def parse_spec(values: dict) -> Spec:
         check_tables(spec.optimizer, names)
     except ValueError as error:
         raise WireError(str(error)) from None
-    sides = [side for shape in spec.dense for side in shape]
-    if not all(0 <= side <= MOST_VALUES for side in sides) or sum(spec.sizes) > MOST_VALUES:
+    if sum(spec.sizes) > MOST_VALUES:
         raise WireError("the dense parameters have impossible shapes")
     return spec
 

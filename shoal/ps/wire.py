@@ -17,6 +17,10 @@ others are read. A part says which of all values it begins with, and the next be
 
     PULL    header, int64 number of parts, parts, ids
     OK      header, int64 number of values before these, rows
+
+A server takes frames of at most PIECE bytes. A request with a larger one has the flag IN_PIECES;
+its frame 1 is int64 [k], the bytes of each of its frames, which follow one after the other in
+pieces.
 """
 
 from __future__ import annotations
@@ -27,26 +31,32 @@ import zlib
 from collections.abc import Sequence
 from ctypes import string_at
 from enum import IntEnum
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-MAGIC, VERSION = b"SHOL", 3
+MAGIC, VERSION = b"SHOL", 4
 HEADER = struct.Struct("<4sHHIIQqQ")
 COUNT = struct.Struct("<q")
 MOST_FRAMES = 8
 MOST_IDS = 1 << 28  # ids in one message
 MOST_EXPANDED = 1 << 31  # bytes that a compressed frame may hold
-MOST_JSON = 64 << 20
+MOST_JSON = 16 << 20
+# A server takes no larger frame: what somebody may send before it is known who that is, is so
+# bounded. A worker cuts larger ones.
+PIECE = 4 << 20
+MOST_PIECES = 1 << 12  # of one message
+COPY_BELOW = 1 << 16  # smaller frames are copied into zmq's own memory, which is cheaper
 FAST = 1  # level of compression
 
 # What is asked of each table: its number, ids [n], and the first and last of them that are meant.
 Wanted = Sequence[tuple[int, Tensor, int, int]]
 
-BFLOAT16, COMPRESSED, WITH_DENSE = 1, 2, 4
-FLAGS = BFLOAT16 | COMPRESSED | WITH_DENSE
+BFLOAT16, COMPRESSED, WITH_DENSE, IN_PIECES = 1, 2, 4, 8
+FLAGS = BFLOAT16 | COMPRESSED | WITH_DENSE | IN_PIECES
 
 
 class WireError(ValueError):
@@ -61,9 +71,9 @@ class Kind(IntEnum):
     PUSH = 3  # numbers, parts, ids, rows, dense gradients
     DENSE = 4  # -> this server's dense parameters
     SET_DENSE = 5  # dense parameters, their optimizer's state
-    SAVE = 6  # JSON: folder; the rows as they are now are written there
+    SAVE = 6  # JSON: name of a folder; the rows as they are now are written there
     SAVED = 7  # is it written? -> JSON: files
-    LOAD = 8  # JSON: folder, files; takes over the rows that belong here
+    LOAD = 8  # JSON: name of a folder, files; takes over the rows that belong here
     STATE = 9  # -> the dense optimizer's state
     STATS = 10  # -> JSON: rows and bytes held, messages handled
     PING = 11
@@ -161,6 +171,34 @@ def parts_frame(pairs: Sequence[tuple[int, int]]) -> bytes:
 
 def numbers_frame(*numbers: float) -> bytes:
     return struct.pack(f"<{len(numbers)}d", *numbers)
+
+
+# ---- large frames -------------------------------------------------------------------------------
+
+
+def in_pieces(header: Header, frames: Sequence[Any]) -> list[Any]:
+    """A request as it is sent: its header and frames, large ones cut."""
+    if all(len(frame) <= PIECE for frame in frames):
+        return [header.pack(), *frames]
+    sizes = struct.pack(f"<{len(frames)}q", *map(len, frames))
+    pieces = [
+        memoryview(frame)[first : first + PIECE]
+        for frame in frames
+        for first in range(0, len(frame), PIECE)
+    ]
+    return [header._replace(flags=header.flags | IN_PIECES).pack(), sizes, *pieces]
+
+
+def join_pieces(frames: Sequence[memoryview]) -> list[memoryview]:
+    """The frames of a request that came in pieces."""
+    if not frames or len(frames[0]) % 8 or not 0 < len(frames[0]) <= 8 * MOST_FRAMES:
+        raise WireError("pieces, and no sizes of the frames that they make")
+    sizes = struct.unpack(f"<{len(frames[0]) // 8}q", frames[0])
+    if min(sizes) < 0 or sum(sizes) != sum(map(len, frames[1:])):
+        raise WireError(f"pieces that do not make frames of {sizes} bytes")
+    whole = memoryview(bytearray().join(frames[1:]))
+    starts = list(accumulate(sizes, initial=0))
+    return [whole[first : first + size] for first, size in zip(starts, sizes)]
 
 
 # ---- requests for rows --------------------------------------------------------------------------

@@ -163,9 +163,9 @@ def resolve_with_roles(
     servers = resolved.config.strategy.ps
     if roles.many_hosts and servers.keys is None and not servers.plain:
         raise ValueError(
-            "several hosts, and no keys: make them once with `shoal keys make FOLDER`, copy the "
-            "folder to every host and set strategy.ps.keys=FOLDER; on a network of your own, "
-            "strategy.ps.plain=true does without"
+            "several hosts, and no keys: make them once with `shoal keys make FOLDER`, copy its "
+            "part for-servers to the hosts of servers and for-workers to those of workers, and set "
+            "strategy.ps.keys=FOLDER; on a network of your own, strategy.ps.plain=true does without"
         )
     return resolved
 

@@ -48,7 +48,8 @@ def open_config(
     if strategy.name == "ps":  # rows are keyed by id: no servers are needed
         changed["strategy.name"] = "auto"
         if strategy.ps.mode == "geo":  # its servers keep no optimizer's state
-            changed["train.optimizer.name"] = "sgd"
+            changed |= {"train.optimizer.name": "sgd", "train.optimizer.rows": {}}
+            changed["train.optimizer.tables"] = {}
     return resolved.with_values(changed, origin)
 
 

@@ -313,7 +313,7 @@ def test_servers_go_on(folder: Path) -> None:
     """With what several ranks have saved."""
     run(2, False, folder)
     checkpoints = Checkpoints(folder / "2 False" / "saved", World(), rows_apart=True)
-    with serving(2) as running:
+    with serving(2, folder=checkpoints.folder) as running:
         servers = {"addresses": running.addresses}
         strategy = set_up(World(), CASES[RELAY], {"name": "ps", "ps": servers})
         give(strategy, checkpoints.load_step(SAVED))

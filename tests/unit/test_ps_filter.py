@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,10 @@ def test_as_many_servers_go_on_bit_for_bit(
     tmp_path: Path, servers: int, warnings: list[str]
 ) -> None:
     spec = spec_of(servers, **FADING)
-    with serving(servers) as running, joined(running.addresses, spec, dense=False) as client:
+    with (
+        serving(servers, folder=tmp_path) as running,
+        joined(running.addresses, spec, dense=False) as client,
+    ):
         teach(client, 0, 9)
         files = save(client, tmp_path / "nine")
         teach(client, 9, 20)
@@ -80,7 +84,10 @@ def test_as_many_servers_go_on_bit_for_bit(
     expected = [(0, share, 1, number, servers) for number in range(servers)]
     found = filters_in(tmp_path / "nine")
     assert sorted(found) == expected and all(any(counters) for counters in found.values())
-    with serving(servers) as running, joined(running.addresses, spec, dense=False) as client:
+    with (
+        serving(servers, folder=tmp_path) as running,
+        joined(running.addresses, spec, dense=False) as client,
+    ):
         client.load(str(tmp_path / "nine"), files, {"ads": 9}, fresh=True)
         teach(client, 9, 20)
         save(client, tmp_path / "again")
@@ -93,14 +100,20 @@ def test_as_many_servers_go_on_bit_for_bit(
 def test_a_delta_goes_on_as_well(tmp_path: Path, warnings: list[str]) -> None:
     """Each has the whole filter of its moment."""
     spec = spec_of(2)
-    with serving(2) as running, joined(running.addresses, spec, dense=False) as client:
+    with (
+        serving(2, folder=tmp_path) as running,
+        joined(running.addresses, spec, dense=False) as client,
+    ):
         teach(client, 0, 4)
         base = save(client, tmp_path / "base")
         teach(client, 4, 8)
         delta = save(client, tmp_path / "delta", delta=True)
         teach(client, 8, 15)
         save(client, tmp_path / "last")
-    with serving(2) as running, joined(running.addresses, spec, dense=False) as client:
+    with (
+        serving(2, folder=tmp_path) as running,
+        joined(running.addresses, spec, dense=False) as client,
+    ):
         client.load(str(tmp_path / "base"), base, {"ads": 8}, fresh=True)
         client.load(str(tmp_path / "delta"), delta, {"ads": 8})
         teach(client, 8, 15)
@@ -123,14 +136,20 @@ def test_others_count_from_nothing_and_say_so(
     tmp_path: Path, others: int, size: int, why: str, warnings: list[str]
 ) -> None:
     """Once, of several servers, a base and its delta; the rows go on all the same."""
-    with serving(2) as running, joined(running.addresses, spec_of(2), dense=False) as client:
+    with (
+        serving(2, folder=tmp_path) as running,
+        joined(running.addresses, spec_of(2), dense=False) as client,
+    ):
         teach(client, 0, 4)
         base = save(client, tmp_path / "base")
         teach(client, 4, 8)
         delta = save(client, tmp_path / "delta", delta=True)
         save(client, tmp_path / "whole")
     spec = spec_of(others, size)
-    with serving(others) as running, joined(running.addresses, spec, dense=False) as client:
+    with (
+        serving(others, folder=tmp_path) as running,
+        joined(running.addresses, spec, dense=False) as client,
+    ):
         client.load(str(tmp_path / "base"), base, {"ads": 8}, fresh=True)
         client.load(str(tmp_path / "delta"), delta, {"ads": 8})
         save(client, tmp_path / "loaded")
@@ -144,7 +163,10 @@ def test_others_count_from_nothing_and_say_so(
 
 def test_a_checkpoint_from_before(tmp_path: Path, warnings: list[str]) -> None:
     """It has no filter: rows load, and it is said what is lost."""
-    with serving() as running, joined(running.addresses, spec_of(1), dense=False) as client:
+    with (
+        serving(folder=tmp_path) as running,
+        joined(running.addresses, spec_of(1), dense=False) as client,
+    ):
         teach(client, 0, 8)
         files = save(client, tmp_path / "s")
         old = {name: facts for name, facts in files.items() if not has_filter(tmp_path / "s", name)}
@@ -164,7 +186,10 @@ def has_filter(folder: Path, name: str) -> bool:
 def test_damaged_filters_are_refused(tmp_path: Path) -> None:
     """By the table's name, and what was counted stays."""
     folder = tmp_path / "s"
-    with serving() as running, joined(running.addresses, spec_of(1), dense=False) as client:
+    with (
+        serving(folder=tmp_path) as running,
+        joined(running.addresses, spec_of(1), dense=False) as client,
+    ):
         teach(client, 0, 8)
         files = save(client, folder)
         (name,) = (name for name in files if has_filter(folder, name))
@@ -227,9 +252,12 @@ def test_a_server_and_one_process_take_over_from_each_other(
     single = StrategySection(name="single")
 
     def served(folder: str, given: Path | None, until: int) -> Path:
-        with serving() as running:
+        with serving(folder=tmp_path / folder) as running:
             section = StrategySection(name="ps", ps=ServersSection(addresses=running.addresses))
-            snapshot = None if given is None else read(given, rows=False)
+            snapshot = None
+            if given is not None:  # a server reads from its own folder alone
+                own = tmp_path / folder / given.name
+                snapshot = read(shutil.copytree(given, own), rows=False)
             return run(tmp_path / folder, section, snapshot, until)
 
     whole = served("whole", None, 14)

@@ -38,8 +38,8 @@ class Fuzzer:
     def __init__(self, seed: int, sessions: list[int], hello: bytes, folder: str):
         self.random = random.Random(seed)
         self.sessions = sessions
-        text = json.dumps({"folder": folder, "delta": False}).encode()
-        load = json.dumps({"folder": folder, "files": {"rows-user-0": {}}, "steps": {}}).encode()
+        text = json.dumps({"name": folder, "delta": False}).encode()
+        load = json.dumps({"name": folder, "files": {"rows-user-0": {}}, "steps": {}}).encode()
         ids, rows = pack_parts(1, 2, 3), struct.pack("<12f", *range(12))
         half = b"\x80\x3f" * 12
         step = numbers_frame(0.1, 1.0, 3.0)
@@ -89,7 +89,7 @@ class Fuzzer:
     def hopeless_order(self) -> list[bytes]:
         """What would change much, from a worker that is known, and wrong."""
         kind = self.random.choice((Kind.SET_DENSE, Kind.SAVE, Kind.LOAD))
-        junk = self.random.choice((b"", b"{}", b"[]", b'{"folder": 5}', b'{"folder": "/no/w"}'))
+        junk = self.random.choice((b"", b"{}", b"[]", b'{"name": 5}', b'{"name": "/no/w"}'))
         frames = [self.bytes(self.random.choice((0, 4, 56, 64))), self.bytes(9)]
         if kind != Kind.SET_DENSE:
             frames = [junk] * self.random.choice((1, 1, 1, 0, 2))
@@ -201,7 +201,7 @@ def test_a_server_withstands_100000_messages(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(1)
     ids = [1, 2, 3, 500]
     with (
-        server_process(tmp_path, timeout=60.0) as (process, address),
+        server_process(tmp_path, timeout=60.0, folder=str(tmp_path)) as (process, address),
         joined([address], spec) as one,
         joined([address], spec, 1) as two,
     ):
@@ -218,7 +218,7 @@ def test_a_server_withstands_100000_messages(tmp_path: Path) -> None:
         save(one, tmp_path / "before")
         dense, state, held = get_dense(one), one.dense_state(), pull(one, 0, ids)
         hello = json.dumps({**json.loads(spec.json()), "host": "x", "server": 0}).encode()
-        fuzzer = Fuzzer(20, [one.session, two.session], hello, str(tmp_path / "nowhere"))
+        fuzzer = Fuzzer(20, [one.session, two.session], hello, "nowhere")
         lines = [Bare(address) for _ in range(4)]
         stumbled, answers = [], 0
         for begun in range(0, MESSAGES, BURST):

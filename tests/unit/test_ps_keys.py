@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -26,14 +27,22 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_keys_are_made(folder: Path) -> None:
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
-    assert modes == {
-        "server.public": 0o644,
-        "server.secret": 0o600,
-        "worker.public": 0o644,
-        "worker.secret": 0o600,
+    """Each role has a part of its own, without the other's secret."""
+    modes = {
+        str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode)
+        for path in [folder, *folder.rglob("*")]
     }
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert modes == {
+        ".": 0o700,
+        "for-servers": 0o700,
+        "for-servers/server.public": 0o644,
+        "for-servers/server.secret": 0o600,
+        "for-servers/worker.public": 0o644,
+        "for-workers": 0o700,
+        "for-workers/server.public": 0o644,
+        "for-workers/worker.public": 0o644,
+        "for-workers/worker.secret": 0o600,
+    }
     server, worker = read_keys(folder, "server"), read_keys(folder, "worker")
     assert server.peer == worker.public and worker.peer == server.public
     assert len({server.public, server.secret, worker.public, worker.secret}) == 4
@@ -47,26 +56,47 @@ def test_secrets_are_private_whatever_the_umask(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     for role in ("server", "worker"):
-        assert stat.S_IMODE((folder / f"{role}.secret").stat().st_mode) == 0o600
+        secret = folder / f"for-{role}s" / f"{role}.secret"
+        assert stat.S_IMODE(secret.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("name", ["server.public", "worker.secret"])
-def test_keys_are_not_replaced(folder: Path, name: str) -> None:
-    contents = {path.name: path.read_bytes() for path in folder.iterdir()}
+@pytest.mark.parametrize("role", ["server", "worker"])
+def test_a_part_alone_and_a_folder_of_both(folder: Path, tmp_path: Path, role: str) -> None:
+    """What a host of that role was given; and keys that were made before there were parts."""
+    keys = read_keys(folder, role)
+    assert read_keys(folder / f"for-{role}s", role) == keys
+    flat = tmp_path / "flat"
+    for part in ("for-servers", "for-workers"):
+        shutil.copytree(folder / part, flat, dirs_exist_ok=True)
+    assert read_keys(flat, role) == keys
+
+
+@pytest.mark.parametrize("name", ["", "for-servers", "for-servers/worker.public"])
+@pytest.mark.parametrize("mode", [0o777, 0o772, 0o720])
+def test_keys_that_others_can_change(folder: Path, name: str, mode: int) -> None:
+    """Whose public key stands there may come in."""
+    (folder / name).chmod(mode)
+    with pytest.raises(KeysError, match=r"can be changed by others; run `chmod go-w"):
+        read_keys(folder, "server")
+
+
+@pytest.mark.parametrize("name", ["server.public", "for-servers/server.public", "worker.secret"])
+def test_keys_are_not_replaced(folder: Path, tmp_path: Path, name: str) -> None:
+    contents = {path: path.read_bytes() for path in folder.rglob("*.*")}
     with pytest.raises(KeysError, match="exists already; running jobs may need it"):
         make_keys(folder)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == contents
-    for other in contents:
-        if other != name:
-            (folder / other).unlink()
+    assert {path: path.read_bytes() for path in folder.rglob("*.*")} == contents
+    one = tmp_path / "one" / name
+    one.parent.mkdir(parents=True)
+    one.touch()
     with pytest.raises(KeysError, match=f"{name} exists already"):
-        make_keys(folder)
-    assert [path.name for path in folder.iterdir()] == [name]
+        make_keys(tmp_path / "one")
+    assert list((tmp_path / "one").rglob("*.*")) == [one]
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
 def test_secrets_that_others_can_read(folder: Path, mode: int) -> None:
-    (folder / "worker.secret").chmod(mode)
+    (folder / "for-workers/worker.secret").chmod(mode)
     with pytest.raises(KeysError, match=r"worker\.secret can be read by others; run `chmod 600"):
         read_keys(folder, "worker")
     read_keys(folder, "server")  # which does not need that one
@@ -75,7 +105,7 @@ def test_secrets_that_others_can_read(folder: Path, mode: int) -> None:
 def test_keys_that_are_absent_or_damaged(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(KeysError, match=r"cannot read the key .* make keys with `shoal keys make"):
         read_keys(tmp_path / "nowhere", "server")
-    (folder / "server.public").write_bytes(b"short\n")
+    (folder / "for-workers/server.public").write_bytes(b"short\n")
     with pytest.raises(KeysError, match="holds no key: 5 characters, there must be 40"):
         read_keys(folder, "worker")
 
@@ -86,7 +116,7 @@ def test_the_command_makes_them(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(root)}
     made = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
-    assert "copy it to every host and set strategy.ps.keys" in made.stdout
+    assert "keys/for-servers to the hosts of servers" in made.stdout
     read_keys(tmp_path / "keys", "worker")
     again = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert again.returncode == 2 and again.stderr.startswith("error: ")

@@ -16,7 +16,7 @@ from ps_cluster import grads, joined, make_spec, pull, push, serving
 import shoal.ps.native
 import shoal.ps.server.answers
 import shoal.ps.server.steps
-import shoal.ps.transfer
+import shoal.ps.worker.arriving
 import shoal.ps.worker.client
 from shoal.embedding.leaves.init import initial_rows
 from shoal.embedding.leaves.local import make_local, native_is_built
@@ -24,7 +24,6 @@ from shoal.embedding.leaves.native import row_reader
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
 from shoal.ps.native import native_inlet
-from shoal.ps.transfer import Arriving, Share, cut
 from shoal.ps.wire import (
     BFLOAT16,
     COMPRESSED,
@@ -35,7 +34,9 @@ from shoal.ps.wire import (
     pull_message,
     rows_message,
 )
+from shoal.ps.worker.arriving import ArrivingRows
 from shoal.ps.worker.link import ServerError
+from shoal.ps.worker.transfer import Share, cut
 
 HEADER = struct.Struct("<4sHHIIQqQ")
 TABLES = [  # dim, rows
@@ -48,7 +49,7 @@ LIMITS = [rows for _, rows in TABLES]
 
 
 def header_of(kind: int = Kind.PULL, flags: int = 0) -> bytes:
-    return HEADER.pack(b"SHOL", 3, kind, 3, flags, 77, -1, 12345)
+    return HEADER.pack(b"SHOL", 4, kind, 3, flags, 77, -1, 12345)
 
 
 def packed(*numbers: int) -> bytes:
@@ -109,8 +110,9 @@ def test_ids_are_read_where_they_lie() -> None:
 
 def test_large_requests_are_cut() -> None:
     shares = [Share(0, torch.arange(5), [3, 2]), Share(1, torch.arange(4), [4, 0])]
-    assert cut(shares, [4, 2], 0, 10) == [[(0, 0, 2)], [(0, 2, 3), (1, 0, 3)], [(1, 3, 4)]]
-    assert cut(shares, [4, 2], 1, 10) == [[(0, 3, 5), (1, 4, 4)]]
+    assert cut(shares, [16, 8], 0, 40) == [[(0, 0, 2)], [(0, 2, 3), (1, 0, 3)], [(1, 3, 4)]]
+    assert cut(shares, [16, 8], 1, 40) == [[(0, 3, 5), (1, 4, 4)]]
+    assert cut(shares, [16, 1], 0, 40) == cut(shares, [16, 8], 0, 40)  # ids take room, too
 
 
 # ---- native answers beside those of Python ------------------------------------------------------
@@ -192,7 +194,7 @@ def test_rows_of_two_servers(core: str, flags: int, monkeypatch: pytest.MonkeyPa
     if core in ("no sockets", "nothing"):
         monkeypatch.setattr(shoal.ps.native, "_functions", lambda names: [])
     if core == "nothing":
-        monkeypatch.setattr(shoal.ps.transfer, "native_arriving", lambda *_: None)
+        monkeypatch.setattr(shoal.ps.worker.arriving, "native_arriving", lambda *_: None)
     spec = make_spec("sgd", servers=2, dense=[], tables=make_spec().tables)
     ids = list(range(40))
     taught = grads(3, 40, 4)
@@ -226,8 +228,8 @@ def part(first: int, *values: float) -> memoryview:
     return memoryview(bytearray(header_of(100) + body))
 
 
-def make_arriving(core: bool, to: torch.Tensor, places: list[tuple[int, int]]) -> Arriving:
-    rows = Arriving(Header(Kind.OK, 3, 0, 77, -1, 12345), to, places)
+def make_arriving(core: bool, to: torch.Tensor, places: list[tuple[int, int]]) -> ArrivingRows:
+    rows = ArrivingRows(Header(Kind.OK, 3, 0, 77, -1, 12345), to, places)
     if not core:
         rows.core = None
     return rows

@@ -156,7 +156,7 @@ def saved_counters(folder: Path) -> dict[int, tuple[float, ...]]:
 @pytest.mark.parametrize("many, others", [(1, 3), (3, 2)])
 def test_another_number_of_servers_goes_on(tmp_path: Path, many: int, others: int) -> None:
     """Rows, their counters and those of ids without a row: what follows is the same."""
-    with serving(many) as running:
+    with serving(many, folder=tmp_path) as running:
         spec = spec_of(many, optimizer="adagrad", **EVERYTHING)
         with joined(running.addresses, spec, dense=False) as client:
             teach(client, 0, 9)
@@ -165,7 +165,7 @@ def test_another_number_of_servers_goes_on(tmp_path: Path, many: int, others: in
             save(client, tmp_path / "twenty")
     pending = saved_counters(tmp_path / "nine")
     assert pending and not pending.keys() & rows_in(tmp_path / "nine")["ads"].keys()
-    with serving(others) as running:
+    with serving(others, folder=tmp_path) as running:
         spec = spec_of(others, optimizer="adagrad", **EVERYTHING)
         with joined(running.addresses, spec, dense=False) as client:
             client.load(str(tmp_path / "nine"), files, {"ads": 9}, fresh=True)
@@ -178,7 +178,10 @@ def test_another_number_of_servers_goes_on(tmp_path: Path, many: int, others: in
 def test_a_delta_goes_on_as_well(tmp_path: Path) -> None:
     """Ids that were counted only, at the base, may have a row in the delta."""
     rules = {"admission": {"threshold": 3.0}, "shrink": {"every": 50, "max_age": 4}}
-    with serving() as running, joined(running.addresses, spec_of(**rules), dense=False) as client:
+    with (
+        serving(folder=tmp_path) as running,
+        joined(running.addresses, spec_of(**rules), dense=False) as client,
+    ):
         teach(client, 0, 2)
         base = save(client, tmp_path / "base")
         teach(client, 2, 4)
@@ -186,7 +189,10 @@ def test_a_delta_goes_on_as_well(tmp_path: Path) -> None:
         teach(client, 4, 8)
         save(client, tmp_path / "last")
     spec = spec_of(2, **rules)
-    with serving(2) as running, joined(running.addresses, spec, dense=False) as client:
+    with (
+        serving(2, folder=tmp_path) as running,
+        joined(running.addresses, spec, dense=False) as client,
+    ):
         client.load(str(tmp_path / "base"), base, {"ads": 4}, fresh=True)
         client.load(str(tmp_path / "delta"), delta, {"ads": 4})
         teach(client, 4, 8)
@@ -197,7 +203,10 @@ def test_a_delta_goes_on_as_well(tmp_path: Path) -> None:
 
 def test_a_delta_is_refused_after_rows_went(tmp_path: Path) -> None:
     spec = spec_of(shrink={"every": 3, "max_age": 1})
-    with serving() as running, joined(running.addresses, spec, dense=False) as client:
+    with (
+        serving(folder=tmp_path) as running,
+        joined(running.addresses, spec, dense=False) as client,
+    ):
         show(client, 1)
         save(client, tmp_path / "base")
         show(client, 2)
@@ -214,7 +223,10 @@ def test_a_delta_is_refused_after_rows_went(tmp_path: Path) -> None:
 def test_ages_survive_a_count_of_steps_that_is_a_workers_own(tmp_path: Path) -> None:
     """In async a worker counts its own pushes, and a server those of all: rows must not go."""
     spec = spec_of(mode="async", shrink={"every": 12, "max_age": 4})
-    with serving() as running, joined(running.addresses, spec, dense=False) as client:
+    with (
+        serving(folder=tmp_path) as running,
+        joined(running.addresses, spec, dense=False) as client,
+    ):
         for step in range(10):
             show(client, step)
         files = save(client, tmp_path / "s")
@@ -225,9 +237,11 @@ def test_ages_survive_a_count_of_steps_that_is_a_workers_own(tmp_path: Path) -> 
 
 
 @contextmanager
-def worker(section: RowsSection, servers: int, **more: Any) -> Iterator[ParameterServers]:
+def worker(
+    section: RowsSection, servers: int, folder: Path, **more: Any
+) -> Iterator[ParameterServers]:
     """The one worker of a run at servers."""
-    with serving(servers) as running:
+    with serving(servers, folder=folder) as running:
         given = ServersSection(addresses=running.addresses, **more)
         strategy = make_strategy(StrategySection(name="ps", ps=given), World())
         assert isinstance(strategy, ParameterServers)
@@ -241,7 +255,7 @@ def test_a_run_saves_whole_when_rows_went(tmp_path: Path) -> None:
     """By itself; and what it saved is read without servers, and without counters."""
     section = RowsSection.model_validate({**EVERYTHING, "admission": {"threshold": 2.0}})
     checkpoints = Checkpoints(tmp_path, World(), keep=9, rows_apart=True, whole_every=4)
-    with worker(section, 2) as strategy:
+    with worker(section, 2, folder=tmp_path) as strategy:
         for step in range(1, 9):
             strategy.train_step(global_batch(step, "one", "grows"))
             checkpoints.save(strategy, {"step": step, "best_step": None})
@@ -273,7 +287,7 @@ def test_parts_of_a_batch_and_small_frames(tmp_path: Path) -> None:
         for id_ in lists.values[start : start + length].tolist():
             known = expected.get(id_, (0.0, 0.0, 1))
             expected[id_] = (known[0] + 1, known[1] + float(labels[number // each]), 1)
-    with worker(section, 2, compress=True, bfloat16=True) as strategy:
+    with worker(section, 2, tmp_path, compress=True, bfloat16=True) as strategy:
         strategy.train_parts([batch.rows(0, 20), batch.rows(20, 61)], 0.1)
         save(strategy.client, tmp_path / "s")
     assert (

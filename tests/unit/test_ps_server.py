@@ -24,7 +24,9 @@ from ps_cluster import (
     share_of,
 )
 
+import shoal.ps.worker.caller
 import shoal.ps.worker.client
+import shoal.ps.worker.heartbeat
 from shoal.ps.server.server import Server
 from shoal.ps.wire import Header, Kind, numbers_frame, parts_frame, send_ids, send_rows
 from shoal.ps.worker.client import Client, ServerError
@@ -36,9 +38,10 @@ IDS = [3, 5, 900]
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that ask again soon."""
-    monkeypatch.setattr(shoal.ps.worker.client, "PING_SECONDS", 0.1)
+    monkeypatch.setattr(shoal.ps.worker.caller, "PING_SECONDS", 0.1)
+    monkeypatch.setattr(shoal.ps.worker.heartbeat, "PING_SECONDS", 0.1)
     monkeypatch.setattr(shoal.ps.worker.client, "AGAIN_SECONDS", 0.3)
-    monkeypatch.setattr(shoal.ps.worker.client, "PARTING_SECONDS", 1.5)
+    monkeypatch.setattr(shoal.ps.worker.client, "GOODBYE_SECONDS", 1.5)
 
 
 # ---- a step -------------------------------------------------------------------------------------

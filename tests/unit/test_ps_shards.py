@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from ps_cluster import (
 from safetensors.torch import load_file, save_file
 
 from shoal.ps.server import shards
+from shoal.ps.server.server import run_server
 from shoal.ps.wire import Header, Kind
 from shoal.ps.worker.client import Client, ServerError
 
@@ -83,7 +85,10 @@ def test_a_save_holds_the_rows_of_its_moment(
     monkeypatch.setattr(shards, "write_shards", late)
     folder = tmp_path / "save"
     folder.mkdir()
-    with serving() as running, joined(running.addresses, make_spec("adagrad")) as client:
+    with (
+        serving(folder=tmp_path) as running,
+        joined(running.addresses, make_spec("adagrad")) as client,
+    ):
         teach(client, 2)
         expected = everything(client)
         client.save(str(folder))
@@ -99,8 +104,7 @@ def test_a_save_holds_the_rows_of_its_moment(
             assert sorted(found[name]) == sorted(ids if table else USERS[0::2] + USERS[1::2])
             rows = torch.tensor([found[name][number]["values"] for number in ids])
             assert torch.equal(rows, pull_from(expected, table, ids))
-        client.save(str(folder))  # the one before is over
-        client.saved()
+        save(client, tmp_path / "next")  # the one before is over
 
 
 def pull_from(rows: list[torch.Tensor], table: int, ids: list[int]) -> torch.Tensor:
@@ -111,11 +115,11 @@ def test_a_save_that_is_asked_for_again(tmp_path: Path) -> None:
     """The answer was late: the files must not be written a second time, with other rows."""
     folder = tmp_path / "save"
     folder.mkdir()
-    with serving() as running, joined(running.addresses, make_spec()) as client:
+    with serving(folder=tmp_path) as running, joined(running.addresses, make_spec()) as client:
         teach(client, 2)
         bare = Bare(running.addresses[0])
         header = Header(Kind.SAVE, 0, 0, 99, -1, client.session)
-        text = json.dumps({"folder": str(folder), "delta": False}).encode()
+        text = json.dumps({"name": folder.name, "delta": False}).encode()
         assert bare.ask(header, text) == (Kind.OK, [])
         files, before = client.saved(), rows_in(folder)
         teach(client, 1, begin=2)
@@ -125,7 +129,10 @@ def test_a_save_that_is_asked_for_again(tmp_path: Path) -> None:
 
 
 def test_a_delta_holds_what_changed(tmp_path: Path) -> None:
-    with serving(2) as running, joined(running.addresses, make_spec("adam", servers=2)) as client:
+    with (
+        serving(2, folder=tmp_path) as running,
+        joined(running.addresses, make_spec("adam", servers=2)) as client,
+    ):
         with pytest.raises(ServerError, match="a delta needs a whole save before it"):
             save(client, tmp_path / "early", delta=True)
         teach(client, 2)
@@ -147,10 +154,10 @@ def test_a_delta_holds_what_changed(tmp_path: Path) -> None:
         assert rows_in(tmp_path / "empty") == {}
 
 
-@pytest.mark.parametrize("folder", ["nowhere", "file", "x" * 5000, "nul\0"])
+@pytest.mark.parametrize("folder", ["nowhere", "file", "x" * 5000])
 def test_a_folder_that_cannot_be_seen(tmp_path: Path, folder: str) -> None:
     (tmp_path / "file").touch()
-    with serving() as running, joined(running.addresses, make_spec()) as client:
+    with serving(folder=tmp_path) as running, joined(running.addresses, make_spec()) as client:
         teach(client, 1)
         with pytest.raises(ServerError, match=r"server 0 cannot see the folder .* all hosts"):
             client.save(f"{tmp_path}/{folder}")
@@ -161,25 +168,24 @@ def test_a_folder_that_cannot_be_seen(tmp_path: Path, folder: str) -> None:
 
 def test_a_folder_that_goes_away(tmp_path: Path) -> None:
     """The child fails, and says so; the server goes on."""
-    with serving() as running, joined(running.addresses, make_spec()) as client:
+    with serving(folder=tmp_path) as running, joined(running.addresses, make_spec()) as client:
         teach(client, 1)
         (tmp_path / "gone").mkdir()
         for name in ("user", "word"):
             (tmp_path / "gone" / f"rows-{name}-00000000.safetensors").mkdir()
         client.save(str(tmp_path / "gone"))
-        with pytest.raises(ServerError, match=r"server 0 could not save its rows: .*directory"):
+        with pytest.raises(ServerError, match=r"server 0 could not save its rows: .*exists"):
             client.saved()
         save(client, tmp_path / "good")
 
 
 def test_the_writer_follows_a_killed_server(tmp_path: Path) -> None:
     """No process is left when a server is killed in the midst of a save."""
-    with server_process(tmp_path) as (process, address), joined([address], make_spec()) as client:
+    slow = server_process(tmp_path, run_slow_server, folder=str(tmp_path))
+    with slow as (process, address), joined([address], make_spec()) as client:
         teach(client, 1)
-        # A pipe that nobody reads: the child waits in it for as long as the server lives.
-        (tmp_path / "save").mkdir()
-        os.mkfifo(tmp_path / "save" / "rows-user-00000000.safetensors")
-        client.save(str(tmp_path / "save"))
+        (tmp_path / "slow").mkdir()
+        client.save(tmp_path / "slow")
         deadline = time.monotonic() + SECONDS
         while not (children := children_of(process.pid)):
             assert time.monotonic() < deadline
@@ -191,17 +197,30 @@ def test_the_writer_follows_a_killed_server(tmp_path: Path) -> None:
             time.sleep(0.01)
 
 
+def run_slow_server(**arguments: Any) -> None:
+    """A server whose saves into the folder `slow` take for ever."""
+    real = shards.write_shards
+
+    def write(state: Any, folder: Any, marks: Any) -> dict[str, Any]:
+        while folder.path.name == "slow":
+            time.sleep(0.01)
+        return real(state, folder, marks)
+
+    shards.write_shards = write
+    run_server(**arguments)
+
+
 def children_of(pid: int) -> list[int]:
     text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     return [int(word) for word in text.split()]
 
 
 def test_a_writer_that_is_killed(tmp_path: Path) -> None:
-    with server_process(tmp_path) as (process, address), joined([address], make_spec()) as client:
+    slow = server_process(tmp_path, run_slow_server, folder=str(tmp_path))
+    with slow as (process, address), joined([address], make_spec()) as client:
         teach(client, 1)
-        (tmp_path / "save").mkdir()
-        os.mkfifo(tmp_path / "save" / "rows-user-00000000.safetensors")
-        client.save(str(tmp_path / "save"))
+        (tmp_path / "slow").mkdir()
+        client.save(tmp_path / "slow")
         deadline = time.monotonic() + SECONDS
         while not (children := children_of(process.pid)):
             assert time.monotonic() < deadline
@@ -219,7 +238,7 @@ def test_a_writer_that_is_killed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
 def test_another_number_of_servers(tmp_path: Path, optimizer: str, many: int, others: int) -> None:
     """Same rows, same state: the steps that follow are the same as well."""
-    with serving(many) as running:
+    with serving(many, folder=tmp_path) as running:
         spec = make_spec(optimizer, servers=many)
         with joined(running.addresses, spec) as client:
             teach(client, 3)
@@ -231,7 +250,7 @@ def test_another_number_of_servers(tmp_path: Path, optimizer: str, many: int, ot
             teach(client, 2, begin=4)
             after = everything(client)
             save(client, tmp_path / "last")
-    with serving(others) as running:
+    with serving(others, folder=tmp_path) as running:
         spec = make_spec(optimizer, servers=others)
         with joined(running.addresses, spec, dense=False) as client:
             client.load(str(tmp_path / "whole"), files, steps, fresh=True)
@@ -251,7 +270,7 @@ def test_another_number_of_servers(tmp_path: Path, optimizer: str, many: int, ot
 
 def test_going_back_forgets_later_rows(tmp_path: Path) -> None:
     """A row that was first taught after the checkpoint reads as its initial value again."""
-    with serving() as running, joined(running.addresses, make_spec()) as client:
+    with serving(folder=tmp_path) as running, joined(running.addresses, make_spec()) as client:
         teach(client, 1)
         files, steps, before = save(client, tmp_path / "s"), steps_of(client), everything(client)
         teach(client, 3, begin=1)
@@ -265,12 +284,12 @@ def test_going_back_forgets_later_rows(tmp_path: Path) -> None:
 
 def test_a_load_that_is_asked_for_again(tmp_path: Path) -> None:
     """The answer was late: what was taught since must stay."""
-    with serving() as running, joined(running.addresses, make_spec()) as client:
+    with serving(folder=tmp_path) as running, joined(running.addresses, make_spec()) as client:
         teach(client, 1)
         files = save(client, tmp_path / "s")
         bare = Bare(running.addresses[0])
         header = Header(Kind.LOAD, 0, 0, 99, -1, client.session)
-        values = {"folder": str(tmp_path / "s"), "files": files, "steps": steps_of(client)}
+        values = {"name": "s", "files": files, "steps": steps_of(client)}
         assert bare.ask(header, json.dumps(values).encode()) == (Kind.OK, [])
         teach(client, 1, begin=1)
         taught = everything(client)
@@ -281,7 +300,7 @@ def test_a_load_that_is_asked_for_again(tmp_path: Path) -> None:
 
 def test_loads_that_are_refused(tmp_path: Path) -> None:
     """By name, and the rows that were there stay."""
-    with serving() as running, joined(running.addresses, make_spec()) as client:
+    with serving(folder=tmp_path) as running, joined(running.addresses, make_spec()) as client:
         teach(client, 2)
         folder = tmp_path / "s"
         files, before = save(client, folder), everything(client)
@@ -289,7 +308,7 @@ def test_loads_that_are_refused(tmp_path: Path) -> None:
         good = (folder / word).read_bytes()
 
         def refused(message: str, **values: object) -> None:
-            given = {"folder": str(folder), "files": files, "steps": {}, **values}
+            given = {"folder": folder, "files": files, "steps": {}, **values}
             with pytest.raises(ServerError, match=message):
                 client.load(**given, fresh=True)  # type: ignore[arg-type]
             assert_same(everything(client), before)
@@ -303,7 +322,7 @@ def test_loads_that_are_refused(tmp_path: Path) -> None:
         refused("a load is", files=[word])
         refused("a load is", steps={"user": "many"})
         refused("a load is", steps={"user": -1})
-        refused("cannot read|embedded null", files={"rows-user-\0": facts})
+        refused("no plain name", files={"rows-user-\0": facts})
         (folder / word).write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
         refused(f"is damaged: {word} fails its checksum")
         (folder / word).write_bytes(good[:100])

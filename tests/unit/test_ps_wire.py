@@ -47,7 +47,7 @@ def header_bytes(**wrong: object) -> bytes:
     """A header packed by hand, field by field."""
     fields = {
         "magic": b"SHOL",
-        "version": 3,
+        "version": 4,
         "kind": 2,
         "worker": 7,
         "flags": 5,
@@ -72,11 +72,11 @@ def test_header_layout() -> None:
     "wrong, message",
     [
         ({"magic": b"HTTP"}, "not a message of shoal"),
-        ({"version": 1}, "protocol version 1; this server speaks 3: install the same version"),
+        ({"version": 1}, "protocol version 1; this server speaks 4: install the same version"),
         ({"kind": 0}, "unknown kind of message 0"),
         ({"kind": 13}, "unknown kind of message 13"),
         ({"kind": 65535}, "unknown kind of message 65535"),
-        ({"flags": 8}, "unknown flags 0x8"),
+        ({"flags": 16}, "unknown flags 0x10"),
         ({"flags": 1 << 31}, "unknown flags 0x80000000"),
     ],
 )
@@ -314,9 +314,10 @@ MODEL = {
         ({"tables": [{**TABLE, "name": "../../etc/x"}]}, "tables.0.name"),
         ({"tables": [{**TABLE, "name": "a\0"}]}, "tables.0.name"),
         ({"tables": [{**TABLE, "name": ""}]}, "tables.0.name"),
-        ({"dense": [[-1, 3]]}, "impossible shapes"),
+        ({"dense": [[-1, 3]]}, "dense.0.0"),
         ({"dense": [[1 << 20, 1 << 20]]}, "impossible shapes"),
-        ({"dense": [[0, 1 << 70]]}, "impossible shapes"),
+        ({"dense": [[0, 1 << 70]]}, "dense.0.1"),
+        ({"dense": [[1] * 17]}, "dense.0: "),
         ({"optimizer": {"name": "sgd", "lr": -1.0}}, "optimizer.lr"),
     ],
 )

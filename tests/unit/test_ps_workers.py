@@ -26,7 +26,9 @@ from ps_cluster import (
     set_dense,
 )
 
+import shoal.ps.worker.caller
 import shoal.ps.worker.client
+import shoal.ps.worker.heartbeat
 from shoal.ps.server.server import Server
 from shoal.ps.wire import Header, Kind
 from shoal.ps.worker.client import Client, ServerError
@@ -38,7 +40,8 @@ IDS = [3, 5, 900]
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that ask again soon."""
-    monkeypatch.setattr(shoal.ps.worker.client, "PING_SECONDS", 0.1)
+    monkeypatch.setattr(shoal.ps.worker.caller, "PING_SECONDS", 0.1)
+    monkeypatch.setattr(shoal.ps.worker.heartbeat, "PING_SECONDS", 0.1)
     monkeypatch.setattr(shoal.ps.worker.client, "AGAIN_SECONDS", 0.3)
 
 

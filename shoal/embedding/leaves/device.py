@@ -84,7 +84,14 @@ class Device(Leaf):
         self._check_inside(ids)
         return self.values.index_select(0, ids)
 
-    def push(self, ids: Ids, grads: Tensor, lr: float, clicks: Tensor | None = None) -> None:
+    def push(
+        self,
+        ids: Ids,
+        grads: Tensor,
+        lr: float,
+        clicks: Tensor | None = None,
+        shows: Tensor | None = None,
+    ) -> None:
         """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
         self.check_clicks(clicks, len(grads))
         whole = isinstance(ids, Every)

@@ -84,11 +84,19 @@ class Leaf(ABC):
         """Rows of `ids` [n], which may repeat: [n, dim] float32, a tensor of its own."""
 
     @abstractmethod
-    def push(self, ids: Ids, grads: Tensor, lr: float, clicks: Tensor | None = None) -> None:
+    def push(
+        self,
+        ids: Ids,
+        grads: Tensor,
+        lr: float,
+        clicks: Tensor | None = None,
+        shows: Tensor | None = None,
+    ) -> None:
         """One optimizer step by gradients [n, dim]; those of the same row are summed first.
 
         Called once per training step, possibly with n = 0: the count of calls is the step number
-        that Adam's bias correction needs. clicks [n], where ids are counted: of each of them.
+        that Adam's bias correction needs. With counters, each of the ids was clicked `clicks` [n]
+        times (none) and shown `shows` [n] times (once).
         """
 
     @abstractmethod

@@ -111,24 +111,6 @@ def push_all(
 
 
 def push_counted(store: Leaf, ids: Ids, grads: Tensor, lr: float, counts: Tensor) -> None:
-    """A step of a store with counters: counts [n, 2], whole shows and any clicks of each id.
-
-    A leaf counts occurrences, so an id that was shown three times is given three times: once with
-    its gradient and its clicks, twice with nothing.
-    """
-    ids = store.flat_ids(ids)
-    grads = store.flat_grads(grads, len(ids))
-    counts = counts.cpu()
-    shows, clicks = counts[:, 0].long(), counts[:, 1].contiguous()
-    if bool((shows == 1).all()):
-        store.push(ids, grads, lr, clicks)
-        return
-    places = torch.repeat_interleave(torch.arange(len(ids)), shows)
-    first = torch.ones(len(places))
-    first[1:] = (places[1:] != places[:-1]).float()
-    clicks = clicks[places] * first
-    if not isinstance(store, native.Native):
-        store.push(ids[places], grads[places] * first[:, None], lr, clicks)
-        return
-    sources = places.to(torch.int32)  # the gradients themselves are not repeated
-    native._push([store], [ids[places]], [grads], [sources], [first], lr, clicks)
+    """A step of a store with counters: counts [n, 2], whole shows and any clicks of each id."""
+    shows, clicks = counts.unbind(1)
+    store.push(ids, grads, lr, clicks, shows)

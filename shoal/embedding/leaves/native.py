@@ -79,12 +79,24 @@ class Native(Leaf):
         """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
         return pull_many([self], [ids])[0]
 
-    def push(self, ids: Ids, grads: Tensor, lr: float, clicks: Tensor | None = None) -> None:
-        """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
+    def push(
+        self,
+        ids: Ids,
+        grads: Tensor,
+        lr: float,
+        clicks: Tensor | None = None,
+        shows: Tensor | None = None,
+    ) -> None:
+        """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed.
+
+        With counters, each of the ids was clicked `clicks` [n] times (none) and shown `shows` [n]
+        times (once).
+        """
         ids = self.flat_ids(ids)
         grads = self.flat_grads(grads, ids.numel())
         clicks = self.check_clicks(clicks, ids.numel())
-        _push([self], [ids], [grads], [None], [None], lr, clicks)
+        shows = self.check_clicks(shows, ids.numel())
+        _push([self], [ids], [grads], [None], [None], lr, clicks, shows)
 
     def pull_bags(self, ids: Tensor, bags: Bags) -> Tensor:
         """Pooled rows, without making the single ones: [bags, dim]."""
@@ -288,6 +300,7 @@ def _push(
     coefficients: Sequence[Tensor | None],
     lr: float | Sequence[float],
     clicks: Tensor | None = None,
+    shows: Tensor | None = None,
 ) -> None:
     """The step itself: occurrence i of table t has the gradient
     coefficients[t][i] * grads[t][sources[t][i]]."""
@@ -308,6 +321,7 @@ def _push(
         _addresses(sources),
         _addresses(coefficients),
         _addresses([clicks] * len(stores)),
+        _addresses([shows] * len(stores)),
         numbers,
         [store._step + 1 for store in stores],
         _parts(stores),

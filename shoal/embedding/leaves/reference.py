@@ -65,11 +65,23 @@ class Reference(Leaf):
         out[known] = self.values[found[known]]
         return out
 
-    def push(self, ids: Ids, grads: Tensor, lr: float, clicks: Tensor | None = None) -> None:
-        """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
+    def push(
+        self,
+        ids: Ids,
+        grads: Tensor,
+        lr: float,
+        clicks: Tensor | None = None,
+        shows: Tensor | None = None,
+    ) -> None:
+        """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed.
+
+        With counters, each of the ids was clicked `clicks` [n] times (none) and shown `shows` [n]
+        times (once).
+        """
         ids = self.flat_ids(ids)
         grads = self.flat_grads(grads, ids.numel())
         clicks = self.check_clicks(clicks, ids.numel())
+        shows = self.check_clicks(shows, ids.numel())
         if self.table.rows is not None:
             self._check_inside(ids)
         self._step += 1
@@ -78,8 +90,9 @@ class Reference(Leaf):
             if not bool(keep.all()):
                 ids, grads = ids[keep], grads[keep]
                 clicks = None if clicks is None else clicks[keep]
+                shows = None if shows is None else shows[keep]
         if self.admission is not None:
-            ids, grads = self._admit(self.admission, ids, grads, clicks)
+            ids, grads = self._admit(self.admission, ids, grads, clicks, shows)
         if len(ids) == 0:
             return
         distinct, summed = self._sum_duplicates(ids, grads)
@@ -259,19 +272,24 @@ class Reference(Leaf):
             self.state[key] = torch.cat([part, part.new_zeros(more, *part.shape[1:])])
 
     def _admit(
-        self, rule: Admission, ids: Tensor, grads: Tensor, clicks: Tensor | None
+        self,
+        rule: Admission,
+        ids: Tensor,
+        grads: Tensor,
+        clicks: Tensor | None,
+        shows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Count the ids; the occurrences, ids and gradients, of those that have a row now."""
-        counts: dict[int, tuple[int, float]] = {}
-        for id_, click in zip(
-            ids.tolist(), [0.0] * len(ids) if clicks is None else clicks.tolist()
-        ):
-            seen, total = counts.get(id_, (0, 0.0))
-            counts[id_] = (seen + 1, total + click)
-        for id_, (shows, total) in counts.items():
+        counts: dict[int, tuple[float, float]] = {}
+        shown = [1.0] * len(ids) if shows is None else shows.tolist()
+        clicked = [0.0] * len(ids) if clicks is None else clicks.tolist()
+        for id_, more, click in zip(ids.tolist(), shown, clicked):
+            seen, total = counts.get(id_, (0.0, 0.0))
+            counts[id_] = (seen + more, total + click)
+        for id_, (seen, total) in counts.items():
             place = self.positions.get(id_)
             known = self.pending.pop(id_, (0.0, 0.0, 0)) if place is None else self._counters(place)
-            show, click = known[0] + shows, known[1] + total
+            show, click = known[0] + seen, known[1] + total
             if place is None and self._score(show, click) < rule.threshold:
                 self.pending[id_] = (show, click, self._step)
                 continue

@@ -142,7 +142,14 @@ class Shard(Leaf):
             return self.values[:, : self.table.dim].clone()
         return self.values[ids.to(self.values.device), : self.table.dim]
 
-    def push(self, ids: Ids, grads: Tensor, lr: float, clicks: Tensor | None = None) -> None:
+    def push(
+        self,
+        ids: Ids,
+        grads: Tensor,
+        lr: float,
+        clicks: Tensor | None = None,
+        shows: Tensor | None = None,
+    ) -> None:
         raise NotImplementedError  # gradients go back through the collection
 
     def restore(self, rows: Rows) -> None:

@@ -11,9 +11,8 @@ import zmq
 from torch import Tensor
 
 from shoal.ps.native import native_outlet
-from shoal.ps.wire import Header, Kind, WireError
+from shoal.ps.wire import COPY_BELOW, Header, Kind, WireError
 
-COPY_BELOW = 1 << 16  # smaller frames are copied into zmq's own memory, which is cheaper
 ANSWER_VALUES = 5 << 15  # values of rows in one message, about: 640 KiB
 
 

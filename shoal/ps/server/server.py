@@ -14,6 +14,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 import zmq
@@ -21,30 +23,34 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 
-from shoal.ps.curve import Gate
 from shoal.ps.keys import Keys
 from shoal.ps.memory import keep_freed_memory
-from shoal.ps.server.answers import COPY_BELOW, Answers, Request
+from shoal.ps.server.answers import Answers, Request
+from shoal.ps.server.listening import listen
 from shoal.ps.server.roster import Roster
 from shoal.ps.server.shards import ShardWriter, load_shards
 from shoal.ps.server.state import State
 from shoal.ps.server.steps import Steps, flat_floats
 from shoal.ps.spec import Spec, parse_spec
 from shoal.ps.wire import (
+    COPY_BELOW,
+    IN_PIECES,
     MOST_FRAMES,
+    MOST_PIECES,
     Header,
     Kind,
     WireError,
+    join_pieces,
     parse_header,
     parse_json,
     send_rows,
 )
 
 log = logging.getLogger("shoal")
-POLL_SECONDS = 0.2
 LOOK_SECONDS = 0.5  # between looks for workers that went silent
 PARTING_SECONDS = 3.0  # how long a server that gave up goes on telling workers why
 ORDERS = (Kind.SET_DENSE, Kind.SAVE, Kind.LOAD)  # carried out once, however often they come
+OF_FIRST = (*ORDERS, Kind.SAVED)  # what worker 0 alone may ask
 
 
 class Server:
@@ -58,29 +64,27 @@ class Server:
         timeout: float = 10.0,
         threads: int | None = None,
         patience: float = math.inf,
+        folder: str | Path | None = None,
+        plain: bool = False,
+        memory: int | None = None,
     ):
-        """patience: seconds without any word after which the first worker is not waited for."""
+        """bind: see address.py.
+
+        patience: seconds without any word after which the first worker is not waited for
+        folder: where it writes and reads checkpoints; without one it does neither
+        plain: listen beyond this host without keys
+        memory: bytes that a model may take before any row has come; half of the host's
+        """
         self.index, self.threads = index, threads
+        self.folder = None if folder is None else Path(folder)
+        self.memory = _half_of_memory() if memory is None else memory
         self.patience, self._heard = patience, time.monotonic()
-        keep_freed_memory()
         self.context = zmq.Context()
-        self.socket = self.context.socket(zmq.ROUTER)
-        self.socket.setsockopt(zmq.LINGER, 2000)
-        self.socket.setsockopt(zmq.SNDHWM, 0)  # answers are never dropped
-        self.socket.setsockopt(zmq.RCVTIMEO, int(1000 * POLL_SECONDS))
-        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
-        if keys is not None:
-            Gate(self.context, self.socket, keys)
-        try:
-            self.socket.bind(f"tcp://{bind}")
-        except zmq.ZMQError as error:
-            raise ValueError(
-                f"server {index} cannot listen on {bind}: {error.strerror}; choose a free port and "
-                "an address of this host"
-            ) from error
+        self.socket = listen(self.context, bind, index, keys, plain)
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
         self.answers = Answers(self.socket)
         self.roster = Roster(timeout)
+        self._described: dict[str, Any] = {}  # the model, as the first worker told of it
         self.spec: Spec | None = None  # these three: once a worker has described the model
         self.state: State | None = None
         self.steps: Steps | None = None
@@ -164,11 +168,16 @@ class Server:
         self.messages += 1
         header = Header(Kind.ERROR, 0)
         try:
-            if len(frames) >= MOST_FRAMES:
+            if len(frames) > MOST_PIECES:
                 raise WireError(f"a message of {1 + len(frames)} frames")
             header = parse_header(head)
             self._heard = time.monotonic()
             self._check_sender(header)
+            if header.flags & IN_PIECES:
+                frames = join_pieces(frames)
+                header = header._replace(flags=header.flags & ~IN_PIECES)
+            if len(frames) >= MOST_FRAMES:
+                raise WireError(f"a message of {1 + len(frames)} frames")
             self._handle(Request(address, header, head, frames))
         except WireError as error:
             self._refuse(address, header, str(error))
@@ -182,6 +191,10 @@ class Server:
         if header.kind == Kind.HELLO:
             return
         self.roster.hear(header)
+        if header.kind in OF_FIRST and header.worker != 0:
+            raise WireError(
+                f"worker {header.worker} orders what only worker 0 may: {header.kind.name}"
+            )
         if self.failure is not None and header.kind not in (Kind.BYE, Kind.PING):
             raise WireError(self.failure)
 
@@ -206,7 +219,12 @@ class Server:
         header = request.header
         values = parse_json(request.only(1)[0])
         host, server = str(values.pop("host", "?"))[:200], values.pop("server", None)
-        spec = parse_spec(values)
+        if self.spec is not None and values != self._described:
+            raise WireError(
+                f"worker {header.worker} describes another model or run than the first worker "
+                "did: give every host the same config and code"
+            )
+        spec = parse_spec(values) if self.spec is None else self.spec
         if header.worker >= spec.workers:
             raise WireError(f"worker {header.worker} of {spec.workers}")
         if server != self.index or self.index >= spec.servers:
@@ -215,17 +233,19 @@ class Server:
                 f"for server {server} of {spec.servers}: give every host the same --servers"
             )
         if self.spec is None:
+            needed = spec.first_bytes(self.index)
+            if needed > self.memory:
+                raise WireError(
+                    f"server {self.index} cannot hold this model: dense parameters and Bloom "
+                    f"filters take up to {needed / 2**30:.1f} GiB, and it may take "
+                    f"{self.memory / 2**30:.1f}, half of its host's memory: use more servers"
+                )
             try:
                 self.state = State(spec, self.index, self.threads)
             except (ValueError, RuntimeError, MemoryError) as error:
                 raise WireError(f"server {self.index} cannot hold this model: {error}") from None
             self.steps = Steps(self.state, self.roster, self.answers, self._fail)
-            self.spec = spec
-        elif spec.json() != self.spec.json():
-            raise WireError(
-                f"worker {header.worker} describes another model or run than the first worker "
-                "did: give every host the same config and code"
-            )
+            self.spec, self._described = spec, values
         self.roster.register(header, host)
         self.answers.give(request, [])
 
@@ -283,7 +303,7 @@ class Server:
         state = self._state()
         if self._writer is not None and self._writer.running():
             raise WireError("the last save is still being written")
-        self._writer = ShardWriter(state, values)
+        self._writer = ShardWriter(state, self.folder, values)
         self._carried_out(request)
 
     def _saved(self, request: Request) -> None:
@@ -293,7 +313,7 @@ class Server:
 
     def _load(self, request: Request) -> None:
         values = parse_json(request.only(1)[0])
-        self._jobs.append((request, load_shards(self._state(), values)))
+        self._jobs.append((request, load_shards(self._state(), self.folder, values)))
 
     def _go_on(self) -> None:
         """A part of the long work, so that workers are answered in between."""
@@ -321,6 +341,10 @@ class Server:
         self.answers.give(request, [json.dumps(found).encode()])
 
 
+def _half_of_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
 HANDLERS: dict[Kind, Callable[[Server, Request], None]] = {
     Kind.HELLO: Server._hello,
     Kind.PULL: Server._pull,
@@ -345,13 +369,16 @@ def run_server(
     threads: int = 1,
     announce: str | None = None,
     patience: float = math.inf,
+    folder: str | None = None,
+    plain: bool = False,
 ) -> int:
-    """Serve from this process until the workers are done.
+    """Serve from this process, which does nothing else, until the workers are done.
 
     It writes its address to the file `announce`, and why it failed to `announce`.failed.
     """
     torch.set_num_threads(threads)
-    server = Server(bind, index, keys, timeout, threads, patience)
+    keep_freed_memory()
+    server = Server(bind, index, keys, timeout, threads, patience, folder, plain)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     if announce is not None:
         with open(announce + ".new", "w") as file:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import signal
+import tempfile
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -24,9 +25,9 @@ from torch import Tensor
 
 from shoal.embedding.leaves.row_files import Taken, chunks, take_over, tell_lost
 from shoal.embedding.placed.placement import Layout, Placement
+from shoal.ps.server.folder import Folder, opened
 from shoal.ps.server.state import State
 from shoal.ps.wire import WireError
-from shoal.world.durable import write_counted
 
 CHUNK_ROWS = 1 << 18
 FOLLOW_SECONDS = 0.5
@@ -35,44 +36,51 @@ FOLLOW_SECONDS = 0.5
 class ShardWriter:
     """One save of one server, in a process of its own."""
 
-    def __init__(self, state: State, values: dict[str, Any]):
-        folder, delta = values.get("folder"), values.get("delta", False)
-        if not isinstance(folder, str) or not isinstance(delta, bool) or len(values) > 2:
-            raise WireError("a save is {folder: text, delta: true or false}")
-        self.folder = Path(folder)
-        if not os.path.isdir(self.folder):
-            raise WireError(
-                f"server {state.index} cannot see the folder {folder}: run.output must be on a "
-                "disk that all hosts share"
-            )
+    def __init__(self, state: State, root: Path | None, values: dict[str, Any]):
+        """root: this server's folder, in which the save names another."""
+        name, delta = values.get("name"), values.get("delta", False)
+        if not isinstance(name, str) or not isinstance(delta, bool) or len(values) > 2:
+            raise WireError("a save is {name: text, delta: true or false}")
         if delta and state.marks is None:
             raise WireError("a delta needs a whole save before it")
         if delta and state.rewritten:
             raise WireError("rows were dropped, or counts faded, since the last save: save whole")
-        self._report = self.folder / f".server-{state.index}.json"
         self._found: dict[str, Any] | None = None
+        self._report = tempfile.TemporaryFile()  # noqa: SIM115 (the child leaves its report there)
+        try:
+            with opened(root, name) as folder:
+                self._fork(state, folder, state.marks if delta else None)
+        except OSError as error:
+            self._report.close()
+            raise WireError(
+                f"server {state.index} cannot see the folder {root}/{name} ({error.strerror}): "
+                "run.output must be on a disk that all hosts share"
+            ) from None
+        state.marks = [store.mark() for store in state.stores]  # type: ignore[attr-defined]
+        state.rewritten = False
+
+    def _fork(self, state: State, folder: Folder, marks: list[int] | None) -> None:
         server = os.getpid()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the child starts no thread
             self._pid = os.fork()
         if self._pid == 0:
-            self._write(state, state.marks if delta else None, server)
-        state.marks = [store.mark() for store in state.stores]  # type: ignore[attr-defined]
-        state.rewritten = False
+            self._write(state, folder, marks, server)
 
-    def _write(self, state: State, marks: list[int] | None, server: int) -> None:
+    def _write(self, state: State, folder: Folder, marks: list[int] | None, server: int) -> None:
         """In the child: write, report, and be gone without any clean-up of the parent's things."""
         status = 1
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             _follow(server)
             torch.set_num_threads(1)
-            report: dict[str, Any] = {"files": write_shards(state, self.folder, marks)}
+            report: dict[str, Any] = {"files": write_shards(state, folder, marks)}
             status = 0
         except BaseException as error:
             report = {"error": f"server {state.index} could not save its rows: {error}"}
         try:
-            self._report.write_text(json.dumps(report))
+            self._report.write(json.dumps(report).encode())
+            self._report.flush()
         finally:
             os._exit(status)
 
@@ -87,11 +95,12 @@ class ShardWriter:
             if pid == 0:
                 return {"running": True}
             try:
-                self._found = json.loads(self._report.read_text())
-                self._report.unlink()
+                self._report.seek(0)  # the child has written through the same handle
+                self._found = json.loads(self._report.read())
             except (OSError, ValueError):
                 code = os.waitstatus_to_exitcode(status)
                 self._found = {"error": f"a server's save ended with status {code}"}
+            self._report.close()
         return {"running": False, **self._found}
 
     def abandon(self) -> None:
@@ -115,7 +124,7 @@ def _follow(server: int) -> None:
     signal.setitimer(signal.ITIMER_REAL, FOLLOW_SECONDS, FOLLOW_SECONDS)
 
 
-def write_shards(state: State, folder: Path, marks: list[int] | None) -> dict[str, Any]:
+def write_shards(state: State, folder: Folder, marks: list[int] | None) -> dict[str, Any]:
     """Write every row, or those changed since the marks; file -> bytes and SHA-256."""
     files: dict[str, Any] = {}
     for number, (table, store) in enumerate(zip(state.spec.tables, state.stores)):
@@ -123,54 +132,53 @@ def write_shards(state: State, folder: Path, marks: list[int] | None) -> dict[st
         for part, tensors in enumerate(chunks(store, CHUNK_ROWS, **since)):
             data = format_tensors(tensors)
             name = f"rows-{table.name}-{state.index:03d}{part:05d}.safetensors"
-            files[name] = write_counted(folder / name, data)
+            files[name] = folder.write(name, data)
     return files
 
 
-def load_shards(state: State, values: dict[str, Any]) -> Iterator[None]:
+def load_shards(state: State, root: Path | None, values: dict[str, Any]) -> Iterator[None]:
     """Take over the rows of a checkpoint that belong to this server, file by file.
 
     fresh: rows that the checkpoint has not are forgotten. Nothing changes before all is read.
     """
-    folder, files, steps = values.get("folder"), values.get("files"), values.get("steps")
+    name, files, steps = values.get("name"), values.get("files"), values.get("steps")
     fresh = values.get("fresh", False)
     if not (
-        isinstance(folder, str)
+        isinstance(name, str)
         and isinstance(files, dict)
         and all(isinstance(facts, dict) for facts in files.values())
         and isinstance(steps, dict)
         and all(type(step) is int and 0 <= step < 1 << 62 for step in steps.values())
         and isinstance(fresh, bool)
     ):
-        raise WireError(
-            "a load is {folder: text, files: {...}, steps: {...}, fresh: true or false}"
-        )
+        raise WireError("a load is {name: text, files: {...}, steps: {...}, fresh: true or false}")
+    where = f"{root}/{name}"
     stores = state.make_stores() if fresh else state.stores
     taken = {one.name: Taken() for one in state.spec.tables}
     numbers = {one.name: k for k, one in enumerate(state.spec.tables)}
-    for name, facts in files.items():
-        if not name.startswith("rows-") or "/" in name:
-            raise WireError(f"{name!r} holds no rows")
-        table = name[len("rows-") :].rsplit("-", 1)[0]
+    for file, facts in files.items():
+        if not file.startswith("rows-") or "/" in file:
+            raise WireError(f"{file!r} holds no rows")
+        table = file[len("rows-") :].rsplit("-", 1)[0]
         if table not in numbers:
             raise WireError(f"the checkpoint has a table {table!r} that the model does not have")
-        path = Path(folder) / name
         try:
-            data = path.read_bytes()
+            with opened(root, name) as folder:
+                data = folder.read(file)
         except OSError as error:
             raise WireError(
-                f"server {state.index} cannot read {path}: {error.strerror}; checkpoints must be "
-                "on a disk that all hosts share"
+                f"server {state.index} cannot read {where}/{file}: {error.strerror}; checkpoints "
+                "must be on a disk that all hosts share"
             ) from None
         if hashlib.sha256(data).hexdigest() != facts.get("sha256"):
-            raise WireError(f"checkpoint {folder} is damaged: {name} fails its checksum")
+            raise WireError(f"checkpoint {where} is damaged: {file} fails its checksum")
         number = numbers[table]
         try:
             tensors = parse_tensors(data)
             here = partial(_numbers_of_here, server_layout(state, number), state.index)
             take_over(stores[number], tensors, taken[table], here)
         except (SafetensorError, KeyError, RuntimeError) as error:
-            raise WireError(f"checkpoint {folder} is damaged: {name}: {error}") from None
+            raise WireError(f"checkpoint {where} is damaged: {file}: {error}") from None
         yield
     for table, step in steps.items():
         if table not in numbers:

@@ -41,9 +41,9 @@ class State:
         self.rewritten = False  # rows were dropped or counts faded since the last save
         self.stores = self.make_stores()
         self.dims = [one.dim for one in spec.tables]
-        owners = spec.owners()
+        owners, sizes = spec.owners(), spec.sizes
         self.own = [k for k, owner in enumerate(owners) if owner == index]
-        self.sizes = [spec.sizes[k] for k in self.own]
+        self.sizes = [sizes[k] for k in self.own]
         # Not filled, so that memory is only taken when the values really come.
         self.dense = [torch.empty(spec.dense[k]) for k in self.own]
         self.optimizer: torch.optim.Optimizer | None = None

@@ -7,25 +7,37 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import secrets
 import socket as sockets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-import zmq
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 from torch import Tensor
 
-from shoal.ps.curve import use_keys
 from shoal.ps.keys import Keys
-from shoal.ps.memory import keep_freed_memory
 from shoal.ps.spec import Spec
-from shoal.ps.transfer import (
+from shoal.ps.wire import (
+    BFLOAT16,
+    COMPRESSED,
+    WITH_DENSE,
+    Kind,
+    numbers_frame,
+    parse_json,
+    parts_frame,
+    send_ids,
+    send_rows,
+)
+from shoal.ps.worker.caller import Caller
+from shoal.ps.worker.heartbeat import Heartbeat
+from shoal.ps.worker.link import Link, ServerError
+from shoal.ps.worker.transfer import (
     PACKED_VALUES,
     REQUEST_VALUES,
+    UNDER_WAY,
     Asked,
     Pulling,
     Pushing,
@@ -34,30 +46,15 @@ from shoal.ps.transfer import (
     flat_values,
     seen_by,
 )
-from shoal.ps.wire import (
-    BFLOAT16,
-    COMPRESSED,
-    WITH_DENSE,
-    Header,
-    Kind,
-    numbers_frame,
-    parse_json,
-    parts_frame,
-    send_ids,
-    send_rows,
-)
-from shoal.ps.worker.heartbeat import Heartbeat
-from shoal.ps.worker.link import Link, ServerError
 from shoal.world.world import PeerLost
 
-PING_SECONDS = 1.0
 AGAIN_SECONDS = 5.0  # an answer overdue: what was asked is asked again
-PARTING_SECONDS = 15.0  # how long an answer to the goodbye is waited for
+GOODBYE_SECONDS = 15.0  # how long an answer to the goodbye is waited for
 
 log = logging.getLogger("shoal")
 
 
-class Client:
+class Client(Caller):
     """What a worker asks of all servers."""
 
     def __init__(
@@ -67,40 +64,15 @@ class Client:
         keys: Keys | None = None,
         timeout: float = 10.0,
         session: int | None = None,
+        plain: bool = False,
     ):
-        self.worker, self.keys, self.timeout = worker, keys, timeout
-        self.session = session or secrets.randbits(63) | 1
-        keep_freed_memory()
-        self.context = zmq.Context()
-        self.bytes_sent = 0
-        self.failure = ""  # what a server said while nothing was asked
-        # Called from the heartbeat when a failure stays unheard, as in a collective that never ends
-        self.on_lost: Callable[[str], None] | None = None
+        """plain: go to other hosts without keys."""
+        super().__init__(addresses, worker, keys, timeout, session, plain)
         self.flags = 0  # of rows on the wire
-        self._number = 0
         self.pushes = 0  # made so far: the step that the servers count
         self.links = [Link(self, k, one, AGAIN_SECONDS) for k, one in enumerate(addresses)]
         self._heartbeat: Heartbeat | None = None
         self.spec: Spec | None = None
-
-    def connect(self, address: str) -> zmq.Socket:
-        """A socket to a server, which need not be up yet."""
-        socket = self.context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.RCVTIMEO, int(1000 * PING_SECONDS))
-        socket.setsockopt(zmq.RECONNECT_IVL, 50)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        if self.keys is not None:
-            use_keys(socket, self.keys)
-        socket.connect(f"tcp://{address}")
-        return socket
-
-    def header(self, kind: Kind, flags: int = 0, step: int = -1) -> Header:
-        """The header of a new request."""
-        self._number += 1
-        return Header(kind, self.worker, flags, self._number, step, self.session)
 
     def ask_all(self, kind: Kind, frames: Sequence[Any] = (), flags: int = 0) -> list[int]:
         """The same request to every server; the numbers of the requests."""
@@ -122,7 +94,7 @@ class Client:
 
     def knock(self) -> None:
         """Let the servers hear of this worker: it says hello when it has read its data."""
-        self._heartbeat = Heartbeat(self, PING_SECONDS)
+        self._heartbeat = Heartbeat(self, self.links)
 
     def hello(self, spec: Spec, join_timeout: float = 60.0) -> None:
         """Describe the model to every server; waits for servers that are not up yet."""
@@ -133,7 +105,7 @@ class Client:
             link.greeting = self.header(Kind.HELLO)
             link.ask(link.greeting, [text])
         # Servers that are up must hear of this worker while it waits for others.
-        self._heartbeat = Heartbeat(self, PING_SECONDS)
+        self._heartbeat = Heartbeat(self, self.links)
         try:
             for link in self.links:
                 link.answer(link.greeting.sequence, join_timeout)
@@ -153,7 +125,7 @@ class Client:
         requests = self.ask_all(Kind.BYE)
         for link, number in zip(self.links, requests):
             try:
-                link.answer(number, PARTING_SECONDS)
+                link.answer(number, GOODBYE_SECONDS)
             except PeerLost as error:
                 if self.failure:
                     raise
@@ -170,7 +142,7 @@ class Client:
     def second(self) -> Client:
         """A client of the same worker for another thread: sockets must not be shared."""
         addresses = [link.address for link in self.links]
-        other = Client(addresses, self.worker, self.keys, self.timeout, self.session)
+        other = Client(addresses, self.worker, self.keys, self.timeout, self.session, self.plain)
         other._number = secrets.randbits(40) << 20  # requests of its own
         return other
 
@@ -183,14 +155,17 @@ class Client:
         """
         assert self.spec is not None
         dims = [self.spec.tables[share.table].dim for share in shares]
-        asked: Asked = []
         most = PACKED_VALUES if self.flags & (BFLOAT16 | COMPRESSED) else REQUEST_VALUES
+        asked: list[list[Asked]] = []
         for link in self.links:
+            requests: list[Asked] = []
             for some in cut(shares, dims, link.index, most):
                 wanted = [(shares[k].table, shares[k].ids, first, last) for k, first, last in some]
                 header = self.header(Kind.PULL, self.flags, step)
-                link.ask_rows(header, wanted)
-                asked.append((link, header, some))
+                requests.append(Asked(link, header, wanted, some))
+            for one in requests[:UNDER_WAY]:
+                one.send()
+            asked.append(requests)
         return Pulling(shares, dims, asked)
 
     def start_push(
@@ -254,9 +229,14 @@ class Client:
 
     # ---- checkpoints ----------------------------------------------------------------------------
 
-    def save(self, folder: str, delta: bool = False) -> None:
-        """Let the servers write their rows of this moment; `saved` has the files."""
-        self.tell_all(Kind.SAVE, [json.dumps({"folder": folder, "delta": delta}).encode()])
+    def save(self, folder: str | Path, delta: bool = False) -> None:
+        """Let the servers write their rows of this moment; `saved` has the files.
+
+        A server has a folder of its own for what it writes and reads, the checkpoints of the run,
+        and is told no more than a name in there: the last part of `folder`.
+        """
+        values = {"name": Path(folder).name, "delta": delta}
+        self.tell_all(Kind.SAVE, [json.dumps(values).encode()])
 
     def saved(self) -> dict[str, Any]:
         """Wait until the rows are written: file -> bytes and checksum."""
@@ -275,10 +255,14 @@ class Client:
         return files
 
     def load(
-        self, folder: str, files: dict[str, Any], steps: dict[str, int], fresh: bool = False
+        self,
+        folder: str | Path,
+        files: dict[str, Any],
+        steps: dict[str, int],
+        fresh: bool = False,
     ) -> None:
         """Let every server take over its rows of a checkpoint; fresh: and forget all others."""
-        values = {"folder": os.path.abspath(folder), "files": files, "steps": steps}
+        values = {"name": Path(folder).name, "files": files, "steps": steps}
         self.tell_all(Kind.LOAD, [json.dumps({**values, "fresh": fresh}).encode()])
 
     def stats(self) -> list[dict[str, Any]]:

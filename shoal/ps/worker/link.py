@@ -9,30 +9,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import zmq
 
 from shoal.ps.native import native_inlet, native_outlet
 from shoal.ps.wire import (
     COMPRESSED,
+    COPY_BELOW,
     HEADER,
     Header,
     Kind,
     Wanted,
     WireError,
+    in_pieces,
     parse_header,
     parse_json,
     pull_head,
     pull_message,
 )
+from shoal.ps.worker.arriving import ArrivingRows
+from shoal.ps.worker.caller import Caller
 from shoal.world.world import PeerLost
-
-if TYPE_CHECKING:
-    from shoal.ps.transfer import Arriving
-    from shoal.ps.worker.client import Client
-
-COPY_BELOW = 1 << 16  # smaller frames are copied into zmq's own memory, which is cheaper
 
 
 class ServerError(ValueError):
@@ -42,14 +40,14 @@ class ServerError(ValueError):
 class Link:
     """The connection to one server."""
 
-    def __init__(self, client: Client, index: int, address: str, again_after: float):
-        self.client, self.index, self.address = client, index, address
+    def __init__(self, caller: Caller, index: int, address: str, again_after: float):
+        self.caller, self.index, self.address = caller, index, address
         self.again_after = again_after  # seconds: what was asked is asked again
-        self.socket = client.connect(address)
-        self.greeting = Header(Kind.HELLO, client.worker)
+        self.socket = caller.connect(address)
+        self.greeting = Header(Kind.HELLO, caller.worker)
         self.due: dict[int, Callable[[], None]] = {}  # asked and not answered: sends it again
         self.came: dict[int, tuple[Header, list[Any]]] = {}
-        self.rows: dict[int, Arriving] = {}  # of requests that are due
+        self.rows: dict[int, ArrivingRows] = {}  # of requests that are due
         self.inlet, self.outlet = native_inlet(self.socket), native_outlet(self.socket)
 
     def close(self) -> None:
@@ -63,7 +61,7 @@ class Link:
 
     def ask(self, header: Header, frames: Sequence[Any]) -> None:
         """Send a request; `answer` has what comes back."""
-        self._post(header, partial(self._send, [header.pack(), *frames]))
+        self._post(header, partial(self._send, in_pieces(header, frames)))
 
     def ask_rows(self, header: Header, wanted: Wanted) -> None:
         """Send a request for rows; `wait` returns when they are where `rows` says."""
@@ -79,12 +77,12 @@ class Link:
             return
         head = pull_head(header, wanted)
         ids = [(one.data_ptr() + 8 * first, last - first) for _, one, first, last in wanted]
-        self.client.bytes_sent += len(head) - HEADER.size + 8 * sum(count for _, count in ids)
+        self.caller.bytes_sent += len(head) - HEADER.size + 8 * sum(count for _, count in ids)
         self.outlet.ask(head, ids)
 
     def _send(self, message: list[Any]) -> None:
         size = sum(map(len, message))
-        self.client.bytes_sent += size - HEADER.size
+        self.caller.bytes_sent += size - HEADER.size
         # A server that does not take our key leaves nobody to send to: that is silence, too.
         try:
             if len(message) == 1:
@@ -100,21 +98,21 @@ class Link:
 
     def wait(self, number: int, patience: float | None = None) -> list[memoryview]:
         """The frames of an answer, none when they are rows."""
-        patience = patience or self.client.timeout
+        patience = patience or self.caller.timeout
         heard = asked_again = time.monotonic()
         while number not in self.came:
             if self._take(number):
                 heard = time.monotonic()
                 continue
             now = time.monotonic()
-            if self.client.failure:
-                raise PeerLost(self.client.failure)
+            if self.caller.failure:
+                raise PeerLost(self.caller.failure)
             if now - heard > patience:
                 raise PeerLost(
                     f"{self.name} has not answered for {now - heard:.0f} s: it died, or the "
                     "network to it is cut; its own message, on its host, says more"
                 )
-            self._send([self.client.header(Kind.PING).pack()])
+            self._send([self.caller.header(Kind.PING).pack()])
             if now - asked_again > self.again_after:
                 asked_again = now
                 for send in self.due.values():
@@ -167,7 +165,7 @@ class Link:
 
     def _finish_rows(self, number: int) -> None:
         del self.due[number], self.rows[number]
-        self.came[number] = Header(Kind.OK, self.client.worker), []
+        self.came[number] = Header(Kind.OK, self.caller.worker), []
 
     def _error(self, frames: list[memoryview]) -> Exception:
         found = parse_json(frames[1])

@@ -87,7 +87,9 @@ class ParameterServers(Strategy):
             dense=[list(p.shape) for p in self.dense] if self.dense_at_servers else [],
         )
         keys = None if section.keys is None else read_keys(section.keys, "worker")
-        client = Client(section.addresses, self.world.rank, keys, section.timeout)
+        client = Client(
+            section.addresses, self.world.rank, keys, section.timeout, plain=section.plain
+        )
         client.flags = BFLOAT16 * section.bfloat16 | COMPRESSED * section.compress
         client.hello(self.spec, self.join_timeout)
         return client

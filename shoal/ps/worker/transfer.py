@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from shoal.ps.native import native_arriving
-from shoal.ps.wire import (
-    BFLOAT16,
-    COMPRESSED,
-    WITH_DENSE,
-    Header,
-    Kind,
-    WireError,
-    numbers,
-    parse_part,
-    receive_rows,
-)
+from shoal.ps.wire import WITH_DENSE, Header, Kind, Wanted, WireError, numbers, receive_rows
+from shoal.ps.worker.arriving import ArrivingRows
 from shoal.ps.worker.link import Link
 
 # Values of rows in one request, about. A server answers others in between; it sends such an answer
 # in parts by itself, but rows that it has to pack travel as one message each.
-REQUEST_VALUES, PACKED_VALUES = 1 << 23, 5 << 16
-Places = list[tuple[int, int]]  # where values begin in a flat tensor, and how many they are
+REQUEST_VALUES, PACKED_VALUES = 1 << 21, 5 << 16
+LEAST_DIM = 8  # narrower rows count as wide as this, so that the ids of a request stay few
+UNDER_WAY = 16  # requests of a pull that a server has at a time: it drops answers of who reads none
 Pieces = list[tuple[int, int, int]]  # number of a share, first and last of its ids
 
 
@@ -58,6 +50,7 @@ def seen_by(share: Share, server: int) -> Tensor:
 
 def cut(shares: list[Share], dims: list[int], server: int, most: int) -> list[Pieces]:
     """What one server is asked for, as requests of about `most` values; at least one."""
+    dims = [max(dim, LEAST_DIM) for dim in dims]
     whole = [(k, (piece := share.of(server)).start, piece.stop) for k, share in enumerate(shares)]
     if sum((last - first) * dims[k] for k, first, last in whole) <= most:
         return [whole]
@@ -78,66 +71,39 @@ def cut(shares: list[Share], dims: list[int], server: int, most: int) -> list[Pi
     return requests
 
 
-class Arriving:
-    """Rows of one request, copied to their places in a tensor as they come."""
+class Asked(NamedTuple):
+    """A request for some of a pull's rows."""
 
-    def __init__(self, header: Header, to: Tensor, places: Places):
-        self.flags = header.flags
-        self.to, self.places = to, places  # held here: native code writes there, too
-        self.total, self.done, self.begun = sum(length for _, length in places), 0, False
-        plain = not self.flags & (BFLOAT16 | COMPRESSED)
-        self.core = native_arriving(header.pack(), to.data_ptr(), places) if plain else None
+    link: Link
+    header: Header
+    wanted: Wanted
+    pieces: Pieces
 
-    @property
-    def whole(self) -> bool:
-        """Whether all rows are there."""
-        return self.begun and self.done == self.total if self.core is None else self.core.whole
-
-    def take(self, frame: memoryview) -> None:
-        """Copy a part; one that is not the next is dropped: it came before, or comes again."""
-        if self.core is not None:
-            if not self.core.take(frame):
-                raise WireError(f"{len(frame)} bytes that are not part of the rows asked for")
-            return
-        first, rows = parse_part(frame)
-        if first != self.done and 0 <= first < self.total:
-            return
-        plain = not self.flags & (BFLOAT16 | COMPRESSED)
-        count = len(rows) // 4 if plain else self.total
-        if first != self.done or first + count > self.total or (self.total and not count):
-            raise WireError(f"{count} values from {first} on; there are {self.total}")
-        values = receive_rows(rows, [count], [1], self.flags)[0].view(-1)
-        flat = self.to.view(-1)
-        begin = 0  # of a place, among all values
-        for place, length in self.places:
-            low, high = max(first, begin), min(first + count, begin + length)
-            if low < high:
-                start = place + low - begin
-                flat[start : start + high - low] = values[low - first : high - first]
-            begin += length
-        self.begun, self.done = True, first + count
-
-
-Asked = list[tuple[Link, Header, Pieces]]
+    def send(self) -> None:
+        self.link.ask_rows(self.header, self.wanted)
 
 
 class Pulling:
-    """Rows on their way."""
+    """Rows on their way; asked: the requests to each server, of which the first are sent."""
 
-    def __init__(self, shares: list[Share], dims: list[int], asked: Asked):
+    def __init__(self, shares: list[Share], dims: list[int], asked: list[list[Asked]]):
         self.shapes = [(len(share.ids), dim) for share, dim in zip(shares, dims)]
         self.sizes = [n * dim for n, dim in self.shapes]
         starts = list(accumulate(self.sizes, initial=0))
         self.rows, self.asked = torch.empty(starts[-1]), asked
-        for link, header, pieces in asked:
-            places = [(starts[k] + i * dims[k], (j - i) * dims[k]) for k, i, j in pieces]
-            answer = header.answer(Kind.OK, header.flags)
-            link.rows[header.sequence] = Arriving(answer, self.rows, places)
+        for one in chain.from_iterable(asked):
+            places = [(starts[k] + i * dims[k], (j - i) * dims[k]) for k, i, j in one.pieces]
+            answer = one.header.answer(Kind.OK, one.header.flags)
+            one.link.rows[one.header.sequence] = ArrivingRows(answer, self.rows, places)
 
     def wait(self) -> list[Tensor]:
         """Rows [n, dim] of every share, only to be read."""
-        for link, header, _ in self.asked:
-            link.wait(header.sequence)
+        for number in range(max(map(len, self.asked), default=0)):
+            for requests in self.asked:  # in turn, so that all servers are at work
+                if number < len(requests):
+                    requests[number].link.wait(requests[number].header.sequence)
+                if number + UNDER_WAY < len(requests):
+                    requests[number + UNDER_WAY].send()
         if len(self.shapes) == 1:
             return [self.rows.view(self.shapes[0])]
         pieces = self.rows.split(self.sizes)

@@ -1,0 +1,43 @@
+"""Address: where a server listens, and who can reach it there.
+
+HOST:PORT       TCP; whoever reaches the host reaches it, unless the host is a loopback address
+ipc://PATH      a Unix socket of this host; only who may enter its folder reaches it
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable
+
+IPC = "ipc://"
+
+
+def endpoint(address: str) -> str:
+    """The address as ZeroMQ writes it."""
+    return address if address.startswith(IPC) else f"tcp://{address}"
+
+
+def stays_here(address: str) -> bool:
+    """Whether nothing that is sent to an address leaves this host; names are looked up."""
+    if address.startswith(IPC):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    # An address of IPv6 may name its interface: fe80::1%eth0
+    numbers = [ipaddress.ip_address(str(place[0]).split("%")[0]) for *_, place in found]
+    return bool(numbers) and all(number.is_loopback for number in numbers)
+
+
+def check_private(addresses: Iterable[str], what: str, remedy: str) -> None:
+    """Refuse addresses beyond this host, for whoever has no keys."""
+    open_one = next((one for one in addresses if not stays_here(one)), None)
+    if open_one is not None:
+        raise ValueError(
+            f"{what} {open_one} leaves this host, and there are no keys: make them once with "
+            "`shoal keys make FOLDER`, give servers its part for-servers and workers for-workers, "
+            f"and {remedy}"
+        )

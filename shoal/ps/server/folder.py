@@ -1,0 +1,66 @@
+"""Folder: the one place where a server writes and reads files, whatever it is told.
+
+Whoever starts a server names the folder; workers name no more than what lies in it. Nothing there
+is followed if it is a link, nothing is replaced, and only regular files are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from shoal.ps.wire import WireError
+
+
+class Folder:
+    """A folder inside a server's own, open: `with opened(root, name) as folder`."""
+
+    def __init__(self, path: Path, handle: int):
+        self.path, self.handle = path, handle
+
+    def write(self, name: str, data: bytes) -> dict[str, Any]:
+        """Write a new file durably; its bytes and checksum."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(plain(name), flags, 0o666, dir_fd=self.handle), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+    def read(self, name: str) -> bytes:
+        """What a regular file holds."""
+        # Without waiting: to open a pipe would take until somebody writes to it.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with os.fdopen(os.open(plain(name), flags, dir_fd=self.handle), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise WireError(f"{self.path / name} is no regular file")
+            return file.read()
+
+
+def plain(name: str) -> str:
+    """The name of something that lies in a folder itself; anything else is refused."""
+    if name in ("", ".", "..") or "/" in name or not name.isprintable():
+        raise WireError(f"{name[:100]!r} is no plain name of a file")
+    return name
+
+
+@contextmanager
+def opened(root: Path | None, name: str) -> Iterator[Folder]:
+    """The folder of this name in a server's own."""
+    if root is None:
+        raise WireError("this server has no folder for checkpoints: start it with --folder=DIR")
+    above = handle = -1
+    try:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        above = os.open(root, flags)
+        handle = os.open(plain(name), flags | os.O_NOFOLLOW, dir_fd=above)
+        yield Folder(root / name, handle)
+    finally:
+        for one in (handle, above):
+            if one >= 0:
+                os.close(one)

@@ -1,0 +1,62 @@
+"""Caller: a worker as servers know it, and what all its connections share."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from shoal.ps.address import check_private, endpoint
+from shoal.ps.curve import use_keys
+from shoal.ps.keys import Keys
+from shoal.ps.wire import Header, Kind
+
+PING_SECONDS = 1.0
+
+
+class Caller:
+    """A worker's number and session, its keys, and what was heard of the servers."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        worker: int,
+        keys: Keys | None,
+        timeout: float,
+        session: int | None,
+        plain: bool,
+    ):
+        if keys is None and not plain:
+            remedy = (
+                "set strategy.ps.keys=FOLDER; on a network of your own, strategy.ps.plain=true "
+                "does without"
+            )
+            check_private(addresses, "strategy.ps.addresses: the server", remedy)
+        self.worker, self.keys, self.timeout, self.plain = worker, keys, timeout, plain
+        self.session = session or secrets.randbits(63) | 1
+        self.context = zmq.Context()
+        self.bytes_sent = 0
+        self.failure = ""  # what a server said while nothing was asked
+        # Called from the heartbeat when a failure stays unheard, as in a collective that never ends
+        self.on_lost: Callable[[str], None] | None = None
+        self._number = 0
+
+    def connect(self, address: str) -> zmq.Socket:
+        """A socket to a server, which need not be up yet."""
+        socket = self.context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.RCVTIMEO, int(1000 * PING_SECONDS))
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        if self.keys is not None:
+            use_keys(socket, self.keys)
+        socket.connect(endpoint(address))
+        return socket
+
+    def header(self, kind: Kind, flags: int = 0, step: int = -1) -> Header:
+        """The header of a new request."""
+        self._number += 1
+        return Header(kind, self.worker, flags, self._number, step, self.session)
