@@ -45,6 +45,7 @@ ALONE = {
     "launch.servers": 0,
     "launch.first_server": 0,
 }
+TRUST = typer.Option("--trust", help="Run the code that the run folder's config names.")
 Overrides = "Any config key as --section.key=value; RecBole's flat keys (--epochs=5) work too."
 
 
@@ -56,6 +57,7 @@ def train(
         typer.Option("--resume", help="Continue the run in --output (or in the folder given)."),
     ] = False,
     output: Annotated[str | None, typer.Option(help="Folder of the run.")] = None,
+    trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Train from CONFIG.yaml files (and overrides); evaluate and test the best checkpoint."""
     from shoal.launch.ranks import follow_launcher, is_launched
@@ -67,7 +69,7 @@ def train(
     files, overrides, is_run = run_arguments(context.args, resume, output)
     counted = any(key_of(word) in ("nproc", "launch.nproc", "world_size") for word in overrides)
     values = ALONE if is_run and counted else None  # not half of how it was launched before
-    resolved = resolve(files, overrides, values)
+    resolved = resolve(files, overrides, values, trust or not is_run)
     check_resumable(resolved, resume)
     result = train(resolved, resume)
     if result and is_first() and not is_launched():
@@ -89,6 +91,7 @@ def launch_command(
         typer.Option("--resume", help="Continue the run in --output (or in the folder given)."),
     ] = False,
     output: Annotated[str | None, typer.Option(help="Folder of the run.")] = None,
+    trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Train with parameter servers: `shoal launch --worker_num=2 --server_num=1 CONFIG.yaml`.
 
@@ -102,11 +105,11 @@ def launch_command(
     if is_worker():
         raise ValueError("shoal launch starts processes itself; run it without torchrun")
     roles = find_roles(worker_num, server_num, workers, servers, role, index)
-    files, overrides, _ = run_arguments(context.args, resume, output)
+    files, overrides, is_run = run_arguments(context.args, resume, output)
     processes = {"launch.nproc": max(1, roles.nproc), "launch.world_size": roles.world_size}
     if roles.workers:  # several hosts are asked for the port at which they meet
         processes["launch.port"] = int(roles.workers[0].rsplit(":", 1)[1])
-    named = resolve(files, overrides, processes)
+    named = resolve(files, overrides, processes, trust or not is_run)
     if named.config.strategy.name == "auto":
         named = resolve(files, overrides, {"strategy.name": "ps", **processes})
     resolved = with_roles(named, roles)
@@ -156,9 +159,11 @@ def evaluate_command(
     context: typer.Context,
     run: Annotated[str, typer.Argument(help="Folder of a run.")],
     output: Annotated[str | None, typer.Option(help="Write result.json into this folder.")] = None,
+    trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Evaluate a run's best checkpoint again, on any number of processes."""
     from shoal.launch.ranks import follow_launcher, launch
+    from shoal.runs.run import resolve_run
     from shoal.runs.trained import evaluate
     from shoal.world.world import is_first, is_worker
 
@@ -167,12 +172,12 @@ def evaluate_command(
     files, overrides = split_arguments(context.args)
     if files:
         raise typer.BadParameter(f"unexpected argument {files[0]}")
-    section = resolve([str(run_config(run))], overrides, ALONE).config.launch
+    section = resolve_run(run, overrides, ALONE, trust).config.launch
     if not is_worker() and (section.nproc > 1 or section.world_size > 1):
         extra = [] if output is None else ["--output", output]
-        launch(["eval", run, *extra, *overrides], section)
+        launch(["eval", run, *extra, *["--trust"] * trust, *overrides], section)
         return
-    result = evaluate(run, overrides, output, ALONE)
+    result = evaluate(run, overrides, output, ALONE, trust)
     if is_first():
         print_result(result)
 
@@ -182,6 +187,7 @@ def recommend(
     run: Annotated[str, typer.Argument(help="Folder of a run.")],
     user: Annotated[str, typer.Option(help="A user's id as the data has it.")],
     topk: Annotated[int, typer.Option(help="How many items.")] = 10,
+    trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """The best items for one user; original ids in and out."""
     from rich.console import Console
@@ -190,7 +196,7 @@ def recommend(
     from shoal.runs.trained import recommend
 
     table = Table("rank", "item", "score", title=f"for user {user}")
-    for number, (item, score) in enumerate(recommend(run, user, topk), start=1):
+    for number, (item, score) in enumerate(recommend(run, user, topk, trust), start=1):
         table.add_row(str(number), item, f"{score:.4f}")
     Console().print(table)
 
@@ -318,11 +324,18 @@ def run_config(folder: str) -> Path:
 
 
 def resolve(
-    files: list[str], overrides: list[str], values: dict[str, Any] | None = None
+    files: list[str],
+    overrides: list[str],
+    values: dict[str, Any] | None = None,
+    trust: bool = True,
 ) -> Resolved:
-    from shoal.runs.run import resolve
+    """The config of these files; without `trust`, the first must name no code to run."""
+    from shoal.runs.run import check_trusted, resolve
 
-    return resolve(files, overrides, values)
+    resolved = resolve(files, overrides, values)
+    if not trust:
+        check_trusted(resolved, files[0])
+    return resolved
 
 
 def print_result(result: dict[str, Any]) -> None:

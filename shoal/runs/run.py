@@ -22,6 +22,7 @@ from shoal import config as config_room
 from shoal.config import Resolved
 from shoal.config.output import flat
 from shoal.config.schema import Config
+from shoal.config.trust import check_trusted
 from shoal.launch.ranks import GRACE_SECONDS, LaunchError, host_of, launch, record_failure
 from shoal.launch.roles import Roles
 from shoal.launch.servers import END_SECONDS, Servers, knocking
@@ -43,6 +44,21 @@ def resolve(
     return config_room.load(
         files, overrides, values, models=lookup, kinds=lambda name: find(name).kind
     )
+
+
+def resolve_run(
+    folder: str | Path,
+    overrides: Sequence[str] = (),
+    values: dict[str, Any] | None = None,
+    trust: bool = False,
+) -> Resolved:
+    """Load the config of a run's folder; code that it names needs `trust`."""
+    RunFolder(folder).check_is_run()
+    file = Path(folder) / "config.yaml"
+    resolved = resolve([file], overrides, values)
+    if not trust:
+        check_trusted(resolved, file)
+    return resolved
 
 
 def run(

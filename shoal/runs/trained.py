@@ -21,7 +21,7 @@ import shoal
 from shoal.config.row_rules import RowsSection
 from shoal.data.dataset import Dataset
 from shoal.runs.build import build, describe_data
-from shoal.runs.run import connect_as, resolve
+from shoal.runs.run import connect_as, resolve_run
 from shoal.training.checkpoint import Checkpoints, give
 from shoal.training.evaluation import Evaluator
 from shoal.training.run_folder import RunFolder, start_logging
@@ -40,10 +40,10 @@ class Trained:
         overrides: Sequence[str] = (),
         world: World | None = None,
         values: dict[str, Any] | None = None,
+        trust: bool = False,
     ):
         self.folder = RunFolder(folder)
-        self.folder.check_is_run()
-        self.resolved = resolve([self.folder.path / "config.yaml"], overrides, values)
+        self.resolved = resolve_run(folder, overrides, values, trust)
         self.config = self.resolved.config
         self.config.rows = RowsSection()  # counters of rows are for training alone
         if self.config.strategy.name == "ps":  # rows are keyed by id: no servers are needed
@@ -128,16 +128,19 @@ def evaluate(
     overrides: Sequence[str] = (),
     output: str | Path | None = None,
     values: dict[str, Any] | None = None,
+    trust: bool = False,
 ) -> dict[str, Any]:
-    """Evaluate a run's best checkpoint, on one process or on the ranks the environment says."""
-    RunFolder(folder).check_is_run()
-    config = resolve([Path(folder) / "config.yaml"], overrides, values).config
+    """Evaluate a run's best checkpoint, on one process or on the ranks the environment says.
+
+    trust: run the code that the run's config names (a program, a reader).
+    """
+    config = resolve_run(folder, overrides, values, trust).config
     world = connect_as(config)
     try:
         start_logging(config.run.log_level, world.rank)
         if output is not None and world.is_main:  # before the work, not after it
             RunFolder(output).create(resume=True)
-        trained = Trained(folder, overrides, world, values)
+        trained = Trained(folder, overrides, world, values, trust)
         log.info("%s", describe_data(trained.parts.dataset))
         result = trained.evaluate()
         if world.is_main:
@@ -150,7 +153,9 @@ def evaluate(
         world.close()
 
 
-def recommend(folder: str | Path, user: str, topk: int = 10) -> list[tuple[str, float]]:
-    """The best items for one user of a trained run."""
+def recommend(
+    folder: str | Path, user: str, topk: int = 10, trust: bool = False
+) -> list[tuple[str, float]]:
+    """The best items for one user of a trained run; `trust` as in evaluate."""
     torch.set_num_threads(os.cpu_count() or 1)
-    return Trained(folder).recommend(user, topk)
+    return Trained(folder, trust=trust).recommend(user, topk)
