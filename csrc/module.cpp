@@ -151,7 +151,7 @@ int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std:
     need_array(grads[t], times(num_grads[t], static_cast<size_t>(tables[t]->dim())), sizeof(float),
                "gradients: no array");
     if (sources[t] == 0)
-      need(num_grads[t] == n[t], "gradients: one for each id");
+      need(num_grads[t] >= n[t], "gradients: fewer than ids");
     else
       need(all_below(at<uint32_t>(sources[t]), n[t], num_grads[t]), "sources: beyond the gradients");
     Push& p = pushes[t];

@@ -103,9 +103,9 @@ def open_columns(folder: Path) -> Dataset:
         arrays = {name: _read_array(folder, name, entry) for name, entry in body["arrays"].items()}
         dataset = _assemble(body, arrays)
         _check_complete(dataset)
-    except (OSError, ValueError, LookupError, TypeError, EOFError, RecursionError) as error:
-        if isinstance(error, DamagedColumns):
-            raise
+    except DamagedColumns:
+        raise
+    except Exception as error:  # whatever numpy raises about a header: it is prepared again
         raise DamagedColumns(f"{type(error).__name__}: {error}") from error
     return dataset
 
