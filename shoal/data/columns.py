@@ -244,4 +244,4 @@ def _json(body: dict[str, Any]) -> bytes:
 
 
 def _checksum(data: bytes | np.ndarray) -> str:
-    return hashlib.sha256(data).hexdigest()
+    return hashlib.sha256(data if isinstance(data, bytes) else data.data).hexdigest()

@@ -6,11 +6,12 @@ import errno
 import hashlib
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 
-def open_regular(path: str | Path, links: bool = True) -> BinaryIO:
+def open_regular(path: str | Path, links: bool = True) -> BufferedReader:
     """Open a file to read it. A pipe or a device is refused at once, where reading it might never
     end; with links=False a link is, too.
     """
