@@ -2,14 +2,17 @@
 # make test        set up, run the tests (minutes)
 # make test-all    the long matrices too
 # make check       ruff and mypy
+# make fuzz        strange messages, files, configs and calls, 30 minutes (MINUTES=…, SEED=…)
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -q
+TORCH := torch==2.13.0
+MINUTES ?= 30
 CORE := CMakeLists.txt $(wildcard csrc/*)
 
-.PHONY: train test test-all check setup clean
+.PHONY: train test test-all check fuzz setup clean
 
 train: setup
 	$(BIN)/shoal train recipes/planted-bpr-single.yaml
@@ -25,14 +28,24 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The core is built once more, with the sanitizers of the compiler (ASan and UBSan).
+fuzz: setup
+	$(BIN)/cmake -S . -B build/fuzz -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	  -DPython_EXECUTABLE=$(abspath $(BIN))/python \
+	  -DSHOAL_SANITIZE=address,undefined -DSHOAL_SANITIZE_CORE=ON
+	$(BIN)/cmake --build build/fuzz
+	PYTHONPATH=tests:tests/unit $(BIN)/python -m fuzz --minutes $(MINUTES) \
+	  --core $$(ls build/fuzz/_core*.so) --findings build/fuzz/findings $(if $(SEED),--seed $(SEED))
+
 setup: $(VENV)/.ready
 
-# torch comes first and pinned, so that no other package decides which build of it is taken.
+# Everything but torch is taken only with the hashes in constraints.txt. torch has builds for CPUs and
+# for many GPUs, from indexes of its own or from the host; it is pinned, and its hash is not.
 $(VENV)/.ready: constraints.txt pyproject.toml $(CORE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) torch==2.13.0
-	$(PIP) scikit-build-core nanobind cmake ninja
-	$(PIP) --no-build-isolation -e ".[dev]"
+	$(PIP) --require-hashes --no-deps -r constraints.txt
+	$(PIP) $(TORCH)
+	$(PIP) --no-build-isolation --no-deps -e .
 	touch $@
 
 clean:

@@ -6,11 +6,13 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <cerrno>
 #include <system_error>
 #include <tuple>
 
+#include "doors.h"
 #include "lanes.h"
 
 namespace nb = nanobind;
@@ -22,6 +24,9 @@ namespace {
 class Mapping {
  public:
   Mapping(int file, size_t size) : size_(size) {
+    struct stat facts;
+    need(fstat(file, &facts) == 0 && facts.st_size >= 0 && static_cast<size_t>(facts.st_size) >= size,
+         "lanes: a file that is too short");
     void* const memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (memory == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
     memory_ = static_cast<char*>(memory);
@@ -42,14 +47,22 @@ using Pieces = std::vector<std::tuple<int, Address, size_t>>;  // (process, addr
 std::vector<Bytes> bytes_of(const Pieces& pieces) {
   std::vector<Bytes> made;
   made.reserve(pieces.size());
-  for (const auto& [peer, address, size] : pieces) made.push_back({peer, at<char>(address), size});
+  for (const auto& [peer, address, size] : pieces) {
+    need_array(address, size, 1, "lanes: no array");
+    made.push_back({peer, at<char>(address), size});
+  }
   return made;
+}
+
+size_t memory_of(int size, size_t capacity) {
+  need(size >= 1 && size <= (1 << 12) && capacity <= (size_t{1} << 32), "lanes: too many or too long");
+  return Lanes::memory_of(size, capacity);
 }
 
 class MappedLanes {
  public:
   MappedLanes(int file, int rank, int size, size_t capacity, std::vector<int> alive, int spins)
-      : mapping_(file, Lanes::memory_of(size, capacity)),
+      : mapping_(file, memory_of(size, capacity)),
         lanes_(mapping_.memory(), rank, size, capacity, std::move(alive), spins) {}
 
   uint64_t start(const Pieces& sends, const Pieces& receives) {
@@ -78,7 +91,7 @@ void bind_lanes(nb::module_& m) {
       .def("start", &MappedLanes::start)
       .def("wait", &MappedLanes::wait)
       .def("done", &MappedLanes::done)
-      .def_static("memory_of", &Lanes::memory_of);
+      .def_static("memory_of", &memory_of);
 }
 
 }  // namespace shoal

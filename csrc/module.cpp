@@ -5,9 +5,11 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <limits>
 #include <mutex>
 #include <shared_mutex>
 
+#include "doors.h"
 #include "module.h"
 #include "pairs.h"
 #include "route.h"
@@ -34,6 +36,10 @@ Table* make_table(int dim, int64_t rows, bool has_padding, int64_t padding, bool
                   int init_kind, uint64_t init_key, float init_factor, const Hyper& hyper,
                   const std::vector<std::pair<bool, float>>& state, bool counted,
                   const std::vector<float>& admission, size_t bloom_counters, int threads) {
+  need(dim >= 1 && rows >= -1, "a table has 1 or more values in a row, and rows or -1");
+  need(init_kind >= 0 && init_kind <= 2, "unknown kind of initial values");
+  need(bloom_counters < (size_t{1} << 40), "a Bloom filter of more than 2^40 counters");
+  threads = std::max(threads, 1);
   Spec spec;
   spec.dim = dim;
   spec.rows = rows;
@@ -49,7 +55,12 @@ Table* make_table(int dim, int64_t rows, bool has_padding, int64_t padding, bool
   spec.show_coefficient = admission[1];
   spec.click_coefficient = admission[2];
   spec.bloom_counters = bloom_counters;
-  return new Table(spec, threads);
+  try {
+    return new Table(spec, threads);
+  } catch (const std::bad_alloc&) {
+    throw std::invalid_argument("a table of " + std::to_string(rows) + " rows of " +
+                                std::to_string(dim) + " values does not fit into memory");
+  }
 }
 
 // Guards of several tables, each once and in one order, so that two callers never wait in a ring.
@@ -74,6 +85,11 @@ class Guards {
 // -1 when all ids are inside, otherwise (which table) << 40 | (which id).
 int64_t find_outside(const std::vector<Table*>& tables, const Addresses& ids,
                      const std::vector<size_t>& n) {
+  need(ids.size() == tables.size() && n.size() == tables.size(), "ids: one array for each table");
+  for (size_t t = 0; t < tables.size(); ++t) {
+    need(tables[t] != nullptr, "no table");
+    need_array(ids[t], n[t], sizeof(int64_t), "ids: no array");
+  }
   for (size_t t = 0; t < tables.size(); ++t) {
     const int64_t position = tables[t]->first_outside(at<int64_t>(ids[t]), n[t]);
     if (position >= 0) return static_cast<int64_t>(t) << 40 | position;
@@ -87,8 +103,13 @@ int64_t shoal::pull(const std::vector<Table*>& tables, const Addresses& ids, con
              const Addresses& out, int threads) {
   const int64_t wrong = find_outside(tables, ids, n);
   if (wrong >= 0) return wrong;
+  need(out.size() == tables.size(), "rows: one array for each table");
   size_t values = 0;
-  for (size_t t = 0; t < tables.size(); ++t) values += n[t] * static_cast<size_t>(tables[t]->dim());
+  for (size_t t = 0; t < tables.size(); ++t) {
+    const size_t own = times(n[t], static_cast<size_t>(tables[t]->dim()));
+    need_array(out[t], own, sizeof(float), "rows: no array");
+    values += own;
+  }
   const size_t parts = static_cast<size_t>(parts_for(values, threads));
   const Guards<false> guards(tables);
   Pool::run(static_cast<int>(parts), static_cast<int>(parts), [&](int part) {
@@ -104,17 +125,28 @@ int64_t shoal::pull(const std::vector<Table*>& tables, const Addresses& ids, con
 
 namespace {
 
-// sources and coefficients: see Apply; address 0: none.
+// sources and coefficients: see Apply; address 0: none. num_grads: rows of each table's gradients.
 int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std::vector<size_t>& n,
-             const Addresses& grads, const Addresses& sources, const Addresses& coefficients,
-             const Addresses& clicks, const Addresses& shows,
+             const Addresses& grads, const std::vector<size_t>& num_grads, const Addresses& sources,
+             const Addresses& coefficients, const Addresses& clicks, const Addresses& shows,
              const std::vector<StepNumbers>& numbers, const std::vector<uint64_t>& counts,
              int threads) {
   const int64_t wrong = find_outside(tables, ids, n);
   if (wrong >= 0) return wrong;
+  const size_t count = tables.size();
+  need(grads.size() == count && num_grads.size() == count && sources.size() == count &&
+           coefficients.size() == count && clicks.size() == count && shows.size() == count &&
+           numbers.size() == count && counts.size() == count,
+       "push: one entry for each table");
   size_t values = 0;
-  std::vector<Push> pushes(tables.size());
-  for (size_t t = 0; t < tables.size(); ++t) {
+  std::vector<Push> pushes(count);
+  for (size_t t = 0; t < count; ++t) {
+    need_array(grads[t], times(num_grads[t], static_cast<size_t>(tables[t]->dim())), sizeof(float),
+               "gradients: no array");
+    if (sources[t] == 0)
+      need(num_grads[t] >= n[t], "gradients: fewer than ids");
+    else
+      need(all_below(at<uint32_t>(sources[t]), n[t], num_grads[t]), "sources: beyond the gradients");
     Push& p = pushes[t];
     p.ids = at<int64_t>(ids[t]);
     p.n = n[t];
@@ -150,8 +182,12 @@ int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std:
 
 int64_t pull_pooled(Table& table, Address ids, size_t n, Address offsets, size_t bags,
                     Address coefficients, Address out, int threads) {
+  need_array(ids, n, sizeof(int64_t), "ids: no array");
   const int64_t wrong = table.first_outside(at<int64_t>(ids), n);
   if (wrong >= 0) return wrong;
+  need(bags < std::numeric_limits<size_t>::max() / 8 && offsets != 0, "offsets: no array");
+  need_array(out, times(bags, static_cast<size_t>(table.dim())), sizeof(float), "rows: no array");
+  need(ascend(at<int64_t>(offsets), bags, n), "offsets of bags must ascend, within the ids");
   const auto parts = static_cast<size_t>(
       parts_for((n + bags) * static_cast<size_t>(table.dim()), threads));
   std::shared_lock<SharedLock> lock(table.guard());
@@ -163,9 +199,12 @@ int64_t pull_pooled(Table& table, Address ids, size_t n, Address offsets, size_t
   return -1;
 }
 
-int64_t dot(Table& table, Address ids, size_t n, Address sources, Address grads, Address out) {
+int64_t dot(Table& table, Address ids, size_t n, Address sources, Address grads, size_t num_grads,
+            Address out) {
+  for (Address array : {ids, sources, grads, out}) need_array(array, n, 8, "dot: no array");
   const int64_t wrong = table.first_outside(at<int64_t>(ids), n);
   if (wrong >= 0) return wrong;
+  need(all_below(at<uint32_t>(sources), n, num_grads), "sources: beyond the gradients");
   std::shared_lock<SharedLock> lock(table.guard());
   table.dot(at<int64_t>(ids), n, at<uint32_t>(sources), at<float>(grads), at<float>(out));
   return -1;
@@ -177,20 +216,62 @@ CounterArrays counter_arrays(const Addresses& counters) {
   return {at<float>(counters.at(0)), at<float>(counters.at(1)), at<int64_t>(counters.at(2))};
 }
 
+void check_counters(const Addresses& counters, size_t n) {
+  need(counters.size() == 3, "counters: show, click and last_step");
+  for (Address array : counters) need_array(array, n, sizeof(int64_t), "counters: no array");
+}
+
+void check_pending(Table& table, Address ids, size_t n, const Addresses& counters) {
+  need(table.grows() && table.counted(), "this table counts no ids");
+  need_array(ids, n, sizeof(int64_t), "ids: no array");
+  check_counters(counters, n);
+}
+
+void check_rows(Table& table, Address ids, size_t n, Address values, const Addresses& states,
+                const Addresses& counters) {
+  need_array(ids, n, sizeof(int64_t), "ids: no array");
+  need_array(values, times(n, static_cast<size_t>(table.dim())), sizeof(float), "rows: no array");
+  need(table.first_outside(at<int64_t>(ids), n) < 0, "an id outside the table");
+  need(states.size() == table.num_states(), "state of rows: one array for each piece");
+  need(counters.size() == (table.counted() ? 3 : 0), "counters: of tables that keep them, 3");
+  for (Address array : counters) need_array(array, n, sizeof(int64_t), "counters: no array");
+}
+
 void read_rows(Table& table, Address ids, size_t n, Address values, const Addresses& states,
                const Addresses& counters) {
+  check_rows(table, ids, n, values, states, counters);
   std::vector<float*> pieces;
-  for (Address state : states) pieces.push_back(at<float>(state));
+  for (Address state : states) {
+    need(state != 0 || n == 0, "state of rows: no array");
+    pieces.push_back(at<float>(state));
+  }
   std::shared_lock<SharedLock> lock(table.guard());
   table.read(at<int64_t>(ids), n, at<float>(values), pieces.data(), counter_arrays(counters));
 }
 
 void write_rows(Table& table, Address ids, size_t n, Address values, const Addresses& states,
                 const Addresses& counters) {
+  check_rows(table, ids, n, values, states, counters);
   std::vector<const float*> pieces;
   for (Address state : states) pieces.push_back(at<const float>(state));
   std::unique_lock<SharedLock> lock(table.guard());
   table.write(at<int64_t>(ids), n, at<float>(values), pieces.data(), counter_arrays(counters));
+}
+
+// Whether line i, starts[i] to stops[i], lies within a text of so many bytes.
+bool ordered(const int64_t* starts, const int64_t* stops, size_t n, size_t bytes) {
+  for (size_t i = 0; i < n; ++i)
+    if (starts[i] < 0 || stops[i] < starts[i] || static_cast<uint64_t>(stops[i]) > bytes) return false;
+  return true;
+}
+
+// The optimizers that have a kernel for values side by side.
+Optimizer dense_optimizer(int kind) {
+  const auto found = static_cast<Optimizer>(kind);
+  need(found == Optimizer::sgd || found == Optimizer::adagrad || found == Optimizer::adam ||
+           found == Optimizer::adamw,
+       "an optimizer that has no such step");
+  return found;
 }
 
 // Lists of ids go to Python as bytes: torch reads them without a copy per id.
@@ -242,6 +323,7 @@ NB_MODULE(_core, m) {
           "read_pending",
           [](Table& t, Address ids, size_t n, const Addresses& out) {
             std::shared_lock<SharedLock> lock(t.guard());
+            check_pending(t, ids, n, out);
             t.read_pending(at<int64_t>(ids), n, counter_arrays(out));
           },
           release())
@@ -249,6 +331,7 @@ NB_MODULE(_core, m) {
           "write_pending",
           [](Table& t, Address ids, size_t n, const Addresses& in) {
             std::unique_lock<SharedLock> lock(t.guard());
+            check_pending(t, ids, n, in);
             t.write_pending(at<int64_t>(ids), n, counter_arrays(in));
           },
           release())
@@ -257,6 +340,7 @@ NB_MODULE(_core, m) {
           "read_bloom",
           [](Table& t, size_t start, size_t n, Address out) {
             std::shared_lock<SharedLock> lock(t.guard());
+            need_array(out, n, 1, "counters: no array");
             t.read_bloom(start, n, at<uint8_t>(out));
           },
           release())
@@ -264,6 +348,7 @@ NB_MODULE(_core, m) {
           "write_bloom",
           [](Table& t, size_t start, size_t n, Address in) {
             std::unique_lock<SharedLock> lock(t.guard());
+            need_array(in, n, 1, "counters: no array");
             t.write_bloom(start, n, at<uint8_t>(in));
           },
           release())
@@ -296,6 +381,19 @@ NB_MODULE(_core, m) {
   m.def("draw_negatives", [](const Addresses& known, uint64_t key, const Addresses& table,
                              int column_bits, int max_attempts, Address users, Address index,
                              size_t n, size_t num, Address out) {
+    need(known.size() == 5 && table.size() == 2, "draws: 5 and 2 entries");
+    const auto num_users = static_cast<int64_t>(known[0]), num_items = static_cast<int64_t>(known[1]);
+    int64_t all_pairs;
+    need(num_users >= 0 && num_items >= 2 && num_items <= (int64_t{1} << 52) &&
+             !__builtin_mul_overflow(num_users, num_items, &all_pairs),
+         "draws: there must be an item to draw, and pairs that can be counted");
+    need(known[2] != 0 || known[4] != 0, "draws: neither a bitmap nor keys");
+    need((table[0] == 0) == (table[1] == 0), "draws: an alias table has two parts");
+    need(column_bits >= 0 && column_bits < 64 && max_attempts >= 1, "draws: bits or attempts");
+    need(max_attempts <= (1 << 20), "draws: more than 2^20 attempts");
+    need_array(users, n, sizeof(int64_t), "users: no array");
+    need_array(index, n, sizeof(int64_t), "index: no array");
+    need_array(out, times(n, num), sizeof(int64_t), "negatives: no array");
     const KnownPairs pairs{static_cast<int64_t>(known.at(0)), static_cast<int64_t>(known.at(1)),
                            at<uint8_t>(known.at(2)), at<int64_t>(known.at(3)),
                            at<int64_t>(known.at(4))};
@@ -306,12 +404,19 @@ NB_MODULE(_core, m) {
   }, release());
   m.def("pair_margins", [](Address queries, Address positives, Address negatives, size_t n, size_t dim,
                            Address out, int threads) {
+    for (Address array : {queries, positives, negatives})
+      need_array(array, times(n, times(3, dim)), sizeof(float), "pairs: no array");
+    need_array(out, n, sizeof(float), "margins: no array");
     pair_margins({at<float>(queries), at<float>(positives), at<float>(negatives), n, dim},
                  at<float>(out), parts_for(3 * n * dim, threads));
   }, release());
   // made: margins and decays; out: gradients of queries, positives and negatives.
   m.def("pair_gradients", [](Address queries, Address positives, Address negatives, size_t n, size_t dim,
                              const Addresses& made, float scale, const Addresses& out, int threads) {
+    need(made.size() == 2 && out.size() == 3, "pairs: 2 and 3 arrays");
+    for (Address array : {queries, positives, negatives, out[0], out[1], out[2]})
+      need_array(array, times(n, times(3, dim)), sizeof(float), "pairs: no array");
+    for (Address array : made) need_array(array, n, sizeof(float), "margins: no array");
     pair_gradients({at<float>(queries), at<float>(positives), at<float>(negatives), n, dim},
                    {at<float>(made.at(0)), at<float>(made.at(1)), scale, at<float>(out.at(0)),
                     at<float>(out.at(1)), at<float>(out.at(2))},
@@ -319,23 +424,53 @@ NB_MODULE(_core, m) {
   }, release());
   m.def("codes_of", [](Address ids, size_t n, int64_t rows, int64_t padding, int64_t factor,
                        Address out) {
+    need(rows >= 1 && factor >= 1 && padding < rows, "codes: rows, or a factor, below 1");
+    need_array(ids, n, sizeof(int64_t), "ids: no array");
+    need_array(out, n, sizeof(int64_t), "codes: no array");
     const int64_t wrong = first_outside_rows(at<int64_t>(ids), n, rows);
     if (wrong < 0) codes_of(at<int64_t>(ids), n, rows, padding, factor, at<int64_t>(out));
     return wrong;
   }, release());
   m.def("distinct_codes", [](Address codes, size_t n, int64_t limit, Address unique, Address inverse) {
+    need(limit >= 0 && limit <= (int64_t{1} << 40) && n < kNoRow, "codes: more than can be told");
+    for (Address array : {codes, unique, inverse})
+      need_array(array, n, sizeof(int64_t), "codes: no array");
+    need(all_below(at<int64_t>(codes), n, static_cast<uint64_t>(limit)), "codes: beyond the limit");
     return distinct_codes(at<int64_t>(codes), n, limit, at<int64_t>(unique), at<int64_t>(inverse));
   }, release());
   m.def("add_rows", [](Address total, size_t rows, size_t dim, Address places, Address grads, size_t n,
                        bool begun, int threads) {
+    need_array(total, times(rows, dim), sizeof(float), "sums: no array");
+    need_array(grads, times(n, dim), sizeof(float), "gradients: no array");
+    need_array(places, n, sizeof(int64_t), "places: no array");
+    need(all_below(at<int64_t>(places), n, rows), "places: beyond the rows");
+    threads = std::max(threads, 1);
     add_rows(at<float>(total), rows, dim, at<int64_t>(places), at<float>(grads), n, begun, threads);
   }, release());
   nb::class_<SlotKeys>(m, "SlotKeys")
       .def(nb::init<const std::vector<std::string>&, const std::vector<std::string>&,
                     const std::vector<int64_t>&, const std::string&, bool>());
   // (line at fault or -1, whether a slot has several ids where none may, ids written)
-  m.def("parse_slots", [](const SlotKeys& keys, Address text, Address starts, Address stops, size_t n,
-                          Address labels, Address dense, Address ids, Address lengths) {
+  // bytes: of the text; room: ids that there is memory for.
+  m.def("parse_slots", [](const SlotKeys& keys, Address text, size_t bytes, Address starts,
+                          Address stops, size_t n, Address labels, Address dense, Address ids,
+                          size_t room, Address lengths) {
+    need_array(text, bytes, 1, "text: no array");
+    for (Address array : {starts, stops, labels})
+      need_array(array, n, sizeof(int64_t), "lines: no array");
+    need_array(dense, times(n, keys.num_dense), sizeof(float), "dense: no array");
+    const size_t lists = times(n, keys.slots.size());
+    need_array(ids, room, sizeof(int64_t), "ids: no array");
+    need(room >= lists, "ids: less room than slots");
+    need(ordered(at<int64_t>(starts), at<int64_t>(stops), n, bytes), "lines: outside the text");
+    if (lengths != 0) {
+      const char* const from = at<char>(text);
+      size_t most = lists;
+      for (size_t line = 0; line < n; ++line)
+        most += static_cast<size_t>(std::count(from + at<int64_t>(starts)[line],
+                                               from + at<int64_t>(stops)[line], ':'));
+      need(room >= most, "ids: less room than a line may need");
+    }
     SlotResult result;
     {
       nb::gil_scoped_release free;

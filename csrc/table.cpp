@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
+#include <string>
 
 namespace shoal {
 namespace {
@@ -38,7 +39,12 @@ Table::Table(const Spec& spec, int threads) : spec_(spec) {
     }
     return;
   }
-  pages_ = Pages(static_cast<size_t>(spec.rows) * layout_.stride);
+  size_t bytes;  // rows * stride must be counted right: a product that wraps is a small table
+  if (__builtin_mul_overflow(static_cast<size_t>(spec.rows), layout_.stride, &bytes) ||
+      bytes > (size_t{1} << 60))
+    throw std::invalid_argument("a table of " + std::to_string(spec.rows) + " rows of " +
+                                std::to_string(layout_.stride) + " bytes is more than memory holds");
+  pages_ = Pages(bytes);
   Pool::run(threads, threads, [&](int part) {
     const int64_t begin = spec_.rows * part / threads, end = spec_.rows * (part + 1) / threads;
     for (int64_t row = begin; row < end; ++row) begin_record(fixed_record(row), row);

@@ -95,6 +95,8 @@ class Table {
 
   bool grows() const { return spec_.rows < 0; }
   int dim() const { return spec_.dim; }
+  bool counted() const { return spec_.counted; }
+  size_t num_states() const { return state_sizes_.size(); }
   size_t size() const;   // rows held
   size_t bytes() const;  // memory they take, with their index
   SharedLock& guard() { return guard_; }

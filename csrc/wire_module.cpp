@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "doors.h"
 #include "module.h"
 #include "wire.h"
 
@@ -103,7 +104,10 @@ bool take(Arriving& rows, nb::handle message) {
 // Sends a request: its beginning, and ids that are read where they lie (addresses and numbers).
 void ask(const Outlet& outlet, nb::bytes begin, const std::vector<std::pair<Address, size_t>>& ids) {
   size_t size = begin.size();
-  for (const auto& some : ids) size += some.second * sizeof(int64_t);
+  for (const auto& [address, n] : ids) {
+    need_array(address, n, sizeof(int64_t), "ids: no array");
+    size += n * sizeof(int64_t);
+  }
   outlet.send({}, size, [&](char* to) {
     std::memcpy(to, begin.c_str(), begin.size());
     to += begin.size();
@@ -142,6 +146,11 @@ void bind_wire(nb::module_& m) {
       .def("__init__",
            [](Arriving* made, nb::bytes header, Address to,
               std::vector<std::pair<size_t, size_t>> places) {
+             for (const auto& [first, count] : places) {
+               size_t end;
+               need(!__builtin_add_overflow(first, count, &end), "places: beyond all memory");
+               need_array(to, end, sizeof(float), "rows: no array");
+             }
              new (made) Arriving({header.c_str(), header.size()}, at<float>(to), std::move(places));
            })
       .def_prop_ro("whole", &Arriving::whole)

@@ -23,6 +23,7 @@ ONE_PROCESS = {
     "launch.servers": 0,
     "launch.first_server": 0,
 }
+TRUST = typer.Option("--trust", help="Run the code that the run folder's config names.")
 
 
 def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -8,7 +8,13 @@ from typing import Annotated
 
 import typer
 
-from shoal.command.arguments import ONE_PROCESS, check_resumable, key_of, run_arguments
+from shoal.command.arguments import (
+    ONE_PROCESS,
+    TRUST,
+    check_resumable,
+    key_of,
+    run_arguments,
+)
 from shoal.command.ending import leave, print_result
 
 
@@ -19,8 +25,10 @@ def train(
         typer.Option("--resume", help="Continue the run in --output (or in the folder given)."),
     ] = False,
     output: Annotated[str | None, typer.Option(help="Folder of the run.")] = None,
+    trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Train from CONFIG.yaml files (and overrides); evaluate and test the best checkpoint."""
+    from shoal.config.trust import check_trusted
     from shoal.launch.ranks import follow_launcher, is_launched
     from shoal.runs import run
     from shoal.world.world import is_first, is_worker
@@ -31,6 +39,8 @@ def train(
     counted = any(key_of(word) in ("nproc", "launch.nproc", "world_size") for word in overrides)
     values = ONE_PROCESS if is_run and counted else None  # not half of how it was launched before
     resolved = run.resolve(files, overrides, values, "shoal train --resume")
+    if is_run and not trust:
+        check_trusted(resolved, files[0])
     check_resumable(resolved, resume)
     result = run.train(resolved, resume)
     if result and is_first() and not is_launched():
@@ -51,12 +61,14 @@ def launch(
         typer.Option("--resume", help="Continue the run in --output (or in the folder given)."),
     ] = False,
     output: Annotated[str | None, typer.Option(help="Folder of the run.")] = None,
+    trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Train with parameter servers: `shoal launch --worker_num=2 --server_num=1 CONFIG.yaml`.
 
     On many hosts run the same command with --workers and --servers on each of them. PaddleRec's
     `-m CONFIG.yaml -o key=value` works too.
     """
+    from shoal.config.trust import check_trusted
     from shoal.launch.roles import find_roles
     from shoal.runs import run
     from shoal.world.world import is_worker
@@ -64,8 +76,10 @@ def launch(
     if is_worker():
         raise ValueError("shoal launch starts processes itself; run it without torchrun")
     roles = find_roles(worker_num, server_num, workers, servers, role, index)
-    files, overrides, _ = run_arguments(context.args, resume, output)
+    files, overrides, is_run = run_arguments(context.args, resume, output)
     resolved = run.resolve_with_roles(files, overrides, roles)
+    if is_run and not trust:
+        check_trusted(resolved, files[0])
     check_resumable(resolved, resume)
     result = run.train(resolved, resume)
     if result:

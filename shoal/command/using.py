@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.command.arguments import ONE_PROCESS, split_arguments
+from shoal.command.arguments import ONE_PROCESS, TRUST, split_arguments
 from shoal.command.ending import print_result
 
 
@@ -14,6 +14,7 @@ def evaluate(
     context: typer.Context,
     run: Annotated[str, typer.Argument(help="Folder of a run.")],
     output: Annotated[str | None, typer.Option(help="Write result.json into this folder.")] = None,
+    trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Evaluate a run's best checkpoint again, on any number of processes."""
     from shoal.launch.ranks import follow_launcher, launch
@@ -25,11 +26,11 @@ def evaluate(
     files, overrides = split_arguments(context.args)
     if files:
         raise typer.BadParameter(f"unexpected argument {files[0]}")
-    resolved = open_config(run, overrides, dict(ONE_PROCESS))
+    resolved = open_config(run, overrides, dict(ONE_PROCESS), trust)
     section = resolved.config.launch
     if not is_worker() and (section.nproc > 1 or section.world_size > 1):
         extra = [] if output is None else ["--output", output]
-        launch(["eval", run, *extra, *overrides], section)
+        launch(["eval", run, *extra, *["--trust"] * trust, *overrides], section)
         return
     result = evaluate_run(run, resolved, output)
     if is_first():
@@ -40,6 +41,7 @@ def recommend(
     run: Annotated[str, typer.Argument(help="Folder of a run.")],
     user: Annotated[str, typer.Option(help="A user's id as the data has it.")],
     topk: Annotated[int, typer.Option(help="How many items.")] = 10,
+    trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """The best items for one user; original ids in and out."""
     from rich.console import Console
@@ -48,6 +50,6 @@ def recommend(
     from shoal.runs.trained import recommend
 
     table = Table("rank", "item", "score", title=f"for user {user}")
-    for number, (item, score) in enumerate(recommend(run, user, topk), start=1):
+    for number, (item, score) in enumerate(recommend(run, user, topk, trust), start=1):
         table.add_row(str(number), item, f"{score:.4f}")
     Console().print(table)

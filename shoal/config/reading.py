@@ -158,6 +158,8 @@ class Reader:
             value = leaf.check(value, key)
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{key}: given {given(value)}; allowed: a finite number")
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise ValueError(f"{key}: given {value:.3g}; allowed: a number of 64 bits")
         except ValueError as error:
             self.failed.add(key)
             self.errors.append(f"{origin}: {error}")

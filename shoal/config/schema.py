@@ -14,6 +14,9 @@ from typing_extensions import TypedDict
 from shoal.config.row_rules import RowsSection
 from shoal.config.section import Section
 
+MOST_ROWS = 1 << 40  # of a table or a data set: what its bytes are counted in must not overflow
+MOST_COLUMNS = 1 << 16  # of a click log
+
 
 class ModelSection(Section):
     name: str = Field("BPR", description="model to train, as `shoal models` lists them")
@@ -33,9 +36,9 @@ class FieldsSection(Section):
 class PlantedSection(Section):
     """The generated data set: latent taste, power-law popularity, drift over time."""
 
-    users: int = Field(943, ge=2)
-    items: int = Field(1682, ge=2)
-    interactions: int = Field(100_000, ge=2)
+    users: int = Field(943, ge=2, le=MOST_ROWS)
+    items: int = Field(1682, ge=2, le=MOST_ROWS)
+    interactions: int = Field(100_000, ge=2, le=MOST_ROWS)
     factors: int = Field(8, ge=1, description="dimensions of the planted taste")
     strength: float = Field(4.0, ge=0, description="0: taste is ignored, popularity alone decides")
     drift: float = Field(0.3, ge=0, description="how far a user's taste wanders from first to last")
@@ -46,19 +49,21 @@ class PlantedSection(Section):
 class RandomSection(Section):
     """The other generated data set: users and items drawn uniformly, to measure speed with."""
 
-    users: int = Field(10, ge=1)
-    items: int = Field(30, ge=1)
-    interactions: int = Field(300, ge=1)
+    users: int = Field(10, ge=1, le=MOST_ROWS)
+    items: int = Field(30, ge=1, le=MOST_ROWS)
+    interactions: int = Field(300, ge=1, le=MOST_ROWS)
     seed: int = 7
 
 
 class PlantedClicksSection(Section):
     """The generated click log: a planted logistic model, so that the best possible AUC is known."""
 
-    samples: int = Field(50_000, ge=10, description="rows to train on; a tenth more for each test")
-    slots: int = Field(8, ge=1)
-    ids_per_slot: int = Field(1000, ge=1)
-    dense: int = Field(4, ge=0)
+    samples: int = Field(
+        50_000, ge=10, le=MOST_ROWS, description="rows to train on; a tenth more for each test"
+    )
+    slots: int = Field(8, ge=1, le=MOST_COLUMNS)
+    ids_per_slot: int = Field(1000, ge=1, le=MOST_ROWS)
+    dense: int = Field(4, ge=0, le=MOST_COLUMNS)
     popularity: float = Field(1.05, ge=0, description="exponent of the ids' power law")
     strength: float = Field(1.0, ge=0, description="0: clicks do not depend on anything")
     seed: int = 7
@@ -80,14 +85,16 @@ class ClicksSection(Section):
     split_files: bool = Field(
         False, description="a worker reads its share of the files, not its share of each batch"
     )
-    slots: list[str] | int | None = Field(
+    slots: list[str] | Annotated[int, Field(ge=0, le=MOST_COLUMNS)] | None = Field(
         None, description="slots (columns) with ids, by name or number; null: those of the format"
     )
-    dense: list[str] | int | None = Field(None, description="dense values likewise")
+    dense: list[str] | Annotated[int, Field(ge=0, le=MOST_COLUMNS)] | None = Field(
+        None, description="dense values likewise"
+    )
     label: str | None = Field(None, description="the label's name; null: that of the format")
     group: str | None = Field(None, description="the slot that GAUC groups by")
     rows: int | None = Field(
-        None, ge=1, description="ids are folded below this number; null: tables grow"
+        None, ge=1, le=MOST_ROWS, description="ids are folded below this number; null: tables grow"
     )
     threads: int = Field(1, ge=1, description="threads of a worker that parse")
     profile: bool = Field(False, description="log the reader's own speed after every epoch")

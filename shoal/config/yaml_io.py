@@ -2,7 +2,8 @@
 
 Only plain data is read: null, true and false, numbers, text, lists and mappings. Of the traps of
 YAML 1.1 these are gone: `1e-3` is a number, `12:30` and `2020-01-01` are text, `010` is not 8, and
-a key that stands twice in a mapping is an error.
+a key that stands twice in a mapping is an error. Aliases are counted as what they stand for: a text
+of few bytes cannot become a config of millions of values.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ FLOAT = re.compile(
 INT = re.compile(r"^(?:[-+]?0|[-+]?[1-9][0-9_]*|0x[0-9a-fA-F_]+)$")
 PREFIX = "tag:yaml.org,2002:"
 PLAIN = {PREFIX + name for name in ("null", "bool", "int", "float", "str", "seq", "map")}
+
+MOST_BYTES = 1 << 20  # of a text: the parser needs seconds for more
+MOST_NODES = 100_000  # values in a text, those that aliases repeat among them
 
 Path_ = tuple[str, ...]  # the keys that lead to a value
 
@@ -62,10 +66,14 @@ _Dumper.add_representer(str, _represent_text)
 def read(text: str, place: str) -> tuple[Any, dict[Path_, int]]:
     """The data in a YAML text and the line of every key; `place` names the text in errors."""
     loader = None
+    if len(text) > MOST_BYTES:
+        raise ConfigError(f"{place}: has {len(text)} characters; at most {MOST_BYTES} are read")
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
         lines: dict[Path_, int] = {}
+        if node is not None:
+            _check_size(node, place)
         return (None if node is None else _build(loader, node, (), lines, place, ())), lines
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -84,11 +92,19 @@ def read(text: str, place: str) -> tuple[Any, dict[Path_, int]]:
 def read_file(path: str | Path) -> tuple[dict[str, Any], dict[Path_, int]]:
     """The mapping in a YAML file and the line of every key; an empty file is an empty mapping."""
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        with open(path, "rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise ConfigError(
+                f"{path}: a config has at most {MOST_BYTES} bytes, this file has more"
+            )
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from None
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such config file") from None
+    except ConfigError:
+        raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{path}: cannot be read: {reason}") from None
@@ -101,6 +117,28 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[Path_, int]]:
             f"{'a list' if isinstance(data, list) else repr(data)}"
         )
     return data, lines
+
+
+def _check_size(node: yaml.Node, place: str) -> None:
+    """Refuse a text whose aliases repeat so much that it would fill memory."""
+    sizes: dict[int, int] = {}  # of nodes, with all that stands in them
+
+    def size(one: yaml.Node) -> int:
+        if id(one) not in sizes:
+            sizes[id(one)] = 1  # what stands in itself: _build tells of it
+            children: list[yaml.Node] = []
+            if isinstance(one, yaml.SequenceNode):
+                children = one.value
+            elif isinstance(one, yaml.MappingNode):
+                children = [child for pair in one.value for child in pair]
+            sizes[id(one)] = 1 + sum(size(child) for child in children)
+        return sizes[id(one)]
+
+    if size(node) > MOST_NODES:
+        raise ConfigError(
+            f"{place}: holds {size(node)} values, counting what aliases (*) repeat; a config has "
+            f"at most {MOST_NODES}"
+        )
 
 
 def _build(

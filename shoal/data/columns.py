@@ -1,7 +1,8 @@
 """A prepared Dataset on disk: one .npy per column, memory-mapped, and a JSON manifest.
 
 It serves as the cache of preparation. A folder is written under a temporary name and committed by
-rename, so it is there in full or not at all; every file is checked against the manifest on load.
+rename, so it is there in full or not at all; every file is checked against the manifest on load,
+the manifest against its own SHA-256, and ids against the vocabularies that they number.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import logging
 import shutil
 import tempfile
 import time
-import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 
 from shoal.config.schema import DataSection
-from shoal.data.dataset import Columns, Dataset, Ragged
+from shoal.data.dataset import Column, Columns, Dataset, Ragged
+from shoal.world.durable import is_plain_name, open_regular
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2  # of the format and of preparation: raise it when either changes what is stored
+VERSION = 3  # of the format and of preparation: raise it when either changes what is stored
 MANIFEST = "manifest.json"
 
 
@@ -92,18 +93,24 @@ def save_columns(folder: Path, dataset: Dataset) -> None:
 def open_columns(folder: Path) -> Dataset:
     """Read a stored data set; columns are memory-mapped and read-only."""
     try:
-        stored = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        with open_regular(folder / MANIFEST, links=False) as file:
+            stored = json.loads(file.read())
         body = stored["body"]
-        if stored["crc32"] != _checksum(_json(body)):
+        if stored["sha256"] != _checksum(_json(body)):
             raise DamagedColumns(f"{MANIFEST} does not match its checksum")
         if body["version"] != VERSION:
             raise DamagedColumns(f"{MANIFEST} has version {body['version']}, not {VERSION}")
         arrays = {name: _read_array(folder, name, entry) for name, entry in body["arrays"].items()}
-    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
-        if isinstance(error, DamagedColumns):
-            raise
+        dataset = _assemble(body, arrays)
+        _check_complete(dataset)
+    except DamagedColumns:
+        raise
+    except Exception as error:  # whatever numpy raises about a header: it is prepared again
         raise DamagedColumns(f"{type(error).__name__}: {error}") from error
+    return dataset
 
+
+def _assemble(body: dict[str, Any], arrays: dict[str, np.ndarray]) -> Dataset:
     def table(entries: dict[str, Any]) -> Columns:
         return {
             name: arrays[e] if isinstance(e, str) else Ragged(arrays[e[0]], arrays[e[1]])
@@ -123,6 +130,41 @@ def open_columns(folder: Path) -> Dataset:
     )
 
 
+def _check_complete(dataset: Dataset) -> None:
+    """Refuse columns that do not belong together: ids without a word, lists that end elsewhere."""
+    rows = dataset.num_inter
+    sizes = {"inter": rows, "users": dataset.num_users, "items": dataset.num_items}
+    for part in ("inter", "users", "items"):
+        for name, column in getattr(dataset, part).items():
+            if len(column) != sizes[part]:
+                raise DamagedColumns(f"{part} {name} has {len(column)} rows, not {sizes[part]}")
+    for columns in (dataset.inter, dataset.users, dataset.items, *dataset.extra.values()):
+        for name, column in columns.items():
+            _check_column(name, column, dataset)
+    if set(dataset.splits) != {"train", "valid", "test"}:
+        raise DamagedColumns(f"the phases are {', '.join(dataset.splits)}")
+    for phase, chosen in dataset.splits.items():
+        _check_range(f"rows of {phase}", chosen, rows)
+
+
+def _check_column(name: str, column: Column, dataset: Dataset) -> None:
+    values = column
+    if isinstance(column, Ragged):
+        values, offsets = column.values, column.offsets
+        whole = len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == len(values)
+        if not whole or (np.diff(offsets) < 0).any():
+            raise DamagedColumns(f"the lists of {name} do not lie within its values")
+    if name in dataset.vocab:
+        _check_range(f"ids of {name}", values, len(dataset.vocab[name]))  # type: ignore[arg-type]
+
+
+def _check_range(what: str, values: np.ndarray, stop: int) -> None:
+    if values.dtype != np.int64 or values.ndim != 1:
+        raise DamagedColumns(f"{what} are {values.dtype} {values.shape}, not int64")
+    if len(values) and not (values.min() >= 0 and values.max() < stop):
+        raise DamagedColumns(f"{what} are not all below {stop}")
+
+
 def _write(folder: Path, dataset: Dataset) -> None:
     arrays: dict[str, dict[str, Any]] = {}
 
@@ -133,7 +175,7 @@ def _write(folder: Path, dataset: Dataset) -> None:
         arrays[name] = {
             "dtype": array.dtype.str,
             "shape": list(array.shape),
-            "crc32": _checksum(array),
+            "sha256": _checksum(array),
         }
         return name
 
@@ -160,15 +202,18 @@ def _write(folder: Path, dataset: Dataset) -> None:
         "splits": {phase: put(rows) for phase, rows in dataset.splits.items()},
         "arrays": arrays,
     }
-    text = json.dumps({"crc32": _checksum(_json(body)), "body": body}, ensure_ascii=False)
+    text = json.dumps({"sha256": _checksum(_json(body)), "body": body}, ensure_ascii=False)
     (folder / MANIFEST).write_text(text, encoding="utf-8")
 
 
 def _read_array(folder: Path, name: str, entry: dict[str, Any]) -> np.ndarray:
+    if not is_plain_name(name):
+        raise DamagedColumns(f"{name!r} is no plain name")
+    open_regular(folder / name, links=False).close()
     array = np.load(folder / name, mmap_mode="r", allow_pickle=False)
     if array.dtype.str != entry["dtype"] or list(array.shape) != entry["shape"]:
         raise DamagedColumns(f"{name} is {array.dtype.str} {array.shape}, not as written")
-    if _checksum(array) != entry["crc32"]:
+    if _checksum(array) != entry["sha256"]:
         raise DamagedColumns(f"{name} does not match its checksum")
     return array
 
@@ -181,6 +226,7 @@ def _pack_words(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _unpack_words(blob: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    _check_range("ends of words", ends, len(blob) + 1)
     words = np.empty(len(ends), dtype=object)
     stops = ends.tolist()
     starts = [0, *stops[:-1]]
@@ -197,5 +243,5 @@ def _json(body: dict[str, Any]) -> bytes:
     return json.dumps(body, sort_keys=True).encode()
 
 
-def _checksum(data: bytes | np.ndarray) -> int:
-    return zlib.crc32(data if isinstance(data, bytes) else data.data.cast("B"))
+def _checksum(data: bytes | np.ndarray) -> str:
+    return hashlib.sha256(data if isinstance(data, bytes) else data.data).hexdigest()

@@ -259,9 +259,9 @@ def _normalize(dataset: Dataset, config: DataSection) -> None:
             part = values if suffix == "inter" or isinstance(column, Ragged) else values[1:]
             if not len(part):
                 continue
-            low, high = part.min(), part.max()
+            low, high = float(part.min()), float(part.max())  # their difference may need 64 bits
             if low == high:
                 logger.warning("data.normalize: all values of %s are %s; they become 1", field, low)
                 part[:] = 1.0
             else:
-                part[:] = (part - low) / (high - low)
+                part[:] = (part - np.float64(low)) / (high - low)

@@ -22,6 +22,7 @@ from shoal import config as config_room
 from shoal.config import Command, ConfigError, Resolved
 from shoal.config.output import flat
 from shoal.config.schema import Config
+from shoal.config.trust import check_trusted
 from shoal.embedding.optim.chosen import problems as row_optimizer_problems
 from shoal.launch.ranks import GRACE_SECONDS, LaunchError, host_of, launch, record_failure
 from shoal.launch.roles import Roles
@@ -55,6 +56,22 @@ def resolve(
     wrong = row_optimizer_problems(resolved.config.train.optimizer)
     if wrong:
         raise ConfigError([f"{resolved.origins[key]}: {text}" for key, text in wrong])
+    return resolved
+
+
+def resolve_run(
+    folder: str | Path,
+    overrides: Sequence[str] = (),
+    values: dict[str, Any] | None = None,
+    source: str = "python",
+    trust: bool = False,
+) -> Resolved:
+    """Load the config of a run's folder; code that it names needs `trust`."""
+    RunFolder(folder).check_is_run()
+    file = Path(folder) / "config.yaml"
+    resolved = resolve([file], overrides, values, source)
+    if not trust:
+        check_trusted(resolved, file)
     return resolved
 
 

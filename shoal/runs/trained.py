@@ -22,7 +22,7 @@ from shoal.config import Resolved
 from shoal.config.keys import LEAVES
 from shoal.data.dataset import Dataset
 from shoal.runs.build import build, describe_data
-from shoal.runs.run import connect_as, resolve
+from shoal.runs.run import connect_as, resolve_run
 from shoal.training.checkpoint import Checkpoints, give
 from shoal.training.evaluation import Evaluator
 from shoal.training.run_folder import RunFolder, start_logging
@@ -36,13 +36,15 @@ NO_RULES = {key: leaf.default for key, leaf in LEAVES.items() if key.startswith(
 
 
 def open_config(
-    folder: str | Path, overrides: Sequence[str] = (), values: dict[str, Any] | None = None
+    folder: str | Path,
+    overrides: Sequence[str] = (),
+    values: dict[str, Any] | None = None,
+    trust: bool = False,
 ) -> Resolved:
     """The config of a run as its trained model is used: without what only training needs."""
     origin = "use of a trained run"
-    RunFolder(folder).check_is_run()
     values = {"strategy.graph": False, **(values or {})}  # steps are recorded for training alone
-    resolved = resolve([Path(folder) / "config.yaml"], overrides, values, origin)
+    resolved = resolve_run(folder, overrides, values, origin, trust)
     changed = dict(NO_RULES)  # nothing is counted, admitted or dropped
     strategy = resolved.config.strategy
     if strategy.name == "ps":  # rows are keyed by id: no servers are needed
@@ -61,10 +63,11 @@ class Trained:
         folder: str | Path,
         resolved: Resolved | None = None,
         world: World | None = None,
+        trust: bool = False,
     ):
         """`resolved`: the run's config as `open_config` reads it, with what is to be other."""
         self.folder = RunFolder(folder)
-        self.resolved = resolved or open_config(folder)
+        self.resolved = resolved or open_config(folder, trust=trust)
         self.config = self.resolved.config
         self.world = world or World()
         self.parts = build(self.config, self.world)
@@ -151,9 +154,13 @@ def evaluate(
     overrides: Sequence[str] = (),
     output: str | Path | None = None,
     values: dict[str, Any] | None = None,
+    trust: bool = False,
 ) -> dict[str, Any]:
-    """Evaluate a run's best checkpoint, on one process or on the ranks the environment says."""
-    return evaluate_run(folder, open_config(folder, overrides, values), output)
+    """Evaluate a run's best checkpoint, on one process or on the ranks the environment says.
+
+    trust: run the code that the run's config names (a program, a reader).
+    """
+    return evaluate_run(folder, open_config(folder, overrides, values, trust), output)
 
 
 def evaluate_run(
@@ -178,7 +185,9 @@ def evaluate_run(
         world.close()
 
 
-def recommend(folder: str | Path, user: str, topk: int = 10) -> list[tuple[str, float]]:
-    """The best items for one user of a trained run."""
+def recommend(
+    folder: str | Path, user: str, topk: int = 10, trust: bool = False
+) -> list[tuple[str, float]]:
+    """The best items for one user of a trained run; `trust` as in evaluate."""
     torch.set_num_threads(os.cpu_count() or 1)
-    return Trained(folder).recommend(user, topk)
+    return Trained(folder, trust=trust).recommend(user, topk)

@@ -14,7 +14,6 @@ the rows that changed since the checkpoint that its manifest names as its base.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -24,13 +23,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from shoal.training.snapshot import CheckpointError, Snapshot, give, pack, table_of, take, unpack
+from shoal.training.committed import FORMAT, MANIFEST, digest, manifest_value, read
+from shoal.training.snapshot import CheckpointError, Snapshot, give, pack, take, unpack
 from shoal.training.strategy.base import Strategy
-from shoal.world.durable import count, sync_folder, write_counted, write_durably
+from shoal.world.durable import sync_folder, write_counted, write_durably
 from shoal.world.world import PeerLost, World
 
 __all__ = ["CheckpointError", "Checkpoints", "Snapshot", "give", "read", "take", "write"]
-FORMAT = 1
 WRITER = "checkpoint writer"
 HELD_BYTES = 1 << 28  # of rows of others that rank 0 keeps in memory while it writes
 log = logging.getLogger("shoal")
@@ -186,7 +185,7 @@ class Checkpoints:
         for name in list(names):
             while name is not None:  # a delta needs all that it builds upon
                 names.add(name)
-                name = _manifest_value(self.folder / name, "base")
+                name = manifest_value(self.folder / name, "base")
         for old in self.committed():
             if old.name not in names:
                 remove(old)
@@ -264,16 +263,9 @@ def step_name(step: int) -> str:
 
 def best_name(path: Path) -> str | None:
     """The checkpoint that a committed one calls the best so far."""
-    state = _manifest_value(path, "state")
+    state = manifest_value(path, "state")
     step = state.get("best_step") if isinstance(state, dict) else None
     return None if step is None else step_name(step)
-
-
-def _manifest_value(path: Path, key: str) -> Any:
-    try:
-        return json.loads((path / "manifest.json").read_bytes()).get(key)
-    except (OSError, ValueError, AttributeError):
-        return None
 
 
 def sweep(folder: Path) -> None:
@@ -330,8 +322,8 @@ def write(
         if base is not None:
             manifest["base"] = base
         # The manifest carries a checksum of itself: the state in it matters as much as the rows.
-        manifest["sha256"] = _digest(manifest)
-        write_durably(hidden / "manifest.json", json.dumps(manifest, indent=1).encode())
+        manifest["sha256"] = digest(manifest)
+        write_durably(hidden / MANIFEST, json.dumps(manifest, indent=1).encode())
         sync_folder(hidden)
         if path.exists():  # the same step again: it was damaged, and the run went back behind it
             os.rename(path, old)
@@ -341,52 +333,3 @@ def write(
     except BaseException:
         shutil.rmtree(hidden, ignore_errors=True)
         raise
-
-
-def read(path: Path, rows: bool = True) -> Snapshot:
-    """Read one checkpoint and verify every byte of it (rows=False: rows are only looked for)."""
-    try:
-        manifest = json.loads((path / "manifest.json").read_bytes())
-        stated = manifest.pop("sha256")
-        if stated != _digest(manifest):
-            raise CheckpointError(f"checkpoint {path} is damaged: its manifest was changed")
-        if manifest["format"] != FORMAT:
-            raise CheckpointError(
-                f"checkpoint {path} has format {manifest['format']}; this version reads {FORMAT}"
-            )
-        snapshot = Snapshot(manifest["state"])
-        apart: dict[str, Any] = {}
-        if "base" in manifest:
-            _read_base(path, manifest["base"], snapshot, rows)
-        for name, facts in manifest["files"].items():
-            if not rows and table_of(name) is not None:
-                if (path / name).stat().st_size != facts["bytes"]:
-                    raise CheckpointError(f"checkpoint {path} is damaged: {name} was cut")
-                apart[name] = facts
-                continue
-            if count(path / name) != facts:
-                raise CheckpointError(f"checkpoint {path} is damaged: {name} fails its checksum")
-            is_rows = table_of(name) is not None
-            snapshot.files[name] = path / name if is_rows else (path / name).read_bytes()
-        if not rows:
-            snapshot.rows.append((str(path.absolute()), apart))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"checkpoint {path} is damaged: {error}") from error
-    return snapshot
-
-
-def _read_base(path: Path, base: str, snapshot: Snapshot, rows: bool) -> None:
-    """The rows that a delta builds upon come first, so that its own replace them."""
-    if not base.startswith("step-") or base >= path.name:
-        raise CheckpointError(f"checkpoint {path} is damaged: its base {base!r} cannot be")
-    below = read(path.parent / base, rows)
-    snapshot.rows += below.rows
-    for name, data in below.files.items():
-        if table_of(name) is not None:
-            snapshot.files[name if "/" in name else f"{base}/{name}"] = data
-
-
-def _digest(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

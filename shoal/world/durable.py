@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 
-def count(path: Path) -> dict[str, Any]:
-    """Bytes and checksum of a file, of which only a part is in memory at a time."""
-    with open(path, "rb") as file:
+def open_regular(path: str | Path, links: bool = True) -> BufferedReader:
+    """Open a file to read it. A pipe or a device is refused at once, where reading it might never
+    end; with links=False a link is, too.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)
+    try:
+        handle = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP and not links:
+            raise OSError(errno.ELOOP, "is a link, not a file", str(path)) from None
+        raise
+    try:
+        mode = os.fstat(handle).st_mode
+        if not stat.S_ISREG(mode):
+            what = "is a folder" if stat.S_ISDIR(mode) else "is no regular file"
+            raise OSError(errno.EINVAL, what, str(path))
+        return open(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def is_plain_name(name: object) -> bool:
+    """Whether a name stands for a file of a folder itself, and nothing above or below it."""
+    return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
+
+
+def count(path: Path, most: int | None = None) -> dict[str, Any]:
+    """Bytes and checksum of a file, of which only a part is in memory at a time.
+
+    A file of more than `most` bytes is not read: its checksum is empty.
+    """
+    with open_regular(path, links=False) as file:
+        size = os.fstat(file.fileno()).st_size
+        if most is not None and size > most:
+            return {"bytes": size, "sha256": ""}
         digest = hashlib.file_digest(file, "sha256")
         return {"bytes": file.tell(), "sha256": digest.hexdigest()}
 

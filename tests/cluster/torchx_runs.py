@@ -26,7 +26,7 @@ CLICKS = [  # planted: the same log on every host
 
 def need_torchx() -> None:
     """Skip where TorchX is not installed."""
-    pytest.importorskip("torchx", reason="TorchX is not installed: pip install 'shoal-rec[torchx]'")
+    pytest.importorskip("torchx", reason="TorchX is not installed: pip install '.[torchx]'")
     if not (BIN / "torchx").is_file() or not (BIN / "torchrun").is_file():
         pytest.skip(f"{BIN} has no torchx and torchrun commands", allow_module_level=True)
 

@@ -6,11 +6,16 @@ slot; an empty cell is the id 0, or the dense value 0. Cells are not quoted.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from shoal.config.errors import did_you_mean
+from shoal.config.schema import MOST_COLUMNS
 from shoal.data.clicks.lines import BadLine, Cells, Parser, show
 from shoal.data.clicks.samples import Layout, Samples
+
+SHOWN_COLUMNS = 100  # that an error names
 
 
 def header(first_line: bytes, separator: str, name: str) -> tuple[list[str], int]:
@@ -21,7 +26,9 @@ def header(first_line: bytes, separator: str, name: str) -> tuple[list[str], int
 
 
 def check_names(names: list[str], name: str) -> list[str]:
-    twice = [one for one in names if names.count(one) > 1]
+    if len(names) > MOST_COLUMNS:
+        raise ValueError(f"{name} has {len(names)} columns; at most {MOST_COLUMNS} are read")
+    twice = [one for one, count in Counter(names).items() if count > 1]
     if twice:
         raise ValueError(f"{name}: two columns are named {twice[0]!r}")
     return names
@@ -34,11 +41,12 @@ def check_columns(layout: Layout, names: list[str], file: str) -> None:
         ("slots", list(layout.slots)),
         ("dense", list(layout.dense)),
     ]:
+        known = set(names)
         for one in wanted:
-            if one not in names:
+            if one not in known:
                 raise ValueError(
                     f"{file} has no column {one!r} (data.clicks.{key}); its columns are "
-                    f"{', '.join(names)}{did_you_mean(one, names)}"
+                    f"{', '.join(names[:SHOWN_COLUMNS])}{did_you_mean(one, names)}"
                 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import BinaryIO
 
 import numpy as np
 
@@ -11,6 +10,11 @@ from shoal.data.clicks.samples import Layout, Samples
 from shoal.data.random import hash64
 
 BLOCK_BYTES = 4 << 20  # read at a time
+LONGEST_LINE = 16 << 20  # bytes: what a reader holds is bounded by it
+LONGEST_CELL = 1 << 16  # bytes of a token; a number has at most LONGEST_NUMBER
+LONGEST_NUMBER = 400
+SHORT = 64  # bytes of tokens that are hashed all together
+PARSED = 1 << 16  # numbers that are not whole, parsed at a time
 NEWLINE, RETURN = 10, 13
 SHOWN = 60  # bytes of a line that an error shows
 _NUMERIC = np.frombuffer(b"\x000123456789+-.eE", np.uint8)
@@ -29,6 +33,10 @@ class BadLine(ValueError):
     def __init__(self, index: int, text: str):
         super().__init__(text)
         self.index = index
+
+
+class LongLine(ValueError):
+    """A line of which no reader holds so much."""
 
 
 class LineBlock:
@@ -66,24 +74,28 @@ class LineBlock:
 def line_chunks(read: Callable[[int], bytes]) -> Iterator[bytes]:
     """What `read(size)` gives, cut after line ends, until it gives nothing."""
     rest: list[bytes] = []
+    held = 0
     while piece := read(BLOCK_BYTES):
-        cut = piece.rfind(b"\n") + 1
+        first, cut = piece.find(b"\n"), piece.rfind(b"\n") + 1
+        if held + (first if cut else len(piece)) > LONGEST_LINE:
+            raise LongLine(
+                f"a line is longer than {LONGEST_LINE} bytes; is this the file that you mean?"
+            )
         if cut:
             yield b"".join([*rest, piece[:cut]])
             rest = [piece[cut:]] if cut < len(piece) else []
+            held = len(piece) - cut
         else:
             rest.append(piece)
+            held += len(piece)
     if rest:
         yield b"".join(rest)
 
 
-def count_lines(file: BinaryIO) -> int:
-    """Lines of a file that are not blank."""
-    count = 0
-    for chunk in line_chunks(file.read):
-        starts, stops = line_bounds(chunk)
-        count += int(np.count_nonzero(stops > starts))
-    return count
+def count_lines(chunk: bytes) -> int:
+    """Lines of some text that are not blank."""
+    starts, stops = line_bounds(chunk)
+    return int(np.count_nonzero(stops > starts))
 
 
 def line_bounds(data: bytes) -> tuple[np.ndarray, np.ndarray]:
@@ -199,6 +211,16 @@ class Cells:
 
     def _parse(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
         """float64 [n] of cells that are no whole numbers; nan where they are no numbers at all."""
+        values = np.full(len(starts), np.nan)
+        # By length, and some at a time: a long cell must not make all others wide.
+        fits = np.flatnonzero(stops - starts <= LONGEST_NUMBER)
+        order = fits[np.argsort((stops - starts)[fits], kind="stable")]
+        for first in range(0, len(order), PARSED):
+            some = order[first : first + PARSED]
+            values[some] = self._parse_some(starts[some], stops[some])
+        return values
+
+    def _parse_some(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
         width = int((stops - starts).max())
         places = starts[:, None] + np.arange(width)
         grid = np.where(
@@ -219,6 +241,11 @@ class Cells:
         """int64 [n, c]: 0 where a cell is empty, whole numbers as they are, other text hashed."""
         starts = self.starts[:, columns]
         lengths = self.stops[:, columns] - starts
+        if len(long := np.argwhere(lengths > LONGEST_CELL)):
+            line, column = (int(x) for x in long[0])
+            begin = int(starts[line, column])
+            shown = show(self.data, begin, begin + int(lengths[line, column]))
+            raise BadLine(line, f"a cell has more than {LONGEST_CELL} bytes: {shown}")
         hashed = fold_hash(hash_tokens(self.words, starts, lengths, slots), lengths, layout)
         if not keep_integers:
             return hashed
@@ -254,14 +281,27 @@ def hash_tokens(
     words: np.ndarray, starts: np.ndarray, lengths: np.ndarray, slots: np.ndarray
 ) -> np.ndarray:
     """uint64 [n, c], a pure function of (slot, bytes of the token); slots [c]."""
-    state = hash64(slots, lengths)
-    for place in range(0, int(lengths.max(initial=0)), 8):
+    shape = lengths.shape
+    state = hash64(slots, lengths).reshape(-1)
+    starts, lengths = starts.reshape(-1), lengths.reshape(-1)
+    for place in range(0, min(int(lengths.max(initial=0)), SHORT), 8):
         left = lengths - place
-        word = words[np.where(left > 0, starts + place, 0)]
-        bits = np.uint64(8) * np.clip(8 - left, 0, 7).astype(np.uint64)
-        word = (word << bits) >> bits  # what follows the token is no part of it
+        word = _leading(words[np.where(left > 0, starts + place, 0)], left)
         state = np.where(left > 0, hash64(state, word), state)
-    return state
+    # Longer ones, longest first: a single long token must not cost a pass over all others.
+    longer = np.flatnonzero(lengths > SHORT)
+    longer = longer[np.argsort(-lengths[longer], kind="stable")]
+    for place in range(SHORT, int(lengths.max(initial=0)), 8):
+        longer = longer[: np.searchsorted(-lengths[longer], -place)]
+        word = _leading(words[starts[longer] + place], lengths[longer] - place)
+        state[longer] = hash64(state[longer], word)
+    return state.reshape(shape)
+
+
+def _leading(words: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Words without what follows their first `count` bytes, if those are fewer than eight."""
+    bits = np.uint64(8) * np.clip(8 - count, 0, 7).astype(np.uint64)
+    return (words << bits) >> bits
 
 
 def fold_hash(hashed: np.ndarray, lengths: np.ndarray, layout: Layout) -> np.ndarray:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import glob
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from shoal.config.schema import ClicksSection, DataSection
 from shoal.data.clicks import criteo, delimited, parquet, pipe, slots
-from shoal.data.clicks.lines import LineBlock, Parser, count_lines, line_chunks
+from shoal.data.clicks.lines import (
+    LONGEST_LINE,
+    LineBlock,
+    LongLine,
+    Parser,
+    count_lines,
+    line_chunks,
+)
 from shoal.data.clicks.samples import Layout, Samples
 from shoal.data.packed import open_text, plain_name
 
@@ -62,7 +70,7 @@ class ClickLog:
             first = _first_line(source.readline)
             header = self._has_header(first)
             source.seek(0)
-            return count_lines(source) - header
+            return sum(map(count_lines, _named(line_chunks(source.read), str(file)))) - header
 
     def blocks(self, file: Path) -> Iterator[Block]:
         """The samples of one file, in order."""
@@ -78,7 +86,7 @@ class ClickLog:
         parser: Parser | None = None
         line = 1
         try:
-            for chunk in chunks:
+            for chunk in _named(chunks, name):
                 if parser is None:
                     first = chunk[: chunk.find(b"\n") + 1 or len(chunk)]
                     if not first.strip(b"\r\n"):  # blank lines before anything else
@@ -121,9 +129,17 @@ class ClickLog:
         return result
 
 
+def _named(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
+    """The chunks; what is wrong with them is told with the file's name."""
+    try:
+        yield from chunks
+    except LongLine as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
 def _first_line(readline: Any) -> bytes:
-    """The first line that is not blank."""
-    while line := readline():
+    """The first line that is not blank; of a longer one than is read, its beginning."""
+    while line := readline(LONGEST_LINE):
         if line.strip(b"\r\n"):
             return line
     return b""
@@ -210,7 +226,7 @@ def make_layout(section: ClicksSection, form: str) -> Layout:
         dense = _numbered("I", section.dense or 0)
         others, label = True, section.label or "label"
     every = [*names, *dict.fromkeys(dense), label]
-    twice = [name for name in every if every.count(name) > 1]
+    twice = [name for name, count in Counter(every).items() if count > 1]
     if twice:
         raise ValueError(f"data.clicks: {twice[0]!r} is named twice among slots, dense and label")
     if not names and not dense:

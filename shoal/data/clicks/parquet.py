@@ -66,8 +66,10 @@ def _read(path: Path, read: Any) -> Any:
 
     try:
         return read()
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except (pl.exceptions.PolarsError, OSError, MemoryError) as error:
         raise ValueError(f"{path} cannot be read as Parquet: {error}") from None
+    except pl.exceptions.PanicException as error:  # of the parser itself; no Exception
+        raise ValueError(f"{path} is damaged: not readable as Parquet ({error})") from None
 
 
 def _decode(path: Path, first: int, count: int, layout: Layout) -> Samples:

@@ -102,10 +102,12 @@ class NativeParser:
         ids: np.ndarray,
         lengths: np.ndarray | None,
     ) -> tuple[int, bool, int]:
-        arrays = [data, starts, stops, labels, dense, ids]
-        at = [array.ctypes.data for array in arrays]
+        text, *lines = (array.ctypes.data for array in (data, starts, stops))
+        made = (array.ctypes.data for array in (labels, dense, ids))
         more = 0 if lengths is None else lengths.ctypes.data
-        return _core.parse_slots(self.keys, *at[:3], len(starts), *at[3:], more)
+        return _core.parse_slots(
+            self.keys, text, data.nbytes, *lines, len(starts), *made, ids.size, more
+        )
 
 
 def parse_line(line: bytes, layout: Layout) -> tuple[float, list[float], list[list[int]]]:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:  # Polars is imported where it is used: training from the cach
 _STAND_IN = b"\x1f"  # replaces separators longer than the one byte that Polars allows
 
 
+LARGEST = float(np.finfo(np.float32).max)
+
+
 @dataclass
 class ParsedColumn:
     """One column of one file: values (String or Float64; null is empty), offsets for lists."""
@@ -147,12 +150,13 @@ def _floats(
     numbers = text.cast(pl.Float64, strict=False)
     if numbers.null_count() > text.null_count():
         numbers = text.str.strip_chars().cast(pl.Float64, strict=False)
-    bad = text.is_not_null() & ~numbers.is_finite().fill_null(False)
+    # Columns are kept as float32: what is finite must be so there, too.
+    bad = text.is_not_null() & ~(numbers.abs() <= LARGEST).fill_null(False)
     if not bad.any():
         return numbers
     index = int(bad.arg_max() or 0)
     row = index if offsets is None else int(np.searchsorted(offsets, index, side="right")) - 1
-    problem = "is not a number" if numbers[index] is None else "is not finite"
+    problem = "is not a number" if numbers[index] is None else "is not finite in 32 bits"
     raise ValueError(
         f"{where}, line {layout.first_line + row}: {text[index]!r} in {name!r} {problem}, but the "
         f"type of {name!r} is {layout.fields[name]}; correct the value or remove the line"

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import lzma
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 
 from shoal.config.schema import DataSection
-from shoal.data.packed import packed_or_not, plain_name
+from shoal.data.packed import longest_text, packed_or_not, plain_name
 from shoal.data.raw import Raw, RawTable, interaction_columns
 from shoal.data.sources.delimited import Layout, clean, join, parse, read_bytes
 
 SEPARATORS = {"u.data": "\t", "ratings.dat": "::", "ratings.csv": ","}
+# What zipfile raises about damaged archives, and about those that it cannot unpack.
+UNREADABLE = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError),
+    *(NotImplementedError, RuntimeError, UnicodeDecodeError, struct.error, IndexError),
+)
 _CSV_HEADER = ["userId", "movieId", "rating", "timestamp"]
 
 
@@ -70,12 +78,23 @@ def _read_archive(path: Path) -> tuple[str, bytes]:
     try:
         with zipfile.ZipFile(path) as archive:
             for name in SEPARATORS:
-                for member in archive.namelist():
-                    if member.rpartition("/")[2] == name and member.count("/") <= 1:
+                for member in archive.infolist():
+                    inner = member.filename
+                    if inner.rpartition("/")[2] == name and inner.count("/") <= 1:
+                        _check_size(member, path)
                         return name, clean(archive.read(member))
-    except (zipfile.BadZipFile, OSError, EOFError) as error:
+    except UNREADABLE as error:
         raise ValueError(
-            f"cannot read {path}: {error}; remove it and fetch it again with "
-            f"`shoal data fetch {path.stem}`"
+            f"cannot read {path}: {error or type(error).__name__}; remove it and fetch it again "
+            f"with `shoal data fetch {path.stem}`"
         ) from error
     raise ValueError(f"{path} holds none of {', '.join(SEPARATORS)}; is it a MovieLens archive?")
+
+
+def _check_size(member: zipfile.ZipInfo, path: Path) -> None:
+    most = longest_text(path.stat().st_size)
+    if member.file_size > most:
+        raise ValueError(
+            f"{path}:{member.filename} unpacks to {member.file_size} bytes; of an archive of this "
+            f"size at most {most} are read"
+        )

@@ -125,7 +125,12 @@ class Native(Leaf):
         ids, grads = self.flat_ids(ids), self.flat_grads(grads, bags.count)
         out = torch.empty(ids.numel())
         wrong = self._core.dot(
-            ids.data_ptr(), ids.numel(), bags.bag_of.data_ptr(), grads.data_ptr(), out.data_ptr()
+            ids.data_ptr(),
+            ids.numel(),
+            bags.bag_of.data_ptr(),
+            grads.data_ptr(),
+            len(grads),
+            out.data_ptr(),
         )
         _refuse([self], [ids], wrong)
         return out
@@ -318,6 +323,7 @@ def _push(
         _addresses(flat),
         [part.numel() for part in flat],
         _addresses(grads),
+        [len(part) for part in grads],
         _addresses(sources),
         _addresses(coefficients),
         _addresses([clicks] * len(stores)),

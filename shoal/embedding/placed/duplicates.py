@@ -27,7 +27,7 @@ def distinct(codes: Tensor, limit: int) -> tuple[Tensor, Tensor]:
         unique, inverse = torch.unique(codes, return_inverse=True)
         return unique, inverse
     if _core is not None and codes.device.type == "cpu":
-        codes = codes.contiguous()
+        codes = _whole(codes)
         unique, inverse = torch.empty_like(codes), torch.empty_like(codes)
         found = _core.distinct_codes(
             codes.data_ptr(), len(codes), limit, unique.data_ptr(), inverse.data_ptr()
@@ -37,6 +37,13 @@ def distinct(codes: Tensor, limit: int) -> tuple[Tensor, Tensor]:
     unique = (place == 0).nonzero().squeeze(1)
     place[unique] = torch.arange(len(unique), device=codes.device)
     return unique, place[codes]
+
+
+def _whole(numbers: Tensor) -> Tensor:
+    """Numbers [n] as the core reads them."""
+    if numbers.dtype != torch.int64 or numbers.dim() != 1:
+        raise ValueError(f"given {numbers.dtype} {list(numbers.shape)}; codes are int64 [n]")
+    return numbers.contiguous()
 
 
 def code_map(codes: Tensor, limit: int, places: Tensor | int = 0) -> Tensor:
@@ -52,7 +59,13 @@ def add_rows(total: Tensor | None, places: Tensor, grads: Tensor, num_rows: int)
         begun = total is not None
         if total is None:
             total = torch.empty(num_rows, grads.shape[1])
-        grads, places = grads.contiguous(), places.contiguous()
+        grads, places = grads.contiguous(), _whole(places)
+        if total.shape != (num_rows, grads.shape[1]) or len(grads) != len(places):
+            raise ValueError(
+                f"sums {list(total.shape)} of {num_rows} rows, gradients {list(grads.shape)} and "
+                f"{len(places)} places do not fit"
+            )
+        total = total.contiguous()
         _core.add_rows(
             total.data_ptr(),
             num_rows,

@@ -36,6 +36,11 @@ def is_wide() -> bool:
 def logits_of(states: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
     """states [n, d] @ rows.T [d, k] + bias [k] -> [n, k]."""
     n, k, dim = states.shape[0], rows.shape[0], rows.shape[1]
+    if states.shape != (n, dim) or (bias is not None and bias.shape != (k,)):
+        raise ValueError(
+            f"states {list(states.shape)}, rows {list(rows.shape)} and bias "
+            f"{None if bias is None else list(bias.shape)} do not fit: [n, d], [k, d] and [k]"
+        )
     if 0 < n <= FEW and fits(states, rows, *([] if bias is None else [bias])):
         out = torch.empty(n, k)
         address = 0 if bias is None else bias.data_ptr()

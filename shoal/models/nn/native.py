@@ -19,6 +19,8 @@ SMALL = 1 << 16  # multiplications of a product; beyond them torch's calls cost 
 def products_of(a: Tensor, b: Tensor) -> Tensor:
     """a [..., m, k] @ b [..., k, n] of as many small matrices each: [..., m, n], contiguous."""
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    if b.shape[-2] != k:
+        raise ValueError(f"a {list(a.shape)} and b {list(b.shape)} cannot be multiplied")
     if a.shape[:-2] == b.shape[:-2] and m * k * n <= SMALL and fits(a := a.contiguous(), b):
         out = torch.empty(*a.shape[:-1], n)
         count = a.shape[:-2].numel()
@@ -35,8 +37,16 @@ def core_takes_pairs(queries: Tensor, positives: Tensor, negatives: Tensor) -> b
     return is_plain(queries) and is_plain(positives) and is_plain(negatives)
 
 
+def _check_pairs(queries: Tensor, positives: Tensor, negatives: Tensor) -> None:
+    """The core is given addresses: what lies there must be what it takes it for."""
+    if not core_takes_pairs(queries, positives, negatives):
+        shapes = [list(x.shape) for x in (queries, positives, negatives)]
+        raise ValueError(f"pairs of {shapes}; they must be float32 [b, d], [b, d] and [b, 1, d]")
+
+
 def pair_margins(queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
     """<q, p - n> of every pair: [b, d], [b, d], [b, 1, d] -> [b]."""
+    _check_pairs(queries, positives, negatives)
     out = torch.empty(len(queries))
     addresses = [x.data_ptr() for x in (queries, positives, negatives)]
     _core.pair_margins(*addresses, *queries.shape, out.data_ptr(), torch.get_num_threads())
@@ -52,6 +62,9 @@ def pair_gradients(
     scale: float,
 ) -> Tensor:
     """Gradients of scale * sum of -ln sigmoid(margins): [3, b, d]; decays are exp(-|margins|)."""
+    _check_pairs(queries, positives, negatives)
+    if margins.shape != (len(queries),) or decays.shape != margins.shape:
+        raise ValueError(f"{len(queries)} pairs have as many margins and decays")
     out = torch.empty(3, *queries.shape)
     addresses = [x.data_ptr() for x in (queries, positives, negatives)]
     made = [margins.data_ptr(), decays.data_ptr()]

@@ -29,7 +29,7 @@ class ArrivingRows:
         """Copy a part; one that is not the next is dropped: it came before, or comes again."""
         if self.core is not None:
             if not self.core.take(frame):
-                raise WireError(f"{len(frame)} bytes that are no part of the rows asked for")
+                raise WireError(f"{len(frame)} bytes that are not part of the rows asked for")
             return
         first, rows = parse_part(frame)
         if first != self.done and 0 <= first < self.total:

@@ -1,0 +1,156 @@
+"""python -m fuzz --minutes 30 --seed N: children that run inputs; time and memory are watched.
+
+Exit status 0: nothing was found. A finding is a line with its seed, and a file with its input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from fuzz.child import Status
+
+MIB = 1 << 20
+MEMORY = {"files": 1536 * MIB, "frames": 1024 * MIB, "core": 2048 * MIB}  # a child may have
+SERVER_MEMORY = 768 * MIB  # the server that frames are sent to
+SECONDS = 20.0  # for one input, or one burst of frames
+ROOT = Path(__file__).parents[2]
+
+
+class Child:
+    """A child, started again with another seed whenever it ends."""
+
+    def __init__(self, target: str, seed: int, options: argparse.Namespace):
+        self.target, self.seed, self.options = target, seed, options
+        self.done, self.crashes, self.peak = 0, 0, 0
+        self.start()
+
+    def start(self) -> None:
+        self.path = self.options.findings / f".status-{self.target}"
+        self.path.unlink(missing_ok=True)
+        self.status = Status(self.path)
+        self.status.tell(0, "start")
+        self.begun = time.monotonic()
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(map(str, self._paths())))
+        arguments = [sys.executable, "-m", "fuzz.child", self.target, str(self.seed)]
+        arguments += [str(self.path), str(self.options.findings), str(self.options.inputs)]
+        if self.target == "core" and self.options.core:
+            arguments.append(str(self.options.core))
+            environment |= sanitized()
+        self.process = subprocess.Popen(arguments, env=environment, stderr=self._errors())
+
+    def _paths(self) -> list[Path]:
+        return [ROOT, ROOT / "tests", ROOT / "tests" / "unit"]
+
+    def _errors(self) -> int:
+        path = self.options.findings / f"{self.target}-{self.seed}.stderr"
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+
+    def look(self) -> bool:
+        """Look after it; whether it goes on."""
+        done, begun, server, what = self.status.read()
+        ended = self.process.poll()
+        if ended is not None:
+            self.done += done
+            if ended == 0:
+                return False
+            self.found(f"ended with status {ended}", what)
+            return self.again()
+        slow = time.monotonic() - begun > (SECONDS if what != "start" else 6 * SECONDS)
+        for pid, most in ((self.process.pid, MEMORY[self.target]), (server, SERVER_MEMORY)):
+            held = resident(pid) if pid else 0
+            self.peak = max(self.peak, held)
+            if held > most:
+                self.found(f"process {pid} holds {held // MIB} MiB of {most // MIB}", what)
+                return self.again()
+        if slow:
+            self.found(f"took more than {SECONDS:.0f} s", what)
+            return self.again()
+        return True
+
+    def found(self, what: str, where: str) -> None:
+        self.crashes += 1
+        print(f"FINDING seed={self.seed} input={where!r}: {self.target} {what}", flush=True)
+
+    def again(self) -> bool:
+        self.stop()
+        if self.crashes > 20:
+            return False
+        self.seed += 1
+        self.start()
+        return True
+
+    def stop(self) -> None:
+        self.done += self.status.read()[0]
+        self.process.kill()
+        self.process.wait()
+
+    def count(self) -> int:
+        return self.done + self.status.read()[0]
+
+
+def sanitized() -> dict[str, str]:
+    """What a program needs into which a sanitized library is loaded."""
+    found = [
+        subprocess.run(["c++", f"-print-file-name={name}"], capture_output=True, text=True)
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    return {
+        "LD_PRELOAD": " ".join(one.stdout.strip() for one in found),
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:abort_on_error=0",
+        "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def resident(pid: int) -> int:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGESIZE")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
+    parser.add_argument("--inputs", type=int, default=0, help="inputs of a child; 0: no end")
+    parser.add_argument("--only", nargs="+", choices=list(MEMORY), default=list(MEMORY))
+    parser.add_argument("--core", type=Path, help="a core built with sanitizers")
+    parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"))
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the children until the time is over, or their inputs are."""
+    options = parse()
+    options.findings.mkdir(parents=True, exist_ok=True)
+    print(f"fuzz: seed {options.seed}, {options.minutes:g} minutes", flush=True)
+    begun = time.monotonic()
+    children = [Child(target, options.seed, options) for target in options.only]
+    alive = list(children)
+    try:
+        while alive and time.monotonic() - begun < 60 * options.minutes:
+            time.sleep(1.0 if not options.inputs else 0.1)
+            alive = [child for child in alive if child.look()]
+            told = ", ".join(f"{child.target} {child.count()}" for child in children)
+            print(f"{time.monotonic() - begun:5.0f} s  {told}", flush=True)
+    finally:
+        for child in alive:
+            child.stop()
+    crashes = sum(child.crashes for child in children)
+    written = [p for p in options.findings.glob("*.txt") if str(options.seed)[:6] in p.name]
+    for child in children:
+        print(f"{child.target}: {child.done} inputs, at most {child.peak // MIB} MiB", flush=True)
+    print(f"{crashes} crashes or hangs, {len(written)} other findings", flush=True)
+    return 1 if crashes or written else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

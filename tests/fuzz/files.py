@@ -1,0 +1,229 @@
+"""Files and configs: whatever stands in them, reading gives a result or one ValueError."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+import shutil
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fuzz.mutate import mutate
+
+LINES = b"".join(b"%d\t%d\t%d\t%d\n" % (k % 9, k % 7, k % 5, 80 + k) for k in range(40))
+SLOTS = b"click:1 dense_feature:0.5 1:3 2:4 2:5\nclick:0 dense_feature:1e-3 1:-5 2:6\n" * 8
+CRITEO = b"\t".join([b"1", *[b"7"] * 13, *[b"68fd1e64"] * 26]) + b"\n"
+CSV = b"label,C1,C2,I1\n" + b"1,5,abc,0.5\n0,,x,1e3\n" * 10
+YAML = b"""model: BPR
+model.embedding_size: 8
+data: {name: planted, planted: {users: 9, items: 9, interactions: 90}}
+train: &t {epochs: 3, batch_size: 64, optimizer: {name: adam, lr: 1e-3}}
+eval: {metrics: [Recall, NDCG], topk: [5, 10]}
+"""
+
+
+class Target:
+    """Sound inputs, and what reads one of them; `name` is the file's name."""
+
+    def __init__(self, seeds: list[bytes], name: str, read: Callable[[Path], Any]):
+        self.seeds, self.name, self.read = seeds, name, read
+
+
+def make(folder: Path) -> dict[str, Target]:
+    """All targets, with room of their own in a folder."""
+    targets = {
+        "atomic": _dataset(folder, "ml.inter", _atomic(), "atomic"),
+        "movielens": _dataset(folder, "u.data", [LINES, gzip.compress(LINES)], "movielens"),
+        "ratings": _dataset(
+            folder,
+            "ratings.csv",
+            [b"userId,movieId,rating,timestamp\n" + LINES.replace(b"\t", b",")],
+            "movielens",
+        ),
+        "zip": _archive(folder),
+        "slots": _clicks("slots", [SLOTS, gzip.compress(SLOTS)]),
+        "criteo": _clicks("criteo", [CRITEO * 5]),
+        "csv": _clicks("csv", [CSV, gzip.compress(CSV)]),
+        "parquet": _clicks("parquet", [_parquet()]),
+        "yaml": Target([YAML], "config.yaml", _read_config),
+        "override": Target([b"--train.epochs=5\n--topk=[1,2]\n--model=BPR"], "words", _override),
+    }
+    targets |= _checkpoints(folder)
+    targets["cache"] = _cache(folder)
+    return targets
+
+
+def once(name: str, target: Target, folder: Path, rng: random.Random) -> bytes:
+    """One input: written, read; whatever else than ValueError comes out is a finding."""
+    data = mutate(rng, rng.choice(target.seeds), target.seeds)
+    path = folder / target.name
+    path.write_bytes(data)
+    with suppress(ValueError):
+        target.read(path)
+    return data
+
+
+# ---- interactions -------------------------------------------------------------------------------
+
+
+def _atomic() -> list[bytes]:
+    header = b"user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
+    lists = b"user_id:token\titem_id:token\ttags:token_seq\tx:float_seq\n"
+    return [header + LINES, gzip.compress(header + LINES), lists + b"a\tb\tc d\t1 2\n" * 9]
+
+
+def _dataset(folder: Path, name: str, seeds: list[bytes], form: str) -> Target:
+    from shoal.config.schema import DataSection
+    from shoal.data.prepare import load_dataset
+
+    def read(path: Path) -> None:
+        (path.parent / "ml").mkdir(exist_ok=True)
+        shutil.copyfile(path, path.parent / "ml" / name)
+        try:
+            config = DataSection(path=str(path.parent), name="ml", format=form, cache=False)  # type: ignore[arg-type]
+            load_dataset(config, 1)
+        finally:
+            (path.parent / "ml" / name).unlink()
+
+    return Target(seeds, name, read)
+
+
+def _archive(folder: Path) -> Target:
+    from shoal.config.schema import DataSection
+    from shoal.data.prepare import load_dataset
+
+    seeds = []
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2):
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w", method) as archive:
+            archive.writestr("ml-9/u.data", LINES)
+        seeds.append(packed.getvalue())
+
+    def read(path: Path) -> None:
+        config = DataSection(path=str(path.parent), name="ml-9", format="movielens", cache=False)
+        load_dataset(config, 1)
+
+    return Target(seeds, "ml-9.zip", read)
+
+
+def _cache(folder: Path) -> Target:
+    from shoal.config.schema import DataSection
+    from shoal.data.columns import open_columns
+    from shoal.data.prepare import load_dataset
+
+    home = folder / "cached"
+    (home / "ml").mkdir(parents=True)
+    (home / "ml" / "ml.inter").write_bytes(_atomic()[0])
+    load_dataset(DataSection(path=str(home), name="ml"), 1)
+    (stored,) = (home / "ml" / ".shoal").iterdir()
+    files = sorted(path for path in stored.iterdir())
+    sound = {path: path.read_bytes() for path in files}
+
+    def read(path: Path) -> None:
+        data = path.read_bytes()
+        chosen = files[len(data) % len(files)]
+        chosen.write_bytes(data)
+        try:
+            open_columns(stored)
+        finally:
+            chosen.write_bytes(sound[chosen])
+
+    return Target(list(sound.values()), "column", read)
+
+
+# ---- clicks -------------------------------------------------------------------------------------
+
+
+def _parquet() -> bytes:
+    import polars as pl
+
+    packed = io.BytesIO()
+    columns = {"label": [0, 1] * 20, "C1": list(range(40)), "C2": ["x", None] * 20}
+    pl.DataFrame({**columns, "I1": [0.5] * 40}).write_parquet(packed, compression="snappy")
+    return packed.getvalue()
+
+
+def _clicks(form: str, seeds: list[bytes]) -> Target:
+    from shoal.config.schema import ClicksSection
+    from shoal.data.clicks.log import ClickLog, make_layout
+    from shoal.data.clicks.readers import load
+
+    named = {"slots": ["C1", "C2"], "dense": ["I1"]} if form in ("csv", "parquet") else {}
+    named = {"slots": 2, "dense": 1} if form == "slots" else named
+    layout = make_layout(ClicksSection(rows=1000, **named), form)
+
+    def read(path: Path) -> None:
+        log = ClickLog([path], form, layout, separator=",")
+        load(log)
+        log.count(path)
+
+    return Target(seeds, f"log.{form}", read)
+
+
+# ---- checkpoints --------------------------------------------------------------------------------
+
+
+def _checkpoints(folder: Path) -> dict[str, Target]:
+    import torch
+    from safetensors.torch import save
+
+    from shoal.training.checkpoint import read, write
+    from shoal.training.committed import digest
+    from shoal.training.snapshot import Snapshot
+
+    rows = {"ids": torch.arange(5), "values": torch.ones(5, 3), "state.sum": torch.ones(5, 3)}
+    given = {"rows-item-00000.safetensors": save(rows)}
+    given["dense.safetensors"] = save({"w": torch.ones(4, 2)})
+    path = folder / "checkpoints" / "step-000000001"
+    write(path, Snapshot({"step": 1, "steps": {}, "best_step": None}, given))
+    manifest = path / "manifest.json"
+    sound = manifest.read_bytes()
+
+    def of_manifest(made: Path) -> None:
+        manifest.write_bytes(made.read_bytes())
+        try:
+            read(path)
+        finally:
+            manifest.write_bytes(sound)
+
+    def of_rows(made: Path) -> None:
+        """As an author does who knows the format: sizes and checksums are those of the file."""
+        import hashlib
+
+        data = made.read_bytes()
+        told = json.loads(sound)
+        told.pop("sha256")
+        name = "rows-item-00000.safetensors"
+        told["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        (path / name).write_bytes(data)
+        manifest.write_text(json.dumps({**told, "sha256": digest(told)}))
+        try:
+            read(path)
+        finally:
+            manifest.write_bytes(sound)
+            (path / name).write_bytes(given[name])
+
+    return {
+        "manifest": Target([sound], "manifest", of_manifest),
+        "rows": Target([given["rows-item-00000.safetensors"]], "rows", of_rows),
+    }
+
+
+# ---- configs ------------------------------------------------------------------------------------
+
+
+def _read_config(path: Path) -> None:
+    from shoal.runs.run import resolve
+
+    resolve([path])
+
+
+def _override(path: Path) -> None:
+    from shoal.runs.run import resolve
+
+    resolve((), path.read_bytes().decode("utf-8", "replace").split("\n"))

@@ -1,0 +1,100 @@
+"""Messages to a live server: from strangers, from workers it knows, and in the middle of a step."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from ps_cluster import Bare, get_dense, joined, make_spec, pull, push, server_process
+from test_ps_fuzz import Fuzzer
+
+from shoal.ps.wire import Header, Kind
+
+BURST = 500
+LIVES = 60  # bursts that a server lives for
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)  # of ZeroMQ's protocol
+
+
+class Wrong(Exception):
+    """A server did what it must not."""
+
+
+def bursts(seed: int, folder: Path) -> Iterator[tuple[int, int]]:
+    """(frames sent, process id of the server) after every burst; Wrong where a server erred."""
+    rng = random.Random(seed)
+    life = 0
+    while True:
+        home = folder / str(life)
+        home.mkdir()
+        yield from _life(rng, home)
+        life += 1
+
+
+def _life(rng: random.Random, folder: Path) -> Iterator[tuple[int, int]]:
+    spec = make_spec("adagrad", workers=2)
+    ids = [1, 2, 3, 500]
+    with (
+        server_process(folder, timeout=60.0) as (process, address),
+        joined([address], spec) as one,
+        joined([address], spec, 1) as two,
+    ):
+        for pushing in [push(each, {0: (ids, torch.ones(4, 4))}) for each in (one, two)]:
+            pushing.wait()
+        hello = json.dumps({**json.loads(spec.json()), "host": "x", "server": 0}).encode()
+        sessions = [one.session, two.session]
+        known = Fuzzer(rng.getrandbits(32), sessions, hello, str(folder / "nowhere"))
+        strange = Fuzzer(rng.getrandbits(32), [5, 6], hello, str(folder / "nowhere"))
+        lines = [Bare(address) for _ in range(3)]
+        for number in range(LIVES):
+            before, dense = pull(one, 0, ids), get_dense(one)
+            # Half of the time a step is under way: one worker has pushed, the other has not.
+            held = push(one, {0: (ids, torch.ones(4, 4))}) if number % 2 else None
+            _raw(rng, address)
+            fuzzer = known if number % 3 else strange
+            line = lines[number % len(lines)]
+            for _ in range(BURST):
+                line.socket.send_multipart(fuzzer.message())
+            _wait(line, number, one.session, process)
+            if held is not None:
+                push(two, {0: (ids, torch.ones(4, 4))}).wait()
+                held.wait()
+            elif not torch.equal(pull(two, 0, ids), before):
+                raise Wrong("rows have changed")
+            elif not all(map(torch.equal, get_dense(two), dense)):
+                raise Wrong("dense parameters have changed")
+            yield BURST, process.pid
+        for line in lines:
+            line.close()
+        one.bye()
+        two.bye()
+        process.join(30)
+        if process.exitcode != 0:
+            raise Wrong(f"the server ended with status {process.exitcode}")
+
+
+def _wait(line: Any, number: int, session: int, process: Any) -> None:
+    """Until all that was sent is read: then this is answered."""
+    sequence = (1 << 50) + number
+    line.send(Header(Kind.PING, 0, 0, sequence, -1, session))
+    while (answer := line.receive()) is not None:
+        header, frames = answer
+        if header.kind == Kind.ERROR and b"stumbled" in frames[0]:
+            raise Wrong(frames[0].decode("utf-8", "replace"))
+        if header.sequence == sequence:
+            return
+    raise Wrong("the server is silent" if process.is_alive() else "the server is gone")
+
+
+def _raw(rng: random.Random, address: str) -> None:
+    """A stranger who does not even speak ZeroMQ, or not well."""
+    host, port = address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=5) as line:
+        data = bytearray(GREETING + rng.randbytes(rng.choice((0, 9, 300))))
+        for _ in range(rng.choice((0, 1, 8))):
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        line.sendall(data)

@@ -1,0 +1,300 @@
+"""What the author of a data file, a cache or a config can put into it: one clear error each."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import resource
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from shoal.config.errors import ConfigError
+from shoal.config.schema import DataSection
+from shoal.config.yaml_io import read as read_yaml
+from shoal.data import columns as cache
+from shoal.data.clicks.lines import Cells, hash_tokens, line_chunks, words_of
+from shoal.data.clicks.log import ClickLog
+from shoal.data.clicks.readers import load
+from shoal.data.clicks.samples import Layout
+from shoal.data.prepare import load_dataset
+from shoal.runs.run import resolve
+
+MIB = 1 << 20
+
+
+def within(limit: int, work: Callable[[], Any]) -> Any:
+    """The work's result; no more than `limit` bytes of memory may come to this process by it."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    result = work()
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+    assert grown < limit, f"{grown >> 20} MiB"
+    return result
+
+
+def refused(work: Callable[[], Any], *words: str) -> None:
+    with pytest.raises(ValueError) as told:
+        work()
+    for word in words:
+        assert word in str(told.value), told.value
+
+
+# ---- configs ------------------------------------------------------------------------------------
+
+
+def bomb(levels: int) -> str:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    for k in range(levels):
+        lines.append(f"a{k + 1}: &a{k + 1} [{', '.join([f'*a{k}'] * 9)}]")
+    return "\n".join(lines)
+
+
+def test_an_alias_bomb_is_refused_before_it_grows() -> None:
+    assert len(bomb(8)) < 500
+    with pytest.raises(ConfigError, match="aliases"):
+        read_yaml(bomb(8), "config.yaml")
+    assert read_yaml("a: &x [1, 2]\nb: *x\n", "")[0] == {"a": [1, 2], "b": [1, 2]}
+
+
+def test_a_config_has_an_end() -> None:
+    with pytest.raises(ConfigError, match="characters"):
+        read_yaml("# " + "x" * (2 * MIB), "config.yaml")
+
+
+@pytest.mark.parametrize("rows", [2**62, 2**41, 2**70])
+def test_more_rows_than_can_be_are_refused(rows: int) -> None:
+    with pytest.raises(ConfigError, match=r"data\.clicks\.rows"):
+        resolve((), ["--model=LR", f"--data.clicks.rows={rows}"])
+
+
+@pytest.mark.parametrize("key", ["slots", "dense"])
+def test_more_columns_than_can_be_are_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        resolve((), ["--model=LR", f"--data.clicks.{key}=1000000000"])
+
+
+# ---- text ---------------------------------------------------------------------------------------
+
+WORDS = Layout(("C1",), ("I1",), "label", None, True)
+
+
+def test_a_line_has_an_end(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "log.csv.gz", "wb") as file:
+        file.write(b"label,C1,I1\n")
+        for _ in range(40):
+            file.write(b"1" * MIB)
+    log = ClickLog([tmp_path / "log.csv.gz"], "csv", WORDS, separator=",")
+    refused(lambda: within(200 * MIB, lambda: load(log)), "log.csv.gz", "line is longer")
+    refused(lambda: log.count(log.files[0]), "log.csv.gz", "line is longer")
+
+
+def test_compressed_text_expands_within_bounds(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv.gz"
+    with gzip.open(path, "wb") as file:
+        file.write(b"label,C1,I1\n")
+        for _ in range(80):
+            file.write(b"0,1,2\n" * (MIB // 6))
+    assert path.stat().st_size < MIB
+    log = ClickLog([path], "csv", WORDS, separator=",")
+    refused(lambda: sum(len(block) for block in log.blocks(path)), "log.csv.gz", "unpacks to more")
+
+
+def test_a_long_cell_does_not_make_all_others_wide(tmp_path: Path) -> None:
+    lines = [b"label,C1,I1", *[b"0,1,1.5"] * 50_000, b"0,1," + b"1" * (3 * MIB // 2) + b".5"]
+    path = tmp_path / "log.csv"
+    path.write_bytes(b"\n".join(lines))
+    log = ClickLog([path], "csv", WORDS, separator=",")
+    refused(lambda: within(300 * MIB, lambda: load(log)), "log.csv, line 50002", "finite number")
+
+
+def test_a_long_token_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes(b"label,C1,I1\n0,a,1\n0," + b"x" * 100_000 + b",1\n")
+    log = ClickLog([path], "csv", WORDS, separator=",")
+    refused(lambda: load(log), "log.csv, line 3", "65536")
+
+
+def test_tokens_of_any_length_hash_as_before() -> None:
+    tokens = [b"", b"a", b"x" * 63, b"y" * 64, b"z" * 65, b"w" * 200, b"w" * 201]
+    cells = Cells.of(tokens)
+    together = hash_tokens(cells.words, cells.starts, cells.stops - cells.starts, np.array([3]))
+    for number, token in enumerate(tokens):
+        alone = np.frombuffer(token, np.uint8)
+        place = np.zeros((1, 1), np.int64)
+        length = np.full((1, 1), len(token))
+        one = hash_tokens(words_of(alone), place, length, np.array([3]))
+        assert one[0, 0] == together[number, 0]
+    assert len(set(together[:, 0].tolist())) == len(tokens)
+
+
+def test_many_columns_of_one_name_do_not_take_for_ever(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_bytes(b"," * 200_000 + b"\n1\n")
+    log = ClickLog([tmp_path / "log.csv"], "csv", WORDS, separator=",")
+    refused(lambda: load(log), "200001 columns")
+
+
+def test_chunks_hold_whole_lines() -> None:
+    pieces = [b"ab", b"c\nde", b"f\n", b"g"]
+    assert b"".join(line_chunks(lambda _: pieces.pop(0) if pieces else b"")) == b"abc\ndef\ng"
+
+
+# ---- interactions -------------------------------------------------------------------------------
+
+
+def atomic(folder: Path, rows: str, **values: Any) -> DataSection:
+    (folder / "ml").mkdir(exist_ok=True)
+    header = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
+    (folder / "ml" / "ml.inter").write_text(header + rows)
+    return DataSection(path=str(folder), name="ml", **values)
+
+
+ROWS = "".join(f"u{k % 7}\ti{k % 5}\t{k % 4}\t{k}\n" for k in range(60))
+
+
+def test_numbers_stay_finite_in_32_bits(tmp_path: Path) -> None:
+    config = atomic(tmp_path, ROWS + "u1\ti1\t1e39\t5\n")
+    refused(lambda: load_dataset(config, 1), "ml.inter, line 62", "1e39", "finite")
+    config = atomic(tmp_path, ROWS + "u1\ti1\t3e38\t5\nu1\ti1\t-3e38\t6\n", normalize=["rating"])
+    assert np.isfinite(np.asarray(load_dataset(config, 1).inter["rating"])).all()
+
+
+def archive(path: Path, data: bytes) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
+        made.writestr("ml/ratings.dat", data)
+    return path
+
+
+def test_an_archive_expands_within_bounds(tmp_path: Path) -> None:
+    archive(tmp_path / "ml.zip", b"1::1::5::9\n" * (100 * MIB // 11))
+    config = DataSection(path=str(tmp_path), name="ml", format="movielens", cache=False)
+    refused(lambda: within(64 * MIB, lambda: load_dataset(config, 1)), "ml.zip", "unpacks to")
+
+
+@pytest.mark.parametrize("place", [0.02, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99])
+def test_a_damaged_archive_is_one_error(tmp_path: Path, place: float) -> None:
+    path = archive(tmp_path / "ml.zip", b"".join(b"%d::%d::5::9\n" % (k, k) for k in range(999)))
+    data = bytearray(path.read_bytes())
+    for k in range(4):
+        data[int(place * (len(data) - 4)) + k] ^= 0x5A
+    path.write_bytes(data)
+    config = DataSection(path=str(tmp_path), name="ml", format="movielens", cache=False)
+    try:
+        load_dataset(config, 1)  # a byte that nobody reads
+    except ValueError as error:
+        assert "ml.zip" in str(error)
+
+
+@pytest.mark.parametrize("place", [0, 0.1, 0.5, 0.8, 0.9, 0.95, 1])
+def test_damaged_parquet_is_one_error(tmp_path: Path, place: float) -> None:
+    path = tmp_path / "log.parquet"
+    frame = pl.DataFrame({"label": [0, 1] * 500, "C1": list(range(1000)), "I1": [0.5] * 1000})
+    frame.write_parquet(path)
+    data = bytearray(path.read_bytes())
+    first = int(place * (len(data) - 40))
+    for k in range(40):
+        data[first + k] ^= 0xFF
+    path.write_bytes(data)
+    log = ClickLog([path], "parquet", WORDS)
+    try:
+        load(log)
+    except ValueError as error:
+        assert "log.parquet" in str(error)
+
+
+# ---- the cache of prepared data -----------------------------------------------------------------
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> tuple[DataSection, Path]:
+    config = atomic(tmp_path, ROWS)
+    load_dataset(config, 1)
+    (folder,) = (tmp_path / "ml" / ".shoal").iterdir()
+    return config, folder
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """As an editor does who makes every checksum right again."""
+    stored = json.loads((folder / cache.MANIFEST).read_text())
+    body = stored["body"]
+    change(body)
+    for name, entry in body["arrays"].items():
+        if (folder / name).is_file():
+            array = np.load(folder / name)
+            entry |= {"shape": list(array.shape), "dtype": array.dtype.str}
+            entry["sha256"] = cache._checksum(array)
+    stored["sha256"] = cache._checksum(cache._json(body))
+    (folder / cache.MANIFEST).write_text(json.dumps(stored))
+
+
+def test_a_cache_whose_items_have_no_words_is_prepared_again(
+    stored: tuple[DataSection, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    config, folder = stored
+
+    def other_items(body: dict[str, Any]) -> None:
+        name = body["inter"]["item_id"]
+        np.save(folder / name, np.load(folder / name) + 100)
+
+    edit(folder, other_items)
+    with pytest.raises(cache.DamagedColumns, match="ids of item_id"):
+        cache.open_columns(folder)
+    assert load_dataset(config, 1).num_items == 6
+    assert "damaged" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["splits", "offsets", "length", "words", "name", "link"])
+def test_columns_that_do_not_belong_together(stored: tuple[DataSection, Path], what: str) -> None:
+    _, folder = stored
+
+    def change(body: dict[str, Any]) -> None:
+        if what == "splits":
+            name = body["splits"]["train"]
+            np.save(folder / name, np.load(folder / name) + 1000)
+        elif what == "offsets":
+            (folder / "99.npy").write_bytes((folder / body["inter"]["item_id"]).read_bytes())
+            body["arrays"]["99.npy"] = {}
+            body["inter"]["more"] = [body["inter"]["item_id"], "99.npy"]
+        elif what == "length":
+            name = body["inter"]["rating"]
+            np.save(folder / name, np.load(folder / name)[:-1])
+        elif what == "words":
+            name = body["words"][0][1]
+            np.save(folder / name, np.load(folder / name) + 1000)
+        elif what == "name":
+            body["arrays"]["../x.npy"] = body["arrays"].pop(body["splits"]["test"])
+            body["splits"]["test"] = "../x.npy"
+        else:
+            name = body["splits"]["test"]
+            (folder / name).rename(folder.parent / "elsewhere.npy")
+            (folder / name).symlink_to(folder.parent / "elsewhere.npy")
+
+    edit(folder, change)
+    with pytest.raises(cache.DamagedColumns):
+        cache.open_columns(folder)
+
+
+# ---- the core -----------------------------------------------------------------------------------
+
+
+def test_a_table_too_large_to_count_ends_with_one_error() -> None:
+    program = (
+        "from shoal.world.core import load_core\n"
+        "core = load_core()\n"
+        "sizes = [(2**62, 16), (2**60, 4), (2**58, 16), (2**40, 2**30), (5, -1), (-7, 4)]\n"
+        "for rows, dim in sizes:\n"
+        "    try:\n"
+        "        core.make_table(dim, rows, False, 0, False, 0, 1, 0.1, 2, [0.0] * 9, False,\n"
+        "                        [0.0] * 3, 0, 1)\n"
+        "    except ValueError as error:\n"
+        "        print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 6

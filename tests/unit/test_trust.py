@@ -1,0 +1,109 @@
+"""Code that the config of a run folder names is run only where the user says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shoal
+from shoal.runs.run import resolve
+
+LINE = "click:1 dense_feature:0.5 1:3 2:4\nclick:0 dense_feature:0.25 1:5 2:6\n"
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """A run on a small log, as a user trained it."""
+    (tmp_path / "log.txt").write_text(LINE * 20)
+    shoal.run(
+        config_dict={
+            "model": "LR",
+            "data.path": str(tmp_path),
+            "data.format": "slots",
+            "data.clicks.train": "log.txt",
+            "data.clicks.valid": "log.txt",
+            "data.clicks.slots": 2,
+            "data.clicks.dense": 1,
+            "data.clicks.rows": 100,
+            "train.epochs": 1,
+            "train.batch_size": 10,
+            "run.output": str(tmp_path / "run"),
+            "run.progress": False,
+            "run.tensorboard": False,
+        }
+    )
+    return tmp_path / "run"
+
+
+def plant(run: Path, key: str, value: str) -> None:
+    """What the author of a run folder can do: a line of its config."""
+    config = run / "config.yaml"
+    lines = config.read_text().splitlines()
+    found = [n for n, line in enumerate(lines) if line.strip().startswith(f"{key}:")]
+    assert len(found) == 1
+    indent = lines[found[0]][: -len(lines[found[0]].lstrip())]
+    lines[found[0]] = f"{indent}{key}: {value}"
+    config.write_text("\n".join(lines) + "\n")
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "shoal.command.cli", *words]
+    return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("how", ["pipe_command", "custom"])
+def test_a_run_folder_runs_no_code_without_trust(trained: Path, tmp_path: Path, how: str) -> None:
+    witness = tmp_path / "witness"
+    script = tmp_path / "reader.py"
+    script.write_text(f"open({str(witness)!r}, 'w')\nimport sys\nprint(sys.stdin.read(), end='')\n")
+    value = f"{sys.executable} {script}" if how == "pipe_command" else str(script)
+    plant(trained, how, value)
+    if how == "custom":
+        plant(trained, "reader", "custom")
+    calls: list[Any] = [
+        lambda: shoal.evaluate(trained),
+        lambda: shoal.recommend(trained, "1"),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="--trust") as told:
+            call()
+        assert how in str(told.value) and str(script) in str(told.value)
+    assert not witness.exists()
+
+
+def test_commands_ask_for_trust(trained: Path, tmp_path: Path) -> None:
+    witness = tmp_path / "witness"
+    script = tmp_path / "program.py"
+    script.write_text(f"open({str(witness)!r}, 'w')\nimport sys\nprint(sys.stdin.read(), end='')\n")
+    plant(trained, "pipe_command", f"{sys.executable} {script}")
+    refused = command("eval", str(trained))
+    assert refused.returncode == 2 and "--trust" in refused.stderr, refused.stderr
+    refused = command("train", "--resume", str(trained), "--train.epochs=2")
+    assert refused.returncode == 2 and "pipe_command" in refused.stderr, refused.stderr
+    assert not witness.exists()
+    # The ranks of a launch inherit the trust.
+    done = command("eval", str(trained), "--trust", "--nproc=2")
+    assert witness.exists(), done.stderr
+
+
+def test_ones_own_config_needs_no_trust(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("model: LR\ndata: {clicks: {pipe_command: cat}}\n")
+    assert resolve([tmp_path / "own.yaml"]).config.data.clicks.pipe_command == "cat"
+
+
+def test_readers_of_other_tools_count_as_code(tmp_path: Path) -> None:
+    from shoal.runs.run import resolve_run
+
+    (tmp_path / "config.yaml").write_text(
+        "runner:\n  train_data_dir: log\n  train_reader_path: my_reader\n"
+        "  reader_type: DataLoader\n  train_batch_size: 5\n  epochs: 1\n"
+        "  model_save_path: out\n  use_gpu: false\n"
+        "hyper_parameters: {optimizer: {class: Adam, learning_rate: 0.001}}\nmodel: LR\n"
+    )
+    with pytest.raises(ValueError, match="my_reader"):
+        resolve_run(tmp_path)
+    assert resolve_run(tmp_path, trust=True).config.data.clicks.custom is not None
