@@ -22,7 +22,7 @@ from shoal import config as config_room
 from shoal.config import Resolved
 from shoal.config.output import flat
 from shoal.config.schema import Config
-from shoal.launch.ranks import GRACE_SECONDS, LaunchError, host_of, launch, record_failure
+from shoal.launch.ranks import GRACE_SECONDS, LaunchError, launch, record_failure, secret_of
 from shoal.launch.roles import Roles
 from shoal.launch.servers import END_SECONDS, Servers, knocking
 from shoal.models import find, lookup
@@ -90,7 +90,10 @@ def run_rank(
         raise ValueError("config_dict needs the ip and port at which the ranks meet")
     if rank >= section.nproc:
         raise ValueError(f"rank {rank} of nproc={section.nproc}: give spawn nprocs=nproc")
-    set_rank(section.group_offset + rank, size, rank, section.nproc, section.ip, section.port)
+    set_rank(
+        *(section.group_offset + rank, size, rank, section.nproc, section.ip, section.port),
+        secret_of(section),
+    )
     try:
         result = train_here(resolved)
     except PeerLost:
@@ -110,7 +113,8 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     alone = section.nproc == 1 and section.world_size in (-1, 1) and not section.servers
     if is_worker() or alone:
         return train_here(resolved, resume)
-    host_of(section)  # refuse what cannot be launched before anything is made
+    if section.nproc:
+        secret_of(section)  # refuse what cannot be launched before anything is made
     has_first = section.nproc > 0 and section.group_offset == 0
     if has_first:
         folder = run_folder(config)
@@ -152,6 +156,9 @@ def with_roles(resolved: Resolved, roles: Roles) -> Resolved:
             "folder to every host and set strategy.ps.keys=FOLDER; on a network of your own, "
             "strategy.ps.plain=true does without"
         )
+    if section.secret is None and servers.keys is not None:  # all workers have it
+        section.secret = str(Path(servers.keys) / "worker.secret")
+    section.plain = section.plain or servers.plain
     return resolved
 
 
@@ -207,7 +214,7 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
         start_logging(
             config.run.log_level, world.rank, folder.path / "train.log" if world.is_main else None
         )
-        for note in resolved.notes:
+        for note in [*resolved.notes, *world.notes]:
             log.info("%s", note)
         with knocking(config, world.rank):
             parts = build(config, world)
