@@ -10,11 +10,15 @@ from shoal.world.meeting import Guest
 
 
 class MeetingStore(dist.Store):
-    """Bytes by name, held by the process that holds the meeting."""
+    """Bytes by name, held by the process that holds the meeting.
+
+    Keep it for as long as a PrefixStore of it is used: torch keeps only its own half of the object.
+    """
 
     def __init__(self, guest: Guest, timeout: float):
         super().__init__()
         self._guest, self._timeout = guest, timedelta(seconds=timeout)
+        self._clones: list[MeetingStore] = []
 
     @property
     def timeout(self) -> timedelta:
@@ -74,8 +78,9 @@ class MeetingStore(dist.Store):
         return self._guest.ask("delete", key.encode()) is not None
 
     def clone(self) -> MeetingStore:
-        """Another of the same meeting."""
-        return MeetingStore(self._guest, self.timeout.total_seconds())
+        """Another of the same meeting, which lives as long as this one."""
+        self._clones.append(MeetingStore(self._guest, self.timeout.total_seconds()))
+        return self._clones[-1]
 
 
 def _bytes(value: str | bytes) -> bytes:
