@@ -301,6 +301,7 @@ class LaunchSection(Section):
         None, description="several hosts: file (mode 0600) that all have; null: SHOAL_SECRET"
     )
     plain: bool = Field(False, description="several hosts: anybody on the network may join")
+    encrypt: bool = Field(False, description="several hosts: encrypt what ranks send (CPUs)")
     shared_memory: bool = Field(
         True, description="processes of one host without GPUs talk through memory, not by sockets"
     )

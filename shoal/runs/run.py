@@ -192,7 +192,10 @@ def _launch_ranks(resolved: Resolved, servers: Servers | None, resume: bool) -> 
 def connect_as(config: Config) -> World:
     """The world that a config asks for."""
     run, launch = config.run, config.launch
-    return connect(run.device, launch.join_timeout, run.threads, run.gpu_ids, launch.shared_memory)
+    return connect(
+        *(run.device, launch.join_timeout, run.threads, run.gpu_ids),
+        *(launch.shared_memory, launch.encrypt),
+    )
 
 
 def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:

@@ -152,10 +152,10 @@ def secured(plain: socket.socket, secret: bytes, listens: bool) -> ssl.SSLSocket
     deadline = time.monotonic() + HANDSHAKE_SECONDS
     plain.settimeout(HANDSHAKE_SECONDS)
     try:
-        made = _context(listens).wrap_socket(plain, server_side=listens)
+        made = context(listens).wrap_socket(plain, server_side=listens)
         number = made.get_channel_binding("tls-unique")
         assert number is not None
-        mine, theirs = _proof(secret, number, listens), _proof(secret, number, not listens)
+        mine, theirs = proof(secret, number, listens), proof(secret, number, not listens)
         if not listens:
             made.sendall(mine)
         if not hmac.compare_digest(_receive(made, PROOF, deadline), theirs):
@@ -175,7 +175,8 @@ def secured(plain: socket.socket, secret: bytes, listens: bool) -> ssl.SSLSocket
     return made
 
 
-def _context(listens: bool) -> ssl.SSLContext:
+def context(listens: bool) -> ssl.SSLContext:
+    """TLS without certificates: keys that nobody else has, with whoever is at the other end."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if listens else ssl.PROTOCOL_TLS_CLIENT)
     # TLS 1.3 has no keys without certificates, and Python no other number of a connection.
     made.minimum_version = made.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -185,7 +186,8 @@ def _context(listens: bool) -> ssl.SSLContext:
     return made
 
 
-def _proof(secret: bytes, number: bytes, listens: bool) -> bytes:
+def proof(secret: bytes, number: bytes, listens: bool) -> bytes:
+    """That one end of the connection with this number knows the secret."""
     who = b"shoal: who listens " if listens else b"shoal: who comes "
     return hmac.digest(secret, who + number, "sha256")
 

@@ -51,6 +51,16 @@ def private_folder() -> Path:
     return folder
 
 
+def address_towards(address: str) -> str | None:
+    """The address by which a host knows this one; None where that cannot be told."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # chooses a route; sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
 def interface_towards(address: str) -> str | None:
     """Name of the network interface that leads to a host; None where that cannot be told."""
     try:

@@ -20,11 +20,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.world.channel import Place
+from shoal.world.channel import Place, read_secret
 from shoal.world.gpus import choose_gpus, pick_device
-from shoal.world.hosts import WorldError, interface_towards
+from shoal.world.hosts import WorldError, address_towards, interface_towards
 from shoal.world.joining import HOLDS, MEET, Joined
 from shoal.world.neighbours import Neighbours, meet
+from shoal.world.tunnel import BACKEND, Tunnel
 
 # torch 2.13 renamed it and warns about the old name; older versions have only that.
 all_gather_flat = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -33,8 +34,9 @@ SMALL_EXCHANGE = 1 << 17  # bytes of a rank that may travel half as long again i
 TIMEOUT = timedelta(minutes=10)  # of a collective
 OPEN_TALK = (
     "hosts: what ranks send each other (configs, gradients, rows) is not encrypted, which assumes "
-    "a network of your own; docs/distributed.md, `Who can join`, says how to encrypt it"
+    "a network of your own; --launch.encrypt=true encrypts it"
 )
+TUNNELLED = "hosts: what ranks send each other is encrypted"
 
 
 class PeerLost(WorldError):
@@ -89,16 +91,18 @@ def connect(
     threads: int = 0,
     gpu_ids: str | None = None,
     shared_memory: bool = True,
+    encrypt: bool = False,
 ) -> World:
     """The world this process was started in, alone where no launcher set rank variables.
 
     shared_memory: whether ranks that are all on one host talk through it, rather than by sockets.
+    encrypt: whether ranks of several hosts talk through tunnels.
     """
     choose_gpus(gpu_ids, tell=is_first())
     if not is_worker() or int(os.environ["WORLD_SIZE"]) == 1:
         world = World(pick_device(device, int(os.environ.get("LOCAL_RANK", 0))))
     else:
-        world = Group(device, join_timeout, shared_memory)
+        world = Group(device, join_timeout, shared_memory, encrypt)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if threads or local > 1:
         torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // local))
@@ -208,7 +212,9 @@ class World:
 class Group(World):
     """One rank among several: Gloo on CPU, NCCL on GPU, shared memory among CPUs of one host."""
 
-    def __init__(self, device: str, join_timeout: float, shared_memory: bool = True):
+    def __init__(
+        self, device: str, join_timeout: float, shared_memory: bool = True, encrypt: bool = False
+    ):
         self._room: dict[Any, int] = {}  # bytes that exchanges of a kind have room for
         env = os.environ
         self.rank, self.size = int(env["RANK"]), int(env["WORLD_SIZE"])
@@ -237,10 +243,24 @@ class Group(World):
                 self.neighbours = meet(near, self.rank, self.size, TIMEOUT.total_seconds())
             except dist.DistStoreError as error:
                 raise PeerLost(f"rank {self.rank} lost its peers at the start: {error}") from error
+        self._tunnel: Tunnel | None = None
+        if encrypt and not one_host:
+            self._tunnel = self._open_tunnel(address)
         if self.neighbours is None:
             self._form_group()
         if not one_host:
-            self.notes = (OPEN_TALK,)
+            self.notes = (OPEN_TALK if self._tunnel is None else TUNNELLED,)
+
+    def _open_tunnel(self, address: str) -> Tunnel:
+        secret, mine = read_secret(None), address_towards(address)
+        if self.device.type == "cuda" or not secret or mine is None:
+            raise WorldError(
+                "launch.encrypt is for CPUs (NCCL cannot be led through a tunnel) and needs "
+                "launch.secret; leave it out and encrypt the network itself, with WireGuard say"
+            )
+        tunnel = Tunnel(self._joined.store, self.rank, self.size, secret, mine)
+        dist.Backend.register_backend(BACKEND, tunnel.make_group, devices=["cpu"])
+        return tunnel
 
     def _form_group(self) -> None:
         backend = "nccl" if self.device.type == "cuda" else "gloo"
@@ -248,7 +268,7 @@ class Group(World):
             torch.cuda.set_device(self.device)
         try:
             dist.init_process_group(
-                backend,
+                backend if self._tunnel is None else BACKEND,
                 store=dist.PrefixStore("shoal/group", self._store),
                 rank=self.rank,
                 world_size=self.size,
@@ -267,6 +287,8 @@ class Group(World):
 
     def close(self) -> None:
         super().close()
+        if self._tunnel is not None:
+            self._tunnel.close()
         self._joined.close()
 
     @contextmanager

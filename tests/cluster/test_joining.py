@@ -233,6 +233,31 @@ def on(host: str, offset: int, config: Path, folder: Path, *words: str, **env: s
     return Command(("ip", "netns", "exec", host, *command, "--output", str(folder)), where, **env)
 
 
+# All that passes a host's line; the configs that ranks compare name this key.
+TAP = """
+import socket, sys
+line = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+line.bind(("eth0", 0))
+with open(sys.argv[1], "wb", buffering=0) as file:
+    while True:
+        file.write(line.recv(1 << 16))
+"""
+SAID = b'"train.batch_size"'
+
+
+@pytest.fixture
+def tap(hosts: list[str], tmp_path: Path) -> Iterator[Path]:
+    file = tmp_path / "tapped"
+    words = ("ip", "netns", "exec", hosts[0], SHOAL[0], "-c", TAP, str(file))
+    process = subprocess.Popen(words)
+    deadline = time.monotonic() + 30
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    yield file
+    process.kill()
+    process.wait()
+
+
 @pytest.mark.slow
 def test_without_a_secret_nothing_starts(hosts: list[str], short: Path, tmp_path: Path) -> None:
     command = on(hosts[0], 0, short, tmp_path / "run")
@@ -244,7 +269,7 @@ def test_without_a_secret_nothing_starts(hosts: list[str], short: Path, tmp_path
 
 @pytest.mark.slow
 def test_the_wrong_secret_is_refused_and_the_right_one_trains(
-    hosts: list[str], short: Path, alone: Path, tmp_path: Path
+    hosts: list[str], tap: Path, short: Path, alone: Path, tmp_path: Path
 ) -> None:
     secret = tmp_path / "secret"
     secret.touch(0o600)
@@ -260,11 +285,29 @@ def test_the_wrong_secret_is_refused_and_the_right_one_trains(
     assert [first.wait(), second.wait()] == [0, 0], first.output + second.output
     assert "does not know the secret of this run" in first.output
     assert result(folder)["test"] == pytest.approx(result(alone)["test"], rel=0, abs=1e-6)
-    losses = [[line["train_loss"] for line in metrics(one)] for one in (folder, alone)]
+    losses = [[line["loss"] for line in metrics(one)] for one in (folder, alone)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert "is not encrypted, which assumes a network of your own" in first.output
-    for command in (first, second):
-        assert "of this run and no other" not in command.output
+    assert b"of this run and no other" not in tap.read_bytes()
+    assert SAID in tap.read_bytes()  # what the log says: only joining is encrypted
+
+
+@pytest.mark.slow
+def test_a_tunnel_lets_nothing_be_read(
+    hosts: list[str], tap: Path, short: Path, alone: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    words, secret = ("--launch.encrypt=true", "--nproc=2", "--world_size=4"), "of this run alone"
+    both = [
+        on(host, offset, short, folder, *words, SHOAL_SECRET=secret)
+        for host, offset in zip(hosts, (0, 2))
+    ]
+    assert [one.wait() for one in both] == [0, 0], both[0].output + both[1].output
+    assert "what ranks send each other is encrypted" in both[0].output
+    assert result(folder)["world_size"] == 4
+    losses = [[line["loss"] for line in metrics(one)] for one in (folder, alone)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert len(tap.read_bytes()) > 100_000 and SAID not in tap.read_bytes()
 
 
 def test_the_same_place_twice_is_refused(endless: Path, tmp_path: Path) -> None:
