@@ -225,9 +225,11 @@ def hosts() -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
-def on(host: str, offset: int, config: Path, folder: Path, *words: str, **env: str) -> Command:
+def on(
+    host: str, offset: int, config: Path, folder: Path, *words: str, nproc: int = 1, **env: str
+) -> Command:
     """`shoal train` as one of two hosts."""
-    meet = (f"--ip={ADDRESSES[0]}", "--port=5678", "--nproc=1", "--world_size=2")
+    meet = (f"--ip={ADDRESSES[0]}", "--port=5678", f"--nproc={nproc}", f"--world_size={2 * nproc}")
     command = (*SHOAL, "train", str(config), *meet, f"--group_offset={offset}", *words)
     where = folder.parent / f"{folder.name}-{offset}-{time.monotonic_ns()}"
     return Command(("ip", "netns", "exec", host, *command, "--output", str(folder)), where, **env)
@@ -297,9 +299,9 @@ def test_a_tunnel_lets_nothing_be_read(
     hosts: list[str], tap: Path, short: Path, alone: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    words, secret = ("--launch.encrypt=true", "--nproc=2", "--world_size=4"), "of this run alone"
+    words, secret = ("--launch.encrypt=true",), "of this run alone"
     both = [
-        on(host, offset, short, folder, *words, SHOAL_SECRET=secret)
+        on(host, offset, short, folder, *words, nproc=2, SHOAL_SECRET=secret)
         for host, offset in zip(hosts, (0, 2))
     ]
     assert [one.wait() for one in both] == [0, 0], both[0].output + both[1].output
