@@ -357,6 +357,11 @@ class LaunchSection(Section):
     servers: int = Field(0, ge=0, description="strategy ps: servers started on this host")
     first_server: int = Field(0, ge=0, description="strategy ps: number of this host's first one")
     join_timeout: float = Field(60.0, gt=0, description="seconds to wait for all ranks")
+    secret: str | None = Field(
+        None, description="several hosts: file (mode 0600) that all have; null: SHOAL_SECRET"
+    )
+    plain: bool = Field(False, description="several hosts: anybody on the network may join")
+    encrypt: bool = Field(False, description="several hosts: encrypt what ranks send (CPUs)")
     shared_memory: bool = Field(
         True, description="processes of one host without GPUs talk through memory, not by sockets"
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import signal
 import socket
 import sys
@@ -18,16 +17,27 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import shoal
 from shoal.config.schema import LaunchSection
-from shoal.world.hosts import WorldError, look_up, wait_for_host
+from shoal.world.channel import Place, read_secret
+from shoal.world.hosts import WorldError, is_loopback, look_up
+from shoal.world.joining import MEET
+from shoal.world.meeting import Guest, Meeting
+from shoal.world.store import MeetingStore
 from shoal.world.world import PeerLost
 
 # How long a rank that merely lost its peers waits before it exits, so that the agent sees the rank
@@ -43,29 +53,25 @@ class LaunchError(RuntimeError):
 def launch(arguments: list[str], section: LaunchSection) -> None:
     """Run `shoal ARGUMENTS` as this host's ranks and wait for them."""
     hosts, host = host_of(section)
-    alone = hosts == 1 and section.port == 0
+    secret = secret_of(section)
     silence_torch()
-    try:
-        if host:
-            wait_for_host(section.ip, section.port, section.join_timeout)
-        elif not alone:
-            look_up(section.ip)
-    except WorldError as error:
-        raise LaunchError(str(error)) from error
     threads = str(max(1, (os.cpu_count() or 1) // section.nproc))
     with (
         tempfile.TemporaryDirectory(prefix="shoal-ranks-") as scratch,
-        _environment({"SHOAL_LAUNCHER": str(os.getpid())}, {"OMP_NUM_THREADS": threads}),
-        _signals(hosts > 1),
+        _meet(section, hosts, host, secret, Path(scratch)) as (place, store),
+        _environment(
+            {"SHOAL_LAUNCHER": str(os.getpid()), MEET: place.text}, {"OMP_NUM_THREADS": threads}
+        ),
+        _secret_in_environment(secret),
+        _signals(),
     ):
         config = LaunchConfig(
             min_nodes=hosts,
             max_nodes=hosts,
             nproc_per_node=section.nproc,
-            run_id=f"shoal-{os.getpid()}" if alone else "shoal",
-            rdzv_backend="c10d" if alone else "static",
-            rdzv_endpoint="localhost:0" if alone else f"{section.ip}:{section.port}",
-            rdzv_configs={"rank": host, "timeout": max(1, round(section.join_timeout))},
+            run_id="shoal",
+            rdzv_backend=Met.__name__,
+            rdzv_configs={"met": Met(store, hosts, host, section.ip)},
             max_restarts=0,
             monitor_interval=0.1,
             local_addr="localhost" if hosts == 1 else None,
@@ -81,7 +87,98 @@ def launch(arguments: list[str], section: LaunchSection) -> None:
         except SignalException as error:
             raise shoal.Interrupted(error.sigval) from None
         except (RuntimeError, OSError, TimeoutError) as error:
-            raise LaunchError(describe_rendezvous(error, section, hosts)) from error
+            raise LaunchError(f"the processes could not be started: {error}") from error
+
+
+def secret_of(section: LaunchSection) -> bytes:
+    """What all hosts must know; b"" where nobody else can come, or where the user lets all in."""
+    if host_of(section)[0] == 1 or is_loopback(section.ip):
+        return b""
+    secret = read_secret(section.secret)
+    if not secret and not section.plain:
+        raise ValueError(
+            "several hosts, and no secret that says who may join: make one with `(umask 077; head "
+            "-c 32 /dev/urandom | base64 > FILE)`, copy it to every host and set "
+            "launch.secret=FILE (or the variable SHOAL_SECRET); on a network of your own, "
+            "launch.plain=true does without"
+        )
+    return secret
+
+
+@contextmanager
+def _meet(
+    section: LaunchSection, hosts: int, host: int, secret: bytes, scratch: Path
+) -> Iterator[tuple[Place, MeetingStore]]:
+    """Wait for the launchers of the other hosts, where the first one holds the meeting."""
+    meeting = None
+    try:
+        # Ranks of this host alone meet in a folder that nobody else can enter.
+        place = (
+            Place(path=str(scratch / "meeting"))
+            if hosts == 1
+            else Place.named(section.ip, section.port)
+        )
+        look_up(section.ip)
+        if host == 0:
+            meeting = Meeting(place, secret)
+        store = MeetingStore(Guest(place, secret, section.join_timeout), section.join_timeout)
+        if store.add(f"host/{host}", 1) > 1:
+            raise LaunchError(
+                f"another command came to {place} with this one's place among the ranks "
+                f"(--group_offset={section.group_offset}); give every host its own"
+            )
+        _wait_for_hosts(store, section, hosts)
+        yield place, store
+    except WorldError as error:
+        raise LaunchError(str(error)) from error
+    finally:
+        if meeting is not None:
+            meeting.close()
+
+
+def _wait_for_hosts(store: MeetingStore, section: LaunchSection, hosts: int) -> None:
+    keys = [f"host/{number}" for number in range(hosts)]
+    try:
+        store.wait(keys)
+    except RuntimeError:
+        came = sum(store.check([key]) for key in keys)
+        raise LaunchError(
+            f"{came} of {hosts} hosts ({came * section.nproc} of {hosts * section.nproc} "
+            f"processes) came to {section.ip}:{section.port} within {section.join_timeout:g} s; "
+            "start the same command on the other hosts, check --ip, --port, --world_size and "
+            "--group_offset, or raise launch.join_timeout"
+        ) from None
+
+
+class Met(RendezvousHandler):
+    """Hosts that have met, as the agent wants to be told of it."""
+
+    def __init__(self, store: MeetingStore, hosts: int, host: int, address: str):
+        self._info = RendezvousInfo(store, host, hosts, RendezvousStoreInfo(address, 0))
+
+    def get_backend(self) -> str:
+        return type(self).__name__
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        return self._info
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return "shoal"
+
+    def shutdown(self) -> bool:
+        return True
+
+
+rendezvous_handler_registry.register(Met.__name__, lambda given: given.config["met"])
 
 
 def silence_torch() -> None:
@@ -103,8 +200,13 @@ def _environment(values: dict[str, str], defaults: dict[str, str]) -> Iterator[N
         os.environ.update(before)
 
 
+def _secret_in_environment(secret: bytes) -> AbstractContextManager[None]:
+    """Only this user can read the environment of a process; everybody could read arguments."""
+    return _environment({"SHOAL_SECRET": secret.decode()} if secret else {}, {})
+
+
 @contextmanager
-def _signals(waits: bool) -> Iterator[None]:
+def _signals() -> Iterator[None]:
     """Give back the signal handlers that the agent replaces."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -112,10 +214,6 @@ def _signals(waits: bool) -> Iterator[None]:
     before = {
         number: signal.getsignal(number) for number in (*STOPPED, signal.SIGHUP, signal.SIGQUIT)
     }
-    if waits:
-        # While torch waits for the other hosts no Python handler runs: let Ctrl-C end it at once.
-        for number in STOPPED:
-            signal.signal(number, signal.SIG_DFL)
     try:
         yield
     finally:
@@ -165,34 +263,6 @@ def describe_failure(failures: dict[int, ProcessFailure], hosts: int = 1) -> str
     if kind == "error":  # one that says what to do
         return told
     return f"{told}; what was saved can be continued with --resume"
-
-
-def describe_rendezvous(error: Exception, section: LaunchSection, hosts: int) -> str:
-    """Why the hosts could not meet."""
-    text = str(error)
-    if "EADDRINUSE" in text or "already in use" in text:
-        return (
-            f"port {section.port} on {section.ip} is in use by another program; choose another, "
-            "in --port, or in the first entry of --workers"
-        )
-    remedy = (
-        "start the same command on the other hosts, check --ip, --port, --world_size and "
-        "--group_offset, or raise launch.join_timeout"
-    )
-    joined = re.search(r"(\d+)/\d+ clients joined", text)
-    if joined:
-        came = int(joined[1])
-        return (
-            f"{came} of {hosts} hosts ({came * section.nproc} of {hosts * section.nproc} "
-            f"processes) came to {section.ip}:{section.port} within {section.join_timeout:g} s; "
-            f"{remedy}"
-        )
-    if "imed out" in text or "timeout" in text.lower() or "connect" in text.lower():
-        return (
-            f"not all of the {hosts} hosts came to {section.ip}:{section.port} within "
-            f"{section.join_timeout:g} s ({text.splitlines()[0]}); {remedy}"
-        )
-    return f"the processes could not be started: {text}"
 
 
 # ---- in a rank ----------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from shoal.config.output import flat
 from shoal.config.schema import Config
 from shoal.config.trust import check_trusted
 from shoal.embedding.optim.chosen import problems as row_optimizer_problems
-from shoal.launch.ranks import GRACE_SECONDS, LaunchError, host_of, launch, record_failure
+from shoal.launch.ranks import GRACE_SECONDS, LaunchError, launch, record_failure, secret_of
 from shoal.launch.roles import Roles
 from shoal.launch.servers import END_SECONDS, Servers, knocking
 from shoal.models import find, lookup
@@ -120,7 +120,10 @@ def run_rank(
         raise ValueError("config_dict needs the ip and port at which the ranks meet")
     if rank >= section.nproc:
         raise ValueError(f"rank {rank} of nproc={section.nproc}: give spawn nprocs=nproc")
-    set_rank(section.group_offset + rank, size, rank, section.nproc, section.ip, section.port)
+    set_rank(
+        *(section.group_offset + rank, size, rank, section.nproc, section.ip, section.port),
+        secret_of(section),
+    )
     try:
         result = train_here(resolved)
     except PeerLost:
@@ -140,7 +143,8 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     alone = section.nproc == 1 and section.world_size in (-1, 1) and not section.servers
     if is_worker() or alone:
         return train_here(resolved, resume)
-    host_of(section)  # refuse what cannot be launched before anything is made
+    if section.nproc:
+        secret_of(section)  # refuse what cannot be launched before anything is made
     has_first = section.nproc > 0 and section.group_offset == 0
     if has_first:
         folder = run_folder(resolved.config)
@@ -184,7 +188,18 @@ def resolve_with_roles(
             "part for-servers to the hosts of servers and for-workers to those of workers, and set "
             "strategy.ps.keys=FOLDER; on a network of your own, strategy.ps.plain=true does without"
         )
-    return resolved
+    more: dict[str, Any] = {}
+    if resolved.config.launch.secret is None and servers.keys is not None:  # all workers have it
+        more["launch.secret"] = str(_part_of_workers(Path(servers.keys)) / "worker.secret")
+    if servers.plain:
+        more["launch.plain"] = True
+    return resolved.with_values(more, "shoal launch") if more else resolved
+
+
+def _part_of_workers(keys: Path) -> Path:
+    """Where a folder of `shoal keys make` has what is the workers'."""
+    part = keys / "for-workers"
+    return part if part.is_dir() else keys
 
 
 def _servers(config: Config) -> Servers:
@@ -217,7 +232,10 @@ def _launch_ranks(resolved: Resolved, servers: Servers | None, resume: bool) -> 
 def connect_as(config: Config) -> World:
     """The world that a config asks for."""
     run, launch = config.run, config.launch
-    return connect(run.device, launch.join_timeout, run.threads, run.gpu_ids, launch.shared_memory)
+    return connect(
+        *(run.device, launch.join_timeout, run.threads, run.gpu_ids),
+        *(launch.shared_memory, launch.encrypt),
+    )
 
 
 def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
@@ -239,7 +257,7 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
         start_logging(
             config.run.log_level, world.rank, folder.path / "train.log" if world.is_main else None
         )
-        for note in resolved.notes:
+        for note in [*resolved.notes, *world.notes]:
             log.info("%s", note)
         with knocking(config, world.rank):
             parts = build(config, world)

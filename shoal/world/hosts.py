@@ -1,10 +1,14 @@
-"""Hosts: finding the one where all meet, and the way that leads there."""
+"""Hosts: what their addresses mean, and the way that leads there."""
 
 from __future__ import annotations
 
+import ipaddress
+import os
 import socket
+import stat
 import struct
-import time
+import tempfile
+from pathlib import Path
 
 SIOCGIFADDR = 0x8915  # Linux: the address of a network interface
 
@@ -24,22 +28,37 @@ def look_up(address: str) -> None:
         ) from error
 
 
-def wait_for_host(address: str, port: int, timeout: float) -> None:
-    """Wait until the first host listens."""
-    look_up(address)
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            socket.create_connection((address, port), timeout=max(1.0, timeout / 10)).close()
-            return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise WorldError(
-                    f"nobody answered at {address}:{port} within {timeout:g} s "
-                    f"({error.strerror or error}); start the first host (--group_offset=0), check "
-                    "--ip and --port, or raise launch.join_timeout"
-                ) from error
-        time.sleep(0.1)
+def is_loopback(host: str) -> bool:
+    """Whether an address, or the name localhost, never leaves this host."""
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:  # a name; who answers for it may say anything
+        return False
+
+
+def private_folder() -> Path:
+    """A folder of this host that only this user can enter."""
+    folder = Path(tempfile.gettempdir()) / f"shoal-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise WorldError(
+            f"{folder} is not a folder that only you can enter: remove it, or name another place "
+            "for such folders in TMPDIR"
+        )
+    return folder
+
+
+def address_towards(address: str) -> str | None:
+    """The address by which a host knows this one; None where that cannot be told."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # chooses a route; sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
 
 
 def interface_towards(address: str) -> str | None:

@@ -7,9 +7,12 @@ is under way without any thread: it is in the ring. Sums are made in order of ra
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -47,6 +50,38 @@ def make_memory(size: int, mark: str) -> int:
         os.close(file)
         raise
     return file
+
+
+def meet(store: Any, rank: int, size: int, timeout: float) -> Neighbours | None:
+    """The way through shared memory, where it is open to all ranks of this host; they vote.
+
+    store: where they meet, with torch's `set` and `get`; timeout: seconds, of what is sent later.
+    """
+    everyone, willing = range(size), can_be_neighbours()
+    file, mark = -1, secrets.token_hex(16)
+    if willing and rank == 0:
+        with suppress(OSError):  # a kernel that shares no memory: nobody will open it
+            file = make_memory(size, mark)
+    try:
+        if rank == 0:
+            store.set("memory", json.dumps([f"/proc/{os.getpid()}/fd/{file}", mark]))
+        store.set(f"pid/{rank}", str(os.getpid()))
+        path, mark = json.loads(store.get("memory"))
+        pids = [int(store.get(f"pid/{one}")) for one in everyone]
+        near = None
+        if willing:
+            # In another container, or it was not made, or there is no room for it.
+            with suppress(OSError, ValueError, RuntimeError):
+                near = Neighbours(path, mark, rank, pids, timeout)
+        store.set(f"near/{rank}", str(int(near is not None)))
+        votes = sum(int(store.get(f"near/{one}")) for one in everyone)
+    finally:
+        if file >= 0:
+            os.close(file)
+    if votes < size and near is not None:
+        near.close()
+        near = None
+    return near
 
 
 def _bytes_of(size: int) -> int:

@@ -1,19 +1,17 @@
 """World: who this process is among its peers, and how they talk.
 
-The only file that reads rank variables and the only one that imports torch.distributed. Alone,
-every collective is the identity, so that no caller ever asks whether it is distributed.
+The only file that reads rank variables, and the only one that calls collectives. Alone, every
+collective is the identity, so that no caller ever asks whether it is distributed.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
-import secrets
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -22,15 +20,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shoal.world.channel import Place, read_secret
 from shoal.world.gpus import choose_gpus, pick_device
-from shoal.world.hosts import WorldError, interface_towards, look_up, wait_for_host
-from shoal.world.neighbours import Neighbours, can_be_neighbours, make_memory
+from shoal.world.hosts import WorldError, address_towards, interface_towards
+from shoal.world.joining import HOLDS, MEET, Joined
+from shoal.world.neighbours import Neighbours, meet
+from shoal.world.tunnel import BACKEND, Tunnel
 
 # torch 2.13 renamed it and warns about the old name; older versions have only that.
 all_gather_flat = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 log = logging.getLogger("shoal")
 SMALL_EXCHANGE = 1 << 17  # bytes of a rank that may travel half as long again in vain
 TIMEOUT = timedelta(minutes=10)  # of a collective
+OPEN_TALK = (
+    "hosts: what ranks send each other (configs, gradients, rows) is not encrypted, which assumes "
+    "a network of your own; --launch.encrypt=true encrypts it"
+)
+TUNNELLED = "hosts: what ranks send each other is encrypted"
 
 
 class PeerLost(WorldError):
@@ -53,10 +59,23 @@ def launched_size() -> int | None:
 
 
 def set_rank(
-    rank: int, size: int, local_rank: int, local_size: int, address: str, port: int
+    rank: int,
+    size: int,
+    local_rank: int,
+    local_size: int,
+    address: str,
+    port: int,
+    secret: bytes = b"",
 ) -> None:
-    """Take the place of a launcher: say who this process is."""
+    """Take the place of a launcher: say who this process is, and where rank 0 waits for all.
+
+    secret: what ranks must know to be let in, where the address is not a loopback one.
+    """
+    if secret:
+        os.environ["SHOAL_SECRET"] = secret.decode()
     os.environ |= {
+        MEET: Place.named(address, port).text,
+        HOLDS: str(int(rank == 0)),
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
         "LOCAL_RANK": str(local_rank),
@@ -72,16 +91,18 @@ def connect(
     threads: int = 0,
     gpu_ids: str | None = None,
     shared_memory: bool = True,
+    encrypt: bool = False,
 ) -> World:
     """The world this process was started in, alone where no launcher set rank variables.
 
     shared_memory: whether ranks that are all on one host talk through it, rather than by sockets.
+    encrypt: whether ranks of several hosts talk through tunnels.
     """
     choose_gpus(gpu_ids, tell=is_first())
     if not is_worker() or int(os.environ["WORLD_SIZE"]) == 1:
         world = World(pick_device(device, int(os.environ.get("LOCAL_RANK", 0))))
     else:
-        world = Group(device, join_timeout, shared_memory)
+        world = Group(device, join_timeout, shared_memory, encrypt)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if threads or local > 1:
         torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // local))
@@ -114,6 +135,7 @@ class World:
     size = 1
     neighbours: Neighbours | None = None  # where ranks talk through shared memory
     host = socket.gethostname()
+    notes: tuple[str, ...] = ()  # what the log should say of how ranks talk
 
     def __init__(self, device: torch.device | str = "cpu"):
         self.device = torch.device(device)
@@ -190,7 +212,9 @@ class World:
 class Group(World):
     """One rank among several: Gloo on CPU, NCCL on GPU, shared memory among CPUs of one host."""
 
-    def __init__(self, device: str, join_timeout: float, shared_memory: bool = True):
+    def __init__(
+        self, device: str, join_timeout: float, shared_memory: bool = True, encrypt: bool = False
+    ):
         self._room: dict[Any, int] = {}  # bytes that exchanges of a kind have room for
         env = os.environ
         self.rank, self.size = int(env["RANK"]), int(env["WORLD_SIZE"])
@@ -205,17 +229,47 @@ class Group(World):
         address, port = env.get("MASTER_ADDR", "localhost"), int(env.get("MASTER_PORT", 29500))
         # Gloo otherwise resolves the host's name, which many machines do not answer for, or
         # answer with an address of their own that no other host can reach.
-        interface = interface_towards(address)
+        one_host = local_size == self.size
+        interface = interface_towards("127.0.0.1" if one_host else address)
         if interface is not None:
             env.setdefault("GLOO_SOCKET_IFNAME", interface)
-        store = self._join(address, port, join_timeout)
+            if one_host:
+                env.setdefault("NCCL_SOCKET_IFNAME", interface)
+        self._joined = Joined(self.rank, self.size, address, port, join_timeout, self.host)
+        self._store = self._joined.store
+        if one_host and shared_memory and self.device.type == "cpu":
+            near = dist.PrefixStore("shoal/neighbours", self._store)
+            try:
+                self.neighbours = meet(near, self.rank, self.size, TIMEOUT.total_seconds())
+            except dist.DistStoreError as error:
+                raise PeerLost(f"rank {self.rank} lost its peers at the start: {error}") from error
+        self._tunnel: Tunnel | None = None
+        if encrypt and not one_host:
+            self._tunnel = self._open_tunnel(address)
+        if self.neighbours is None:
+            self._form_group()
+        if not one_host:
+            self.notes = (OPEN_TALK if self._tunnel is None else TUNNELLED,)
+
+    def _open_tunnel(self, address: str) -> Tunnel:
+        secret, mine = read_secret(None), address_towards(address)
+        if self.device.type == "cuda" or not secret or mine is None:
+            raise WorldError(
+                "launch.encrypt is for CPUs (NCCL cannot be led through a tunnel) and needs "
+                "launch.secret; leave it out and encrypt the network itself, with WireGuard say"
+            )
+        tunnel = Tunnel(self._joined.store, self.rank, self.size, secret, mine)
+        dist.Backend.register_backend(BACKEND, tunnel.make_group, devices=["cpu"])
+        return tunnel
+
+    def _form_group(self) -> None:
         backend = "nccl" if self.device.type == "cuda" else "gloo"
         if backend == "nccl":
             torch.cuda.set_device(self.device)
         try:
             dist.init_process_group(
-                backend,
-                store=dist.PrefixStore("shoal/group", store),
+                backend if self._tunnel is None else BACKEND,
+                store=dist.PrefixStore("shoal/group", self._store),
                 rank=self.rank,
                 world_size=self.size,
                 timeout=TIMEOUT,
@@ -225,71 +279,17 @@ class Group(World):
             raise WorldError(
                 f"rank {self.rank} could not form the {backend} group: {error}"
             ) from error
-        if backend == "gloo":
-            near = shared_memory and local_size == self.size
-            self.neighbours = self._meet(near and can_be_neighbours())
 
-    def _meet(self, willing: bool) -> Neighbours | None:
-        """The way through shared memory, where it is open to all ranks; they vote by sockets."""
-        file, mark = -1, secrets.token_hex(16)
-        if willing and self.is_main:
-            with suppress(OSError):  # a kernel that shares no memory: nobody will open it
-                file = make_memory(self.size, mark)
-        told = json.dumps([f"/proc/{os.getpid()}/fd/{file}", mark]).encode()
-        path, mark = json.loads(self.broadcast_bytes(told if self.is_main else None))
-        pids = self.stack(torch.tensor([os.getpid()])).view(-1).tolist()
-        near = None
-        if willing:
-            # In another container, or it was not made, or there is no room for it.
-            with suppress(OSError, ValueError, RuntimeError):
-                near = Neighbours(path, mark, self.rank, pids, TIMEOUT.total_seconds())
-        votes = self.all_reduce(torch.tensor([near is not None], dtype=torch.int64))
-        if file >= 0:
-            os.close(file)
-        if int(votes) < self.size and near is not None:
-            near.close()
-            near = None
-        return near
+    def group(self) -> dist.ProcessGroup:
+        if not dist.is_initialized():  # neighbours need none, and then nothing listens
+            self._form_group()
+        return super().group()
 
-    def _join(self, address: str, port: int, timeout: float) -> dist.Store:
-        """Meet at the store of rank 0 and wait until everybody has signed in."""
-        hosted_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        if self.rank:
-            wait_for_host(address, port, timeout)
-        else:
-            look_up(address)
-        try:
-            store = dist.TCPStore(
-                address,
-                port,
-                self.size,
-                is_master=self.rank == 0 and not hosted_by_agent,
-                timeout=timedelta(seconds=timeout),
-                wait_for_workers=False,
-            )
-        except (RuntimeError, ValueError) as error:
-            text = str(error)
-            if "EADDRINUSE" in text or "already in use" in text:
-                raise WorldError(
-                    f"port {port} on {address} is in use by another program; choose another --port"
-                ) from error
-            raise WorldError(
-                f"rank {self.rank} found no rank 0 at {address}:{port} within {timeout:g} s; "
-                "check --ip and --port, and that the first host was started"
-            ) from error
-        prefix = f"shoal/joined/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/"
-        store.set(f"{prefix}{self.rank}", self.host)
-        keys = [f"{prefix}{rank}" for rank in range(self.size)]
-        try:
-            store.wait(keys, timedelta(seconds=timeout))
-        except RuntimeError as error:
-            missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-            raise WorldError(
-                f"{self.size - len(missing)} of {self.size} processes joined within {timeout:g} s; "
-                f"missing ranks: {', '.join(map(str, missing))}. Start the other hosts, correct "
-                "--world_size / --group_offset, or raise launch.join_timeout"
-            ) from error
-        return store
+    def close(self) -> None:
+        super().close()
+        if self._tunnel is not None:
+            self._tunnel.close()
+        self._joined.close()
 
     @contextmanager
     def _collective(self, what: str, sent: int) -> Iterator[None]:
@@ -381,6 +381,9 @@ class Group(World):
         return Arriving(out, finish)
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
+        if self.neighbours is not None:
+            mine = torch.from_numpy(np.frombuffer(data or b"", dtype=np.uint8).copy())
+            return self.exchange([mine])[0][0].numpy().tobytes()
         size = torch.tensor([len(data) if data is not None else 0], device=self.device)
         with self._collective("broadcast", 8):
             dist.broadcast(size, 0)

@@ -17,6 +17,8 @@ from ranks import free_port
 
 from shoal.launch.ranks import LaunchError
 from shoal.runs.run import resolve, run, train
+from shoal.world.channel import Place
+from shoal.world.meeting import Meeting
 
 SECONDS_TO_END = 15.0  # a few on a quiet machine
 
@@ -211,17 +213,11 @@ def launch_error(config: Path, *words: str) -> str:
 
 
 def test_port_in_use(short: Path, tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        words = (
-            "--nproc=2",
-            "--ip=127.0.0.1",
-            f"--port={port}",
-            f"--run.output={tmp_path / 'run'}",
-        )
-        message = launch_error(short, *words)
+    port = free_port()
+    taken = Meeting(Place.named("127.0.0.1", port))  # that of another run
+    words = ("--nproc=2", "--world_size=4", "--ip=127.0.0.1", f"--port={port}")
+    message = launch_error(short, *words, f"--run.output={tmp_path / 'run'}")
+    taken.close()
     assert (
         message == f"port {port} on 127.0.0.1 is in use by another program; choose another, in "
         "--port, or in the first entry of --workers"
@@ -250,7 +246,7 @@ def test_a_first_host_that_is_not_there(short: Path) -> None:
 def test_unknown_host(short: Path, tmp_path: Path, offset: int) -> None:
     words = ("--nproc=1", "--world_size=2", f"--group_offset={offset}", "--port=5678")
     words += (f"--run.output={tmp_path / 'run'}",)
-    message = launch_error(short, *words, "--ip=no.such.host.invalid")
+    message = launch_error(short, *words, "--ip=no.such.host.invalid", "--launch.plain=true")
     assert "host 'no.such.host.invalid' is unknown" in message and "--ip" in message
 
 

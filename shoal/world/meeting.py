@@ -1,0 +1,143 @@
+"""Meeting: where the processes of a run find each other, and whom it lets in.
+
+One process holds the meeting; all others open a channel to it (channel.py), and what they say there
+are set, get, wait, add and the like of bytes by name. Nothing that travels is unpickled or
+evaluated, and whoever has not proved to belong here is cut off before a single name is read.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import struct
+import threading
+from contextlib import suppress
+
+from shoal.world.channel import LARGEST, Place, Refused, receive, secured, send
+from shoal.world.hosts import WorldError
+
+STRANGERS = 64  # connections at a time that have proved nothing yet
+GUESTS = 8192  # connections at a time in all
+ROOM = 256 * LARGEST  # bytes of all names and values
+TOLD = 5  # refused strangers that the log names
+log = logging.getLogger("shoal")
+
+
+class Meeting:
+    """What is said at a meeting, held by a thread of this process: `Meeting(place).close()`."""
+
+    def __init__(self, place: Place, secret: bytes = b""):
+        self.place = place
+        self._secret = secret
+        self._values: dict[bytes, bytes] = {}
+        self._bytes = 0
+        self._news = threading.Condition()
+        self._strangers = threading.Semaphore(STRANGERS)
+        self._guests = threading.Semaphore(GUESTS)
+        self._refused = 0
+        try:
+            self._socket = place.listen()
+        except OSError as error:
+            raise WorldError(
+                f"port {place.port} on {place.host} is in use by another program; choose another, "
+                "in --port, or in the first entry of --workers"
+                if "in use" in str(error)
+                else f"nobody can meet at {place}: {error.strerror or error}; --ip is an address "
+                "of the first host"
+            ) from error
+        threading.Thread(target=self._welcome, name="meeting", daemon=True).start()
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        if self.place.path:
+            with suppress(OSError):
+                os.unlink(self.place.path)
+
+    def _welcome(self) -> None:
+        while True:
+            self._guests.acquire()
+            self._strangers.acquire()
+            try:
+                connection = self._socket.accept()[0]
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._host, args=(connection,), daemon=True).start()
+
+    def _host(self, connection: socket.socket) -> None:
+        try:
+            try:
+                if not self.place.path:
+                    connection = secured(connection, self._secret, listens=True)
+            finally:
+                self._strangers.release()
+            with connection:
+                while True:
+                    send(connection, *self._answer(receive(connection)))
+        except Refused as error:
+            self._refused += 1
+            if self._refused <= TOLD:
+                log.warning("refused at %s: %s", self.place, error)
+        except (OSError, EOFError, ValueError, struct.error):
+            pass  # it left, or spoke nonsense: its own end says why
+        finally:
+            self._guests.release()
+
+    def _answer(self, words: list[bytes]) -> list[bytes]:
+        verb, seconds, *rest = words
+        (timeout,) = struct.unpack("<d", seconds)
+        if verb in (b"get", b"wait"):
+            with self._news:
+                here = self._news.wait_for(lambda: all(n in self._values for n in rest), timeout)
+                return [b"1", *(self._values[n] for n in rest if verb == b"get")] if here else [b""]
+        with self._news:
+            if verb == b"check":
+                return [b"1" if all(name in self._values for name in rest) else b""]
+            name, *given = rest
+            old = self._values.get(name)
+            if verb == b"delete":
+                self._values.pop(name, None)
+                return [b"1" if old is not None else b""]
+            if verb == b"add":
+                value = str(int(old or b"0") + int(given[0])).encode()
+            elif verb == b"exchange":  # where the value is the one expected, or none is expected
+                expected, wanted = given
+                if old is None and expected:
+                    return [b"1", expected]
+                value = wanted if (old or b"") == expected else old or b""
+            elif verb == b"set":
+                value = given[0]
+            else:
+                raise ValueError(f"unknown verb {verb!r}")
+            self._bytes += len(value) - len(old or b"") + (len(name) if old is None else 0)
+            if self._bytes > ROOM:
+                raise ValueError("more is said than any run says")
+            self._values[name] = value
+            self._news.notify_all()
+            return [b"1", value]
+
+
+class Guest:
+    """A process at a meeting. Each of its threads has a channel of its own."""
+
+    def __init__(self, place: Place, secret: bytes = b"", timeout: float = 60.0):
+        self.place, self._secret, self._timeout = place, secret, timeout
+        self._own = threading.local()
+        self._channel()
+
+    def _channel(self) -> socket.socket:
+        if not hasattr(self._own, "channel"):
+            self._own.channel = self.place.open(self._secret, self._timeout)
+        return self._own.channel
+
+    def ask(self, verb: str, *words: bytes, timeout: float = 0.0) -> list[bytes] | None:
+        """The answer; None where it is no, or was not there within so many seconds."""
+        try:
+            send(self._channel(), verb.encode(), struct.pack("<d", timeout), *words)
+            found, *rest = receive(self._channel())
+        except (OSError, EOFError) as error:
+            raise WorldError(f"the meeting at {self.place} is over: {error}") from error
+        return rest if found else None

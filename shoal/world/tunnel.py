@@ -1,0 +1,174 @@
+"""Tunnel: what Gloo sends between hosts, encrypted; Gloo itself knows nothing of it.
+
+Gloo of rank r listens on a loopback address of its own, 127.N.x.y, which every host has. On another
+host a tunnel listens at that address, and hands what comes to the tunnel of rank r, through a
+channel as in channel.py; that one hands it to Gloo. Ranks of one host need no tunnel;
+the first of them stands in for those of other hosts.
+
+    rank 0: Gloo ──► 127.N.0.2:p, its tunnel ═══ TLS ═══ rank 1's tunnel ──► 127.N.0.2:p, Gloo
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import os
+import secrets
+import socket
+import threading
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from shoal.world.channel import HANDSHAKE_SECONDS, PROOF, context, proof
+
+BLOCK = 1 << 18  # bytes that are handed on at a time
+BACKEND = "tunnelled"
+LISTENS = "0A"  # state of a socket in /proc/net/tcp
+
+
+class Tunnel:
+    """This rank's end of the ways to all ranks of other hosts."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, secret: bytes, address: str):
+        """address: of this host, for the others."""
+        self._store, self._rank, self._size = store, rank, size
+        self._secret, self._address = secret, address
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="tunnel", daemon=True).start()
+
+    def make_group(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+        """Gloo, on its loopback address, once all tunnels are open."""
+        if rank == 0:
+            self._store.set("network", str(2 + secrets.randbelow(250)))
+        network = int(self._store.get("network"))
+
+        def place_of(one: int) -> str:
+            return f"127.{network}.{(one + 1) >> 8}.{(one + 1) & 255}"
+
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=place_of(rank))]
+        options._timeout = timeout
+        self._gloo = (place_of(rank), _port_at(place_of(rank)))
+        port = self._call(self._open())
+        self._store.set(f"end/{rank}", json.dumps([self._address, port, self._gloo[1]]))
+        ends = [json.loads(self._store.get(f"end/{other}")) for other in range(size)]
+        if rank == min(r for r, (host, _, _) in enumerate(ends) if host == self._address):
+            for other, (host, port, gloo_port) in enumerate(
+                ends
+            ):  # one stands in for all of a host
+                if host != self._address:
+                    self._call(self._stand_in(place_of(other), gloo_port, host, port))
+        self._store.set(f"open/{rank}", "1")
+        self._store.wait([f"open/{other}" for other in range(size)])
+        return dist.ProcessGroupGloo(store, rank, size, options)
+
+    def _call(self, what: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(what, self._loop).result()
+
+    async def _open(self) -> int:
+        """Let tunnels of other ranks in; the port."""
+        server = await asyncio.start_server(
+            self._let_in,
+            self._address,
+            0,
+            ssl=context(listens=True),
+            ssl_handshake_timeout=HANDSHAKE_SECONDS,
+        )
+        return int(server.sockets[0].getsockname()[1])
+
+    async def _let_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number = _number(writer)
+        with suppress(OSError, asyncio.IncompleteReadError, asyncio.TimeoutError):
+            theirs = await asyncio.wait_for(reader.readexactly(PROOF), HANDSHAKE_SECONDS)
+            if hmac.compare_digest(theirs, proof(self._secret, number, listens=False)):
+                writer.write(proof(self._secret, number, listens=True))
+                await self._join(reader, writer, *await asyncio.open_connection(*self._gloo))
+        writer.close()
+
+    async def _stand_in(self, place: str, gloo_port: int, host: str, port: int) -> None:
+        """Listen where another host's rank does, for ranks of ours."""
+
+        async def hand_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with suppress(OSError, asyncio.IncompleteReadError, asyncio.TimeoutError):
+                if _user_of(writer.get_extra_info("peername")) == os.getuid():
+                    far_reader, far_writer = await asyncio.open_connection(
+                        host, port, ssl=context(listens=False), limit=BLOCK
+                    )
+                    number = _number(far_writer)
+                    far_writer.write(proof(self._secret, number, listens=False))
+                    theirs = await asyncio.wait_for(
+                        far_reader.readexactly(PROOF), HANDSHAKE_SECONDS
+                    )
+                    if hmac.compare_digest(theirs, proof(self._secret, number, listens=True)):
+                        await self._join(reader, writer, far_reader, far_writer)
+                    far_writer.close()
+            writer.close()
+
+        await asyncio.start_server(hand_on, place, gloo_port, limit=BLOCK)
+
+    async def _join(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        far_reader: asyncio.StreamReader,
+        far_writer: asyncio.StreamWriter,
+    ) -> None:
+        """Hand on in both directions, until one end is gone: then both are."""
+        for one in (writer, far_writer):
+            one.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        both = [
+            asyncio.ensure_future(_pump(reader, far_writer)),
+            asyncio.ensure_future(_pump(far_reader, writer)),
+        ]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        for task in both:
+            task.cancel()
+        far_writer.close()
+        writer.close()
+
+    def close(self) -> None:
+        """End all ways."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(BLOCK):
+            writer.write(data)
+            await writer.drain()
+
+
+def _number(writer: asyncio.StreamWriter) -> bytes:
+    number = writer.get_extra_info("ssl_object").get_channel_binding("tls-unique")
+    assert isinstance(number, bytes)
+    return number
+
+
+def _sockets() -> list[tuple[str, str, int]]:
+    """(address:port as the kernel writes it, state, user) of this host's sockets."""
+    lines = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    return [(fields[1], fields[3], int(fields[7])) for fields in lines]
+
+
+def _kernels_way(address: str) -> str:
+    return f"{int.from_bytes(socket.inet_aton(address), 'little'):08X}"
+
+
+def _port_at(address: str) -> int:
+    """The port at which this process listens on an address that nobody else uses."""
+    wanted = _kernels_way(address)
+    found = [
+        place[9:] for place, state, _ in _sockets() if state == LISTENS and place[:8] == wanted
+    ]
+    return int(found[-1], 16)
+
+
+def _user_of(peer: tuple[str, int]) -> int | None:
+    """Whose process connected to us from this host."""
+    wanted = f"{_kernels_way(peer[0])}:{peer[1]:04X}"
+    return next((user for place, _, user in _sockets() if place == wanted), None)

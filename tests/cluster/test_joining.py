@@ -1,0 +1,332 @@
+"""Nobody else joins a run: strangers on the network, and other users of the same host.
+
+What is said here of other users needs root, since it takes their place; without it the tests skip.
+"""
+
+from __future__ import annotations
+
+import base64
+import multiprocessing as mp
+import os
+import pickle
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from commands import SHOAL, Command, errors, metrics, newest_step, result, shoal
+from conftest import LONG, MODELS, write_config
+
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="taking another user's place needs root")
+
+
+@pytest.fixture(scope="module")
+def endless(place: Path) -> Path:
+    return write_config(place / "endless.yaml", MODELS["BPR"], LONG, {"train.epochs": 100000})
+
+
+def family(root: int) -> list[int]:
+    """A process and all that descend from it."""
+    parents = {}
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError):
+            if folder.name.isdigit():
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                parents[int(folder.name)] = int(fields[1])
+    found = [root]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found
+
+
+def listeners(root: int) -> set[str]:
+    """IP:PORT at which a process and its descendants listen, the address as /proc writes it."""
+    found = set()
+    for pid in family(root):
+        own = set()
+        with suppress(OSError):
+            for handle in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(OSError):
+                    own.add(os.readlink(handle))
+            for name in ("tcp", "tcp6"):
+                for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
+                    fields = line.split()
+                    if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+                        found.add(fields[1])
+    return found
+
+
+LOOPBACK = ("0100007F:", "00000000000000000000000001000000:", "0000000000000000FFFF00000100007F:")
+
+
+def as_nobody(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function gives when another user of this host calls it."""
+    context = mp.get_context("fork")
+    mine, theirs = context.Pipe()
+
+    def call() -> None:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        theirs.send(function(*arguments))
+        os._exit(0)
+
+    child = context.Process(target=call)
+    child.start()
+    theirs.close()
+    try:
+        return mine.recv()
+    finally:
+        child.join()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("train", "--nproc=2"), id="train"),
+        pytest.param(("train", "--nproc=2", "--launch.shared_memory=false"), id="sockets"),
+        pytest.param(
+            ("launch", "--worker_num=2", "--server_num=1"), id="launch", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_nothing_listens_beyond_loopback(
+    endless: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "run"
+    command = shoal(words[0], endless, *words[1:], "--output", folder, cwd=tmp_path)
+    seen: set[str] = set()
+
+    def trained() -> bool:
+        seen.update(listeners(command.process.pid))
+        return newest_step(folder) > 0
+
+    command.until("a checkpoint", trained)
+    command.kill()
+    assert all(one.startswith(LOOPBACK) for one in seen), seen
+    if words[1:] == ("--nproc=2",):
+        assert not seen  # where ranks talk through memory, there is no port at all
+
+
+@pytest.mark.slow
+def test_nothing_listens_during_evaluation(alone: Path, tmp_path: Path) -> None:
+    command = shoal("eval", alone, "--nproc=2", "--output", tmp_path / "out", cwd=tmp_path)
+    seen: set[str] = set()
+    while command.process.poll() is None:
+        seen |= listeners(command.process.pid)
+        time.sleep(0.02)
+    assert command.wait() == 0 and not seen
+
+
+class Planted:
+    """A pickle that runs something when it is read."""
+
+    def __init__(self, trace: Path):
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.trace),)
+
+
+def plant(ports: list[int], key: str, value: str) -> int:
+    """Put a value in every store that can be reached; in how many."""
+    count = 0
+    for port in ports:
+        with suppress(RuntimeError):
+            store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=2))
+            store.set(key, value)
+            count += 1
+    return count
+
+
+@needs_root
+def test_another_user_plants_nothing_and_opens_nothing(endless: Path, tmp_path: Path) -> None:
+    """The launcher ran a pickle that any user could put in its store; there is no such store."""
+    folder = tmp_path / "run"
+    command = shoal("train", endless, "--nproc=2", "--output", folder, cwd=tmp_path)
+    command.until("a checkpoint", lambda: newest_step(folder) > 0)
+    launcher, ranks = command.process.pid, command.ranks()
+    ports = [int(one.rpartition(":")[2], 16) for one in listeners(launcher)]
+    trace = tmp_path / "executed"
+    bomb = base64.b64encode(pickle.dumps(Planted(trace))).decode()
+    planted = as_nobody(plant, ports, f"torch.rendezvous.shoal-{launcher}", bomb)
+    if planted:
+        time.sleep(12)  # the agent of c10d looks every five seconds
+    environment = Path(f"/proc/{ranks[0]}/environ").read_bytes().decode().split("\0")
+    pairs = dict(one.split("=", 1) for one in environment if "=" in one)
+    meeting = pairs.get("SHOAL_MEET", "unix:").removeprefix("unix:")
+    opened = as_nobody(try_to_open, meeting, list(ranks.values()))
+    mode = os.stat(os.path.dirname(meeting)).st_mode & 0o777 if meeting else 0
+    command.kill()
+    assert not trace.exists() and planted == 0
+    assert opened == [] and mode == 0o700
+
+
+def try_to_open(meeting: str, pids: list[int]) -> list[str]:
+    """What another user gets of a run: the place where ranks meet, their memory, their secrets."""
+    import socket
+
+    got = []
+    with suppress(OSError):
+        socket.socket(socket.AF_UNIX).connect(meeting)
+        got.append(meeting)
+    with suppress(OSError):
+        got += os.listdir(os.path.dirname(meeting))
+    for pid in pids:
+        for name in ("environ", "mem", "maps"):
+            with suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
+                if file.read(1):
+                    got.append(file.name)
+        for number in range(3, 40):
+            with suppress(OSError):
+                os.close(os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR))
+                got.append(f"fd {number} of {pid}")
+    return got
+
+
+# ---- two hosts -----------------------------------------------------------------------------------
+
+ADDRESSES = ("10.213.78.1", "10.213.78.2")
+
+
+def run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[str]]:
+    """Two network namespaces with a line between them."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and the command `ip`")
+    names = [f"shoal-j{os.getpid()}-{k}" for k in range(2)]
+    try:
+        for name in names:
+            run("ip", "netns", "add", name)
+            run("ip", "-n", name, "link", "set", "lo", "up")
+        line = ("type", "veth", "peer", "name", "eth0", "netns", names[1])
+        run("ip", "-n", names[0], "link", "add", "eth0", *line)
+        for name, address in zip(names, ADDRESSES):
+            run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+            run("ip", "-n", name, "link", "set", "eth0", "up")
+        yield names
+    except OSError as error:
+        pytest.skip(f"network namespaces cannot be made here: {error}")
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def on(
+    host: str, offset: int, config: Path, folder: Path, *words: str, nproc: int = 1, **env: str
+) -> Command:
+    """`shoal train` as one of two hosts."""
+    meet = (f"--ip={ADDRESSES[0]}", "--port=5678", f"--nproc={nproc}", f"--world_size={2 * nproc}")
+    command = (*SHOAL, "train", str(config), *meet, f"--group_offset={offset}", *words)
+    where = folder.parent / f"{folder.name}-{offset}-{time.monotonic_ns()}"
+    return Command(("ip", "netns", "exec", host, *command, "--output", str(folder)), where, **env)
+
+
+# All that passes a host's line; the configs that ranks compare name this key.
+TAP = """
+import socket, sys
+line = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+line.bind(("eth0", 0))
+with open(sys.argv[1], "wb", buffering=0) as file:
+    while True:
+        file.write(line.recv(1 << 16))
+"""
+SAID = b'"train.batch_size"'
+
+
+@pytest.fixture
+def tap(hosts: list[str], tmp_path: Path) -> Iterator[Path]:
+    file = tmp_path / "tapped"
+    words = ("ip", "netns", "exec", hosts[0], SHOAL[0], "-c", TAP, str(file))
+    process = subprocess.Popen(words)
+    deadline = time.monotonic() + 30
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    yield file
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.slow
+def test_without_a_secret_nothing_starts(hosts: list[str], short: Path, tmp_path: Path) -> None:
+    command = on(hosts[0], 0, short, tmp_path / "run")
+    assert command.wait() == 2
+    (message,) = errors(command.output)
+    assert "several hosts, and no secret that says who may join" in message
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_the_wrong_secret_is_refused_and_the_right_one_trains(
+    hosts: list[str], tap: Path, short: Path, alone: Path, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text("of this run and no other")
+    folder = tmp_path / "run"
+    first = on(hosts[0], 0, short, folder, f"--launch.secret={secret}")
+    stranger = on(hosts[1], 1, short, folder, SHOAL_SECRET="of another run, of another user")
+    assert stranger.wait() == 2
+    (message,) = errors(stranger.output)
+    assert f"{ADDRESSES[0]}:5678 did not let us in: give every host the same launch.sec" in message
+    assert first.process.poll() is None  # it waits for the right one
+    second = on(hosts[1], 1, short, folder, SHOAL_SECRET="of this run and no other")
+    assert [first.wait(), second.wait()] == [0, 0], first.output + second.output
+    assert "does not know the secret of this run" in first.output
+    assert result(folder)["test"] == pytest.approx(result(alone)["test"], rel=0, abs=1e-6)
+    losses = [[line["loss"] for line in metrics(one)] for one in (folder, alone)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert "is not encrypted, which assumes a network of your own" in first.output
+    assert b"of this run and no other" not in tap.read_bytes()
+    assert SAID in tap.read_bytes()  # what the log says: only joining is encrypted
+
+
+@pytest.mark.slow
+def test_a_tunnel_lets_nothing_be_read(
+    hosts: list[str], tap: Path, short: Path, alone: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    words, secret = ("--launch.encrypt=true",), "of this run alone"
+    both = [
+        on(host, offset, short, folder, *words, nproc=2, SHOAL_SECRET=secret)
+        for host, offset in zip(hosts, (0, 2))
+    ]
+    assert [one.wait() for one in both] == [0, 0], both[0].output + both[1].output
+    assert "what ranks send each other is encrypted" in both[0].output
+    assert result(folder)["world_size"] == 4
+    losses = [[line["loss"] for line in metrics(one)] for one in (folder, alone)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert len(tap.read_bytes()) > 100_000 and SAID not in tap.read_bytes()
+
+
+def test_the_same_place_twice_is_refused(endless: Path, tmp_path: Path) -> None:
+    from ranks import free_port
+
+    words = ("--nproc=1", "--world_size=3", "--ip=127.0.0.1", f"--port={free_port()}")
+    first = shoal("train", endless, *words, "--output", tmp_path / "run", cwd=tmp_path / "a")
+    second = shoal("train", endless, *words, "--group_offset=1", cwd=tmp_path / "b")
+    third = shoal("train", endless, *words, "--group_offset=1", cwd=tmp_path / "c")
+    ended = [None, None]
+    while not any(status is not None for status in ended):
+        ended = [one.process.poll() for one in (second, third)]
+        time.sleep(0.05)
+    refused = second if ended[0] is not None else third
+    assert refused.wait() == 2 and "give every host its own" in errors(refused.output)[0]
+    first.interrupt()
+    assert first.wait() == 130, first.output
+    assert first.output.count("stopped by SIGINT") == 1 and "Traceback" not in first.output
+    second.kill()
+    third.kill()
