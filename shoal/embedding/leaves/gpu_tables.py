@@ -1,0 +1,178 @@
+"""GpuTables: rows of many tables of one width in the memory of a GPU, in one launch for all.
+
+Ids of a call are one list, a tensor [n_t] for each table. Nothing waits for the device in pull and
+push: what only the device knows (an id outside its table, how full an index is) is read steps
+later. A step may be recorded in a CUDA graph; whoever replays it calls `begin` before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from shoal.embedding.leaves import gpu_lookup, gpu_optim, gpu_update
+from shoal.embedding.leaves.gpu_lookup import Lookup, Pooling
+from shoal.embedding.leaves.gpu_random import Recipes, write_initial
+from shoal.embedding.leaves.gpu_update import Arena, Segments
+from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.store import Rows
+from shoal.embedding.table import Table
+
+
+class GpuTables:
+    """Fixed tables of one width that learn by one optimizer."""
+
+    grows = False
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        optimizer: RowOptimizer,
+        seed: int,
+        device: torch.device | str,
+        dtype: torch.dtype = torch.float32,
+    ):
+        if len({table.dim for table in tables}) != 1:
+            widths = sorted({table.dim for table in tables})
+            raise ValueError(f"tables of widths {widths}: one GpuTables holds one width")
+        for table in tables:
+            if (table.rows is None) != self.grows:
+                other = "fixed" if self.grows else "growing"
+                raise ValueError(f"table {table.name!r} is {other}: keep it with tables of its kind")
+        self.tables, self.optimizer = list(tables), optimizer
+        self.device, self.half = torch.device(device), dtype == torch.bfloat16
+        self.dim, self.step = tables[0].dim, 0
+        self.recipes = Recipes.of(tables, seed, self.device)
+        self.paddings = (
+            torch.tensor([table.padding or 0 for table in tables], device=self.device),
+            torch.tensor([int(table.padding is not None) for table in tables], device=self.device),
+        )
+        self.numbers = torch.zeros(gpu_optim.NUMBERS, device=self.device)
+        self.steps = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.wrong = torch.zeros(1, dtype=torch.int32, device=self.device)
+        self._starts: dict[tuple[int, ...], Tensor] = {}
+        self._make_rows()
+
+    def _make_rows(self) -> None:
+        sizes = [table.rows or 0 for table in self.tables]
+        bases = torch.tensor([0, *sizes]).cumsum(0)
+        self.arena = self._make_arena(int(bases[-1]), bases.to(self.device))
+        self.first_rows = bases.tolist()
+        self.key_type = torch.int32 if self.first_rows[-1] < 1 << 31 else torch.int64
+        for number, (table, start) in enumerate(zip(self.tables, self.first_rows)):
+            write_initial(self.arena.values, start, table, number, self.recipes)
+
+    def _make_arena(self, rows: int, bases: Tensor) -> Arena:
+        kind = torch.int16 if self.half else torch.float32
+        values = torch.empty(rows, self.dim, dtype=kind, device=self.device)
+        state = gpu_optim.make_state(self.optimizer, rows, self.dim, self.device)
+        return Arena(values, state, self.numbers, self.steps, bases, self.recipes)
+
+    # ---- one step --------------------------------------------------------------------------------
+
+    def look_up(self, ids: Sequence[Tensor] | Tensor, counts: Sequence[int] | None = None) -> Lookup:
+        """The ids of each table, or all of them in one tensor with how many each table has."""
+        if isinstance(ids, Tensor):
+            assert counts is not None
+            flat = ids
+        else:
+            counts = [part.numel() for part in ids]
+            flat = torch.cat([part.to(self.device).reshape(-1) for part in ids])
+        key = tuple(counts)
+        if key not in self._starts:
+            starts = torch.tensor([0, *key]).cumsum(0).to(torch.int32)
+            self._starts[key] = starts.to(self.device)
+        return Lookup(flat, self._starts[key], key)
+
+    def locate(self, lookup: Lookup) -> Tensor:
+        """Rows [n] of the arena to read."""
+        arena = self.arena
+        return gpu_lookup.locate(lookup, arena.bases, self.paddings, self.wrong, self.key_type)
+
+    def pull(self, lookup: Lookup, rows: Tensor | None = None) -> Tensor:
+        """Rows of all ids: [n, dim] float32."""
+        rows = self.locate(lookup) if rows is None else rows
+        return gpu_lookup.gather(self.arena.values, rows, lookup, self.recipes, self.grows)
+
+    def pull_bags(
+        self,
+        lookup: Lookup,
+        offsets: Tensor,
+        mode: str = "sum",
+        weights: Tensor | None = None,
+        rows: Tensor | None = None,
+    ) -> tuple[Tensor, Pooling]:
+        """Pooled rows of bags that lie one after the other over all tables, and how for `push`.
+
+        offsets [bags + 1] int64, weights [n] float32 -> [bags, dim].
+        """
+        rows = self.locate(lookup) if rows is None else rows
+        pooling = gpu_lookup.describe_bags(rows, offsets, mode, weights)
+        values = self.arena.values
+        return gpu_lookup.pool(values, rows, lookup, self.recipes, self.grows, pooling), pooling
+
+    def begin(self, lr: float, lookup: Lookup | None = None) -> None:
+        """Count a step. Whoever replays a recorded push calls it before with ids as many."""
+        self.step += 1
+        gpu_optim.write_numbers(self.numbers, self.steps, self.optimizer, lr, self.step)
+
+    def sort(self, lookup: Lookup, rows: Tensor | None = None) -> Segments:
+        """Occurrences by row: all that `apply` needs to know of the ids, before gradients come."""
+        return gpu_update.find_segments(self.locate(lookup) if rows is None else rows)
+
+    def apply(self, segments: Segments, grads: Tensor, pooling: Pooling | None = None) -> None:
+        """Update every row once by the sum of its gradients, [n, dim] or of bags [bags, dim]."""
+        gpu_update.update(segments, grads, pooling, self.arena, self.optimizer)
+
+    def push(self, lookup: Lookup, grads: Tensor, lr: float, pooling: Pooling | None = None) -> None:
+        """One optimizer step by gradients [n, dim] of ids, or [bags, dim] of pooled ones."""
+        self.begin(lr, lookup)
+        if len(lookup.ids):
+            self.apply(self.sort(lookup), grads.contiguous(), pooling)
+
+    def check(self, lookup: Lookup) -> None:
+        """Wait for the device, and refuse ids of a lookup that a table cannot have."""
+        place = int(self.wrong) - 1
+        if place >= 0:
+            self.wrong.zero_()
+            number = int((lookup.starts[1:] <= place).sum())
+            table, id_ = self.tables[number], int(lookup.ids[place])
+            raise ValueError(
+                f"table {table.name!r} has no row {id_}: it has {table.rows} rows, ids 0 to "
+                f"{(table.rows or 0) - 1}; give the table more rows, or rows=None so that it grows"
+            )
+
+    # ---- rows of one table, in host memory ---------------------------------------------------------
+
+    def export(self, number: int, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
+        """Every row of a table, in chunks of ascending id."""
+        start, stop = self.first_rows[number], self.first_rows[number + 1]
+        for begin in range(start, stop, chunk_rows):
+            at = torch.arange(begin, min(begin + chunk_rows, stop), device=self.device)
+            yield self._rows((at - start).cpu(), at)
+
+    def restore(self, number: int, rows: Rows) -> None:
+        """Take over rows of a table, values and state; the chunk must have been checked."""
+        self._write(number, rows, rows.ids.to(self.device) + self.first_rows[number])
+
+    def _rows(self, ids: Tensor, at: Tensor) -> Rows:
+        state = {key: part[at].cpu() for key, part in self.arena.state.items()}
+        return Rows(ids, self.read_values(at).cpu(), state)
+
+    def read_values(self, at: Tensor) -> Tensor:
+        """Rows of the arena as float32."""
+        values = self.arena.values[at]
+        return values.view(torch.bfloat16).float() if self.half else values
+
+    def _write(self, number: int, rows: Rows, at: Tensor) -> None:
+        padding = self.tables[number].padding
+        values = rows.values.to(self.device)
+        if padding is not None:  # it reads as zeros, whatever the chunk says
+            values = values.masked_fill((rows.ids == padding).to(self.device)[:, None], 0.0)
+        if self.half:
+            values = values.to(torch.bfloat16).view(torch.int16)
+        self.arena.values[at] = values
+        for key, part in self.arena.state.items():
+            part[at] = rows.state[key].to(self.device)

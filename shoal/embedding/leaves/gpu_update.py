@@ -1,0 +1,351 @@
+"""Triton kernels that sum gradients of equal rows and update each row once, in a fixed order.
+
+    sorted   2 2 2 5 7 7 ...     keys of all occurrences, equal ones in order of arrival
+    starts   0     3 4   ...     where each segment of equal keys begins; how many is known on the
+                                 device alone, and buffers are as large as they could have to be
+
+One pass over segments: the gradients of a row are added in order of arrival and the optimizer is
+applied before they leave the chip. A segment longer than WINDOW is summed in windows of the sorted
+order first (a window has parts of at most two such segments), and by its windows then: no program
+walks a long one alone, and the sum is always made in the same order. No float is added by atomics.
+"""
+
+# mypy: disable-error-code=no-untyped-def
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from shoal.embedding.leaves.gpu_lookup import Pooling, read_rows, table_of
+from shoal.embedding.leaves.gpu_optim import EXACT, constants, step
+from shoal.embedding.leaves.gpu_random import Recipes, initial, narrow, nearest, noise_of, widen
+from shoal.embedding.optim.rows import RowOptimizer
+
+WINDOW = tl.constexpr(32)
+SCAN = 2048  # keys that one program counts
+PARTS = 64  # windows of a long segment that are added at once
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Occurrences of equal keys; a negative key is nobody's."""
+
+    keys: Tensor  # [n] sorted
+    order: Tensor  # [n] int64: which occurrence stands here
+    starts: Tensor  # [n + 1] int32; segment s is starts[s] to starts[s + 1]
+    count: Tensor  # [1] int32: how many there are
+    firsts: Tensor  # [windows] int32: the segment of each window's first key
+    lasts: Tensor  # [windows] int32: of its last one
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Rows of all tables of one width, and their state."""
+
+    values: Tensor  # [rows, dim] float32, or bfloat16 as int16
+    state: dict[str, Tensor]  # each [rows] or [rows, dim] float32
+    numbers: Tensor  # [4] float32: see gpu_optim
+    steps: Tensor  # [1] int64: the step that is made
+    bases: Tensor  # [tables + 1] int64: where the keys of each table begin
+    recipes: Recipes
+
+
+# fmt: off
+@triton.jit
+def _heads(keys, place, count):
+    here = place < count
+    key = tl.load(keys + place, mask=here, other=0)
+    before = tl.load(keys + place - 1, mask=here & (place > 0), other=0)
+    return (here & ((place == 0) | (key != before))).to(tl.int32)
+
+
+@triton.jit
+def _count_segments(keys, counts, count, SCAN: tl.constexpr):
+    place = tl.program_id(0) * SCAN + tl.arange(0, SCAN)
+    tl.store(counts + tl.program_id(0), tl.sum(_heads(keys, place, count), 0))
+
+
+@triton.jit
+def _list_segments(keys, counts, starts, total, firsts, lasts, count, SCAN: tl.constexpr,
+                   WINDOW: tl.constexpr):
+    program = tl.program_id(0)
+    before = 0
+    for begin in range(0, program, SCAN):
+        some = begin + tl.arange(0, SCAN)
+        before += tl.sum(tl.load(counts + some, mask=some < program, other=0), 0)
+    place = program * SCAN + tl.arange(0, SCAN)
+    head = _heads(keys, place, count)
+    segment = before + tl.cumsum(head, 0) - 1
+    tl.store(starts + segment, place, mask=head != 0)
+    here = place < count
+    tl.store(firsts + place // WINDOW, segment, mask=here & (place % WINDOW == 0))
+    is_last = (place % WINDOW == WINDOW - 1) | (place == count - 1)
+    tl.store(lasts + place // WINDOW, segment, mask=here & is_last)
+    if program == tl.num_programs(0) - 1:
+        all_ = before + tl.sum(head, 0)
+        tl.store(total, all_)
+        tl.store(starts + all_, count)
+
+
+@triton.jit
+def _load_grads(grads, order, source, coefficients, place, here, column, SOURCE: tl.constexpr,
+                WEIGHTED: tl.constexpr, DIM: tl.constexpr):
+    """Gradients [n, width] of the occurrences at places of the sorted order."""
+    occurrence = tl.load(order + place, mask=here, other=0)
+    row = occurrence
+    if SOURCE:
+        row = tl.load(source + occurrence, mask=here, other=0).to(tl.int64)
+    inside = here[:, None] & (column < DIM)[None, :]
+    grad = tl.load(grads + row[:, None] * DIM + column[None, :], mask=inside, other=0.0)
+    if WEIGHTED:
+        grad = grad * tl.load(coefficients + occurrence, mask=here, other=0.0)[:, None]
+    return grad
+
+
+@triton.jit
+def _sum_windows(keys, order, starts, firsts, lasts, grads, source, coefficients, parts, count,
+                 SOURCE: tl.constexpr, WEIGHTED: tl.constexpr, DIM: tl.constexpr,
+                 WIDTH: tl.constexpr, WINDOW: tl.constexpr):
+    window = tl.program_id(0)
+    first = tl.load(firsts + window)
+    last = tl.load(lasts + window)
+    first_begin = tl.load(starts + first)
+    first_end = tl.load(starts + first + 1)
+    last_begin = tl.load(starts + last)
+    last_end = tl.load(starts + last + 1)
+    first_long = (first_end - first_begin > WINDOW) & (tl.load(keys + first_begin) >= 0)
+    last_long = (last_end - last_begin > WINDOW) & (tl.load(keys + last_begin) >= 0)
+    if first_long | last_long:
+        place = window * WINDOW + tl.arange(0, WINDOW)
+        column = tl.arange(0, WIDTH)
+        to = parts + 2 * window.to(tl.int64) * DIM + column
+        if first_long:
+            here = (place >= first_begin) & (place < first_end)
+            grad = _load_grads(grads, order, source, coefficients, place, here, column, SOURCE,
+                               WEIGHTED, DIM)
+            tl.store(to, tl.sum(grad, 0), mask=column < DIM)
+        if last_long & (last != first):
+            here = (place >= last_begin) & (place < last_end)
+            grad = _load_grads(grads, order, source, coefficients, place, here, column, SOURCE,
+                               WEIGHTED, DIM)
+            tl.store(to + DIM, tl.sum(grad, 0), mask=column < DIM)
+
+
+@triton.jit
+def _apply(values, state_1, state_2, numbers, steps, bases, tables, index_ids, found, segment,
+           key, here, grad, column, recipe_keys, factors, kinds, BEGIN: tl.constexpr,
+           STATES: tl.constexpr, GROWS: tl.constexpr, HALF: tl.constexpr, EVERY: tl.constexpr,
+           KIND: tl.constexpr, DIM: tl.constexpr, REST_1: tl.constexpr, REST_2: tl.constexpr,
+           MOMENTUM: tl.constexpr, L1: tl.constexpr, L2: tl.constexpr, BETA: tl.constexpr,
+           DECAY: tl.constexpr, CLIP: tl.constexpr):
+    """A step of the rows of segments [n] with keys [n], those that are here, by grad [n, width]."""
+    row = key.to(tl.int64)
+    fresh = key < key
+    if GROWS:  # found: the row; -1: none; below that: a new row, -2 - row
+        row = tl.load(found + segment, mask=here, other=-1).to(tl.int64)
+        fresh = row < -1
+        here = here & (row != -1)
+        row = tl.where(fresh, -2 - row, row)
+    inside = here[:, None] & (column < DIM)[None, :]
+    at = row[:, None] * DIM + column[None, :]
+    known = here & (fresh == 0)
+    value = read_rows(values, row, known, column, DIM, HALF)
+    at_1 = at
+    inside_1 = inside
+    if KIND == "rowwise_adagrad":
+        at_1 = row[:, None]
+        inside_1 = here[:, None]
+    first = grad
+    second = grad
+    if STATES >= 1:
+        first = tl.load(state_1 + at_1, mask=inside_1 & known[:, None], other=BEGIN)
+    if STATES >= 2:
+        second = tl.load(state_2 + at, mask=inside & known[:, None], other=0.0)
+    if GROWS | HALF:
+        table = table_of(key, bases, tables)
+        if GROWS:
+            id_ = tl.load(index_ids + key, mask=here, other=0)
+        else:
+            id_ = row - tl.load(bases + table)
+        if GROWS:
+            if tl.max(fresh.to(tl.int32), 0) != 0:
+                begun = initial(id_, table, column, recipe_keys, factors, kinds, EVERY)
+                if HALF:
+                    begun = widen(nearest(begun))
+                value = tl.where(fresh[:, None], begun, value)
+    value, first, second = step(value, first, second, grad, numbers, KIND, DIM, REST_1, REST_2,
+                                MOMENTUM, L1, L2, BETA, DECAY, CLIP)
+    if HALF:
+        noise = noise_of(id_, recipe_keys, table, tl.load(steps), column)
+        tl.store(values + at, narrow(value, noise), mask=inside)
+    else:
+        tl.store(values + at, value, mask=inside)
+    if STATES >= 1:
+        tl.store(state_1 + at_1, first, mask=inside_1)
+    if STATES >= 2:
+        tl.store(state_2 + at, second, mask=inside)
+
+
+@triton.jit
+def _update_long(keys, order, starts, total, firsts, lasts, grads, source, coefficients, parts,
+                 values, state_1, state_2, numbers, steps, bases, tables, index_ids, found,
+                 recipe_keys, factors, kinds, SOURCE: tl.constexpr, WEIGHTED: tl.constexpr,
+                 WIDTH: tl.constexpr, WINDOW: tl.constexpr, PARTS: tl.constexpr,
+                 BEGIN: tl.constexpr, STATES: tl.constexpr, GROWS: tl.constexpr,
+                 HALF: tl.constexpr, EVERY: tl.constexpr, KIND: tl.constexpr, DIM: tl.constexpr,
+                 REST_1: tl.constexpr, REST_2: tl.constexpr, MOMENTUM: tl.constexpr,
+                 L1: tl.constexpr, L2: tl.constexpr, BETA: tl.constexpr, DECAY: tl.constexpr,
+                 CLIP: tl.constexpr):
+    window = tl.program_id(0)  # a long segment that begins in it has its last key: one at most
+    last = tl.load(lasts + window)
+    begin = tl.load(starts + last)
+    end = tl.load(starts + last + 1)
+    key = tl.load(keys + begin)
+    if (end - begin > WINDOW) & (begin // WINDOW == window) & (key >= 0):
+        column = tl.arange(0, WIDTH)
+        second_part = (tl.load(firsts + window) != last).to(tl.int32)
+        stop = (end - 1) // WINDOW + 1
+        sums = tl.zeros([PARTS, WIDTH], tl.float32)
+        for start in range(window, stop, PARTS):
+            some = start + tl.arange(0, PARTS)
+            part = 2 * some + tl.where(some == window, second_part, 0)
+            inside = (some < stop)[:, None] & (column < DIM)[None, :]
+            sums += tl.load(parts + part.to(tl.int64)[:, None] * DIM + column[None, :],
+                            mask=inside, other=0.0)
+        one = tl.zeros([1], tl.int32)
+        _apply(values, state_1, state_2, numbers, steps, bases, tables, index_ids, found,
+               one + last, one + key, one == 0, tl.sum(sums, 0)[None, :], column, recipe_keys,
+               factors, kinds, BEGIN, STATES, GROWS, HALF, EVERY, KIND, DIM, REST_1, REST_2,
+               MOMENTUM, L1, L2, BETA, DECAY, CLIP)
+
+
+@triton.jit
+def _update(keys, order, starts, total, firsts, lasts, grads, source, coefficients, parts,
+            values, state_1, state_2, numbers, steps, bases, tables, index_ids, found,
+            recipe_keys, factors, kinds, SOURCE: tl.constexpr, WEIGHTED: tl.constexpr,
+            WIDTH: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
+            BEGIN: tl.constexpr, STATES: tl.constexpr, GROWS: tl.constexpr,
+            HALF: tl.constexpr, EVERY: tl.constexpr, KIND: tl.constexpr, DIM: tl.constexpr,
+            REST_1: tl.constexpr, REST_2: tl.constexpr, MOMENTUM: tl.constexpr,
+            L1: tl.constexpr, L2: tl.constexpr, BETA: tl.constexpr, DECAY: tl.constexpr,
+            CLIP: tl.constexpr):
+    count = tl.load(total)
+    if tl.program_id(0) * BLOCK < count:
+        segment = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        column = tl.arange(0, WIDTH)
+        here = segment < count
+        begin = tl.load(starts + segment, mask=here, other=0)
+        end = tl.load(starts + segment + 1, mask=here, other=0)
+        key = tl.load(keys + begin, mask=here, other=-1)
+        here = here & (end - begin <= WINDOW) & (key >= 0)
+        grad = _load_grads(grads, order, source, coefficients, begin, here, column, SOURCE,
+                           WEIGHTED, DIM)
+        longest = tl.max(tl.where(here, end - begin, 0), 0)
+        for k in range(1, longest):
+            grad += _load_grads(grads, order, source, coefficients, begin + k,
+                                here & (begin + k < end), column, SOURCE, WEIGHTED, DIM)
+        _apply(values, state_1, state_2, numbers, steps, bases, tables, index_ids, found, segment,
+               key, here, grad, column, recipe_keys, factors, kinds, BEGIN, STATES, GROWS, HALF,
+               EVERY, KIND, DIM, REST_1, REST_2, MOMENTUM, L1, L2, BETA, DECAY, CLIP)
+# fmt: on
+
+
+def find_segments(keys: Tensor) -> Segments:
+    """Sort keys [n], int32 or int64, and list the segments of equal ones."""
+    n, device = len(keys), keys.device
+    keys, order = keys.sort(stable=True)
+    programs = triton.cdiv(n, SCAN)
+    windows = triton.cdiv(n, WINDOW.value)
+    counts, starts, total, firsts, lasts = (
+        torch.empty(size, dtype=torch.int32, device=device)
+        for size in (programs, n + 1, 1, windows, windows)
+    )
+    _count_segments[(programs,)](keys, counts, n, SCAN=SCAN)
+    _list_segments[(programs,)](
+        keys, counts, starts, total, firsts, lasts, n, SCAN=SCAN, WINDOW=WINDOW.value
+    )
+    return Segments(keys, order, starts, total, firsts, lasts)
+
+
+def update(
+    segments: Segments,
+    grads: Tensor,
+    pooling: Pooling | None,
+    arena: Arena,
+    optimizer: RowOptimizer,
+    index_ids: Tensor | None = None,
+    found: Tensor | None = None,
+    shape: dict[str, int] | None = None,
+) -> None:
+    """One step of the rows of all segments by grads [n, dim] (pooling: [bags, dim]).
+
+    Keys are rows of the arena. Of growing tables they are places of the index: index_ids [places]
+    has their ids, found [segments] their rows (see gpu_index.admit).
+    """
+    n, dim = len(segments.keys), grads.shape[1]
+    width = triton.next_power_of_2(dim)
+    shape = shape or update_shape(dim)
+    windows = len(segments.firsts)
+    parts = torch.empty(2 * windows, dim, device=grads.device)
+    source = None if pooling is None else pooling.bag_of
+    coefficients = None if pooling is None else pooling.coefficients
+    none = segments.keys  # never read
+    gradients = [
+        segments.keys,
+        segments.order,
+        segments.starts,
+        segments.count,
+        segments.firsts,
+        segments.lasts,
+        grads,
+        none if source is None else source,
+        none if coefficients is None else coefficients,
+        parts,
+    ]
+    state = [*arena.state.values(), none, none][:2]
+    recipes = arena.recipes
+    rows = [
+        arena.values,
+        *state,
+        arena.numbers,
+        arena.steps,
+        arena.bases,
+        len(arena.bases) - 1,
+        none if index_ids is None else index_ids,
+        none if found is None else found,
+        recipes.keys,
+        recipes.factors,
+        recipes.kinds,
+    ]
+    summing = {
+        "SOURCE": source is not None,
+        "WEIGHTED": coefficients is not None,
+        "WIDTH": width,
+        "WINDOW": WINDOW.value,
+    }
+    learning: dict[str, Any] = {
+        "BEGIN": next(iter(optimizer.initial_state().values()), 0.0),
+        "STATES": len(arena.state),
+        "GROWS": found is not None,
+        "HALF": arena.values.dtype == torch.int16,
+        "EVERY": recipes.every,
+        **constants(optimizer, dim),
+    }
+    without_total = gradients[:3] + gradients[4:]
+    _sum_windows[(windows,)](*without_total, n, DIM=dim, **summing, **EXACT)
+    _update_long[(windows,)](*gradients, *rows, PARTS=PARTS, **summing, **learning, **EXACT)
+    _update[(triton.cdiv(n, shape["BLOCK"]),)](
+        *gradients, *rows, **summing, **learning, **shape, **EXACT
+    )
+
+
+def update_shape(dim: int) -> dict[str, int]:
+    """How many segments a program takes, and by how many warps; measured on an H200."""
+    width = triton.next_power_of_2(dim)
+    return {"BLOCK": max(1, 1024 // width), "num_warps": 4}
