@@ -27,7 +27,7 @@ EXACT = {"enable_fp_fusion": False}  # how kernels that call `step` are launched
 def step(value, first, second, grad, numbers, KIND: tl.constexpr, DIM: tl.constexpr,
          REST_1: tl.constexpr, REST_2: tl.constexpr, MOMENTUM: tl.constexpr, L1: tl.constexpr,
          L2: tl.constexpr, BETA: tl.constexpr, DECAY: tl.constexpr, CLIP: tl.constexpr):
-    """New values and state of rows [n, width]; state of rowwise_adagrad: [n, 1]."""
+    """New values and state of rows [n, width]; state of rowwise_adagrad: [n]."""
     size = tl.load(numbers)
     eps = tl.load(numbers + 1)
     if CLIP > 0:
@@ -46,10 +46,10 @@ def step(value, first, second, grad, numbers, KIND: tl.constexpr, DIM: tl.conste
         first += grad * grad
         value -= tl.div_rn(size * grad, tl.sqrt_rn(first) + eps)
     elif KIND == "rowwise_adagrad":
-        mean = tl.sum(grad * grad, 1)[:, None]
+        mean = tl.sum(grad * grad, 1)
         first += tl.div_rn(mean, tl.zeros_like(mean) + DIM)
         root = tl.sqrt_rn(first) + eps
-        value -= grad * tl.div_rn(tl.zeros_like(root) + size, root)
+        value -= grad * tl.div_rn(tl.zeros_like(root) + size, root)[:, None]
     elif (KIND == "adam") | (KIND == "adamw"):
         first += (grad - first) * REST_1
         second += (grad * grad - second) * REST_2

@@ -135,9 +135,7 @@ def _write_initial(values, start, count, recipe_keys, factors, kinds, table, pad
 # fmt: on
 
 
-def write_initial(
-    values: Tensor, start: int, table: Table, number: int, recipes: Recipes
-) -> None:
+def write_initial(values: Tensor, start: int, table: Table, number: int, recipes: Recipes) -> None:
     """Make the rows of a fixed table, from row `start` of values [rows, dim] on."""
     assert table.rows is not None
     block = max(1, 2048 // triton.next_power_of_2(table.dim))

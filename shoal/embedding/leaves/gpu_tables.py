@@ -40,7 +40,9 @@ class GpuTables:
         for table in tables:
             if (table.rows is None) != self.grows:
                 other = "fixed" if self.grows else "growing"
-                raise ValueError(f"table {table.name!r} is {other}: keep it with tables of its kind")
+                raise ValueError(
+                    f"table {table.name!r} is {other}: keep it with tables of its kind"
+                )
         self.tables, self.optimizer = list(tables), optimizer
         self.device, self.half = torch.device(device), dtype == torch.bfloat16
         self.dim, self.step = tables[0].dim, 0
@@ -72,7 +74,9 @@ class GpuTables:
 
     # ---- one step --------------------------------------------------------------------------------
 
-    def look_up(self, ids: Sequence[Tensor] | Tensor, counts: Sequence[int] | None = None) -> Lookup:
+    def look_up(
+        self, ids: Sequence[Tensor] | Tensor, counts: Sequence[int] | None = None
+    ) -> Lookup:
         """The ids of each table, or all of them in one tensor with how many each table has."""
         if isinstance(ids, Tensor):
             assert counts is not None
@@ -126,7 +130,9 @@ class GpuTables:
         """Update every row once by the sum of its gradients, [n, dim] or of bags [bags, dim]."""
         gpu_update.update(segments, grads, pooling, self.arena, self.optimizer)
 
-    def push(self, lookup: Lookup, grads: Tensor, lr: float, pooling: Pooling | None = None) -> None:
+    def push(
+        self, lookup: Lookup, grads: Tensor, lr: float, pooling: Pooling | None = None
+    ) -> None:
         """One optimizer step by gradients [n, dim] of ids, or [bags, dim] of pooled ones."""
         self.begin(lr, lookup)
         if len(lookup.ids):

@@ -96,15 +96,18 @@ def _list_segments(keys, counts, starts, total, firsts, lasts, count, SCAN: tl.c
 @triton.jit
 def _load_grads(grads, order, source, coefficients, place, here, column, SOURCE: tl.constexpr,
                 WEIGHTED: tl.constexpr, DIM: tl.constexpr):
-    """Gradients [n, width] of the occurrences at places of the sorted order."""
-    occurrence = tl.load(order + place, mask=here, other=0)
+    """Gradients [n, width] of the occurrences at places of the sorted order; zeros if not here.
+
+    Every place must be one: with masks Triton 3.6 fails to compile tiles of many narrow rows.
+    """
+    occurrence = tl.load(order + place)
     row = occurrence
     if SOURCE:
-        row = tl.load(source + occurrence, mask=here, other=0).to(tl.int64)
+        row = tl.load(source + occurrence).to(tl.int64)
     inside = here[:, None] & (column < DIM)[None, :]
     grad = tl.load(grads + row[:, None] * DIM + column[None, :], mask=inside, other=0.0)
     if WEIGHTED:
-        grad = grad * tl.load(coefficients + occurrence, mask=here, other=0.0)[:, None]
+        grad = grad * tl.load(coefficients + occurrence)[:, None]
     return grad
 
 
@@ -122,16 +125,17 @@ def _sum_windows(keys, order, starts, firsts, lasts, grads, source, coefficients
     first_long = (first_end - first_begin > WINDOW) & (tl.load(keys + first_begin) >= 0)
     last_long = (last_end - last_begin > WINDOW) & (tl.load(keys + last_begin) >= 0)
     if first_long | last_long:
-        place = window * WINDOW + tl.arange(0, WINDOW)
+        place = tl.minimum(window * WINDOW + tl.arange(0, WINDOW), count - 1)
+        new = place == window * WINDOW + tl.arange(0, WINDOW)
         column = tl.arange(0, WIDTH)
         to = parts + 2 * window.to(tl.int64) * DIM + column
         if first_long:
-            here = (place >= first_begin) & (place < first_end)
+            here = new & (place >= first_begin) & (place < first_end)
             grad = _load_grads(grads, order, source, coefficients, place, here, column, SOURCE,
                                WEIGHTED, DIM)
             tl.store(to, tl.sum(grad, 0), mask=column < DIM)
         if last_long & (last != first):
-            here = (place >= last_begin) & (place < last_end)
+            here = new & (place >= last_begin) & (place < last_end)
             grad = _load_grads(grads, order, source, coefficients, place, here, column, SOURCE,
                                WEIGHTED, DIM)
             tl.store(to + DIM, tl.sum(grad, 0), mask=column < DIM)
@@ -156,15 +160,12 @@ def _apply(values, state_1, state_2, numbers, steps, bases, tables, index_ids, f
     at = row[:, None] * DIM + column[None, :]
     known = here & (fresh == 0)
     value = read_rows(values, row, known, column, DIM, HALF)
-    at_1 = at
-    inside_1 = inside
-    if KIND == "rowwise_adagrad":
-        at_1 = row[:, None]
-        inside_1 = here[:, None]
     first = grad
     second = grad
-    if STATES >= 1:
-        first = tl.load(state_1 + at_1, mask=inside_1 & known[:, None], other=BEGIN)
+    if KIND == "rowwise_adagrad":
+        first = tl.load(state_1 + row, mask=known, other=BEGIN)
+    elif STATES >= 1:
+        first = tl.load(state_1 + at, mask=inside & known[:, None], other=BEGIN)
     if STATES >= 2:
         second = tl.load(state_2 + at, mask=inside & known[:, None], other=0.0)
     if GROWS | HALF:
@@ -173,7 +174,7 @@ def _apply(values, state_1, state_2, numbers, steps, bases, tables, index_ids, f
             id_ = tl.load(index_ids + key, mask=here, other=0)
         else:
             id_ = row - tl.load(bases + table)
-        if GROWS:
+        if GROWS:  # noqa: SIM102  (one is known when the kernel is compiled)
             if tl.max(fresh.to(tl.int32), 0) != 0:
                 begun = initial(id_, table, column, recipe_keys, factors, kinds, EVERY)
                 if HALF:
@@ -186,8 +187,10 @@ def _apply(values, state_1, state_2, numbers, steps, bases, tables, index_ids, f
         tl.store(values + at, narrow(value, noise), mask=inside)
     else:
         tl.store(values + at, value, mask=inside)
-    if STATES >= 1:
-        tl.store(state_1 + at_1, first, mask=inside_1)
+    if KIND == "rowwise_adagrad":
+        tl.store(state_1 + row, first, mask=here)
+    elif STATES >= 1:
+        tl.store(state_1 + at, first, mask=inside)
     if STATES >= 2:
         tl.store(state_2 + at, second, mask=inside)
 
@@ -246,10 +249,11 @@ def _update(keys, order, starts, total, firsts, lasts, grads, source, coefficien
         here = here & (end - begin <= WINDOW) & (key >= 0)
         grad = _load_grads(grads, order, source, coefficients, begin, here, column, SOURCE,
                            WEIGHTED, DIM)
-        longest = tl.max(tl.where(here, end - begin, 0), 0)
+        final = tl.where(here, end - 1, begin)  # of others nothing is stored
+        longest = tl.max(final - begin, 0) + 1
         for k in range(1, longest):
-            grad += _load_grads(grads, order, source, coefficients, begin + k,
-                                here & (begin + k < end), column, SOURCE, WEIGHTED, DIM)
+            grad += _load_grads(grads, order, source, coefficients, tl.minimum(begin + k, final),
+                                begin + k <= final, column, SOURCE, WEIGHTED, DIM)
         _apply(values, state_1, state_2, numbers, steps, bases, tables, index_ids, found, segment,
                key, here, grad, column, recipe_keys, factors, kinds, BEGIN, STATES, GROWS, HALF,
                EVERY, KIND, DIM, REST_1, REST_2, MOMENTUM, L1, L2, BETA, DECAY, CLIP)
