@@ -139,7 +139,6 @@ class Ours:
         if shape.grows:
             self._fill(shape)
             self.store.make_room([8 * shape.ids] * shape.tables)
-        self.side = torch.cuda.Stream()
         self.graphs: list[torch.cuda.CUDAGraph] = []
 
     def _fill(self, shape: Shape) -> None:
@@ -151,13 +150,8 @@ class Ours:
     def run(self, k: int) -> None:
         """A step without `begin`: ids are sorted while rows are read."""
         store, lookup = self.store, self.lookups[k]
-        here = torch.cuda.current_stream()
-        rows = store.locate(lookup)
-        self.side.wait_stream(here)
-        with torch.cuda.stream(self.side):
-            segments = store.sort(lookup, rows)
+        rows, segments = store.prepare(lookup)
         store.pull(lookup, rows)
-        here.wait_stream(self.side)
         store.apply(segments, self.grads)
 
     def step(self, k: int) -> None:
@@ -338,7 +332,7 @@ def checks() -> Iterator[tuple[str, float]]:
                         values[t][some] = new
                         for key, part in parts.items():
                             state[t][key][some] = part
-                store.check(lookup)
+                store.check()
                 yield f"{name} {dtype} {'growing' if grows else 'fixed'}", worst
 
 

@@ -87,6 +87,7 @@ class GrowingGpuTables(GpuTables):
         clicks: Tensor | None = None,
     ) -> None:
         """Count the ids, give rows to those that earned one, and update those that have one."""
+        self.join()
         rule = None
         if self.admission is not None:
             given = self.admission
@@ -109,6 +110,12 @@ class GrowingGpuTables(GpuTables):
         self.begin(lr, lookup)
         if len(lookup.ids):
             self.apply(self.sort(lookup), grads.contiguous(), pooling, clicks)
+
+    def _outside(self, table: Table, id_: int) -> ValueError:
+        return ValueError(
+            f"table {table.name!r}: id {id_} marks empty places of its index on the GPU; take "
+            "another id for it"
+        )
 
     # ---- room ------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoal.embedding.leaves.gpu_lookup import ABSENT, UNKNOWN, Lookup, table_of
+from shoal.embedding.leaves.gpu_lookup import ABSENT, UNKNOWN, Lookup, note_wrong, table_of
 from shoal.embedding.leaves.gpu_random import INCREMENT, mix
 from shoal.embedding.leaves.gpu_update import Segments
 
@@ -97,8 +97,7 @@ def _ids_of(ids, starts, bases, paddings, has_padding, wrong, BLOCK: tl.constexp
     base = tl.load(bases + table)
     mask = tl.load(bases + table + 1) - base - 1
     outside = here & (id_ == EMPTY)
-    if tl.max(outside.to(tl.int32), 0) != 0:
-        tl.atomic_max(wrong, tl.max(tl.where(outside, place + 1, 0), 0))
+    note_wrong(wrong, table, id_, outside)
     padding = (id_ == tl.load(paddings + table)) & (tl.load(has_padding + table) != 0)
     return place, here, id_, here & (outside == 0) & (padding == 0), base, mask
 

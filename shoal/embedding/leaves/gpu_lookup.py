@@ -62,6 +62,15 @@ def table_of(place, starts, tables):
 
 
 @triton.jit
+def note_wrong(wrong, table, id_, outside):
+    """The first who comes notes its table + 1 and an id that it cannot have."""
+    if tl.max(outside.to(tl.int32), 0) != 0:
+        nobody = table.to(tl.int64) * 0
+        if tl.atomic_cas(wrong, nobody, nobody + table + 1) == 0:
+            tl.store(wrong + 1, tl.max(tl.where(outside, id_, -(1 << 63)), 0))
+
+
+@triton.jit
 def _locate(ids, starts, bases, paddings, has_padding, rows, wrong, BLOCK: tl.constexpr):
     table = tl.program_id(0)
     end = tl.load(starts + table + 1)
@@ -73,8 +82,7 @@ def _locate(ids, starts, bases, paddings, has_padding, rows, wrong, BLOCK: tl.co
     padding = (id_ == tl.load(paddings + table)) & (tl.load(has_padding + table) != 0)
     row = tl.where(outside | padding, ABSENT, base + id_)
     tl.store(rows + place, row.to(rows.dtype.element_ty), mask=here)
-    if tl.max(outside.to(tl.int32), 0) != 0:
-        tl.atomic_max(wrong, tl.max(tl.where(outside, place + 1, 0), 0))
+    note_wrong(wrong, table, id_, outside)
 
 
 @triton.jit
@@ -177,7 +185,7 @@ def locate(
 ) -> Tensor:
     """Rows [n] of ids of fixed tables, whose rows begin at bases [tables + 1] in the arena.
 
-    wrong [1] int32 becomes the place + 1 of an id that its table has no row for.
+    wrong [2] int64 becomes table + 1 and id where a table has no row for an id.
     """
     rows = torch.empty(len(lookup.ids), dtype=dtype, device=lookup.ids.device)
     if len(rows):

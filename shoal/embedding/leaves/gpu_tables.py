@@ -2,7 +2,12 @@
 
 Ids of a call are one list, a tensor [n_t] for each table. Nothing waits for the device in pull and
 push: what only the device knows (an id outside its table, how full an index is) is read steps
-later. A step may be recorded in a CUDA graph; whoever replays it calls `begin` before.
+later. A step may be recorded in a CUDA graph; whoever replays it calls `begin` before:
+
+    tables.begin(lr, lookup)
+    rows, segments = tables.prepare(lookup)      ids are sorted while rows are read
+    values = tables.pull(lookup, rows)
+    tables.apply(segments, grads)
 """
 
 from __future__ import annotations
@@ -53,7 +58,14 @@ class GpuTables:
         )
         self.numbers = torch.zeros(gpu_optim.NUMBERS, device=self.device)
         self.steps = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self.wrong = torch.zeros(1, dtype=torch.int32, device=self.device)
+        self.wrong = torch.zeros(2, dtype=torch.int64, device=self.device)  # table + 1, id
+        self._beside: torch.cuda.Stream | None = None
+        self._sorting: Tensor | None = None  # rows that the stream beside reads
+        if self.device.type == "cuda":
+            # Sorting is many small kernels: behind those that read rows they would wait for all.
+            self._beside = torch.cuda.Stream(self.device, priority=-1)
+            self._seen = torch.zeros(2, dtype=torch.int64, pin_memory=True)
+            self._seen_at = torch.cuda.Event()
         self._starts: dict[tuple[int, ...], Tensor] = {}
         self._make_rows()
 
@@ -119,6 +131,7 @@ class GpuTables:
 
     def begin(self, lr: float, lookup: Lookup | None = None) -> None:
         """Count a step. Whoever replays a recorded push calls it before with ids as many."""
+        self._watch()
         self.step += 1
         gpu_optim.write_numbers(self.numbers, self.steps, self.optimizer, lr, self.step)
 
@@ -126,8 +139,30 @@ class GpuTables:
         """Occurrences by row: all that `apply` needs to know of the ids, before gradients come."""
         return gpu_update.find_segments(self.locate(lookup) if rows is None else rows)
 
+    def prepare(self, lookup: Lookup) -> tuple[Tensor, Segments]:
+        """Rows [n] to read, and what `apply` needs, which is made meanwhile on a stream beside.
+
+        That stream begins after all that was queued here, and `apply` waits for it. So memory it
+        leaves behind is taken again by nobody too early; what it reads is kept until then.
+        """
+        rows = self.locate(lookup)
+        if self._beside is None:
+            return rows, self.sort(lookup, rows)
+        self._beside.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._beside):
+            segments = self.sort(lookup, rows)
+        self._sorting = rows
+        return rows, segments
+
+    def join(self) -> None:
+        """Wait on this stream for what `prepare` began."""
+        if self._sorting is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._beside)
+            self._sorting = None
+
     def apply(self, segments: Segments, grads: Tensor, pooling: Pooling | None = None) -> None:
         """Update every row once by the sum of its gradients, [n, dim] or of bags [bags, dim]."""
+        self.join()
         gpu_update.update(segments, grads, pooling, self.arena, self.optimizer)
 
     def push(
@@ -138,17 +173,31 @@ class GpuTables:
         if len(lookup.ids):
             self.apply(self.sort(lookup), grads.contiguous(), pooling)
 
-    def check(self, lookup: Lookup) -> None:
-        """Wait for the device, and refuse ids of a lookup that a table cannot have."""
-        place = int(self.wrong) - 1
-        if place >= 0:
+    def _watch(self) -> None:
+        """Refuse ids that a table cannot have; on a GPU those of steps whose news has come."""
+        if self._beside is None:
+            self._refuse(self.wrong)
+        elif self._seen_at.query():
+            self._refuse(self._seen)
+            self._seen.copy_(self.wrong, non_blocking=True)
+            self._seen_at.record()
+
+    def check(self) -> None:
+        """Wait for the device, and refuse ids that a table cannot have."""
+        self._refuse(self.wrong.cpu())
+
+    def _refuse(self, wrong: Tensor) -> None:
+        number, id_ = wrong.tolist()
+        if number:
             self.wrong.zero_()
-            number = int((lookup.starts[1:] <= place).sum())
-            table, id_ = self.tables[number], int(lookup.ids[place])
-            raise ValueError(
-                f"table {table.name!r} has no row {id_}: it has {table.rows} rows, ids 0 to "
-                f"{(table.rows or 0) - 1}; give the table more rows, or rows=None so that it grows"
-            )
+            wrong.zero_()
+            raise self._outside(self.tables[number - 1], id_)
+
+    def _outside(self, table: Table, id_: int) -> ValueError:
+        return ValueError(
+            f"table {table.name!r} has no row {id_}: it has {table.rows} rows, ids 0 to "
+            f"{(table.rows or 0) - 1}; give the table more rows, or rows=None so that it grows"
+        )
 
     # ---- rows of one table, in host memory ---------------------------------------------------------
 

@@ -8,6 +8,10 @@ One pass over segments: the gradients of a row are added in order of arrival and
 applied before they leave the chip. A segment longer than WINDOW is summed in windows of the sorted
 order first (a window has parts of at most two such segments), and by its windows then: no program
 walks a long one alone, and the sum is always made in the same order. No float is added by atomics.
+Long segments and their parts are listed with the segments, so that nobody looks for them later.
+
+How much there is to do is known on the device alone: programs are as many as keep it busy, and each
+takes every so-manieth piece of work.
 """
 
 # mypy: disable-error-code=no-untyped-def
@@ -30,6 +34,7 @@ from shoal.embedding.optim.rows import RowOptimizer
 WINDOW = tl.constexpr(32)
 SCAN = 2048  # keys that one program counts
 PARTS = 64  # windows of a long segment that are added at once
+LIST = 256  # windows that one program looks at for long segments
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,9 @@ class Segments:
     order: Tensor  # [n] int64: which occurrence stands here
     starts: Tensor  # [n + 1] int32; segment s is starts[s] to starts[s + 1]
     count: Tensor  # [1] int32: how many there are
-    firsts: Tensor  # [windows] int32: the segment of each window's first key
-    lasts: Tensor  # [windows] int32: of its last one
+    pieces: Tensor  # [2 windows, 2] int32: begin and end of each part of a long one in a window
+    long: Tensor  # [windows] int32: segments longer than a window
+    totals: Tensor  # [2] int32: how many pieces and long ones there are
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,36 @@ def _list_segments(keys, counts, starts, total, firsts, lasts, count, SCAN: tl.c
 
 
 @triton.jit
+def _append(total, chosen):
+    """Slots [n] at the end of a list for those chosen: each program's side by side."""
+    taken = chosen.to(tl.int32)
+    return tl.atomic_add(total, tl.sum(taken, 0)) + tl.cumsum(taken, 0) - 1
+
+
+@triton.jit
+def _list_long(keys, starts, firsts, lasts, pieces, long, totals, windows, WINDOW: tl.constexpr,
+               LIST: tl.constexpr):
+    """In which order pieces are listed is chance; each has its own place for its sum."""
+    window = tl.program_id(0) * LIST + tl.arange(0, LIST)
+    here = window < windows
+    for which in tl.static_range(2):
+        first = tl.load(firsts + window, mask=here, other=0)
+        segment = first
+        chosen = here
+        if which == 1:
+            segment = tl.load(lasts + window, mask=here, other=0)
+            chosen = here & (segment != first)
+        begin = tl.load(starts + segment)
+        end = tl.load(starts + segment + 1)
+        chosen = chosen & (end - begin > WINDOW) & (tl.load(keys + begin) >= 0)
+        slot = _append(totals, chosen)
+        tl.store(pieces + 2 * slot, tl.maximum(begin, window * WINDOW), mask=chosen)
+        tl.store(pieces + 2 * slot + 1, tl.minimum(end, (window + 1) * WINDOW), mask=chosen)
+        begins = chosen & (begin // WINDOW == window)
+        tl.store(long + _append(totals + 1, begins), segment, mask=begins)
+
+
+@triton.jit
 def _load_grads(grads, order, source, coefficients, place, here, column, SOURCE: tl.constexpr,
                 WEIGHTED: tl.constexpr, DIM: tl.constexpr):
     """Gradients [n, width] of the occurrences at places of the sorted order; zeros if not here.
@@ -112,43 +148,28 @@ def _load_grads(grads, order, source, coefficients, place, here, column, SOURCE:
 
 
 @triton.jit
-def _sum_windows(keys, order, starts, firsts, lasts, grads, source, coefficients, parts, count,
-                 SOURCE: tl.constexpr, WEIGHTED: tl.constexpr, DIM: tl.constexpr,
-                 WIDTH: tl.constexpr, WINDOW: tl.constexpr):
-    window = tl.program_id(0)
-    first = tl.load(firsts + window)
-    last = tl.load(lasts + window)
-    first_begin = tl.load(starts + first)
-    first_end = tl.load(starts + first + 1)
-    last_begin = tl.load(starts + last)
-    last_end = tl.load(starts + last + 1)
-    first_long = (first_end - first_begin > WINDOW) & (tl.load(keys + first_begin) >= 0)
-    last_long = (last_end - last_begin > WINDOW) & (tl.load(keys + last_begin) >= 0)
-    if first_long | last_long:
-        place = tl.minimum(window * WINDOW + tl.arange(0, WINDOW), count - 1)
-        new = place == window * WINDOW + tl.arange(0, WINDOW)
-        column = tl.arange(0, WIDTH)
-        to = parts + 2 * window.to(tl.int64) * DIM + column
-        if first_long:
-            here = new & (place >= first_begin) & (place < first_end)
-            grad = _load_grads(grads, order, source, coefficients, place, here, column, SOURCE,
-                               WEIGHTED, DIM)
-            tl.store(to, tl.sum(grad, 0), mask=column < DIM)
-        if last_long & (last != first):
-            here = new & (place >= last_begin) & (place < last_end)
-            grad = _load_grads(grads, order, source, coefficients, place, here, column, SOURCE,
-                               WEIGHTED, DIM)
-            tl.store(to + DIM, tl.sum(grad, 0), mask=column < DIM)
+def _sum_pieces(order, pieces, totals, grads, source, coefficients, parts, SOURCE: tl.constexpr,
+                WEIGHTED: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+                WINDOW: tl.constexpr):
+    column = tl.arange(0, WIDTH)
+    for piece in range(tl.program_id(0), tl.load(totals), tl.num_programs(0)):
+        begin = tl.load(pieces + 2 * piece)
+        end = tl.load(pieces + 2 * piece + 1)
+        place = begin + tl.arange(0, WINDOW)
+        grad = _load_grads(grads, order, source, coefficients, tl.minimum(place, end - 1),
+                           place < end, column, SOURCE, WEIGHTED, DIM)
+        part = 2 * (begin // WINDOW) + (begin % WINDOW != 0).to(tl.int32)
+        tl.store(parts + part.to(tl.int64) * DIM + column, tl.sum(grad, 0), mask=column < DIM)
 
 
 @triton.jit
-def _apply(values, state_1, state_2, numbers, steps, bases, tables, index_ids, found, segment,
-           key, here, grad, column, recipe_keys, factors, kinds, BEGIN: tl.constexpr,
-           STATES: tl.constexpr, GROWS: tl.constexpr, HALF: tl.constexpr, EVERY: tl.constexpr,
-           KIND: tl.constexpr, DIM: tl.constexpr, REST_1: tl.constexpr, REST_2: tl.constexpr,
-           MOMENTUM: tl.constexpr, L1: tl.constexpr, L2: tl.constexpr, BETA: tl.constexpr,
-           DECAY: tl.constexpr, CLIP: tl.constexpr):
-    """A step of the rows of segments [n] with keys [n], those that are here, by grad [n, width]."""
+def _open_rows(values, state_1, state_2, found, segment, key, here, column, BEGIN: tl.constexpr,
+               STATES: tl.constexpr, GROWS: tl.constexpr, HALF: tl.constexpr, KIND: tl.constexpr,
+               DIM: tl.constexpr):
+    """Rows of segments [n]: where they are, who is new, who has one; values and state [n, width].
+
+    Read before gradients are: both are under way at once.
+    """
     row = key.to(tl.int64)
     fresh = key < key
     if GROWS:  # found: the row; -1: none; below that: a new row, -2 - row
@@ -156,18 +177,31 @@ def _apply(values, state_1, state_2, numbers, steps, bases, tables, index_ids, f
         fresh = row < -1
         here = here & (row != -1)
         row = tl.where(fresh, -2 - row, row)
-    inside = here[:, None] & (column < DIM)[None, :]
-    at = row[:, None] * DIM + column[None, :]
     known = here & (fresh == 0)
+    inside = known[:, None] & (column < DIM)[None, :]
+    at = row[:, None] * DIM + column[None, :]
     value = read_rows(values, row, known, column, DIM, HALF)
-    first = grad
-    second = grad
+    first = value
+    second = value
     if KIND == "rowwise_adagrad":
         first = tl.load(state_1 + row, mask=known, other=BEGIN)
     elif STATES >= 1:
-        first = tl.load(state_1 + at, mask=inside & known[:, None], other=BEGIN)
+        first = tl.load(state_1 + at, mask=inside, other=BEGIN)
     if STATES >= 2:
-        second = tl.load(state_2 + at, mask=inside & known[:, None], other=0.0)
+        second = tl.load(state_2 + at, mask=inside, other=0.0)
+    return row, fresh, here, value, first, second
+
+
+@triton.jit
+def _close_rows(values, state_1, state_2, numbers, steps, bases, tables, index_ids, key, row,
+                fresh, here, value, first, second, grad, column, recipe_keys, factors, kinds,
+                STATES: tl.constexpr, GROWS: tl.constexpr, HALF: tl.constexpr,
+                EVERY: tl.constexpr, KIND: tl.constexpr, DIM: tl.constexpr, REST_1: tl.constexpr,
+                REST_2: tl.constexpr, MOMENTUM: tl.constexpr, L1: tl.constexpr, L2: tl.constexpr,
+                BETA: tl.constexpr, DECAY: tl.constexpr, CLIP: tl.constexpr):
+    """A step of opened rows by grad [n, width], and back with them."""
+    inside = here[:, None] & (column < DIM)[None, :]
+    at = row[:, None] * DIM + column[None, :]
     if GROWS | HALF:
         table = table_of(key, bases, tables)
         if GROWS:
@@ -196,7 +230,7 @@ def _apply(values, state_1, state_2, numbers, steps, bases, tables, index_ids, f
 
 
 @triton.jit
-def _update_long(keys, order, starts, total, firsts, lasts, grads, source, coefficients, parts,
+def _update_long(keys, order, starts, total, long, totals, grads, source, coefficients, parts,
                  values, state_1, state_2, numbers, steps, bases, tables, index_ids, found,
                  recipe_keys, factors, kinds, SOURCE: tl.constexpr, WEIGHTED: tl.constexpr,
                  WIDTH: tl.constexpr, WINDOW: tl.constexpr, PARTS: tl.constexpr,
@@ -205,14 +239,18 @@ def _update_long(keys, order, starts, total, firsts, lasts, grads, source, coeff
                  REST_1: tl.constexpr, REST_2: tl.constexpr, MOMENTUM: tl.constexpr,
                  L1: tl.constexpr, L2: tl.constexpr, BETA: tl.constexpr, DECAY: tl.constexpr,
                  CLIP: tl.constexpr):
-    window = tl.program_id(0)  # a long segment that begins in it has its last key: one at most
-    last = tl.load(lasts + window)
-    begin = tl.load(starts + last)
-    end = tl.load(starts + last + 1)
-    key = tl.load(keys + begin)
-    if (end - begin > WINDOW) & (begin // WINDOW == window) & (key >= 0):
-        column = tl.arange(0, WIDTH)
-        second_part = (tl.load(firsts + window) != last).to(tl.int32)
+    column = tl.arange(0, WIDTH)
+    one = tl.zeros([1], tl.int32)
+    for k in range(tl.program_id(0), tl.load(totals + 1), tl.num_programs(0)):
+        segment = tl.load(long + k)
+        begin = tl.load(starts + segment)
+        end = tl.load(starts + segment + 1)
+        key = one + tl.load(keys + begin)
+        row, fresh, here, value, first, second = _open_rows(
+            values, state_1, state_2, found, one + segment, key, one == 0, column, BEGIN, STATES,
+            GROWS, HALF, KIND, DIM)
+        window = begin // WINDOW
+        second_part = (begin % WINDOW != 0).to(tl.int32)  # another segment's lies before
         stop = (end - 1) // WINDOW + 1
         sums = tl.zeros([PARTS, WIDTH], tl.float32)
         for start in range(window, stop, PARTS):
@@ -221,42 +259,47 @@ def _update_long(keys, order, starts, total, firsts, lasts, grads, source, coeff
             inside = (some < stop)[:, None] & (column < DIM)[None, :]
             sums += tl.load(parts + part.to(tl.int64)[:, None] * DIM + column[None, :],
                             mask=inside, other=0.0)
-        one = tl.zeros([1], tl.int32)
-        _apply(values, state_1, state_2, numbers, steps, bases, tables, index_ids, found,
-               one + last, one + key, one == 0, tl.sum(sums, 0)[None, :], column, recipe_keys,
-               factors, kinds, BEGIN, STATES, GROWS, HALF, EVERY, KIND, DIM, REST_1, REST_2,
-               MOMENTUM, L1, L2, BETA, DECAY, CLIP)
+        _close_rows(values, state_1, state_2, numbers, steps, bases, tables, index_ids, key, row,
+                    fresh, here, value, first, second, tl.sum(sums, 0)[None, :], column,
+                    recipe_keys, factors, kinds, STATES, GROWS, HALF, EVERY, KIND, DIM, REST_1,
+                    REST_2, MOMENTUM, L1, L2, BETA, DECAY, CLIP)
 
 
 @triton.jit
-def _update(keys, order, starts, total, firsts, lasts, grads, source, coefficients, parts,
+def _update(keys, order, starts, total, long, totals, grads, source, coefficients, parts,
             values, state_1, state_2, numbers, steps, bases, tables, index_ids, found,
             recipe_keys, factors, kinds, SOURCE: tl.constexpr, WEIGHTED: tl.constexpr,
-            WIDTH: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
+            WIDTH: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr,
             BEGIN: tl.constexpr, STATES: tl.constexpr, GROWS: tl.constexpr,
             HALF: tl.constexpr, EVERY: tl.constexpr, KIND: tl.constexpr, DIM: tl.constexpr,
             REST_1: tl.constexpr, REST_2: tl.constexpr, MOMENTUM: tl.constexpr,
             L1: tl.constexpr, L2: tl.constexpr, BETA: tl.constexpr, DECAY: tl.constexpr,
             CLIP: tl.constexpr):
     count = tl.load(total)
-    if tl.program_id(0) * BLOCK < count:
-        segment = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        column = tl.arange(0, WIDTH)
+    column = tl.arange(0, WIDTH)
+    for block in range(tl.program_id(0), tl.cdiv(count, BLOCK), tl.num_programs(0)):
+        segment = block * BLOCK + tl.arange(0, BLOCK)
         here = segment < count
         begin = tl.load(starts + segment, mask=here, other=0)
         end = tl.load(starts + segment + 1, mask=here, other=0)
         key = tl.load(keys + begin, mask=here, other=-1)
         here = here & (end - begin <= WINDOW) & (key >= 0)
+        final = tl.where(here, end - 1, begin)  # of others nothing is stored
         grad = _load_grads(grads, order, source, coefficients, begin, here, column, SOURCE,
                            WEIGHTED, DIM)
-        final = tl.where(here, end - 1, begin)  # of others nothing is stored
+        row, fresh, here, value, first, second = _open_rows(
+            values, state_1, state_2, found, segment, key, here, column, BEGIN, STATES, GROWS,
+            HALF, KIND, DIM)
         longest = tl.max(final - begin, 0) + 1
-        for k in range(1, longest):
-            grad += _load_grads(grads, order, source, coefficients, tl.minimum(begin + k, final),
-                                begin + k <= final, column, SOURCE, WEIGHTED, DIM)
-        _apply(values, state_1, state_2, numbers, steps, bases, tables, index_ids, found, segment,
-               key, here, grad, column, recipe_keys, factors, kinds, BEGIN, STATES, GROWS, HALF,
-               EVERY, KIND, DIM, REST_1, REST_2, MOMENTUM, L1, L2, BETA, DECAY, CLIP)
+        for k in range(1, longest, AHEAD):  # added one after the other, read AHEAD at once
+            for more in tl.static_range(AHEAD):
+                place = begin + k + more
+                grad += _load_grads(grads, order, source, coefficients, tl.minimum(place, final),
+                                    place <= final, column, SOURCE, WEIGHTED, DIM)
+        _close_rows(values, state_1, state_2, numbers, steps, bases, tables, index_ids, key, row,
+                    fresh, here, value, first, second, grad, column, recipe_keys, factors, kinds,
+                    STATES, GROWS, HALF, EVERY, KIND, DIM, REST_1, REST_2, MOMENTUM, L1, L2, BETA,
+                    DECAY, CLIP)
 # fmt: on
 
 
@@ -274,7 +317,14 @@ def find_segments(keys: Tensor) -> Segments:
     _list_segments[(programs,)](
         keys, counts, starts, total, firsts, lasts, n, SCAN=SCAN, WINDOW=WINDOW.value
     )
-    return Segments(keys, order, starts, total, firsts, lasts)
+    pieces, long = (
+        torch.empty(size, dtype=torch.int32, device=device) for size in ((2 * windows, 2), windows)
+    )
+    totals = torch.zeros(2, dtype=torch.int32, device=device)
+    _list_long[(triton.cdiv(windows, LIST),)](
+        keys, starts, firsts, lasts, pieces, long, totals, windows, WINDOW=WINDOW.value, LIST=LIST
+    )
+    return Segments(keys, order, starts, total, pieces, long, totals)
 
 
 def update(
@@ -294,8 +344,8 @@ def update(
     """
     n, dim = len(segments.keys), grads.shape[1]
     width = triton.next_power_of_2(dim)
-    shape = shape or update_shape(dim)
-    windows = len(segments.firsts)
+    shape = dict(shape or update_shape(dim))
+    windows = len(segments.long)
     parts = torch.empty(2 * windows, dim, device=grads.device)
     source = None if pooling is None else pooling.bag_of
     coefficients = None if pooling is None else pooling.coefficients
@@ -305,8 +355,8 @@ def update(
         segments.order,
         segments.starts,
         segments.count,
-        segments.firsts,
-        segments.lasts,
+        segments.long,
+        segments.totals,
         grads,
         none if source is None else source,
         none if coefficients is None else coefficients,
@@ -341,15 +391,19 @@ def update(
         "EVERY": recipes.every,
         **constants(optimizer, dim),
     }
-    without_total = gradients[:3] + gradients[4:]
-    _sum_windows[(windows,)](*without_total, n, DIM=dim, **summing, **EXACT)
-    _update_long[(windows,)](*gradients, *rows, PARTS=PARTS, **summing, **learning, **EXACT)
-    _update[(triton.cdiv(n, shape["BLOCK"]),)](
+    programs = shape.pop("PROGRAMS")
+    _sum_pieces[(min(2 * windows, programs),)](
+        segments.order, segments.pieces, segments.totals, *gradients[6:], DIM=dim, **summing, **EXACT
+    )
+    _update_long[(min(windows, programs),)](
+        *gradients, *rows, PARTS=PARTS, **summing, **learning, **EXACT
+    )
+    _update[(min(triton.cdiv(n, shape["BLOCK"]), programs),)](
         *gradients, *rows, **summing, **learning, **shape, **EXACT
     )
 
 
 def update_shape(dim: int) -> dict[str, int]:
-    """How many segments a program takes, and by how many warps; measured on an H200."""
+    """How many segments a program takes at a time, by how many warps; gradients read at once."""
     width = triton.next_power_of_2(dim)
-    return {"BLOCK": max(1, 1024 // width), "num_warps": 4}
+    return {"BLOCK": max(1, 1024 // width), "num_warps": 4, "AHEAD": 2, "PROGRAMS": 8192}
