@@ -2,7 +2,7 @@
 
     python benchmarks/rows_gpu.py            # every shape, a table
     python benchmarks/rows_gpu.py --check    # kernels against plain torch on the CPU first
-    python benchmarks/rows_gpu.py --tune     # phases, and how they change with block and warps
+    python benchmarks/rows_gpu.py --tune     # phases, kernels, and other shapes of the update
 
 A step is a pull and a push of gradients that are there already, replayed from a CUDA graph; four
 sets of ids take turns. Bytes that no step can do without, n ids of u distinct rows:
@@ -30,11 +30,11 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from shoal.embedding.leaves import gpu_lookup, gpu_update  # noqa: E402
-from shoal.embedding.leaves.gpu_growing import GrowingGpuTables  # noqa: E402
-from shoal.embedding.leaves.gpu_tables import GpuTables  # noqa: E402
-from shoal.embedding.optim.rows import RowOptimizer  # noqa: E402
-from shoal.embedding.table import Init, Table  # noqa: E402
+from shoal.embedding.leaves import gpu_update
+from shoal.embedding.leaves.gpu_growing import GrowingGpuTables
+from shoal.embedding.leaves.gpu_tables import GpuTables
+from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.table import Init, Table
 
 DEVICE = torch.device("cuda")
 SETS = 4  # of ids, in turn
@@ -101,8 +101,9 @@ def record(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def graph_time(runs: list[Callable[[], object]]) -> float:
-    graphs = [record(run) for run in runs]
+def graph_time(run: Callable[[int], object]) -> float:
+    """Milliseconds of run(k), each k recorded."""
+    graphs = [record(lambda k=k: run(k)) for k in range(SETS)]
     return time_of(lambda k: graphs[k % len(graphs)].replay())
 
 
@@ -207,60 +208,75 @@ def show_table(chosen: list[Shape]) -> None:
 
 
 def tune(chosen: list[Shape]) -> None:
-    """Times of the phases alone, and the shapes of blocks that read and update fastest."""
+    """Times of the phases and kernels alone, and of other shapes of `apply`."""
     for shape in chosen:
         torch.manual_seed(0)
         sets = [draw(shape) for _ in range(SETS)]
-        each = range(SETS)
         print(f"\n{shape.name}")
         for name in ("adam",) if shape.grows else ("sgd", "adam"):
-            ours = Ours(shape, name, sets)
-            store, lookups = ours.store, ours.lookups
-            store.begin(0.01, lookups[0])
-            rows = [store.locate(lookup) for lookup in lookups]
-            sorted_ = [store.sort(lookups[k]) for k in each]
-            # What `sort` sorts: rows, or places of the index.
-            keys = [torch.empty_like(s.keys).scatter_(0, s.order, s.keys) for s in sorted_]
-            wide = [key.long() for key in keys]
-            phases: dict[str, Callable[[int], object]] = {
-                "locate": lambda k: store.locate(lookups[k]),
-                "gather": lambda k: store.pull(lookups[k], rows[k]),
-                "torch.sort 32": lambda k: keys[k].sort(stable=True),
-                "torch.sort 64": lambda k: wide[k].sort(stable=True),
-                "sort + list": lambda k: gpu_update.find_segments(keys[k]),
-                "locate + sort": lambda k: store.sort(lookups[k]),
-                "apply": lambda k: store.apply(sorted_[k], ours.grads),
-                "step": ours.run,
-            }
-            for phase, run in phases.items():
-                ms = graph_time([lambda k=k: run(k) for k in each])
-                print(f"  {name:5}{phase:16}{ms:8.3f}", flush=True)
-            if shape.grows:
-                continue
-            for label, module, key, run in (
-                ("gather", gpu_lookup, "read_shape", phases["gather"]),
-                ("apply", gpu_update, "update_shape", phases["apply"]),
-            ):
-                if (label == "gather") != (name == "sgd"):
-                    continue
-                usual = getattr(module, key)
-                for size in (512, 1024, 2048, 4096):
-                    line = ""
-                    for warps in (2, 4, 8):
-                        given = usual(shape.dim) | {
-                            "BLOCK": max(1, size // shape.dim),
-                            "num_warps": warps,
-                        }
-                        setattr(module, key, lambda dim, given=given: given)
-                        try:
-                            ms = graph_time([lambda k=k: run(k) for k in each])
-                        except RuntimeError:  # the compiler's
-                            ms = float("nan")
-                        line += f"  w{warps} {ms:.3f}"
-                    print(f"  {name:5}{label} {size:5}{line}", flush=True)
-                setattr(module, key, usual)
-            del ours, store, lookups, rows, sorted_, keys, wide, phases, run
+            tune_one(shape, name, sets)
             torch.cuda.empty_cache()
+
+
+def tune_one(shape: Shape, name: str, sets: list[Tensor]) -> None:
+    ours = Ours(shape, name, sets)
+    store, lookups = ours.store, ours.lookups
+    store.begin(0.01, lookups[0])
+    rows = [store.locate(lookup) for lookup in lookups]
+    sorted_ = [store.sort(lookup) for lookup in lookups]
+    # What `sort` sorts: rows, or places of the index.
+    keys = [torch.empty_like(s.keys).scatter_(0, s.order, s.keys) for s in sorted_]
+    phases: dict[str, Callable[[int], object]] = {
+        "locate": lambda k: store.locate(lookups[k]),
+        "gather": lambda k: store.pull(lookups[k], rows[k]),
+        "torch.sort": lambda k: keys[k].sort(stable=True),
+        "sort + list": lambda k: gpu_update.find_segments(keys[k]),
+        "apply": lambda k: store.apply(sorted_[k], ours.grads),
+        "step": ours.run,
+    }
+    for phase, run in phases.items():
+        print(f"  {name:5}{phase:16}{graph_time(run):8.3f}", flush=True)
+    show_kernels(ours)
+    if not shape.grows:
+        try_shapes(shape.dim, name, phases["apply"])
+
+
+def show_kernels(ours: Ours) -> None:
+    """Microseconds of each kernel in a step, alone on the GPU."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for k in range(SETS):
+            ours.run(k)
+        torch.cuda.synchronize()
+    for event in sorted(seen.key_averages(), key=lambda event: -event.self_device_time_total)[:12]:
+        us, calls = event.self_device_time_total / SETS, event.count // SETS
+        print(f"    {us:7.1f} us {calls:3} x {event.key[:60]}", flush=True)
+
+
+def try_shapes(dim: int, name: str, run: Callable[[int], object]) -> None:
+    """`apply` with other shapes, one thing changed at a time."""
+    usual = gpu_update.update_shape
+    others: list[dict[str, int]] = [{}]
+    others += [{"AHEAD": ahead} for ahead in (1, 4)]
+    others += [{"PROGRAMS": programs} for programs in (2112, 1 << 24)]
+    others += [
+        {"BLOCK": max(1, size // dim), "num_warps": warps}
+        for size, warps in (
+            (256, 2),
+            (512, 2),
+            (512, 4),
+            (1024, 2),
+            (1024, 8),
+            (2048, 4),
+            (2048, 8),
+        )
+    ]
+    for other in others:
+        given = usual(dim) | other
+        gpu_update.update_shape = lambda dim, given=given: given
+        print(f"  {name:5}apply {graph_time(run):.3f} {other or 'as it is'}", flush=True)
+    gpu_update.update_shape = usual
 
 
 def main() -> None:
@@ -276,7 +292,7 @@ def main() -> None:
     (tune if given.tune else show_table)(chosen)
 
 
-# ---- the kernels against plain torch on the CPU ----------------------------------------------------
+# ---- the kernels against plain torch on the CPU --------------------------------------------------
 
 
 def checks() -> Iterator[tuple[str, float]]:
@@ -286,58 +302,54 @@ def checks() -> Iterator[tuple[str, float]]:
 
     universe, counts, steps = 3000, [5000, 0, 4000], 5
     every_way = itertools.product((False, True), STATE, (torch.float32, torch.bfloat16))
-    if True:
-        if True:
-            for grows, name, dtype in every_way:
-                if name not in ("adam", "rowwise_adagrad") and (grows or dtype == torch.bfloat16):
-                    continue  # the optimizer is the same function there
-                torch.manual_seed(0)
-                half = dtype == torch.bfloat16
-                kinds = [Init("uniform", 0.1), Init("normal", 0.1), Init("normal", 0.2)]
-                rows = None if grows else universe
-                tables = [Table(f"t{k}", 24, rows, init, 5) for k, init in enumerate(kinds)]
-                optimizer = RowOptimizer(name, initial_accumulator_value=0.1)
-                store = (GrowingGpuTables if grows else GpuTables)(
-                    tables, optimizer, 3, DEVICE, dtype
-                )
-                every = torch.arange(universe)
-                values = [initial_rows(table, 3, every) for table in tables]
-                values = [round_bfloat16(v) if half else v for v in values]
-                begin = optimizer.initial_state()
-                shapes = {"row": (universe,), "dim": (universe, 24)}
-                state = [
-                    {key: torch.full(shapes[k], begin[key]) for key, k in STATE[name].items()}
-                    for _ in tables
-                ]
-                worst = 0.0
-                for step in range(1, steps + 1):
-                    ids = [torch.randint(0, universe, (n,)) for n in counts]
-                    ids[2][1000:] = ids[2][0]  # one has 3000 occurrences
-                    lookup = store.look_up([part.to(DEVICE) for part in ids])
-                    want = torch.cat([v[i] for v, i in zip(values, ids)])
-                    worst = max(worst, float((store.pull(lookup).cpu() - want).abs().max()))
-                    grads = torch.randn(sum(counts), 24) * 0.1
-                    store.push(lookup, grads.to(DEVICE), 0.05)
-                    for t, (part, grad) in enumerate(zip(ids, grads.split(counts))):
-                        some, inverse = part.unique(return_inverse=True)
-                        summed = torch.zeros(len(some), 24).index_add_(0, inverse, grad)
-                        keep = some != 5
-                        some, summed = some[keep], summed[keep]
-                        new = values[t][some]
-                        parts = {key: part[some] for key, part in state[t].items()}
-                        update_rows(optimizer, new, parts, summed, 0.05, step)
-                        if half:
-                            key = recipe(tables[t], 3).key
-                            new = round_bfloat16(new, rounding_noise(key, step, some, 24))
-                        values[t][some] = new
-                        for key, part in parts.items():
-                            state[t][key][some] = part
-                store.check()
-                yield f"{name} {dtype} {'growing' if grows else 'fixed'}", worst
+    for grows, name, dtype in every_way:
+        if name not in ("adam", "rowwise_adagrad") and (grows or dtype == torch.bfloat16):
+            continue  # the optimizer is the same function there
+        torch.manual_seed(0)
+        half = dtype == torch.bfloat16
+        kinds = [Init("uniform", 0.1), Init("normal", 0.1), Init("normal", 0.2)]
+        rows = None if grows else universe
+        tables = [Table(f"t{k}", 24, rows, init, 5) for k, init in enumerate(kinds)]
+        optimizer = RowOptimizer(name, initial_accumulator_value=0.1)
+        store = (GrowingGpuTables if grows else GpuTables)(tables, optimizer, 3, DEVICE, dtype)
+        every = torch.arange(universe)
+        values = [initial_rows(table, 3, every) for table in tables]
+        values = [round_bfloat16(v) if half else v for v in values]
+        begin = optimizer.initial_state()
+        shapes = {"row": (universe,), "dim": (universe, 24)}
+        state = [
+            {key: torch.full(shapes[k], begin[key]) for key, k in STATE[name].items()}
+            for _ in tables
+        ]
+        worst = 0.0
+        for step in range(1, steps + 1):
+            ids = [torch.randint(0, universe, (n,)) for n in counts]
+            ids[2][1000:] = ids[2][0]  # one has 3000 occurrences
+            lookup = store.look_up([part.to(DEVICE) for part in ids])
+            want = torch.cat([v[i] for v, i in zip(values, ids)])
+            worst = max(worst, float((store.pull(lookup).cpu() - want).abs().max()))
+            grads = torch.randn(sum(counts), 24) * 0.1
+            store.push(lookup, grads.to(DEVICE), 0.05)
+            for t, (part, grad) in enumerate(zip(ids, grads.split(counts))):
+                some, inverse = part.unique(return_inverse=True)
+                summed = torch.zeros(len(some), 24).index_add_(0, inverse, grad)
+                keep = some != 5
+                some, summed = some[keep], summed[keep]
+                new = values[t][some]
+                parts = {key: part[some] for key, part in state[t].items()}
+                update_rows(optimizer, new, parts, summed, 0.05, step)
+                if half:
+                    key = recipe(tables[t], 3).key
+                    new = round_bfloat16(new, rounding_noise(key, step, some, 24))
+                values[t][some] = new
+                for key, part in parts.items():
+                    state[t][key][some] = part
+        store.check()
+        yield f"{name} {dtype} {'growing' if grows else 'fixed'}", worst
 
 
 def check() -> None:
-    """Print what differs by more than rounding; bfloat16 may differ by its last bit here or there."""
+    """Print what differs by more than rounding; bfloat16 may differ by its last bit."""
     count = 0
     for what, worst in checks():
         count += 1

@@ -64,9 +64,7 @@ class Both:
         tables = [Table(f"t{k}", DIM, rows, one, 5) for k, one in enumerate(BEGINS)]
         self.grows, self.half = grows, dtype == torch.bfloat16
         if grows:
-            self.ours = gpu_growing.GrowingGpuTables(
-                tables, optimizer, 3, DEVICE, dtype, admission
-            )
+            self.ours = gpu_growing.GrowingGpuTables(tables, optimizer, 3, DEVICE, dtype, admission)
         else:
             self.ours = gpu_tables.GpuTables(tables, optimizer, 3, DEVICE, dtype)
         self.theirs = [Reference(table, optimizer, 3, admission, dtype) for table in tables]
@@ -149,22 +147,25 @@ def test_the_first_values_have_the_same_bits():
         assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize("grows", [False, True])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize(
+    ("mode", "weighted", "grows"),
+    [("sum", False, False), ("sum", True, True), ("mean", False, True), ("mean", True, False)],
+)
 def test_bags_are_pooled_and_learn(mode, weighted, grows):
     both = Both(RowOptimizer("adagrad"), grows)
-    # Bags of each table; some are empty, one has 60 ids.
-    lengths = [[3, 0, 37], [0], [60, 1, 0, 49]]
-    ids = both.draw()
-    weights = torch.rand(sum(COUNTS)) if weighted else None
+    lengths = [[3, 0, 2, 1], [0], [4, 1, 0, 1] + [1] * 40]  # of the bags of each table
+    counts = [sum(length) for length in lengths]
+    ids = [part[:n] for part, n in zip(both.draw(), counts)]
+    ids[2][4:] = ids[2][1]  # more than a window of them
+    weights = torch.rand(sum(counts)) if weighted else None
     bags, want = [], []
-    parts = [None] * 3 if weights is None else weights.split(COUNTS)
+    parts = [None] * 3 if weights is None else weights.split(counts)
     for leaf, part, some, length in zip(both.theirs, ids, parts, lengths):
         offsets = torch.tensor([0, *length]).cumsum(0)
         bags.append(make_bags(leaf, part, offsets, mode, some))
         want.append(leaf.pull_bags(part, bags[-1]))
-    offsets = torch.tensor([0, *sum(lengths, [])]).cumsum(0).to(DEVICE)
+    every = [one for length in lengths for one in length]
+    offsets = torch.tensor([0, *every]).cumsum(0).to(DEVICE)
     lookup = both.look_up(ids)
     given = None if weights is None else weights.to(DEVICE)
     got, pooling = both.ours.pull_bags(lookup, offsets, mode, given)

@@ -157,6 +157,7 @@ class GpuTables:
     def join(self) -> None:
         """Wait on this stream for what `prepare` began."""
         if self._sorting is not None:
+            assert self._beside is not None
             torch.cuda.current_stream(self.device).wait_stream(self._beside)
             self._sorting = None
 
@@ -199,7 +200,7 @@ class GpuTables:
             f"{(table.rows or 0) - 1}; give the table more rows, or rows=None so that it grows"
         )
 
-    # ---- rows of one table, in host memory ---------------------------------------------------------
+    # ---- rows of one table, in host memory -------------------------------------------------------
 
     def export(self, number: int, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
         """Every row of a table, in chunks of ascending id."""

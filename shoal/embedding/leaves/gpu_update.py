@@ -393,7 +393,13 @@ def update(
     }
     programs = shape.pop("PROGRAMS")
     _sum_pieces[(min(2 * windows, programs),)](
-        segments.order, segments.pieces, segments.totals, *gradients[6:], DIM=dim, **summing, **EXACT
+        segments.order,
+        segments.pieces,
+        segments.totals,
+        *gradients[6:],
+        DIM=dim,
+        **summing,
+        **EXACT,
     )
     _update_long[(min(windows, programs),)](
         *gradients, *rows, PARTS=PARTS, **summing, **learning, **EXACT
