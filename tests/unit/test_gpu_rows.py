@@ -185,8 +185,8 @@ def test_ids_earn_their_rows_and_lose_them():
     for _ in range(2):
         both.step(torch.rand(sum(COUNTS)).round())
     both.compare_exports()
-    both.ours.decay(0.5)
-    for leaf in both.theirs:
+    for number, leaf in enumerate(both.theirs):
+        both.ours.decay(number, 0.5)
         leaf.decay(0.5)
     for rule in (Shrink(min_score=1.5), Shrink(capacity=6, order="lru"), Shrink(min_norm=0.1)):
         gone = [both.ours.shrink(number, rule) for number in range(3)]

@@ -25,7 +25,7 @@ from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
 
 if TYPE_CHECKING:  # it reads configs, which kernels need not
-    from shoal.embedding.leaves.admission import Admission, Shrink
+    from shoal.embedding.leaves.admission import Admission, Pending, Shrink
 
 FIRST_PLACES = 1024  # of a table's index
 FIRST_ROWS = 1024
@@ -187,22 +187,30 @@ class GrowingGpuTables(GpuTables):
 
     def rows_held(self, number: int) -> tuple[Tensor, Tensor]:
         """Ids of a table that have a row, ascending, and their places in the index."""
-        bases = self.index.bases.tolist()
-        places = torch.arange(bases[number], bases[number + 1], device=self.device)
-        places = places[self.index.rows[places] >= 0]
+        mine = self._places(number)
+        places = torch.arange(mine.start, mine.stop, device=self.device)
+        places = places[self.index.rows[mine] >= 0]
         ids, order = self.index.ids[places].sort()
         return ids, places[order]
 
-    def decay(self, factor: float) -> None:
-        """Multiply all counters, of rows and of ids without one."""
-        self.index.show *= factor
-        self.index.click *= factor
+    def count(self, number: int) -> int:
+        """Rows that a table has."""
+        return int((self.index.rows[self._places(number)] >= 0).sum())
+
+    def _places(self, number: int) -> slice:
+        """Where a table lies in the index."""
+        begin = sum(self.sizes[:number])
+        return slice(begin, begin + self.sizes[number])
+
+    def decay(self, number: int, factor: float) -> None:
+        """Multiply all counters of a table, of rows and of ids without one."""
+        self.index.show[self._places(number)] *= factor
+        self.index.click[self._places(number)] *= factor
 
     def shrink(self, number: int, rule: Shrink) -> int:
         """Drop rows of a table, and ids without one that faded; returns how many rows went."""
         index, counted = self.index, self.admission is not None
-        bases = index.bases.tolist()
-        mine = slice(bases[number], bases[number + 1])
+        mine = self._places(number)
         keep = index.ids != gpu_index.EMPTY.value
         if counted:
             faded = self._scores(mine) < rule.min_score
@@ -255,16 +263,58 @@ class GrowingGpuTables(GpuTables):
             keep = rows.ids != padding
             state = {key: part[keep] for key, part in rows.state.items()}
             rows = Rows(rows.ids[keep], rows.values[keep], state)
-        counts = [len(rows.ids) if k == number else 0 for k in range(len(self.tables))]
-        self._hear()
-        self.make_room(counts)
-        lookup = self.look_up(rows.ids.to(self.device), counts)
-        places = gpu_index.insert(self.index, lookup, self.paddings, self.wrong).long()
-        without = places[self.index.rows[places] < 0]
-        used = int(self.used)
-        self.index.rows[without] = self.free[used : used + len(without)]
-        self.used.add_(len(without))
-        self._write(number, rows, self.index.rows[places].long())
+        places = self._enter(number, rows.ids)
+        at = self._give_rows(places)
+        self._write(number, rows.ids, rows.values, at)
+        self._write_state(rows, at)
         for key in COUNTERS if self.admission is not None else ():
             getattr(self.index, key)[places] = rows.state[key].to(self.device)
+
+    def assign(self, number: int, ids: Tensor, values: Tensor) -> None:
+        """Set values of rows, distinct ids [n], values [n, dim]; state stays, or begins."""
+        keep = ids != self.tables[number].padding
+        ids, values = ids[keep], values[keep.to(values.device)]
+        self._write(number, ids, values, self._give_rows(self._enter(number, ids)))
+
+    def export_pending(self, number: int, chunk_rows: int = 1 << 20) -> Iterator[Pending]:
+        """Counters of the ids of a table without a row, in chunks of ascending id."""
+        from shoal.embedding.leaves.admission import Pending
+
+        index, mine = self.index, self._places(number)
+        waits = (index.ids[mine] != gpu_index.EMPTY.value) & (index.rows[mine] < 0)
+        places = waits.nonzero().squeeze(1) + mine.start
+        ids, order = index.ids[places].sort()
+        for some, at in zip(ids.split(chunk_rows), places[order].split(chunk_rows)):
+            if len(some):
+                counters = [getattr(index, key)[at].cpu() for key in COUNTERS]
+                yield Pending(some.cpu(), *counters)
+
+    def restore_pending(self, number: int, pending: Pending) -> None:
+        """Take over counters of ids without a row; those that have one keep theirs."""
+        places = self._enter(number, pending.ids)
+        waits = self.index.rows[places] < 0
+        for key in COUNTERS:
+            part = getattr(pending, key).to(self.device)
+            getattr(self.index, key)[places[waits]] = part[waits]
+
+    def _enter(self, number: int, ids: Tensor) -> Tensor:
+        """Places [n] of distinct ids in the index."""
+        counts = [len(ids) if k == number else 0 for k in range(len(self.tables))]
         self._hear()
+        self.make_room(counts)
+        lookup = self.look_up(ids.to(self.device), counts)
+        places = gpu_index.insert(self.index, lookup, self.paddings, self.wrong).long()
+        self._hear()
+        return places
+
+    def _give_rows(self, places: Tensor) -> Tensor:
+        """Rows [n] of the arena for places; new ones where there were none."""
+        without = places[self.index.rows[places] < 0]
+        used = int(self.used)
+        given = self.free[used : used + len(without)]
+        self.index.rows[without] = given
+        self.used.add_(len(without))
+        for key, begin in self.optimizer.initial_state().items():
+            self.arena.state[key][given.long()] = begin
+        self._hear()
+        return self.index.rows[places].long()

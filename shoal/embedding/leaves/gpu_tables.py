@@ -13,6 +13,7 @@ later. A step may be recorded in a CUDA graph; whoever replays it calls `begin` 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,11 +26,15 @@ from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
 
+if TYPE_CHECKING:  # it reads configs, which kernels need not
+    from shoal.embedding.leaves.admission import Admission
+
 
 class GpuTables:
     """Fixed tables of one width that learn by one optimizer."""
 
     grows = False
+    admission: Admission | None = None
 
     def __init__(
         self,
@@ -49,6 +54,7 @@ class GpuTables:
                     f"table {table.name!r} is {other}: keep it with tables of its kind"
                 )
         self.tables, self.optimizer = list(tables), optimizer
+        self.seed, self.dtype = seed, dtype
         self.device, self.half = torch.device(device), dtype == torch.bfloat16
         self.dim, self.step = tables[0].dim, 0
         self.recipes = Recipes.of(tables, seed, self.device)
@@ -211,7 +217,21 @@ class GpuTables:
 
     def restore(self, number: int, rows: Rows) -> None:
         """Take over rows of a table, values and state; the chunk must have been checked."""
-        self._write(number, rows, rows.ids.to(self.device) + self.first_rows[number])
+        at = rows.ids.to(self.device) + self.first_rows[number]
+        self._write(number, rows.ids, rows.values, at)
+        self._write_state(rows, at)
+
+    def assign(self, number: int, ids: Tensor, values: Tensor) -> None:
+        """Set values of rows that a table has, distinct ids [n], values [n, dim]; state stays."""
+        self._write(number, ids, values, ids.to(self.device) + self.first_rows[number])
+
+    def whole(self, number: int) -> Tensor:
+        """The rows of a fixed table themselves [rows, dim]; bfloat16 ones as int16."""
+        return self.arena.values[self.first_rows[number] : self.first_rows[number + 1]]
+
+    def count(self, number: int) -> int:
+        """Rows that a table has."""
+        return self.first_rows[number + 1] - self.first_rows[number]
 
     def _rows(self, ids: Tensor, at: Tensor) -> Rows:
         state = {key: part[at].cpu() for key, part in self.arena.state.items()}
@@ -222,13 +242,15 @@ class GpuTables:
         values = self.arena.values[at]
         return values.view(torch.bfloat16).float() if self.half else values
 
-    def _write(self, number: int, rows: Rows, at: Tensor) -> None:
+    def _write(self, number: int, ids: Tensor, values: Tensor, at: Tensor) -> None:
         padding = self.tables[number].padding
-        values = rows.values.to(self.device)
+        values = values.to(self.device)
         if padding is not None:  # it reads as zeros, whatever the chunk says
-            values = values.masked_fill((rows.ids == padding).to(self.device)[:, None], 0.0)
+            values = values.masked_fill((ids == padding).to(self.device)[:, None], 0.0)
         if self.half:
             values = values.to(torch.bfloat16).view(torch.int16)
         self.arena.values[at] = values
+
+    def _write_state(self, rows: Rows, at: Tensor) -> None:
         for key, part in self.arena.state.items():
             part[at] = rows.state[key].to(self.device)
