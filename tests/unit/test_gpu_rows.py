@@ -14,7 +14,7 @@ with pytest.MonkeyPatch.context() as patch:
     if DEVICE == "cpu":
         patch.setenv("TRITON_INTERPRET", "1")
     triton = pytest.importorskip("triton", reason="Triton is not installed")
-    from shoal.embedding.leaves import gpu_growing, gpu_index, gpu_tables
+    from shoal.embedding.leaves import gpu_growing, gpu_index, gpu_leaf, gpu_tables
 
     @triton.jit
     def probe(numbers):
@@ -31,6 +31,7 @@ from shoal.embedding.leaves.admission import Admission, Shrink  # noqa: E402
 from shoal.embedding.leaves.pooling import make_bags  # noqa: E402
 from shoal.embedding.leaves.reference import Reference  # noqa: E402
 from shoal.embedding.optim.rows import STATE, RowOptimizer  # noqa: E402
+from shoal.embedding.store import EVERY  # noqa: E402
 from shoal.embedding.table import Init, Table  # noqa: E402
 
 DIM = 6  # not a power of two: lanes are left over
@@ -235,3 +236,106 @@ def test_tables_of_two_widths_are_refused():
     tables = [Table("a", 4, 10), Table("b", 8, 10)]
     with pytest.raises(ValueError, match=r"widths \[4, 8\]: one GpuTables holds one width"):
         gpu_tables.GpuTables(tables, RowOptimizer("sgd"), 0, DEVICE)
+
+
+# ---- as leaves -----------------------------------------------------------------------------------
+
+
+def make_leaves(admission=None):
+    """Two fixed tables and a growing one, of two widths; and the reference of each."""
+    tables = [
+        Table("a", DIM, 20, BEGINS[0], 5),
+        Table("b", 3, None, BEGINS[1], 5),
+        Table("c", DIM, 30, BEGINS[1]),
+    ]
+    optimizer = RowOptimizer("adam")
+    counted = [None, admission, None]
+    leaves = gpu_leaf.make_gpu_leaves(tables, optimizer, 3, DEVICE, admissions=counted)
+    assert leaves[0].group is leaves[2].group
+    return leaves, [Reference(one, optimizer, 3, rule) for one, rule in zip(tables, counted)]
+
+
+def compare(leaf, reference):
+    assert len(leaf) == len(reference)
+    assert leaf.step == reference.step
+    for mine, other in zip(leaf.export(7), reference.export(7), strict=True):
+        assert torch.equal(mine.ids, other.ids)
+        torch.testing.assert_close(mine.values, other.values)
+        torch.testing.assert_close(mine.state, other.state)
+
+
+def test_leaves_of_a_group_are_read_and_learn_together():
+    torch.manual_seed(0)
+    leaves, references = make_leaves()
+    order = [2, 0, 1, 0]  # one is looked up twice
+    ids = [torch.randint(0, 20, (n,)) for n in (9, 4, 7, 5)]
+    got = gpu_leaf.pull_many([leaves[k] for k in order], ids)
+    for k, part, rows in zip(order, ids, got):
+        assert torch.equal(rows.cpu(), references[k].pull(part))
+    for _ in range(2):
+        ids = [torch.randint(0, 20, (n,)) for n in (9, 0, 7)]
+        grads = [torch.randn(len(part), leaf.table.dim) for part, leaf in zip(ids, leaves)]
+        gpu_leaf.push_many(leaves, ids, grads, 0.1)
+        for reference, part, grad in zip(references, ids, grads):
+            reference.push(part, grad, 0.1)
+        leaves[0].step = references[0].step = 7  # the second time each has numbers of its own
+    for leaf, reference in zip(leaves, references):
+        compare(leaf, reference)
+
+
+def test_every_row_of_a_leaf():
+    leaves, references = make_leaves()
+    grads = torch.randn(20, DIM)
+    for leaf in (leaves[0], references[0]):
+        leaf.push(EVERY, grads.to(DEVICE) if leaf is leaves[0] else grads, 0.1)
+    compare(leaves[0], references[0])
+    want = references[0].pull(EVERY)
+    torch.testing.assert_close(leaves[0].pull(EVERY).cpu(), want)
+    torch.testing.assert_close(leaves[0].lend().cpu(), want)
+    with pytest.raises(ValueError, match="grows: it has no last row"):
+        leaves[1].pull(EVERY)
+    leaves[1].assign(torch.tensor([4, 9]), torch.ones(2, 3))
+    references[1].assign(torch.tensor([4, 9]), torch.ones(2, 3))
+    compare(leaves[1], references[1])
+
+
+def test_a_leaf_that_counts_is_saved_and_restored():
+    torch.manual_seed(0)
+    rule = Admission(3.0, 1.0, 2.0)
+    leaves, references = make_leaves(rule)
+    leaf, reference = leaves[1], references[1]
+    for _ in range(2):
+        ids = torch.randint(0, 30, (40,))
+        grads, clicks = torch.randn(40, 3), torch.rand(40).round()
+        for one in (leaf, reference):
+            one.push(ids, grads, 0.1, clicks)
+    compare(leaf, reference)
+    other = make_leaves(rule)[0][1]
+    other.step = leaf.step
+    for rows in leaf.export(4):
+        other.restore(rows)
+    for pending in leaf.export_pending(4):
+        other.restore_pending(pending)
+    compare(other, reference)
+    for mine, known in zip(other.export_pending(), reference.export_pending(), strict=True):
+        for key in ("ids", "show", "click", "last_step"):
+            assert torch.equal(getattr(mine, key), getattr(known, key))
+    other.forget()
+    assert len(other) == 0
+    assert not list(other.export_pending())
+
+
+def test_what_does_not_fit_a_leaf_is_refused():
+    leaves, _ = make_leaves()
+    fixed, growing, _ = leaves
+    with pytest.raises(ValueError, match=r"they must be torch.int64"):
+        fixed.pull(torch.zeros(2))
+    with pytest.raises(ValueError, match=r"must be torch.float32 \[2, 6\]"):
+        fixed.push(torch.tensor([1, 2]), torch.zeros(2, 3), 0.1)
+    with pytest.raises(ValueError, match="keeps no counters"):
+        growing.push(torch.tensor([1]), torch.zeros(1, 3), 0.1, torch.ones(1))
+    with pytest.raises(ValueError, match="is fixed: only a table that grows shrinks"):
+        fixed.shrink(Shrink(min_norm=1.0))
+    with pytest.raises(ValueError, match="table 'a' has no row 20"):
+        fixed.pull(torch.tensor([20]))
+        fixed.group.check()

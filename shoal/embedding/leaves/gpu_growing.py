@@ -272,8 +272,10 @@ class GrowingGpuTables(GpuTables):
 
     def assign(self, number: int, ids: Tensor, values: Tensor) -> None:
         """Set values of rows, distinct ids [n], values [n, dim]; state stays, or begins."""
-        keep = ids != self.tables[number].padding
-        ids, values = ids[keep], values[keep.to(values.device)]
+        padding = self.tables[number].padding
+        if padding is not None:
+            keep = (ids != padding).nonzero().squeeze(1)
+            ids, values = ids[keep], values[keep]
         self._write(number, ids, values, self._give_rows(self._enter(number, ids)))
 
     def export_pending(self, number: int, chunk_rows: int = 1 << 20) -> Iterator[Pending]:

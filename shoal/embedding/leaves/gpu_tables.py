@@ -201,10 +201,7 @@ class GpuTables:
             raise self._outside(self.tables[number - 1], id_)
 
     def _outside(self, table: Table, id_: int) -> ValueError:
-        return ValueError(
-            f"table {table.name!r} has no row {id_}: it has {table.rows} rows, ids 0 to "
-            f"{(table.rows or 0) - 1}; give the table more rows, or rows=None so that it grows"
-        )
+        return table.outside(id_)
 
     # ---- rows of one table, in host memory -------------------------------------------------------
 
