@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from shoal.embedding.leaves import gpu_update
+from shoal.embedding.leaves import gpu_segments, gpu_update
 from shoal.embedding.leaves.gpu_growing import GrowingGpuTables
 from shoal.embedding.leaves.gpu_tables import GpuTables
 from shoal.embedding.optim.rows import RowOptimizer
@@ -230,7 +230,7 @@ def tune_one(shape: Shape, name: str, sets: list[Tensor]) -> None:
         "locate": lambda k: store.locate(lookups[k]),
         "gather": lambda k: store.pull(lookups[k], rows[k]),
         "torch.sort": lambda k: keys[k].sort(stable=True),
-        "sort + list": lambda k: gpu_update.find_segments(keys[k]),
+        "sort + list": lambda k: gpu_segments.find_segments(keys[k]),
         "apply": lambda k: store.apply(sorted_[k], ours.grads),
         "step": ours.run,
     }
@@ -346,6 +346,35 @@ def checks() -> Iterator[tuple[str, float]]:
                     state[t][key][some] = part
         store.check()
         yield f"{name} {dtype} {'growing' if grows else 'fixed'}", worst
+    yield "the same bits twice", bits_that_differ()
+    store = GpuTables([Table("t", 8, 10)], RowOptimizer("sgd"), 0, DEVICE)
+    store.pull(store.look_up([torch.tensor([3, 10])]))
+    try:
+        store.check()
+    except ValueError:
+        yield "an id outside is refused", 0.0
+    else:
+        yield "an id outside is refused", 1.0
+
+
+def bits_that_differ() -> float:
+    """How many values of two tables differ that learned the same, while ids were sorted beside."""
+    torch.manual_seed(0)
+    ids = torch.randint(0, 300_000, (1 << 20,), device=DEVICE) % 200_000
+    ids[: 1 << 18] = 7
+    grads = torch.randn(len(ids), 32, device=DEVICE)
+    made = []
+    for _ in range(2):
+        table = Table("t", 32, 200_000)
+        store = GpuTables([table], RowOptimizer("adam"), 0, DEVICE)
+        lookup = store.look_up([ids])
+        for _ in range(5):
+            store.begin(0.01, lookup)
+            rows, segments = store.prepare(lookup)
+            store.pull(lookup, rows)
+            store.apply(segments, grads)
+        made.append(store.arena.values)
+    return float((made[0] != made[1]).sum())
 
 
 def check() -> None:

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from shoal.embedding.leaves import gpu_index, gpu_update
+from shoal.embedding.leaves import gpu_index, gpu_segments, gpu_update
 from shoal.embedding.leaves.gpu_index import Index
 from shoal.embedding.leaves.gpu_lookup import Lookup, Pooling
+from shoal.embedding.leaves.gpu_segments import Segments
 from shoal.embedding.leaves.gpu_tables import GpuTables
-from shoal.embedding.leaves.gpu_update import Arena, Segments
+from shoal.embedding.leaves.gpu_update import Arena
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
@@ -77,7 +78,7 @@ class GrowingGpuTables(GpuTables):
     def sort(self, lookup: Lookup, rows: Tensor | None = None) -> Segments:
         """Enter the ids, and list their occurrences by place."""
         places = gpu_index.insert(self.index, lookup, self.paddings, self.wrong)
-        return gpu_update.find_segments(places)
+        return gpu_segments.find_segments(places)
 
     def apply(
         self,

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from shoal.embedding.leaves import gpu_lookup, gpu_optim, gpu_update
+from shoal.embedding.leaves import gpu_lookup, gpu_optim, gpu_segments, gpu_update
 from shoal.embedding.leaves.gpu_lookup import Lookup, Pooling
 from shoal.embedding.leaves.gpu_random import Recipes, write_initial
-from shoal.embedding.leaves.gpu_update import Arena, Segments
+from shoal.embedding.leaves.gpu_segments import Segments
+from shoal.embedding.leaves.gpu_update import Arena
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
@@ -143,7 +144,7 @@ class GpuTables:
 
     def sort(self, lookup: Lookup, rows: Tensor | None = None) -> Segments:
         """Occurrences by row: all that `apply` needs to know of the ids, before gradients come."""
-        return gpu_update.find_segments(self.locate(lookup) if rows is None else rows)
+        return gpu_segments.find_segments(self.locate(lookup) if rows is None else rows)
 
     def prepare(self, lookup: Lookup) -> tuple[Tensor, Segments]:
         """Rows [n] to read, and what `apply` needs, which is made meanwhile on a stream beside.
