@@ -294,8 +294,17 @@ def test_every_row_of_a_leaf():
     torch.testing.assert_close(leaves[0].lend().cpu(), want)
     with pytest.raises(ValueError, match="grows: it has no last row"):
         leaves[1].pull(EVERY)
-    leaves[1].assign(torch.tensor([4, 9]), torch.ones(2, 3))
-    references[1].assign(torch.tensor([4, 9]), torch.ones(2, 3))
+
+
+def test_rows_that_are_assigned_keep_their_state_or_begin():
+    leaves, references = make_leaves()
+    for leaf in (leaves[1], references[1]):
+        leaf.push(torch.tensor([4, 8]), torch.ones(2, 3), 0.1)
+        leaf.assign(torch.tensor([4, 9]), torch.ones(2, 3))
+    compare(leaves[1], references[1])
+    for leaf in (leaves[1], references[1]):
+        leaf.forget()
+        leaf.assign(torch.tensor([1, 2, 3]), torch.ones(3, 3))  # in memory that was used
     compare(leaves[1], references[1])
 
 
