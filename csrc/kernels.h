@@ -13,6 +13,7 @@ namespace shoal {
 enum class Optimizer : int { sgd, momentum, adagrad, rowwise_adagrad, adam, adamw, ftrl, rmsprop };
 constexpr const char* kOptimizers[] = {"sgd",  "momentum", "adagrad", "rowwise_adagrad",
                                        "adam", "adamw",    "ftrl",    "rmsprop"};
+constexpr size_t kPieces[] = {0, 1, 1, 1, 2, 2, 2, 1};  // of state that each of them keeps
 
 // Hyper-parameters; those that an optimizer does not have are not read.
 struct Hyper {

@@ -39,6 +39,9 @@ Table* make_table(int dim, int64_t rows, bool has_padding, int64_t padding, bool
   need(dim >= 1 && rows >= -1, "a table has 1 or more values in a row, and rows or -1");
   need(init_kind >= 0 && init_kind <= 2, "unknown kind of initial values");
   need(bloom_counters < (size_t{1} << 40), "a Bloom filter of more than 2^40 counters");
+  need(state.size() == kPieces[static_cast<int>(hyper.kind)], "state: not the optimizer's");
+  for (const auto& piece : state)
+    need(piece.first == (hyper.kind != Optimizer::rowwise_adagrad), "state: of another shape");
   threads = std::max(threads, 1);
   Spec spec;
   spec.dim = dim;
@@ -263,15 +266,6 @@ bool ordered(const int64_t* starts, const int64_t* stops, size_t n, size_t bytes
   for (size_t i = 0; i < n; ++i)
     if (starts[i] < 0 || stops[i] < starts[i] || static_cast<uint64_t>(stops[i]) > bytes) return false;
   return true;
-}
-
-// The optimizers that have a kernel for values side by side.
-Optimizer dense_optimizer(int kind) {
-  const auto found = static_cast<Optimizer>(kind);
-  need(found == Optimizer::sgd || found == Optimizer::adagrad || found == Optimizer::adam ||
-           found == Optimizer::adamw,
-       "an optimizer that has no such step");
-  return found;
 }
 
 // Lists of ids go to Python as bytes: torch reads them without a copy per id.

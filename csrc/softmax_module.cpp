@@ -19,6 +19,15 @@ namespace nb = nanobind;
 namespace shoal {
 namespace {
 
+// The optimizers that have a kernel for values side by side.
+Optimizer dense_optimizer(int kind) {
+  const auto found = static_cast<Optimizer>(kind);
+  need(found == Optimizer::sgd || found == Optimizer::adagrad || found == Optimizer::adam ||
+           found == Optimizer::adamw,
+       "an optimizer that has no such step");
+  return found;
+}
+
 // made: exponentials and tops; numbers: highest, totals and pooled.
 void catalogue_exponentials(Address hidden, size_t n, size_t dim, Address rows, size_t k,
                             Address bias, Address others, size_t num_others, const Addresses& made,

@@ -113,7 +113,7 @@ class BERT4Rec(Retrieval):
             causal=False,
         )
 
-    def encode(self, history: Tensor, vectors: Tensor, wanted: Tensor) -> Tensor:
+    def encode(self, history: Tensor, wanted: Tensor, vectors: Tensor | None = None) -> Tensor:
         """States of wanted places ([n], counted in [b * l]) of sequences [b, l] with masks: [n, d].
 
         vectors [b, l, d] are the rows of the sequences' items.
@@ -127,6 +127,8 @@ class BERT4Rec(Retrieval):
                 f"a history of {length} items is longer than the {self.facts.max_len} positions "
                 "the model was built with; cut it, or raise data.max_len and train again"
             )
+        if vectors is None:
+            vectors = self.embed.rows("history", history)
         pads = history == 0
         first = self.facts.max_len - length + pads.sum(1, keepdim=True)
         position = first + torch.arange(length, device=history.device)
@@ -138,7 +140,7 @@ class BERT4Rec(Retrieval):
         history, target = batch.tensor("history"), batch.tensor("target")
         wanted = places(batch)
         vectors = self.embed.field("history", batch)
-        states, targets = self.encode(history, vectors, wanted), target.view(-1)[wanted]
+        states, targets = self.encode(history, wanted, vectors), target.view(-1)[wanted]
         if self.options.loss_type == "CE":
             loss = self.embed.full_softmax(
                 "output", states, targets, "output_bias", stop=self.mask_token
@@ -169,7 +171,7 @@ class BERT4Rec(Retrieval):
 
     def encode_query(self, batch: Batch) -> Tensor:
         asked, wanted = ask(batch.tensor("history"), self.mask_token, self.facts.max_len)
-        states = self.encode(asked, self.embed.rows("history", asked), wanted)
+        states = self.encode(asked, wanted)
         return F.pad(states, (0, 1), value=1.0)  # meets the bias that encode_item appends
 
     def encode_item(self, ids: Tensor) -> Tensor:

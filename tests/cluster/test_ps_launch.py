@@ -132,7 +132,7 @@ def test_a_server_that_is_killed(endless: Path, tmp_path: Path, roles: Any) -> N
 
 def test_a_server_to_which_nobody_comes(config: Path, tmp_path: Path) -> None:
     """Its worker may have failed on another host, before it ever said a word."""
-    words = (*lists(), "--role=server", "-m", config, "--launch.join_timeout=0.5")
+    words = (*lists(), "--role=server", "-m", config, "--launch.join_timeout=0.5", "--output=run")
     command = shoal("launch", *words, cwd=tmp_path)
     command.until("a server", lambda: "server 0 listens on" in command.output)
     message = the_end_of(command)

@@ -79,19 +79,19 @@ class Wavering(ClickModel):
 
     def logits(self, batch: Batch) -> Tensor:
         self.calls += 1
-        slots, other = batch.flat_ids("slots"), batch.flat_ids("other")
+        slots = batch.flat_ids("slots")
         scores = self.linear(batch.dense["dense"])[:, 0]
         if self.calls % 3 or self.calls < 30:  # later, now and then nothing is looked up at all
-            scores = scores + self.embed.rows("slots", slots).sum((1, 2))
+            scores = scores + self.embed.field("slots", batch).sum((1, 2))
         if self.calls % 4 == 1:  # ids that the model makes itself: shown, and clicked by nobody
             scores = scores - self.embed.rows("slots", slots[:, :2] + 0).sum((1, 2)) / 2
         if self.calls % 5 == 0:
-            scores = scores + self.embed.rows("other", other).sum((1, 2))
+            scores = scores + self.embed.field("other", batch).sum((1, 2))
         elif self.calls % 2:  # read, and no gradient comes back
-            scores = scores + self.embed.rows("other", other).sum((1, 2)).detach()
+            scores = scores + self.embed.field("other", batch).sum((1, 2)).detach()
         fixed = batch.flat_ids("fixed")
         if self.calls % 3 == 1:
-            scores = scores + self.embed.rows("fixed", fixed).sum(1)
+            scores = scores + self.embed.field("fixed", batch).sum(1)
         elif self.calls % 3 == 2:  # some of its rows came in vain
             even = (fixed % 2 == 0).nonzero().squeeze(1)
             scores = scores.index_add(0, even, self.embed.rows("fixed", fixed[even]).sum(1))
@@ -145,7 +145,7 @@ def held(strategy: Strategy) -> dict[str, Any]:
             names = [one for one in ("show", "click", "last_step") if one in chunk.state]
             counters += list(zip(*(chunk.state[one].tolist() for one in names)))
             values += chunk.values.reshape(-1).tolist()
-        if name in strategy.counted:
+        if name in strategy.rows.counted:
             for part in store.export_pending(100):  # type: ignore[attr-defined]
                 columns = (part.ids, part.show, part.click, part.last_step)
                 pending += list(zip(*(column.tolist() for column in columns)))

@@ -76,7 +76,7 @@ def files(seed: int, status: Status, findings: Path, most: int) -> None:
 
 def _try_corpus(targets: dict[str, Any], folder: Path, findings: Path, seed: int) -> None:
     """Inputs that once found something: TARGET-anything."""
-    for path in sorted((Path(__file__).parent / "corpus").iterdir()):
+    for path in sorted((Path(__file__).parent / "corpus").glob("*")):
         target = targets[path.name.split("-")[0]]
         (folder / target.name).write_bytes(path.read_bytes())
         try:

@@ -84,11 +84,11 @@ def table(core: Any, rng: random.Random) -> tuple[Any, int, int, bool, int]:
     """(table, dim, rows, counted, optimizer)"""
     dim, rows = rng.choice((1, 2, 3, 8, 17)), rng.choice((-1, -1, 0, 1, 5, 100))
     kind, counted = rng.randrange(8), rng.random() < 0.3
-    hyper = uneven(rng, [0.1, 0.1, 0.9, 0.0, 0.0, 1.0, 0.0, 0.0, 0.1])
+    state = uneven(rng, [(bool(PER_VALUE[kind]), 0.1)] * PIECES[kind])
     bloom = rng.choice((0, 64)) if counted else 0
     made = core.make_table(
-        *(dim, rows, rng.random() < 0.5, 0, rng.random() < 0.3, rng.randrange(3), 7, 0.1, kind),
-        *(hyper, counted, [1.0, 1.0, 1.0], bloom, threads(rng)),
+        *(dim, rows, rng.random() < 0.5, 0, rng.random() < 0.3, rng.randrange(3), 7, 0.1),
+        *(core.Hyper(kind), state, counted, [1.0, 1.0, 1.0], bloom, threads(rng)),
     )
     return made, dim, rows, counted, kind
 
@@ -109,8 +109,9 @@ def make_table(core: Any, rng: random.Random) -> None:
     if dim * max(rows, 0) > 1 << 20 and rows < 2**53:  # it would be made, and take long
         rows = 5 if dim < 100 else 2**62
     core.make_table(
-        *(dim, rows, False, 0, False, rng.choice((0, 1, 2, 3, -1)), 1, 0.1, rng.randrange(-1, 9)),
-        *([0.0] * 9, False, [0.0] * 3, 0, threads(rng)),
+        *(dim, rows, False, 0, False, rng.choice((0, 1, 2, 3, -1)), 1, 0.1),
+        *(core.Hyper(rng.randrange(-1, 9)), [(True, 0.0)] * rng.randrange(3), False, [0.0] * 3, 0),
+        threads(rng),
     )
 
 
@@ -131,7 +132,8 @@ def rows_of_tables(core: Any, rng: random.Random) -> None:
             [s.ctypes.data if has else 0 for s in sources],
             [0] * len(made),
             [0] * len(made),
-            uneven(rng, [0.1, 1e-8, 0.1, 1.0] * len(made)),
+            [0] * len(made),
+            uneven(rng, [core.StepNumbers(size=0.1, eps=1e-8, lr=0.1, keep=1.0)] * len(made)),
             uneven(rng, [1] * len(made)),
             threads(rng),
         )
@@ -196,10 +198,11 @@ def products(core: Any, rng: random.Random) -> None:
     core.products(at(rng, a), at(rng, b), at(rng, out), count, m, k, n)
     hidden, rows, bias = floats(rng, m, k), floats(rng, n, k), floats(rng, n)
     core.logits(
-        *(at(rng, hidden), m, at(rng, rows), n, k, at(rng, bias), at(rng, floats(rng, m, n)))
+        *(at(rng, hidden), m, at(rng, rows), n, k, at(rng, bias), at(rng, floats(rng, m, n))),
+        threads(rng),
     )
     x, highest, totals = floats(rng, m, n), floats(rng, m), floats(rng, m)
-    core.exponentials(at(rng, x), m, n, at(rng, highest), at(rng, totals))
+    core.exponentials(at(rng, x), m, n, at(rng, highest), at(rng, totals), threads(rng))
 
 
 def pairs(core: Any, rng: random.Random) -> None:
@@ -297,7 +300,14 @@ def dense(core: Any, rng: random.Random) -> None:
     rule = uneven(rng, [0.1, 0.0, 1e-8, 0.9, 0.99])
     core.step_dense(rng.randrange(-1, 9), rule, addresses, sizes, threads(rng))
     mask = floats(rng, sum(sizes))
-    core.dropout_mask(len(mask), 7, rng.choice((0.5, 0, 1, -1, 2)), at(rng, mask), threads(rng))
+    rate, first = rng.choice((0.5, 0, 1, -1, 2)), rng.choice((0, 3, 2**32))
+    core.dropout_mask(7, rate, first, len(mask), at(rng, mask), threads(rng))
+    width = rng.choice((1, 3))
+    rows, wide = numbers(rng, len(mask), 50), floats(rng, len(mask), width)
+    core.dropout_rows(
+        *(7, rate, first, at(rng, rows), len(rows), width, at(rng, wide), threads(rng))
+    )
+    core.use_instruction_set(rng.choice((*core.instruction_sets(), "sse9")))
 
 
 def wire(core: Any, rng: random.Random) -> None:

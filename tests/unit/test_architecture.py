@@ -123,6 +123,22 @@ def test_the_top_shows_the_rooms() -> None:
     assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py"}
 
 
+def test_no_two_files_need_each_other() -> None:
+    """No circle of imports, be it for types alone or within a function."""
+    names = {}
+    for path in FILES:
+        parts = path.relative_to(ROOT.parent).with_suffix("").parts
+        names[".".join(part for part in parts if part != "__init__")] = path
+    needs = {}
+    for name, path in names.items():
+        found = {one if one in names else one.rpartition(".")[0] for one in imports(path)}
+        needs[name] = found & names.keys() - {name, "shoal"}
+    while free := [name for name, others in needs.items() if not others & needs.keys()]:
+        for name in free:
+            del needs[name]
+    assert not needs, f"these import in a circle: {sorted(needs)}"
+
+
 def test_there_is_no_utils() -> None:
     assert not [path for path in FILES if "util" in path.stem or "helper" in path.stem]
 

@@ -226,7 +226,7 @@ def test_bad_choice_of_columns(tmp_path):
 
 def test_unreadable_file_is_a_clear_error(tmp_path):
     (tmp_path / "toy" / "toy.inter").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"cannot read .*toy\.inter: Is a directory"):
+    with pytest.raises(ValueError, match=r"cannot read .*toy\.inter: is a folder"):
         load(tmp_path, format="atomic")
 
 

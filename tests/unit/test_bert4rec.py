@@ -20,7 +20,7 @@ from shoal.models.nn.losses import sampled_softmax_loss
 from shoal.models.nn.transformer import Attention, Transformer
 from shoal.runs.build import Parts, build
 from shoal.runs.run import run
-from shoal.runs.trained import Trained
+from shoal.runs.trained import Trained, open_config
 from shoal.training.checkpoint import CheckpointError
 from shoal.world.world import World
 
@@ -260,11 +260,15 @@ def test_debias_takes_popularity_off_the_scores() -> None:
 def test_a_trained_model_may_be_ranked_otherwise(tmp_path: Path) -> None:
     values = {**DATA, **NO_DROPOUT["BERT4Rec"], "train.epochs": 1}
     result = run(model="BERT4Rec", config_dict={**values, "run.output": str(tmp_path / "run")})
-    again = Trained(tmp_path / "run", ["--model.debias=0"]).evaluate()
+
+    def trained(word: str) -> Trained:
+        return Trained(tmp_path / "run", open_config(tmp_path / "run", [word]))
+
+    again = trained("--model.debias=0").evaluate()
     assert again["test"] == result["test"]
-    assert Trained(tmp_path / "run", ["--model.debias=2"]).evaluate()["test"] != result["test"]
+    assert trained("--model.debias=2").evaluate()["test"] != result["test"]
     with pytest.raises(CheckpointError, match=r"model.hidden_act was .relu., is now .gelu.[.] Use"):
-        Trained(tmp_path / "run", ["--model.hidden_act=gelu"])
+        trained("--model.hidden_act=gelu")
 
 
 @pytest.mark.parametrize(

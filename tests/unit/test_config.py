@@ -279,7 +279,7 @@ names = texts | words
     load_columns=st.none() | st.dictionaries(names, st.lists(names, max_size=3), max_size=3),
     lr=st.floats(min_value=1e-300, allow_infinity=False, allow_nan=False),
     threshold=st.none() | st.dictionaries(names, st.floats(-1e9, 1e9), min_size=1, max_size=1),
-    seed=st.integers(),
+    seed=st.integers(-(2**63), 2**63 - 1),
     negatives=st.none() | st.integers(1, 9).map(lambda num: {"num": num}),
 )
 def test_whatever_loads_reads_back(

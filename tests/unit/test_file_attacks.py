@@ -285,12 +285,14 @@ def test_columns_that_do_not_belong_together(stored: tuple[DataSection, Path], w
 
 def test_a_table_too_large_to_count_ends_with_one_error() -> None:
     program = (
-        "from shoal.world.core import load_core\n"
-        "core = load_core()\n"
+        "from shoal.embedding.leaves.native import _core as core, _hyper, _state\n"
+        "from shoal.embedding.optim.rows import RowOptimizer\n"
+        "made = RowOptimizer('adagrad')\n"
+        "told = _hyper(made), _state(made)\n"
         "sizes = [(2**62, 16), (2**60, 4), (2**58, 16), (2**40, 2**30), (5, -1), (-7, 4)]\n"
         "for rows, dim in sizes:\n"
         "    try:\n"
-        "        core.make_table(dim, rows, False, 0, False, 0, 1, 0.1, 2, [0.0] * 9, False,\n"
+        "        core.make_table(dim, rows, False, 0, False, 0, 1, 0.1, *told, False,\n"
         "                        [0.0] * 3, 0, 1)\n"
         "    except ValueError as error:\n"
         "        print(error)\n"

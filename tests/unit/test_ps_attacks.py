@@ -73,8 +73,8 @@ def say_hello_as_nobody(address: str, answer: Any) -> None:
 @as_root
 def test_another_user_gets_no_answer(tmp_path: Path) -> None:
     """The servers of one host listen where nobody else may go, and on no port."""
-    config = Config.model_validate({"run": {"output": str(tmp_path / "run")}})
-    config.launch.servers = 1
+    values = {"run": {"output": str(tmp_path / "run")}, "launch": {"servers": 1}}
+    config = Config.model_validate(values)
     with Servers(config) as servers:
         (address,) = servers.addresses
         context = multiprocessing.get_context("fork")
@@ -317,23 +317,3 @@ def test_answers_that_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert len(client.dense()[0]) == 1 << 18
         assert resident() - before < 200 << 20
         deaf.close()
-
-
-def test_nothing_of_ps_imports_in_a_circle() -> None:
-    """No two files of shoal/ps need each other, be it for types alone."""
-    from test_architecture import ROOT, imports
-
-    files = {path: imports(path) for path in (ROOT / "ps").rglob("*.py")}
-    names = {".".join(path.relative_to(ROOT.parent).with_suffix("").parts): path for path in files}
-    needs = {
-        name: {
-            other
-            for other in names
-            if any(f"{one}.".startswith(f"{other}.") for one in files[path])
-        }
-        for name, path in names.items()
-    }
-    while free := [name for name, others in needs.items() if not others & needs.keys()]:
-        for name in free:
-            del needs[name]
-    assert not needs

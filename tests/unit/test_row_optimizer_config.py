@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from ps_cluster import make_spec
-from shoal.embedding.softmax.whole import every_id
 from small import small_config
 
 from shoal.config import ConfigError
@@ -22,6 +21,7 @@ from shoal.embedding.optim.chosen import (
     row_optimizer_of,
 )
 from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
+from shoal.embedding.store import EVERY
 from shoal.embedding.table import Table
 from shoal.ps.spec import parse_spec
 from shoal.ps.wire import WireError
@@ -66,12 +66,13 @@ def test_every_leaf_scales_the_rate_of_its_step(name: str, backend: str) -> None
         optimizer = RowOptimizer(name, lr_factor=factor, weight_decay=0.1)
         if backend == "whole table":
             store: Any = Device(table, optimizer, 3, "cpu")
-            ids = every_id(6, torch.device("cpu"))
         else:
             store = make_local(table, optimizer, 3, backend=backend)  # type: ignore[arg-type]
+        whole = backend == "whole table"
         generator = torch.Generator().manual_seed(1)
         for _ in range(3):
-            store.push(ids, torch.randn(len(ids), 4, generator=generator), lr)
+            grads = torch.randn(6 if whole else len(ids), 4, generator=generator)
+            store.push(EVERY if whole else ids, grads, lr)
         rows.append(store.pull(torch.arange(6)))
     torch.testing.assert_close(*rows, rtol=1e-6, atol=1e-7)
     assert not torch.equal(rows[0], make_local(table, RowOptimizer("sgd"), 3).pull(torch.arange(6)))

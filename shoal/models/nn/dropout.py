@@ -18,6 +18,8 @@ torch's integers make the same bits.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -123,7 +125,7 @@ def _key_on(device: torch.device, layer: int) -> Tensor:
     return _draws.on_device[device.type] + signed(layer * INCREMENT)
 
 
-def _triton():  # type: ignore[no-untyped-def]
+def _triton() -> Any:
     try:
         from shoal.models.nn import triton_dropout
     except ImportError:

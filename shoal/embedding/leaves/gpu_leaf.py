@@ -1,0 +1,271 @@
+"""GpuLeaf: a table in the memory of a GPU as a leaf, by the kernels of GpuTables.
+
+Tables of one width that are made together share a group, and their rows are read and updated in one
+launch by `pull_many` and `push_many`. Nothing waits for the device but what goes to the host: an id
+outside its table is refused some steps later, at the latest by `export`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from shoal.embedding.leaves import gpu_lookup
+from shoal.embedding.leaves.admission import Admission, Pending, Shrink
+from shoal.embedding.leaves.gpu_growing import GrowingGpuTables
+from shoal.embedding.leaves.gpu_lookup import Lookup, Pooling
+from shoal.embedding.leaves.gpu_tables import GpuTables
+from shoal.embedding.leaves.leaf import Leaf
+from shoal.embedding.leaves.pooling import Bags
+from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.store import Every, Ids, Rows
+from shoal.embedding.table import Table
+
+
+def make_gpu_leaves(
+    tables: Sequence[Table],
+    optimizer: RowOptimizer,
+    seed: int,
+    device: torch.device | str,
+    dtype: torch.dtype = torch.float32,
+    admissions: Sequence[Admission | None] = (),
+) -> list[GpuLeaf]:
+    """A leaf for each table; those of one width and one admission lie side by side."""
+    admissions = admissions or [None] * len(tables)
+    groups: dict[tuple[int, bool, Admission | None], list[int]] = {}
+    for k, (table, admission) in enumerate(zip(tables, admissions)):
+        groups.setdefault((table.dim, table.rows is None, admission), []).append(k)
+    leaves: dict[int, GpuLeaf] = {}
+    for (_, grows, admission), members in groups.items():
+        some = [tables[k] for k in members]
+        if grows:
+            group: GpuTables = GrowingGpuTables(some, optimizer, seed, device, dtype, admission)
+        else:
+            group = GpuTables(some, optimizer, seed, device, dtype)
+        leaves.update({k: GpuLeaf(group, number) for number, k in enumerate(members)})
+    return [leaves[k] for k in range(len(tables))]
+
+
+class GpuLeaf(Leaf):
+    """One table of a group."""
+
+    def __init__(self, group: GpuTables, number: int):
+        table = group.tables[number]
+        super().__init__(table, group.optimizer, group.seed, group.admission, group.dtype)
+        self.group, self.number, self.device = group, number, group.device
+
+    def __len__(self) -> int:
+        """Rows held: all of a fixed table, those that were updated of a growing one."""
+        return self.group.count(self.number)
+
+    @cached_property
+    def _every(self) -> Tensor:
+        return torch.arange(len(self), device=self.device)
+
+    def lend(self) -> Tensor | None:
+        """The rows themselves [rows, dim], to be read until the next push; None: they cannot be."""
+        whole = self.table.rows is not None and self.dtype == torch.float32
+        return self.group.whole(self.number) if whole else None
+
+    def pull(self, ids: Ids) -> Tensor:
+        """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
+        return pull_many([self], [ids])[0]
+
+    def push(
+        self,
+        ids: Ids,
+        grads: Tensor,
+        lr: float,
+        clicks: Tensor | None = None,
+        shows: Tensor | None = None,
+    ) -> None:
+        """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
+        if shows is not None:
+            raise ValueError(f"table {self.table.name!r}: rows on a GPU count each id given once")
+        flat = self.flat_ids(ids)
+        grads = self.flat_grads(grads, len(flat))
+        self._push(self._look_up(flat), grads, lr, None, self.check_clicks(clicks, len(flat)))
+
+    def pull_bags(self, ids: Tensor, bags: Bags) -> Tensor:
+        """Pooled rows, without making the single ones: [bags, dim]."""
+        group, lookup = self.group, self._look_up(self.flat_ids(ids))
+        rows = group.locate(lookup)
+        pooling = self._pooling(bags)
+        return gpu_lookup.pool(
+            group.arena.values, rows, lookup, group.recipes, group.grows, pooling
+        )
+
+    def push_bags(self, ids: Tensor, bags: Bags, grads: Tensor, lr: float) -> None:
+        """One optimizer step by the gradients of bags [bags, dim]."""
+        grads = self.flat_grads(grads, bags.count)
+        self._push(self._look_up(self.flat_ids(ids)), grads, lr, self._pooling(bags))
+
+    def dot_bags(self, ids: Tensor, bags: Bags, grads: Tensor) -> Tensor:
+        """Of each id's row and its bag's gradient: [n]."""
+        grads = self.flat_grads(grads, bags.count)
+        return (self.pull(ids) * grads.index_select(0, bags.bag_of.to(self.device))).sum(dim=1)
+
+    def begin(self, lr: float, lookup: Lookup | None = None) -> None:
+        """Count a step. Whoever replays a recorded push calls it before: nothing else is Python."""
+        self.group.step = self._step
+        self.group.begin(lr, lookup)
+        self._step = self.group.step
+
+    def _push(
+        self,
+        lookup: Lookup,
+        grads: Tensor,
+        lr: float,
+        pooling: Pooling | None = None,
+        clicks: Tensor | None = None,
+    ) -> None:
+        self._begin_unless_recorded(lr, lookup)
+        if not len(lookup.ids):
+            return
+        segments = self.group.sort(lookup)
+        if isinstance(self.group, GrowingGpuTables):
+            self.group.apply(segments, grads, pooling, clicks)
+        else:
+            self.group.apply(segments, grads, pooling)
+
+    def _begin_unless_recorded(self, lr: float, lookup: Lookup) -> None:
+        if self.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+            self.begin(lr, lookup)
+        elif self.group.grows:
+            raise ValueError(
+                f"table {self.table.name!r} grows, so its steps cannot be recorded: give it a "
+                "number of rows, or set strategy.graph=false"
+            )
+
+    def _look_up(self, ids: Tensor) -> Lookup:
+        counts = [0] * len(self.group.tables)
+        counts[self.number] = len(ids)
+        return self.group.look_up(ids, counts)
+
+    def _pooling(self, bags: Bags) -> Pooling:
+        weights = bags.coefficients
+        return Pooling(
+            bags.offsets.to(self.device),
+            bags.bag_of.to(self.device),
+            None if weights is None else weights.to(self.device),
+        )
+
+    # ---- to the host and back --------------------------------------------------------------------
+
+    def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
+        """Every row held, in chunks of ascending id, in host memory."""
+        self.group.check()
+        return self.group.export(self.number, chunk_rows)
+
+    def restore(self, rows: Rows) -> None:
+        """Take over rows, values and state; a chunk that does not fit changes nothing."""
+        self.check_rows(rows)
+        self.group.restore(self.number, rows)
+
+    def _assign(self, ids: Tensor, values: Tensor) -> None:
+        if self.admission is not None:
+            raise ValueError(f"table {self.table.name!r} keeps counters: restore whole rows")
+        self.group.assign(self.number, ids, values)
+
+    def decay(self, factor: float) -> None:
+        """Multiply all counters, of rows and of ids without one."""
+        self.check_counted("decay")
+        self._growing.decay(self.number, factor)
+
+    def shrink(self, rule: Shrink) -> int:
+        """Drop rows; returns how many went."""
+        self.check_shrink(rule)
+        self.group.step = self._step
+        return self._growing.shrink(self.number, rule)
+
+    def export_pending(self, chunk_rows: int = 1 << 20) -> Iterator[Pending]:
+        """Counters of the ids without a row, in chunks of ascending id."""
+        if self.admission is None:
+            return iter(())
+        return self._growing.export_pending(self.number, chunk_rows)
+
+    def restore_pending(self, pending: Pending) -> None:
+        """Take over counters of ids without a row."""
+        self.check_pending(pending)
+        self._growing.restore_pending(self.number, pending)
+
+    @property
+    def _growing(self) -> GrowingGpuTables:
+        assert isinstance(self.group, GrowingGpuTables)  # others were refused
+        return self.group
+
+    # ---- what comes in ---------------------------------------------------------------------------
+
+    def flat_ids(self, ids: Ids) -> Tensor:
+        if isinstance(ids, Every):
+            return self._every if self.table.rows is not None else super().flat_ids(ids)
+        if ids.dtype != torch.int64:
+            super().flat_ids(ids)  # which refuses them
+        flat = ids.detach().to(self.device).reshape(-1).contiguous()
+        # On a GPU this would wait for it at every step; there the kernels note it.
+        if self.device.type == "cpu" and self.table.rows is not None and len(flat):
+            for bound in flat.aminmax():
+                if not 0 <= int(bound) < self.table.rows:
+                    raise self.outside(int(bound))
+        return flat
+
+    def flat_grads(self, grads: Tensor, n: int) -> Tensor:
+        if grads.dtype != torch.float32 or tuple(grads.shape) != (n, self.table.dim):
+            super().flat_grads(grads, n)  # which refuses them
+        return grads.detach().to(self.device).contiguous()
+
+    def check_clicks(self, clicks: Tensor | None, n: int) -> Tensor | None:
+        if clicks is None:
+            return None
+        if self.admission is None or clicks.dtype != torch.float32 or clicks.shape != (n,):
+            super().check_clicks(clicks, n)  # which refuses them
+        return clicks.detach().to(self.device).contiguous()
+
+
+def pull_many(leaves: Sequence[GpuLeaf], ids: Sequence[Ids]) -> list[Tensor]:
+    """Rows of several leaves, those of a group in one launch: ids[k] [n_k] -> [n_k, dim_k]."""
+    result: dict[int, Tensor] = {}
+    for group, members in _by_group(leaves).items():
+        flat = [leaves[k].flat_ids(ids[k]) for k in members]
+        counts = [0] * len(group.tables)
+        for k, part in zip(members, flat):
+            counts[leaves[k].number] += len(part)
+        rows = group.pull(group.look_up(_cat(flat), counts))
+        result.update(zip(members, rows.split([len(part) for part in flat])))
+    return [result[k] for k in range(len(leaves))]
+
+
+def push_many(
+    leaves: Sequence[GpuLeaf], ids: Sequence[Ids], grads: Sequence[Tensor], lr: float
+) -> None:
+    """One step of several leaves, each given once; those of a group in one launch."""
+    for group, members in _by_group(leaves).items():
+        if len({leaves[k].step for k in members}) > 1:  # each has numbers of its own
+            for k in members:
+                leaves[k].push(ids[k], grads[k], lr)
+            continue
+        flat = [leaves[k].flat_ids(ids[k]) for k in members]
+        parts = [leaves[k].flat_grads(grads[k], len(part)) for k, part in zip(members, flat)]
+        counts = [0] * len(group.tables)
+        for k, part in zip(members, flat):
+            counts[leaves[k].number] = len(part)
+        leaves[members[0]]._push(group.look_up(_cat(flat), counts), _cat(parts), lr)
+        for k in members:
+            leaves[k].step = leaves[members[0]].step
+
+
+def _by_group(leaves: Sequence[GpuLeaf]) -> dict[GpuTables, list[int]]:
+    """Which of the leaves are each group's, in the order of its tables."""
+    groups: dict[GpuTables, list[int]] = {}
+    for k, leaf in enumerate(leaves):
+        groups.setdefault(leaf.group, []).append(k)
+    for members in groups.values():
+        members.sort(key=lambda k: leaves[k].number)
+    return groups
+
+
+def _cat(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
