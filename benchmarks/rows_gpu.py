@@ -298,10 +298,10 @@ def main() -> None:
 def checks() -> Iterator[tuple[str, float]]:
     """What was checked, and the largest difference."""
     from shoal.embedding.leaves.init import initial_rows, recipe, round_bfloat16, rounding_noise
-    from shoal.embedding.optim.rows import STATE, update_rows
+    from shoal.embedding.optim.rows import DEFINITIONS, update_rows
 
     universe, counts, steps = 3000, [5000, 0, 4000], 5
-    every_way = itertools.product((False, True), STATE, (torch.float32, torch.bfloat16))
+    every_way = itertools.product((False, True), DEFINITIONS, (torch.float32, torch.bfloat16))
     for grows, name, dtype in every_way:
         if name not in ("adam", "rowwise_adagrad") and (grows or dtype == torch.bfloat16):
             continue  # the optimizer is the same function there
@@ -310,7 +310,8 @@ def checks() -> Iterator[tuple[str, float]]:
         kinds = [Init("uniform", 0.1), Init("normal", 0.1), Init("normal", 0.2)]
         rows = None if grows else universe
         tables = [Table(f"t{k}", 24, rows, init, 5) for k, init in enumerate(kinds)]
-        optimizer = RowOptimizer(name, initial_accumulator_value=0.1)
+        begins = "initial_accumulator_value" in DEFINITIONS[name].defaults
+        optimizer = RowOptimizer(name, **({"initial_accumulator_value": 0.1} if begins else {}))
         store = (GrowingGpuTables if grows else GpuTables)(tables, optimizer, 3, DEVICE, dtype)
         every = torch.arange(universe)
         values = [initial_rows(table, 3, every) for table in tables]
@@ -318,7 +319,7 @@ def checks() -> Iterator[tuple[str, float]]:
         begin = optimizer.initial_state()
         shapes = {"row": (universe,), "dim": (universe, 24)}
         state = [
-            {key: torch.full(shapes[k], begin[key]) for key, k in STATE[name].items()}
+            {key: torch.full(shapes[k], begin[key]) for key, k in DEFINITIONS[name].state.items()}
             for _ in tables
         ]
         worst = 0.0

@@ -112,5 +112,9 @@ def push_all(
 
 def push_counted(store: Leaf, ids: Ids, grads: Tensor, lr: float, counts: Tensor) -> None:
     """A step of a store with counters: counts [n, 2], whole shows and any clicks of each id."""
-    shows, clicks = counts.unbind(1)
-    store.push(ids, grads, lr, clicks, shows)
+    shows, clicks = counts.cpu().unbind(1)
+    shown = shows > 0
+    if not bool(shown.all()):  # looked up in vain: such rows must rest
+        ids, grads = store.flat_ids(ids)[shown], grads[shown.to(grads.device)]
+        shows, clicks = shows[shown], clicks[shown]
+    store.push(ids, grads, lr, clicks.contiguous(), shows.contiguous())
