@@ -1,0 +1,110 @@
+"""This checkout beside another commit: the same runs, taken in turn, and the ratio of their times.
+
+    python benchmarks/against.py 2fefa8e
+    python benchmarks/against.py main --cases bpr "bpr, 2 processes" --rounds 9
+
+Both commits are put into folders of their own, each with its native core, and are used through the
+command line alone. Times are seconds of an epoch as result.json has them, but for `start`: those
+from the command to the first step. Medians over rounds; a ratio above 1 is slower than before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+QUIET = ["--run.progress=false", "--run.tensorboard=false", "--run.log_level=warning"]
+BERT4REC = [
+    *("recipes/random-bert4rec.yaml", "--train.epochs=2", "--train.eval_every=0"),
+    *("--data.random.users=400", "--data.random.items=49077", "--data.random.interactions=6400"),
+    "--data.max_len=16",
+]
+PLANTED = ["recipes/planted-bpr-single.yaml", "--train.epochs=12"]
+CLICKS = ["recipes/planted-clicks-dnn-ps.yaml", "--train.epochs=2"]
+CASES = {
+    "start": ["train", "recipes/planted-bpr-single.yaml", "--train.epochs=1"],
+    "bpr": ["train", *PLANTED],
+    "bpr, 2 processes": ["train", *PLANTED, "--nproc=2"],
+    "bpr, 4 processes": ["train", *PLANTED, "--nproc=4"],
+    "bert4rec, batch 8": ["train", *BERT4REC, "--train.batch_size=8"],
+    "bert4rec, batch 128": ["train", *BERT4REC, "--train.batch_size=128"],
+    "bert4rec, ddp": ["train", *BERT4REC, "--train.batch_size=16", "--nproc=2"],
+    "bert4rec, sharded": [
+        *("train", *BERT4REC, "--train.batch_size=16", "--nproc=2"),
+        "--strategy.name=sharded",
+    ],
+    "servers, sync": [
+        *("launch", "--worker_num=2", "--server_num=1", *CLICKS, "--strategy.ps.mode=sync"),
+    ],
+    "servers, async": ["launch", "--worker_num=2", "--server_num=1", *CLICKS],
+}
+
+
+def make_side(commit: str | None, folder: Path) -> Path:
+    """A tree (None: this one as it is committed) with its core and an environment of its own."""
+    subprocess.run(["git", "-C", ROOT, "clone", "-q", str(ROOT), folder], check=True)
+    if commit is not None:
+        subprocess.run(["git", "-C", folder, "checkout", "-q", commit], check=True)
+    site = sysconfig.get_paths()["purelib"]
+    venv.create(folder / ".side", with_pip=False)
+    inner = next((folder / ".side" / "lib").glob("python*")) / "site-packages"
+    # Plain folders: what was installed as editable there stays out.
+    (inner / "side.pth").write_text(f"{folder}\n{site}\n")
+    python = folder / ".side" / "bin" / "python"
+    found = [sys.executable, "-m", "nanobind", "--cmake_dir"]
+    nanobind = subprocess.run(found, capture_output=True, text=True, check=True).stdout.strip()
+    tools = Path(sys.executable).parent
+    env = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+    build = ["cmake", "-S", folder, "-B", folder / "build", f"-DPython_EXECUTABLE={python}"]
+    build += [f"-Dnanobind_DIR={nanobind}"]
+    for command in (build, ["cmake", "--build", folder / "build", "-j"]):
+        subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
+def seconds_of(side: Path, name: str, words: list[str]) -> float:
+    """One run of a case."""
+    with tempfile.TemporaryDirectory(prefix="against-") as output:
+        command = [side / ".side" / "bin" / "python", "-m", "shoal", *words, *QUIET]
+        command += ["--output", f"{output}/run"]
+        subprocess.run(command, cwd=side, check=True, capture_output=True)
+        found = json.loads(Path(f"{output}/run/result.json").read_text())["seconds"]
+    return found["startup"] if name == "start" else found["train_epoch_median"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("commit")
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    print(f"{platform.machine()}, {os.cpu_count()} cores, {options.rounds} rounds in turn")
+    with tempfile.TemporaryDirectory(prefix="against-") as scratch:
+        sides = [
+            make_side(options.commit, Path(scratch) / "before"),
+            make_side(None, Path(scratch) / "now"),
+        ]
+        print(
+            f"\n| case | {options.commit}, s | now, s | now ÷ before |\n| --- | --- | --- | --- |"
+        )
+        for name in options.cases:
+            times: list[list[float]] = [[], []]
+            for _ in range(options.rounds):
+                for side, spent in zip(sides, times):
+                    spent.append(seconds_of(side, name, CASES[name]))
+            before, now = (statistics.median(spent) for spent in times)
+            print(f"| {name} | {before:.4f} | {now:.4f} | {now / before:.3f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
