@@ -74,6 +74,7 @@ def test_a_rank_that_is_killed_ends_the_run(
     assert newest_step(tmp_path / "run") > 0
 
 
+@pytest.mark.slow
 def test_a_rank_without_room_for_files(endless: Path, tmp_path: Path) -> None:
     command, ranks = start_two(endless, tmp_path / "run")
     before = newest_step(tmp_path / "run")

@@ -146,6 +146,7 @@ def plant(ports: list[int], key: str, value: str) -> int:
     return count
 
 
+@pytest.mark.slow
 @needs_root
 def test_another_user_plants_nothing_and_opens_nothing(endless: Path, tmp_path: Path) -> None:
     """The launcher ran a pickle that any user could put in its store; there is no such store."""
@@ -312,6 +313,7 @@ def test_a_tunnel_lets_nothing_be_read(
     assert len(tap.read_bytes()) > 100_000 and SAID not in tap.read_bytes()
 
 
+@pytest.mark.slow
 def test_the_same_place_twice_is_refused(endless: Path, tmp_path: Path) -> None:
     from ranks import free_port
 

@@ -130,6 +130,7 @@ def test_a_server_that_is_killed(endless: Path, tmp_path: Path, roles: Any) -> N
         assert part in message
 
 
+@pytest.mark.slow
 def test_a_server_to_which_nobody_comes(config: Path, tmp_path: Path) -> None:
     """Its worker may have failed on another host, before it ever said a word."""
     words = (*lists(), "--role=server", "-m", config, "--launch.join_timeout=0.5", "--output=run")

@@ -93,7 +93,7 @@ def alone() -> dict[str, list[float]]:
     return curves(World())
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return run_ranks(curves, request.param, tmp_path_factory.mktemp("ranks") / "out")
 
