@@ -276,6 +276,7 @@ def test_impossible_launch(short: Path, tmp_path: Path, words: tuple[str, ...], 
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_the_launcher_leaves_no_trace_in_this_process(tmp_path: Path) -> None:
     """Signal handlers and variables are as before when ranks were launched from Python."""
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]

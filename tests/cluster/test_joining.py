@@ -91,7 +91,11 @@ def as_nobody(function: Callable[..., Any], *arguments: Any) -> Any:
     "words",
     [
         pytest.param(("train", "--nproc=2"), id="train"),
-        pytest.param(("train", "--nproc=2", "--launch.shared_memory=false"), id="sockets"),
+        pytest.param(
+            ("train", "--nproc=2", "--launch.shared_memory=false"),
+            id="sockets",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             ("launch", "--worker_num=2", "--server_num=1"), id="launch", marks=pytest.mark.slow
         ),

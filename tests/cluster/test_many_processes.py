@@ -93,6 +93,7 @@ def test_one_call_from_python(place: Path, short: Path, alone: Path) -> None:
     assert command.output.count("user 1: item ") == 5
 
 
+@pytest.mark.slow
 def test_spawned_ranks(place: Path, alone: Path) -> None:
     config = write_config(place / "spawn.yaml", MODELS["BPR"], SHORT, {"run.output": "spawned"})
     example = str(ROOT / "examples" / "spawn_ranks.py")

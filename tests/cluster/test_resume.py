@@ -64,7 +64,7 @@ def long_run(place: Path, model: str) -> tuple[Path, Path]:
 @pytest.mark.parametrize(
     "model",
     [
-        pytest.param("NeuMF"),
+        pytest.param("NeuMF", marks=pytest.mark.slow),
         pytest.param("BPR", marks=pytest.mark.slow),
         pytest.param("SASRec", marks=pytest.mark.slow),
     ],
