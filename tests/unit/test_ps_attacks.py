@@ -99,7 +99,7 @@ def test_another_user_gets_no_answer(tmp_path: Path) -> None:
         ("127.9.9.9:1", True),
         ("localhost:1", True),
         ("[::1]:1", True),
-        ("ipc:///tmp/x", True),
+        ("ipc://x", True),
         ("127.evil.example:1", False),
         ("10.0.0.3:1", False),
         ("0.0.0.0:1", False),

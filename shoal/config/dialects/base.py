@@ -67,7 +67,7 @@ class Dialect:
 
     def knows(self, key: str, source: Layer) -> bool:
         """Whether a key at the top of a source is the tool's."""
-        raise NotImplementedError
+        raise NotImplementedError  # every dialect writes its own
 
     def leaves(
         self, key: str, value: Any, source: Layer
@@ -77,7 +77,7 @@ class Dialect:
 
     def row(self, name: str) -> Row:
         """How a key is read; ValueError if the tool has no such key."""
-        raise NotImplementedError
+        raise NotImplementedError  # every dialect writes its own
 
     def words(self) -> Mapping[str, str]:
         """Words that may be meant by an unknown key, each with how it is shown."""

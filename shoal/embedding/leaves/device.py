@@ -94,6 +94,7 @@ class Device(Leaf):
     ) -> None:
         """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
         self.check_clicks(clicks, len(grads))
+        self.check_clicks(shows, len(grads))  # neither: its ids are not counted
         whole = isinstance(ids, Every)
         ids = self._every if isinstance(ids, Every) else self.flat_ids(ids)
         grads = self.flat_grads(grads, len(ids))
