@@ -205,6 +205,7 @@ class Trainer:
     def _number(self, loss: Tensor) -> float:
         """A sum of losses; NaN is refused, before it is saved in the place of what was good."""
         if loss.isnan():
+            self.checkpoints.wait()  # one may still be being written
             raise ValueError(
                 f"the loss became NaN in epoch {self.cursor.epoch}; lower train.optimizer.lr or "
                 "set train.clip_grad_norm. The checkpoints before it are kept"
