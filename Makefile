@@ -46,6 +46,7 @@ $(VENV)/.ready: constraints.txt pyproject.toml $(CORE)
 	$(PIP) --require-hashes --no-deps -r constraints.txt
 	$(PIP) $(TORCH)
 	$(PIP) --no-build-isolation --no-deps -e .
+	$(BIN)/python -m compileall -q shoal
 	touch $@
 
 clean:

@@ -27,7 +27,8 @@ def print_result(result: dict[str, Any]) -> None:
 
 def fail(error: Exception) -> NoReturn:
     """One clear line for what a user can mend, a traceback for what only we can."""
-    from shoal.launch.ranks import LaunchError, is_launched, record_failure
+    from shoal.launch.hosts import LaunchError
+    from shoal.launch.launched import is_launched, record_failure
     from shoal.world.world import WorldError
 
     fault = not isinstance(error, (ValueError, OSError, WorldError, LaunchError))

@@ -16,6 +16,7 @@ from shoal.command.arguments import (
     run_arguments,
 )
 from shoal.command.ending import leave, print_result
+from shoal.command.starting import importing
 
 
 def train(
@@ -28,10 +29,11 @@ def train(
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Train from CONFIG.yaml files (and overrides); evaluate and test the best checkpoint."""
-    from shoal.config.trust import check_trusted
-    from shoal.launch.ranks import follow_launcher, is_launched
-    from shoal.runs import run
-    from shoal.world.world import is_first, is_worker
+    with importing():
+        from shoal.config.trust import check_trusted
+        from shoal.launch.launched import follow_launcher, is_launched
+        from shoal.runs import run
+        from shoal.world.world import is_first, is_worker
 
     if is_worker():
         follow_launcher()
@@ -68,10 +70,11 @@ def launch(
     On many hosts run the same command with --workers and --servers on each of them. PaddleRec's
     `-m CONFIG.yaml -o key=value` works too.
     """
-    from shoal.config.trust import check_trusted
-    from shoal.launch.roles import find_roles
-    from shoal.runs import run
-    from shoal.world.world import is_worker
+    with importing():
+        from shoal.config.trust import check_trusted
+        from shoal.launch.roles import find_roles
+        from shoal.runs import run
+        from shoal.world.world import is_worker
 
     if is_worker():
         raise ValueError("shoal launch starts processes itself; run it without torchrun")
@@ -101,10 +104,11 @@ def serve(
     plain: Annotated[bool, typer.Option(help="Listen beyond this host without keys.")] = False,
 ) -> None:
     """One parameter server; `shoal launch` starts them."""
-    from shoal.launch.ranks import follow_launcher, is_launched
-    from shoal.ps.keys import read_keys
-    from shoal.ps.server.server import run_server
-    from shoal.training.run_folder import start_logging
+    with importing():
+        from shoal.launch.launched import follow_launcher, is_launched
+        from shoal.ps.keys import read_keys
+        from shoal.ps.server.server import run_server
+        from shoal.training.run_folder import start_logging
 
     if is_launched():
         follow_launcher()

@@ -8,6 +8,7 @@ import typer
 
 from shoal.command.arguments import ONE_PROCESS, TRUST, split_arguments
 from shoal.command.ending import print_result
+from shoal.command.starting import importing
 
 
 def evaluate(
@@ -17,9 +18,10 @@ def evaluate(
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Evaluate a run's best checkpoint again, on any number of processes."""
-    from shoal.launch.ranks import follow_launcher, launch
-    from shoal.runs.trained import evaluate_run, open_config
-    from shoal.world.world import is_first, is_worker
+    with importing():
+        from shoal.launch.launched import follow_launcher
+        from shoal.runs.trained import evaluate_run, open_config
+        from shoal.world.world import is_first, is_worker
 
     if is_worker():
         follow_launcher()
@@ -29,6 +31,8 @@ def evaluate(
     resolved = open_config(run, overrides, dict(ONE_PROCESS), trust)
     section = resolved.config.launch
     if not is_worker() and (section.nproc > 1 or section.world_size > 1):
+        from shoal.launch.ranks import launch
+
         extra = [] if output is None else ["--output", output]
         launch(["eval", run, *extra, *["--trust"] * trust, *overrides], section)
         return
@@ -44,10 +48,11 @@ def recommend(
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """The best items for one user; original ids in and out."""
-    from rich.console import Console
-    from rich.table import Table
+    with importing():
+        from rich.console import Console
+        from rich.table import Table
 
-    from shoal.runs.trained import recommend
+        from shoal.runs.trained import recommend
 
     table = Table("rank", "item", "score", title=f"for user {user}")
     for number, (item, score) in enumerate(recommend(run, user, topk, trust), start=1):

@@ -72,9 +72,9 @@ class DecaySection(Section):
 class RowRules(Section):
     """What one growing table does with its ids and rows over time."""
 
-    admission: AdmissionSection = AdmissionSection()
-    shrink: ShrinkSection = ShrinkSection()
-    decay: DecaySection = DecaySection()
+    admission: AdmissionSection = Field(default_factory=AdmissionSection)
+    shrink: ShrinkSection = Field(default_factory=ShrinkSection)
+    decay: DecaySection = Field(default_factory=DecaySection)
 
     @property
     def on(self) -> bool:

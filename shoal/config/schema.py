@@ -98,7 +98,7 @@ class ClicksSection(Section):
     )
     threads: int = Field(1, ge=1, description="threads of a worker that parse")
     profile: bool = Field(False, description="log the reader's own speed after every epoch")
-    planted: PlantedClicksSection = PlantedClicksSection()
+    planted: PlantedClicksSection = Field(default_factory=PlantedClicksSection)
 
 
 class SplitSection(Section):
@@ -140,10 +140,10 @@ class DataSection(Section):
         "csv",
         "parquet",
     ] = "auto"
-    clicks: ClicksSection = ClicksSection()
-    planted: PlantedSection = PlantedSection()
-    random: RandomSection = RandomSection()
-    fields: FieldsSection = FieldsSection()
+    clicks: ClicksSection = Field(default_factory=ClicksSection)
+    planted: PlantedSection = Field(default_factory=PlantedSection)
+    random: RandomSection = Field(default_factory=RandomSection)
+    fields: FieldsSection = Field(default_factory=FieldsSection)
     separator: str = "\t"
     seq_separator: str = " "
     load: dict[str, list[str]] | None = Field(
@@ -151,7 +151,7 @@ class DataSection(Section):
     )
     unload: dict[str, list[str]] | None = None
     extra_suffixes: list[str] = Field(default_factory=list, description="further files to load")
-    filter: FilterSection = FilterSection()
+    filter: FilterSection = Field(default_factory=FilterSection)
     threshold: dict[str, float] | None = Field(
         None, description="field -> value; at or above it the label is 1"
     )
@@ -161,7 +161,7 @@ class DataSection(Section):
     presplit: list[str] | None = Field(
         None, description="three name parts: NAME.PART.inter are the train, valid and test rows"
     )
-    split: SplitSection = SplitSection()
+    split: SplitSection = Field(default_factory=SplitSection)
     max_len: int = Field(50, ge=1, description="items kept of a user's history")
     cache: bool = Field(True, description="keep prepared columns beside the raw files")
 
@@ -231,8 +231,8 @@ class TrainSection(Section):
         2048, ge=1, description="samples per update, whatever the number of processes"
     )
     shuffle: bool = True
-    negatives: NegativesSection | None = NegativesSection()
-    optimizer: OptimizerSection = OptimizerSection()
+    negatives: NegativesSection | None = Field(default_factory=NegativesSection)
+    optimizer: OptimizerSection = Field(default_factory=OptimizerSection)
     clip_grad_norm: float | None = Field(None, gt=0)
     eval_every: int = Field(1, ge=0, description="epochs between evaluations; 0: never")
     patience: int = Field(10, ge=0, description="evaluations without improvement before the end")
@@ -322,7 +322,7 @@ class StrategySection(Section):
     backend: Literal["native", "torchrec"] = Field(
         "native", description="sharded: whose code holds, sends and updates the rows"
     )
-    ps: ServersSection = ServersSection()
+    ps: ServersSection = Field(default_factory=ServersSection)
     place: Place = Field("auto", description="sharded: how tables are cut; auto: by their size")
     row_by: Literal["hash", "range"] = Field("hash", description="place row: how ids are cut")
     tables: dict[str, TablePlace] = Field(
@@ -388,15 +388,15 @@ class RunSection(Section):
 class Config(Section):
     """A whole run."""
 
-    model: ModelSection = ModelSection()
-    data: DataSection = DataSection()
-    train: TrainSection = TrainSection()
-    eval: EvalSection = EvalSection()
-    rows: RowsSection = RowsSection()
-    checkpoint: CheckpointSection = CheckpointSection()
-    strategy: StrategySection = StrategySection()
-    launch: LaunchSection = LaunchSection()
-    run: RunSection = RunSection()
+    model: ModelSection = Field(default_factory=ModelSection)
+    data: DataSection = Field(default_factory=DataSection)
+    train: TrainSection = Field(default_factory=TrainSection)
+    eval: EvalSection = Field(default_factory=EvalSection)
+    rows: RowsSection = Field(default_factory=RowsSection)
+    checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
+    strategy: StrategySection = Field(default_factory=StrategySection)
+    launch: LaunchSection = Field(default_factory=LaunchSection)
+    run: RunSection = Field(default_factory=RunSection)
 
     @property
     def updates_apart(self) -> bool:

@@ -8,6 +8,7 @@ of few bytes cannot become a config of millions of values.
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ FLOAT = re.compile(
 )
 INT = re.compile(r"^(?:[-+]?0|[-+]?[1-9][0-9_]*|0x[0-9a-fA-F_]+)$")
 PREFIX = "tag:yaml.org,2002:"
+WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_/.-]*")  # no mark that YAML gives a meaning to
 PLAIN = {PREFIX + name for name in ("null", "bool", "int", "float", "str", "seq", "map")}
 
 MOST_BYTES = 1 << 20  # of a text: the parser needs seconds for more
@@ -190,6 +192,8 @@ def _build(
 
 def inline(value: Any) -> str:
     """The value as YAML on one line."""
+    if value is None or type(value) in (bool, int) or (type(value) is str and _is_plain(value)):
+        return value if type(value) is str else json.dumps(value)  # most are: yaml takes its time
     text = yaml.dump(
         [value],
         Dumper=_Dumper,
@@ -199,3 +203,11 @@ def inline(value: Any) -> str:
         sort_keys=False,
     )
     return text.strip()[1:-1]
+
+
+def _is_plain(text: str) -> bool:
+    """Whether a word stands for itself, without quotes."""
+    if not WORD.fullmatch(text):
+        return False
+    resolvers = _Dumper.yaml_implicit_resolvers
+    return not any(regexp.match(text) for _, regexp in resolvers.get(text[0], []))

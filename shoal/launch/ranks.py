@@ -6,7 +6,6 @@ siblings are stopped, and the message says which rank, on which host, and why.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -14,12 +13,9 @@ import socket
 import sys
 import tempfile
 import threading
-import time
-import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -33,21 +29,14 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import shoal
 from shoal.config.schema import LaunchSection
-from shoal.world.channel import Place, read_secret
-from shoal.world.hosts import WorldError, is_loopback, look_up
+from shoal.launch.hosts import LaunchError, host_of, secret_of
+from shoal.world.channel import Place
+from shoal.world.hosts import WorldError, look_up
 from shoal.world.joining import MEET
 from shoal.world.meeting import Guest, Meeting
 from shoal.world.store import MeetingStore
-from shoal.world.world import PeerLost
 
-# How long a rank that merely lost its peers waits before it exits, so that the agent sees the rank
-# that really failed first.
-GRACE_SECONDS = 2.0
 STOPPED = (signal.SIGINT, signal.SIGTERM)
-
-
-class LaunchError(RuntimeError):
-    """A rank failed, or the ranks could not be started; the text says which and why."""
 
 
 def launch(arguments: list[str], section: LaunchSection) -> None:
@@ -88,21 +77,6 @@ def launch(arguments: list[str], section: LaunchSection) -> None:
             raise shoal.Interrupted(error.sigval) from None
         except (RuntimeError, OSError, TimeoutError) as error:
             raise LaunchError(f"the processes could not be started: {error}") from error
-
-
-def secret_of(section: LaunchSection) -> bytes:
-    """What all hosts must know; b"" where nobody else can come, or where the user lets all in."""
-    if host_of(section)[0] == 1 or is_loopback(section.ip):
-        return b""
-    secret = read_secret(section.secret)
-    if not secret and not section.plain:
-        raise ValueError(
-            "several hosts, and no secret that says who may join: make one with `(umask 077; head "
-            "-c 32 /dev/urandom | base64 > FILE)`, copy it to every host and set "
-            "launch.secret=FILE (or the variable SHOAL_SECRET); on a network of your own, "
-            "launch.plain=true does without"
-        )
-    return secret
 
 
 @contextmanager
@@ -221,19 +195,6 @@ def _signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def host_of(section: LaunchSection) -> tuple[int, int]:
-    """Number of hosts, and which of them this one is."""
-    if section.hosts:
-        return section.hosts, section.host
-    world_size = section.nproc if section.world_size == -1 else section.world_size
-    if world_size % section.nproc or section.group_offset % section.nproc:
-        raise ValueError(
-            f"world_size={world_size} and group_offset={section.group_offset} must be multiples of "
-            f"nproc={section.nproc}: every host runs the same number of processes"
-        )
-    return world_size // section.nproc, section.group_offset // section.nproc
-
-
 def describe_failure(failures: dict[int, ProcessFailure], hosts: int = 1) -> str:
     """One message about the rank that failed first by itself, not of those that lost it."""
 
@@ -263,50 +224,3 @@ def describe_failure(failures: dict[int, ProcessFailure], hosts: int = 1) -> str
     if kind == "error":  # one that says what to do
         return told
     return f"{told}; what was saved can be continued with --resume"
-
-
-# ---- in a rank ----------------------------------------------------------------------------------
-
-
-def is_launched() -> bool:
-    """Whether our own launcher started this process; it then reports failures."""
-    return "SHOAL_LAUNCHER" in os.environ
-
-
-def follow_launcher() -> None:
-    """In a rank: end when told by the launcher, and when it is gone, however it ended."""
-    signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))  # the launcher says it
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    parent = int(os.environ.get("SHOAL_LAUNCHER", os.getppid()))
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="follow launcher", daemon=True).start()
-
-
-def record_failure(error: BaseException, fault: bool = False) -> bool:
-    """In a rank: leave the cause where the agent finds it, as JSON; whether that worked."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    lost = isinstance(error, PeerLost)
-    data: dict[str, Any] = {
-        "message": f"{type(error).__name__}: {error}" if fault else str(error),
-        "timestamp": str(int(time.time())),
-        "kind": "peer lost" if lost else "fault" if fault else "error",
-        "traceback": traceback.format_exception(error) if fault else [],
-    }
-    recorded = False
-    if path:
-        # The failure may be that of a full disk: a part of a record is worse than none.
-        try:
-            with open(path + ".new", "w") as file:
-                json.dump(data, file)
-            os.replace(path + ".new", path)
-            recorded = True
-        except OSError:
-            pass
-    if lost:
-        time.sleep(GRACE_SECONDS)
-    return recorded

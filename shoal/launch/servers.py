@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 
 from shoal.config.schema import Config
-from shoal.launch.ranks import LaunchError
+from shoal.launch.hosts import LaunchError
 from shoal.training.run_folder import RunFolder
 
 START_SECONDS = 60.0

@@ -24,7 +24,8 @@ from shoal.config.output import flat
 from shoal.config.schema import Config
 from shoal.config.trust import check_trusted
 from shoal.embedding.optim.chosen import problems as row_optimizer_problems
-from shoal.launch.ranks import GRACE_SECONDS, LaunchError, launch, record_failure, secret_of
+from shoal.launch.hosts import LaunchError, secret_of
+from shoal.launch.launched import GRACE_SECONDS, record_failure
 from shoal.launch.roles import Roles
 from shoal.launch.servers import END_SECONDS, Servers, knocking
 from shoal.models import find, lookup
@@ -213,6 +214,8 @@ def _launch_ranks(resolved: Resolved, servers: Servers | None, resume: bool) -> 
     if servers is not None and not resolved.config.strategy.ps.addresses:
         addresses = {"strategy.ps.addresses": servers.addresses}
         resolved = resolved.with_values(addresses, "the launcher")
+    from shoal.launch.ranks import launch  # torch's elastic agent: only here is it needed
+
     config = resolved.config
     if servers is not None and config.launch.hosts <= 1:  # others must hear of it from their rank
         servers.stop_us_on_failure()

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 
 from shoal.config.schema import Config
 from shoal.data.batch import Batch
@@ -27,6 +26,7 @@ from shoal.data.reader import Reader
 from shoal.models.base import Model
 from shoal.models.nn.dropout import begin_step, end_steps
 from shoal.training.checkpoint import CheckpointError, Checkpoints, give
+from shoal.training.curves import Curves
 from shoal.training.evaluation import ClickEvaluator, Evaluator, Interval
 from shoal.training.metrics import higher_is_better
 from shoal.training.progress import bar
@@ -79,7 +79,8 @@ class Trainer:
         )
         self.train_seconds: list[float] = []
         self.eval_seconds: list[float] = []
-        self.curves: SummaryWriter | None = None
+        self.curves: Curves | None = None
+        self.begun: float | None = None  # when the first step began
         self.interval = Interval(
             self.model, self.world, config.train.print_every, config.run.loss_decimals
         )
@@ -104,25 +105,23 @@ class Trainer:
         if every := self.config.train.eval_every:
             self.evaluator.check(["valid", "test"] if every <= epochs else ["test"])
         if self.world.is_main and self.config.run.tensorboard:
-            self.curves = SummaryWriter(
-                str(self.folder.path / "tensorboard"),
-                purge_step=self.cursor.epoch if self.resumed else None,
-            )
-        startup = time.perf_counter() - started
+            first = self.cursor.epoch if self.resumed else None
+            self.curves = Curves(self.folder.path / "tensorboard", first)
         self.model.train()
-        gc.freeze()  # what stands now stays: the collector need not walk all of torch every time
+        gc.freeze()  # what stands now stays: the collector need not walk all of it every time
         try:
             while self.cursor.epoch < epochs and not self.cursor.finished:
                 self._epoch(epochs)
         finally:
             end_steps()
         self.checkpoints.wait()
+        begun = self.begun or time.perf_counter()  # nothing was left to train
         result = self._test(epochs)
         result["seconds"] = {
             "total": time.perf_counter() - started,
             "train_epoch_median": _median(self.train_seconds),
             "eval_median": _median(self.eval_seconds),
-            "startup": startup,
+            "startup": begun - started,
         }
         if self.curves is not None:
             self.curves.close()
@@ -157,7 +156,8 @@ class Trainer:
             improved = self._validate(epoch, line)
         if self.world.is_main:
             self.folder.append_metrics(line)
-            self._plot(epoch, line)
+            if self.curves is not None:
+                self.curves.add(epoch, line)
         last = cursor.finished or cursor.epoch == epochs
         if improved or last or (epoch + 1) % self.config.checkpoint.every_epochs == 0:
             self._save()
@@ -181,6 +181,7 @@ class Trainer:
         drawn_later = config.train.negatives is not None and config.train.negatives.dynamic
         move = partial(Batch.to, device=self.world.device) if drawn_later else self.strategy.receive
         for parts, following in one_ahead([move(part) for part in parts] for parts in shown):
+            self.begun = self.begun or time.perf_counter()
             seed_step(config.run.seed, cursor.step, self.world.rank, self.world.device)
             parts = [keep_hardest(self.model, part, config) for part in parts]
             if following is not None and len(following) == 1 and not drawn_later:
@@ -331,13 +332,6 @@ class Trainer:
 
     def _spread(self, values: dict[str, float]) -> str:
         return "    ".join(f"{name} : {value}" for name, value in self._rounded(values).items())
-
-    def _plot(self, epoch: int, line: dict[str, Any]) -> None:
-        if self.curves is None:
-            return
-        self.curves.add_scalar("loss/train", line["loss"], epoch)
-        for name, value in line.get("valid", {}).items():
-            self.curves.add_scalar(f"valid/{name}", value, epoch)
 
 
 def one_ahead(batches: Iterable[T]) -> Iterator[tuple[T, T | None]]:

@@ -15,7 +15,7 @@ from commands import ROOT, Command, errors, finish, is_alive, newest_step, proce
 from conftest import LONG, MODELS, write_config
 from ranks import free_port
 
-from shoal.launch.ranks import LaunchError
+from shoal.launch.hosts import LaunchError
 from shoal.runs.run import resolve, run, train
 from shoal.world.channel import Place
 from shoal.world.meeting import Meeting

@@ -17,7 +17,7 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Table
 from shoal.models import MODELS, find
 from shoal.models.base import ClickModel, Facts
-from shoal.training.strategy import Single
+from shoal.training.strategy.single import Single
 
 SLOTS, DENSE, ROWS = 4, 3, 40
 FACTS = Facts(num_slots=SLOTS, num_dense=DENSE, rows=ROWS)

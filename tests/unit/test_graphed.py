@@ -9,8 +9,9 @@ from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch, Jagged
 from shoal.models.base import Facts
 from shoal.models.bert4rec import BERT4Rec
-from shoal.training.strategy import Graphed, Single, make_strategy
-from shoal.training.strategy.graphed import pad, padded_length, tensors, with_tensors
+from shoal.training.strategy import make_strategy
+from shoal.training.strategy.graphed import Graphed, pad, padded_length, tensors, with_tensors
+from shoal.training.strategy.single import Single
 from shoal.world.world import World
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 from ranks import free_port
 
-from shoal.launch.ranks import secret_of
+from shoal.launch.hosts import secret_of
 from shoal.runs.run import resolve
 from shoal.world import channel, hosts
 from shoal.world.channel import Place, Refused, read_secret, secured

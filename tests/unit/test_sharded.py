@@ -24,7 +24,7 @@ from shoal.embedding.placed.placement import Layout, Placement
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Model
-from shoal.training.strategy import Sharded as ShardedStrategy
+from shoal.training.strategy.sharded import Sharded as ShardedStrategy
 from shoal.world.world import World
 
 PLACES = [

@@ -12,6 +12,7 @@ of Philox, tables rounded to integers, exact products. So the data is the same o
 from __future__ import annotations
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -128,17 +129,28 @@ def _draw(
     section: PlantedSection, truth: Truth, sizes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(user, item, stage) of every interaction, by user and within a user in order of time."""
-    gumbel = _gumbel_table()
-    tastes = [truth.taste(stage / (STAGES - 1)) for stage in range(STAGES)]
+    # Scores are whole numbers times `items`; the item in the low digits makes all of a user's
+    # distinct, so that no tie is left to the sort.
+    gumbel = _gumbel_table() * section.items
+    tastes = [truth.taste(stage / (STAGES - 1)) * section.items for stage in range(STAGES)]
     by_factor = np.ascontiguousarray(truth.items.T)
-    found = []
+    bias = truth.bias * section.items + np.arange(section.items)
+    largest = max(np.abs(taste).max() for taste in tastes) * np.abs(by_factor).sum(0).max()
+    largest += np.abs(bias).max() + np.abs(gumbel).max()
+    number = np.int32 if largest < 2**31 else np.float64  # half the bytes, where they suffice
+    gumbel, bias, by_factor = gumbel.astype(number), bias.astype(number), by_factor.astype(number)
+    tastes = [taste.astype(number) for taste in tastes]
+    none = np.iinfo(np.int32).min if number is np.int32 else -np.inf
     step = max(1, _BLOCK // section.items)
     steps = np.arange(STAGES + 1)
-    for begin in range(0, section.users, step):
+
+    def draw_block(begin: int) -> list[np.ndarray]:
+        found = []
         block = np.arange(begin, min(begin + step, section.users))
         # after[u, s]: how many of the user's interactions come before stage s
         after = sizes[block, None] * steps // STAGES
         seen = np.zeros((len(block), section.items), dtype=bool)
+        drawn = np.empty(seen.shape, number)
         for stage in range(STAGES):
             counts = after[:, stage + 1] - after[:, stage]
             most = int(counts.max())
@@ -148,19 +160,20 @@ def _draw(
             noise = noise.view(np.uint16)[: seen.size].reshape(seen.shape)
             # einsum, not @: one thread is faster here, and it runs on every rank of a host at once
             scores = np.einsum("uf,fi->ui", tastes[stage][block], by_factor)
-            scores += truth.bias
-            scores += gumbel.take(noise)
-            scores[seen] = -np.inf
-            # The item in the low digits makes all keys distinct: no tie is left to the sort.
-            scores *= section.items
-            scores += np.arange(section.items)
-            top = np.partition(scores, section.items - most, axis=1)[:, -most:]
-            top = np.sort(top, axis=1)[:, ::-1]
+            scores += bias
+            scores += gumbel.take(noise, out=drawn, mode="clip")  # clip: without a buffer
+            np.copyto(scores, none, where=seen)
+            scores.partition(section.items - most, axis=1)
+            top = np.sort(scores[:, -most:], axis=1)[:, ::-1]
             user, place = np.nonzero(np.arange(most) < counts[:, None])
             item = (top[user, place] % section.items).astype(np.int64)
             seen[user, item] = True
             found.append(np.stack([block[user], item, np.full(len(user), stage)]))
-    users, items, stages = np.concatenate(found, axis=1)
+        return found
+
+    with ThreadPoolExecutor(2) as pool:  # a few: every rank of a host does it
+        blocks = pool.map(draw_block, range(0, section.users, step))
+        users, items, stages = np.concatenate([one for found in blocks for one in found], axis=1)
     # Within a stage the best came first; a random order hides that.
     shuffle = _random(section, "order", len(users))
     order = np.lexsort((shuffle, stages, users))

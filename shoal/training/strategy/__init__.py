@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from shoal.config.schema import StrategySection
 from shoal.training.strategy.base import Strategy
-from shoal.training.strategy.ddp import DDP
-from shoal.training.strategy.graphed import Graphed
-from shoal.training.strategy.sharded import Sharded
-from shoal.training.strategy.single import Single
 from shoal.world.world import World
 
 
 def make_strategy(section: StrategySection, world: World, join_timeout: float = 60.0) -> Strategy:
-    """The strategy of a config; `auto` is single alone and ddp among several."""
+    """The strategy of a config; `auto` is single alone and ddp among several.
+
+    Each is imported where it is chosen: a run pays for one of them.
+    """
     name = section.name
     if name == "auto":
         name = "single" if world.size == 1 else "ddp"
@@ -26,23 +25,30 @@ def make_strategy(section: StrategySection, world: World, join_timeout: float = 
             "strategy.name=sharded, or strategy.backend=native"
         )
     if name == "sharded" and section.backend == "torchrec":
-        from shoal.training.strategy.torchrec import (
-            ShardedByTorchRec,  # only here is TorchRec needed
-        )
+        from shoal.training.strategy.torchrec import ShardedByTorchRec
 
         return ShardedByTorchRec(world, section)
     if name == "single":
-        on_gpu = world.device.type == "cuda"
-        return Graphed(world) if section.graph and on_gpu else Single(world, fused=section.fused)
+        if section.graph and world.device.type == "cuda":
+            from shoal.training.strategy.graphed import Graphed
+
+            return Graphed(world)
+        from shoal.training.strategy.single import Single
+
+        return Single(world, fused=section.fused)
     if name == "sharded":
+        from shoal.training.strategy.sharded import Sharded
+
         return Sharded(world, section)
     if name == "ps":
-        from shoal.training.strategy.geo import Geo  # only here is pyzmq needed
+        from shoal.training.strategy.geo import Geo
         from shoal.training.strategy.ps import ParameterServers
 
         kind = Geo if section.ps.mode == "geo" else ParameterServers
         return kind(world, section, join_timeout)
+    from shoal.training.strategy.ddp import DDP
+
     return DDP(world, fused=section.fused)
 
 
-__all__ = ["DDP", "Graphed", "Sharded", "Single", "Strategy", "make_strategy"]
+__all__ = ["Strategy", "make_strategy"]

@@ -1,0 +1,39 @@
+"""Hosts of a launch: how many there are, which of them this one is, and who may join."""
+
+from __future__ import annotations
+
+from shoal.config.schema import LaunchSection
+from shoal.world.channel import read_secret
+from shoal.world.hosts import is_loopback
+
+
+class LaunchError(RuntimeError):
+    """A rank failed, or the ranks could not be started; the text says which and why."""
+
+
+def host_of(section: LaunchSection) -> tuple[int, int]:
+    """Number of hosts, and which of them this one is."""
+    if section.hosts:
+        return section.hosts, section.host
+    world_size = section.nproc if section.world_size == -1 else section.world_size
+    if world_size % section.nproc or section.group_offset % section.nproc:
+        raise ValueError(
+            f"world_size={world_size} and group_offset={section.group_offset} must be multiples of "
+            f"nproc={section.nproc}: every host runs the same number of processes"
+        )
+    return world_size // section.nproc, section.group_offset // section.nproc
+
+
+def secret_of(section: LaunchSection) -> bytes:
+    """What all hosts must know; b"" where nobody else can come, or where the user lets all in."""
+    if host_of(section)[0] == 1 or is_loopback(section.ip):
+        return b""
+    secret = read_secret(section.secret)
+    if not secret and not section.plain:
+        raise ValueError(
+            "several hosts, and no secret that says who may join: make one with `(umask 077; head "
+            "-c 32 /dev/urandom | base64 > FILE)`, copy it to every host and set "
+            "launch.secret=FILE (or the variable SHOAL_SECRET); on a network of your own, "
+            "launch.plain=true does without"
+        )
+    return secret
