@@ -49,6 +49,11 @@ class RowGradients:
     grads: Tensor
     counts: Tensor | None = None  # where ids are counted: shows and clicks of each [n, 2]
 
+    def scaled(self, scale: float) -> RowGradients:
+        """The same, multiplied in place."""
+        self.grads.mul_(scale)
+        return self
+
 
 Gradients = dict[str, RowGradients]  # by table
 

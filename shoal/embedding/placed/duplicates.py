@@ -10,12 +10,16 @@ from shoal.embedding.leaves.native import _core
 DENSE_FACTOR = 64  # one slot per code when there are at most 64 codes per id given
 
 
-def sum_duplicates(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
+def sum_duplicates(ids: Tensor, grads: Tensor, limit: int | None = None) -> tuple[Tensor, Tensor]:
     """Unique ids in ascending order [u] and the sums of their gradients [u, dim].
 
-    The order of summation is the order of occurrence, so the result is deterministic.
+    limit: ids are below it, where that is known; they need no sorting then. The order of summation
+    is the order of occurrence, so the result is deterministic.
     """
-    unique, inverse = torch.unique(ids, return_inverse=True)
+    if limit is None:
+        unique, inverse = torch.unique(ids, return_inverse=True)
+    else:
+        unique, inverse = distinct(ids, limit)
     if unique.numel() == 0:
         return unique, grads
     return unique, add_rows(None, inverse, grads, len(unique))

@@ -19,6 +19,8 @@ from shoal.embedding.service import Gradients, RowGradients
 from shoal.embedding.store import EVERY, Every, Store
 from shoal.world.world import World
 
+SMALL = 1 << 20  # bytes of all ranks that may travel with the rows, to be added up by each
+
 
 class ReplicatedRows(LocalRows):
     """Local rows whose gradients are those of all ranks."""
@@ -30,27 +32,39 @@ class ReplicatedRows(LocalRows):
         self.world = world
 
     def collect(self, scale: float = 1.0, notes: float = 0.0) -> Gradients:
-        """Everybody's gradients, in order of rank: two collectives for all tables.
+        _, gradients = self.collect_with(torch.empty(0, device=self.device))
+        return {name: one.scaled(scale) for name, one in gradients.items()}
 
-        Gradients of every row of a table (a softmax over the catalogue) are summed on the way
-        instead, as those of dense parameters are.
+    def collect_with(self, flat: Tensor) -> tuple[Tensor, Gradients]:
+        """The sum of everybody's `flat`, and everybody's gradients, in order of rank.
+
+        All of it is one trip where `flat` is small. Gradients of every row of a table (a softmax
+        over the catalogue) are summed on the way, as a larger `flat` is.
         """
+        together = flat.nbytes * self.world.size <= SMALL
+        if not together:
+            flat = self.world.all_reduce(flat)
         result: Gradients = {}
         touched: dict[str, list[Tensor]] = {}  # ids, gradients, and counts where there are any
         # Those of other ranks are added to what a softmax would update by itself.
         for name, mine in self._take(write_all=self.world.size > 1).items():
             if isinstance(mine.ids, Every):
-                result[name] = RowGradients(EVERY, self.world.all_reduce(mine.grads).mul_(scale))
+                result[name] = RowGradients(EVERY, self.world.all_reduce(mine.grads))
                 continue
-            unique, summed = sum_duplicates(mine.ids, mine.grads)
-            touched[name] = [unique, summed.mul_(scale)]
+            unique, summed = sum_duplicates(mine.ids, mine.grads, self.leaves[name].table.rows)
+            touched[name] = [unique, summed]
             if mine.counts is not None:
                 touched[name].append(sum_duplicates(mine.ids.cpu(), mine.counts)[1])
         mine_all = [part.to(self.device) for parts in touched.values() for part in parts]
+        if together:
+            mine_all.insert(0, flat)
         columns = zip(*self.world.exchange(mine_all))  # a tensor of each rank, in order of rank
+        if together:
+            first, *others = next(columns)
+            flat = sum(others, first.clone())
         for name, parts in touched.items():
             result[name] = RowGradients(*(torch.cat(next(columns)) for _ in parts))
-        return result
+        return flat, result
 
     def saved(self) -> Iterator[tuple[str, Store]]:
         if self.world.is_main:

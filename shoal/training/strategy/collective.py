@@ -18,30 +18,28 @@ class Collective(Strategy):
     def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
         lr = self.lr(lr)
         sums = self.backward(parts, lr)
-        loss, scale, notes = self._sum_dense(sums, self.rows.note())
+        flat = self.world.all_reduce(self.flat_dense(sums, self.rows.note()))
+        loss, scale, notes = self.mean_dense(flat)
         gradients = self.clip(self.rows.collect(scale, notes))
         if self.dense_optimizer is not None:
             dense_step(self.dense_optimizer, lr)
         self.rows.apply(gradients, lr, scale)
         return loss
 
-    def _sum_dense(self, sums: Sums, note: float) -> tuple[Tensor, float, float]:
-        """Dense gradients of the global batch's mean loss; that loss, 1 / its count, all notes.
-
-        One all-reduce carries the dense gradients, the loss, the count and the rows' note.
-        """
-        grads = []
-        for parameter in self.dense:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            grads.append(parameter.grad)
+    def flat_dense(self, sums: Sums, note: float = 0.0) -> Tensor:
+        """What ranks add up: the dense gradients, the loss, its count, and a note of the rows."""
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.dense]
         count = torch.as_tensor(sums.count).to(sums.loss)
         tail = torch.stack([sums.loss, count, sums.loss.new_tensor(note)])
-        flat = self.world.all_reduce(torch.cat([g.reshape(-1) for g in grads] + [tail]))
+        return torch.cat([grad.reshape(-1) for grad in grads] + [tail])
+
+    def mean_dense(self, flat: Tensor) -> tuple[Tensor, float, float]:
+        """Dense gradients of the global batch's mean loss; that loss, 1 / its count, all notes."""
         total, notes = flat[-2:].tolist()
         scale = 1.0 / total if total else 0.0
         mean, position = flat[:-3].mul_(scale), 0
-        for parameter, grad in zip(self.dense, grads):
-            parameter.grad = mean[position : position + grad.numel()].view_as(grad)
-            position += grad.numel()
+        for parameter in self.dense:
+            size = parameter.numel()
+            parameter.grad = mean[position : position + size].view_as(parameter)
+            position += size
         return flat[-3] * scale, scale, notes
