@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 from typing import Annotated
 
@@ -36,7 +37,7 @@ def train(
         from shoal.world.world import is_first, is_worker
 
     if is_worker():
-        follow_launcher()
+        follow_launcher(f"rank-{os.environ['RANK']}")
     files, overrides, is_run = run_arguments(context.args, resume, output)
     counted = any(key_of(word) in ("nproc", "launch.nproc", "world_size") for word in overrides)
     values = ONE_PROCESS if is_run and counted else None  # not half of how it was launched before
@@ -111,7 +112,7 @@ def serve(
         from shoal.training.run_folder import start_logging
 
     if is_launched():
-        follow_launcher()
+        follow_launcher(f"server-{index}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us hears it, and tells us
     start_logging("info", 0)
     found = None if keys is None else read_keys(keys, "server")

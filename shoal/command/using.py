@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -24,17 +25,18 @@ def evaluate(
         from shoal.world.world import is_first, is_worker
 
     if is_worker():
-        follow_launcher()
+        follow_launcher(f"rank-{os.environ['RANK']}")
     files, overrides = split_arguments(context.args)
     if files:
         raise typer.BadParameter(f"unexpected argument {files[0]}")
     resolved = open_config(run, overrides, dict(ONE_PROCESS), trust)
     section = resolved.config.launch
     if not is_worker() and (section.nproc > 1 or section.world_size > 1):
-        from shoal.launch.ranks import launch
+        from shoal.launch.ranks import launch, scratch_folder
 
         extra = [] if output is None else ["--output", output]
-        launch(["eval", run, *extra, *["--trust"] * trust, *overrides], section)
+        with scratch_folder() as scratch:
+            launch(["eval", run, *extra, *["--trust"] * trust, *overrides], section, scratch)
         return
     result = evaluate_run(run, resolved, output)
     if is_first():

@@ -357,6 +357,9 @@ class LaunchSection(Section):
     servers: int = Field(0, ge=0, description="strategy ps: servers started on this host")
     first_server: int = Field(0, ge=0, description="strategy ps: number of this host's first one")
     join_timeout: float = Field(60.0, gt=0, description="seconds to wait for all ranks")
+    hang_timeout: float = Field(
+        60.0, gt=0, description="seconds without any work after which a process is said to hang"
+    )
     secret: str | None = Field(
         None, description="several hosts: file (mode 0600) that all have; null: SHOAL_SECRET"
     )

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
+from shoal.launch.watch import signs_of
+from shoal.world.beat import BEAT, FOLDER
 from shoal.world.world import PeerLost
 
 # How long a rank that merely lost its peers waits before it exits, so that the agent sees the rank
 # that really failed first.
 GRACE_SECONDS = 2.0
+HANG_TIMEOUT = "SHOAL_HANG_TIMEOUT"  # the variable that says launch.hang_timeout
 
 
 def is_launched() -> bool:
@@ -22,15 +28,33 @@ def is_launched() -> bool:
     return "SHOAL_LAUNCHER" in os.environ
 
 
-def follow_launcher() -> None:
-    """In a rank: end when told by the launcher, and when it is gone, however it ended."""
+def follow_launcher(name: str) -> None:
+    """End when told by the launcher, and when it is gone, however it ended, or stopped for good.
+
+    name: what this process is called where the launcher looks for its beat.
+    """
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))  # the launcher says it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parent = int(os.environ.get("SHOAL_LAUNCHER", os.getppid()))
+    folder = os.environ.get(FOLDER)
+    if folder is not None:
+        BEAT.open(Path(folder) / name)
+    patience = float(os.environ.get(HANG_TIMEOUT, "inf"))
 
     def watch() -> None:
+        runs = time.monotonic()  # when the launcher was last seen to
         while os.getppid() == parent:
             time.sleep(0.5)
+            signs = signs_of(parent)
+            if signs is None or not signs.stopped:
+                runs = time.monotonic()
+            elif time.monotonic() - runs > patience:
+                text = f"the launcher (pid {parent}) was stopped {patience:g} s ago: {name} ends"
+                print(text, file=sys.stderr, flush=True)
+                record_failure(RuntimeError(text))  # for the launcher, should it go on
+                os._exit(1)
+        if folder is not None:  # it left them, if it was killed
+            shutil.rmtree(Path(folder).parent, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=watch, name="follow launcher", daemon=True).start()

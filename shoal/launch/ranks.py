@@ -13,7 +13,8 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -30,6 +31,9 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 import shoal
 from shoal.config.schema import LaunchSection
 from shoal.launch.hosts import LaunchError, host_of, secret_of
+from shoal.launch.launched import HANG_TIMEOUT
+from shoal.launch.watch import Elsewhere, Hang, Watch
+from shoal.world.beat import FOLDER
 from shoal.world.channel import Place
 from shoal.world.hosts import WorldError, look_up
 from shoal.world.joining import MEET
@@ -39,17 +43,28 @@ from shoal.world.store import MeetingStore
 STOPPED = (signal.SIGINT, signal.SIGTERM)
 
 
-def launch(arguments: list[str], section: LaunchSection) -> None:
+def scratch_folder() -> tempfile.TemporaryDirectory:
+    """A folder for one launch. Should the launcher be killed, its ranks take it away."""
+    return tempfile.TemporaryDirectory(prefix="shoal-ranks-")
+
+
+def launch(arguments: list[str], section: LaunchSection, scratch: str) -> None:
     """Run `shoal ARGUMENTS` as this host's ranks and wait for them."""
     hosts, host = host_of(section)
     secret = secret_of(section)
     silence_torch()
     threads = str(max(1, (os.cpu_count() or 1) // section.nproc))
     with (
-        tempfile.TemporaryDirectory(prefix="shoal-ranks-") as scratch,
         _meet(section, hosts, host, secret, Path(scratch)) as (place, store),
+        _watch(section, hosts, host, store, Path(scratch) / "beats") as watch,
         _environment(
-            {"SHOAL_LAUNCHER": str(os.getpid()), MEET: place.text}, {"OMP_NUM_THREADS": threads}
+            {
+                "SHOAL_LAUNCHER": str(os.getpid()),
+                MEET: place.text,
+                FOLDER: str(Path(scratch) / "beats"),
+                HANG_TIMEOUT: str(section.hang_timeout),
+            },
+            {"OMP_NUM_THREADS": threads},
         ),
         _secret_in_environment(secret),
         _signals(),
@@ -72,11 +87,29 @@ def launch(arguments: list[str], section: LaunchSection) -> None:
             # Ctrl-C reaches the ranks too; one of them may be seen to end before we are told.
             if all(f.exitcode in (130, -signal.SIGINT) for f in error.failures.values()):
                 raise shoal.Interrupted(signal.SIGINT) from None
-            raise LaunchError(describe_failure(error.failures, hosts)) from None
+            raise LaunchError(describe_failure(error.failures, hosts, watch.hung)) from None
         except SignalException as error:
             raise shoal.Interrupted(error.sigval) from None
         except (RuntimeError, OSError, TimeoutError) as error:
             raise LaunchError(f"the processes could not be started: {error}") from error
+
+
+@contextmanager
+def _watch(
+    section: LaunchSection, hosts: int, host: int, store: MeetingStore, beats: Path
+) -> Iterator[Watch]:
+    """Look at this host's ranks, and where there are other hosts whether they do something."""
+    beats.mkdir()
+
+    def files() -> dict[str, Path]:
+        return {one.name: one for one in beats.iterdir() if not one.suffix}
+
+    alone = time.monotonic()
+    with (
+        Watch(section.hang_timeout, files, lambda: alone if hosts == 1 else others.last) as watch,
+        Elsewhere(store, hosts, host, watch) as others,
+    ):
+        yield watch
 
 
 @contextmanager
@@ -195,8 +228,14 @@ def _signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def describe_failure(failures: dict[int, ProcessFailure], hosts: int = 1) -> str:
-    """One message about the rank that failed first by itself, not of those that lost it."""
+def describe_failure(
+    failures: dict[int, ProcessFailure], hosts: int = 1, hung: Mapping[int, Hang] | None = None
+) -> str:
+    """One message about the rank that failed first by itself, not of those that lost it.
+
+    hung: what the watch found, by the number of the process that it ended.
+    """
+    hung, host = hung or {}, socket.gethostname()
 
     def order(entry: tuple[int, ProcessFailure]) -> tuple[bool, bool, int, int]:
         rank, failure = entry
@@ -206,6 +245,8 @@ def describe_failure(failures: dict[int, ProcessFailure], hosts: int = 1) -> str
 
     rank, failure = min(failures.items(), key=order)
     kind, cause = failure.error_file_data.get("kind"), failure.message
+    if failure.pid in hung:
+        return hung[failure.pid].tell(f"rank {rank} on host {host} (pid {failure.pid})")
     if failure.exitcode < 0:
         cause = f"killed by signal {-failure.exitcode} ({failure.signal_name()})"
         if failure.exitcode == -signal.SIGKILL:
@@ -218,7 +259,7 @@ def describe_failure(failures: dict[int, ProcessFailure], hosts: int = 1) -> str
         cause += "; the rank that failed first is on another host, whose message says why"
     end = "" if cause.endswith((".", "\n")) else "."
     told = (
-        f"rank {rank} on host {socket.gethostname()} failed (pid {failure.pid}, exit status "
+        f"rank {rank} on host {host} failed (pid {failure.pid}, exit status "
         f"{failure.exitcode}): {cause}{end} The other ranks of this host were stopped"
     )
     if kind == "error":  # one that says what to do

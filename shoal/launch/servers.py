@@ -23,7 +23,10 @@ from types import TracebackType
 
 from shoal.config.schema import Config
 from shoal.launch.hosts import LaunchError
+from shoal.launch.launched import HANG_TIMEOUT
+from shoal.launch.watch import Hang, Watch, signs_of
 from shoal.training.run_folder import RunFolder
+from shoal.world.beat import FOLDER
 
 START_SECONDS = 60.0
 PATIENCE = 5.0  # join_timeouts: hosts start one after the other, and servers may be the first
@@ -49,6 +52,10 @@ class Servers:
         self._processes: list[subprocess.Popen] = []
         self._over = threading.Event()
         self._stops_us = False
+        self._beats = Path(self._scratch.name) / "beats"
+        self._beats.mkdir()
+        self._hang_timeout = section.hang_timeout
+        self._hangs = Watch(section.hang_timeout, self._beat_files)
 
     @staticmethod
     def _find_folder(config: Config) -> Path:
@@ -68,10 +75,23 @@ class Servers:
             self._end()
             raise
         threading.Thread(target=self._watch, name="watch servers", daemon=True).start()
+        self._hangs.start()
         return self
+
+    def _beat_files(self) -> dict[str, Path]:
+        return {one.name: one for one in self._beats.iterdir() if not one.suffix}
+
+    def find_stopped(self) -> str | None:
+        """A server that somebody stopped, which its workers can only call silent."""
+        for number, process in enumerate(self._processes):
+            signs = signs_of(process.pid)
+            if signs is not None and signs.stopped:
+                return Hang("is stopped, and answers nobody", "").tell(self._name(number))
+        return None
 
     def _start(self) -> None:
         environment = {**os.environ, "SHOAL_LAUNCHER": str(os.getpid())}
+        environment |= {FOLDER: str(self._beats), HANG_TIMEOUT: str(self._hang_timeout)}
         environment.setdefault("OMP_NUM_THREADS", str(self.threads))
         for number, bind in enumerate(self.binds):
             words = ["serve", f"--bind={bind}", f"--index={self.first + number}"]
@@ -118,6 +138,8 @@ class Servers:
         """One message about a server that failed."""
         process, failed = self._processes[number], self._failed(number)
         status = process.poll()
+        if process.pid in self._hangs.hung:
+            return self._hangs.hung[process.pid].tell(self._name(number))
         if status is None:
             cause = f"did not listen within {START_SECONDS:.0f} s"
         elif status < 0:
@@ -129,10 +151,11 @@ class Servers:
             if failed.exists():
                 told = json.loads(failed.read_text())["message"]
             cause = f"failed (exit status {status}): {told}"
-        return (
-            f"server {self.first + number} on host {socket.gethostname()} (pid {process.pid}) "
-            f"{cause}. What was saved can be continued with --resume"
-        )
+        return f"{self._name(number)} {cause}. What was saved can be continued with --resume"
+
+    def _name(self, number: int) -> str:
+        pid = self._processes[number].pid
+        return f"server {self.first + number} on host {socket.gethostname()} (pid {pid})"
 
     def wait(self, seconds: float | None = END_SECONDS) -> None:
         """Until they have ended, as they do when all workers are done."""
@@ -157,6 +180,7 @@ class Servers:
 
     def _end(self) -> None:
         self._over.set()
+        self._hangs.close()
         for process in self._processes:
             if process.poll() is None:
                 process.terminate()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -214,21 +213,23 @@ def _launch_ranks(resolved: Resolved, servers: Servers | None, resume: bool) -> 
     if servers is not None and not resolved.config.strategy.ps.addresses:
         addresses = {"strategy.ps.addresses": servers.addresses}
         resolved = resolved.with_values(addresses, "the launcher")
-    from shoal.launch.ranks import launch  # torch's elastic agent: only here is it needed
+    # torch's elastic agent: only here is it needed
+    from shoal.launch.ranks import launch, scratch_folder
 
     config = resolved.config
     if servers is not None and config.launch.hosts <= 1:  # others must hear of it from their rank
         servers.stop_us_on_failure()
-    with tempfile.TemporaryDirectory(prefix="shoal-config-") as scratch:
+    with scratch_folder() as scratch:
         file = Path(scratch) / "config.yaml"
         file.write_text(config_room.dump(config))
         for note in resolved.told:  # carried out already: the ranks cannot know it
             print(note, flush=True)
         try:
-            launch(["train", str(file), *(["--resume"] if resume else [])], config.launch)
+            launch(["train", str(file), *(["--resume"] if resume else [])], config.launch, scratch)
         except (LaunchError, shoal.Interrupted):
-            if servers is not None and servers.culprit is not None:
-                raise LaunchError(servers.culprit) from None
+            culprit = None if servers is None else servers.culprit or servers.find_stopped()
+            if culprit is not None:
+                raise LaunchError(culprit) from None
             raise
 
 

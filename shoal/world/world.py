@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shoal.world.beat import BEAT
 from shoal.world.channel import Place, read_secret
 from shoal.world.gpus import choose_gpus, pick_device
 from shoal.world.hosts import WorldError, address_towards, interface_towards
@@ -295,7 +296,8 @@ class Group(World):
     def _collective(self, what: str, sent: int) -> Iterator[None]:
         self.bytes_sent += sent
         try:
-            yield
+            with BEAT.waiting(what):
+                yield
         except RuntimeError as error:
             raise PeerLost(
                 f"rank {self.rank} lost its peers during {what}: {first_words(str(error))}"

@@ -45,6 +45,7 @@ from shoal.ps.wire import (
     parse_json,
     send_rows,
 )
+from shoal.world.beat import BEAT
 
 log = logging.getLogger("shoal")
 LOOK_SECONDS = 0.5  # between looks for workers that went silent
@@ -136,6 +137,7 @@ class Server:
 
     def _look_after_workers(self) -> None:
         """Give up when one went silent, or when none comes."""
+        BEAT.tick()
         lost = self.roster.find_silent()
         if self.spec is None and time.monotonic() - self._heard > self.patience:
             lost = (

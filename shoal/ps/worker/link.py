@@ -30,6 +30,7 @@ from shoal.ps.wire import (
 )
 from shoal.ps.worker.arriving import ArrivingRows
 from shoal.ps.worker.caller import Caller
+from shoal.world.beat import BEAT
 from shoal.world.world import PeerLost
 
 
@@ -99,10 +100,21 @@ class Link:
     def wait(self, number: int, patience: float | None = None) -> list[memoryview]:
         """The frames of an answer, none when they are rows."""
         patience = patience or self.caller.timeout
+        if number not in self.came:
+            with BEAT.waiting(f"an answer of server {self.index}"):
+                self._listen(number, patience)
+        header, frames = self.came.pop(number)
+        if header.kind == Kind.ERROR:
+            raise self._error(frames)
+        return frames
+
+    def _listen(self, number: int, patience: float) -> None:
+        """Until an answer is here."""
         heard = asked_again = time.monotonic()
         while number not in self.came:
             if self._take(number):
                 heard = time.monotonic()
+                BEAT.tick()
                 continue
             now = time.monotonic()
             if self.caller.failure:
@@ -117,10 +129,6 @@ class Link:
                 asked_again = now
                 for send in self.due.values():
                     send()
-        header, frames = self.came.pop(number)
-        if header.kind == Kind.ERROR:
-            raise self._error(frames)
-        return frames
 
     def _take(self, number: int) -> bool:
         """A message, within a second, the rows of this number first; whether there was one."""

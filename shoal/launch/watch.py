@@ -1,0 +1,236 @@
+"""Watch: processes of this host that hang are named, with the place where they do, and ended.
+
+A process hangs when for `seconds` it was stopped, or did nothing at all (no processor time, nothing
+read or written) while it did not wait for others. One that works is left alone, however long its
+step takes. Where all wait for others and nothing moves, the fault lies with another host.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from shoal.world.beat import look, stack_of
+
+LOOKS = 8  # in the time after which a process hangs
+IDLE = 0.02  # of a core: heartbeats of a process that does nothing else
+PATIENT = 2.0  # times `seconds`, where all wait: the host of the one that hangs speaks first
+STACK_SECONDS = 1.0
+FRAMES = 12  # of a stack, the innermost ones
+
+
+@dataclass(frozen=True)
+class Signs:
+    """What the system says of a process."""
+
+    state: str  # R running, S sleeping, T stopped, ...
+    ticks: int  # of processor time
+    moved: int  # bytes read and written, pages that came from a disk
+
+    @property
+    def stopped(self) -> bool:
+        return self.state in "Tt"
+
+
+def signs_of(pid: int) -> Signs | None:
+    """Those of a process; None where it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            words = file.read().rpartition(")")[2].split()
+        moved = int(words[9])  # major faults
+        with suppress(OSError), open(f"/proc/{pid}/io") as file:
+            moved += sum(int(line.split()[1]) for line in file if line[1:5] == "char")
+    except (OSError, IndexError, ValueError):
+        return None
+    return Signs(words[0], int(words[11]) + int(words[12]), moved)
+
+
+@dataclass(frozen=True)
+class Hang:
+    """Why a process was ended, and where it was."""
+
+    cause: str
+    stack: str
+
+    def tell(self, who: str) -> str:
+        """One message about it."""
+        where = f". It was here:\n{self.stack}" if self.stack else ""
+        return f"{who} {self.cause}; what was saved can be continued with --resume{where}"
+
+
+class Counter(Protocol):
+    """Counts that all hosts share."""
+
+    def add(self, key: str, amount: int) -> int: ...
+
+
+@dataclass
+class _Known:
+    """What was seen of one process, and since when nothing of it has changed."""
+
+    signs: Signs
+    counter: int
+    still_since: float
+    ticks: int  # at that time
+    stopped_since: float | None = None
+
+
+class Watch:
+    """Looks at processes until it is closed; `hung` has what it found, by process number."""
+
+    def __init__(
+        self,
+        seconds: float,
+        beats: Callable[[], dict[str, Path]],
+        elsewhere: Callable[[], float] | None = None,
+    ):
+        """beats: the files of the processes that are watched, by the name they are told by.
+
+        elsewhere: when a process that these may wait for was last seen to do something; None: they
+        may wait for ever.
+        """
+        self.seconds, self._beats, self._elsewhere = seconds, beats, elsewhere
+        self.moving = True  # whether any of them does something
+        self.hung: dict[int, Hang] = {}
+        self._known: dict[str, _Known] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look_on, name="watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def __enter__(self) -> Watch:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _look_on(self) -> None:
+        while not self._over.wait(self.seconds / LOOKS):
+            if self._look_once(time.monotonic()):
+                return
+
+    def _look_once(self, now: float) -> bool:
+        """Whether somebody hangs; he is ended then."""
+        waits: list[tuple[float, int, str, Path]] = []
+        beats = self._beats()
+        for name, path in beats.items():
+            beat = look(path)
+            signs = None if beat is None else signs_of(beat.pid)
+            if beat is None or signs is None:
+                continue
+            known = self._update(name, signs, beat.counter, now)
+            if known.stopped_since is not None and now - known.stopped_since >= self.seconds:
+                self._end(beat.pid, path, f"was stopped {now - known.stopped_since:.0f} s ago")
+                return True
+            still = now - max(known.still_since, beat.since)
+            if beat.waiting:
+                waits.append((still, beat.pid, name, path))
+            elif still >= self.seconds:
+                self._end(beat.pid, path, f"hangs: it has done nothing for {still:.0f} s")
+                return True
+        self.moving = len(waits) < max(1, len(beats)) or min(waits)[0] < self.seconds
+        if self.moving or self._elsewhere is None:
+            return False
+        still, pid, _, path = min(waits)
+        if min(still, now - self._elsewhere()) < PATIENT * self.seconds:
+            return False
+        self._end(
+            pid,
+            path,
+            f"has waited for {still:.0f} s, as all ranks of this host have: a rank of another host "
+            "hangs, or the network between the hosts is cut",
+        )
+        return True
+
+    def _update(self, name: str, signs: Signs, counter: int, now: float) -> _Known:
+        known = self._known.get(name)
+        tick = os.sysconf("SC_CLK_TCK")
+        if (
+            known is None
+            or counter != known.counter
+            or signs.moved != known.signs.moved
+            or signs.ticks - known.ticks > IDLE * tick * (now - known.still_since) + 1
+        ):
+            known = _Known(signs, counter, now, signs.ticks)
+            self._known[name] = known
+        if not signs.stopped:
+            known.stopped_since = None
+        elif known.stopped_since is None:
+            known.stopped_since = now
+        known.signs = signs
+        return known
+
+    def _end(self, pid: int, path: Path, cause: str) -> None:
+        """Kill a process that hangs; before that, let it leave its stack."""
+        beat = look(path)
+        if beat is not None and beat.waiting:
+            cause += f", in {beat.what}"
+        stack = stack_of(path)
+        with suppress(OSError):
+            os.kill(pid, signal.SIGUSR1)
+            os.kill(pid, signal.SIGCONT)
+            deadline = time.monotonic() + STACK_SECONDS
+            before, told = None, ""
+            while time.monotonic() < deadline and (not told or told != before):
+                time.sleep(0.1)
+                before, told = told, _stack_in(stack)
+        self.hung[pid] = Hang(cause, _stack_in(stack))
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+class Elsewhere:
+    """Whether other hosts do something; a thread asks, since a network that is cut does not answer.
+
+    last: when one of them was last seen to do something.
+    """
+
+    def __init__(self, store: Counter, hosts: int, host: int, watch: Watch):
+        self.last = time.monotonic()
+        self._store, self._hosts, self._host, self._watch = store, hosts, host, watch
+        self._over = threading.Event()
+
+    def __enter__(self) -> Elsewhere:
+        threading.Thread(target=self._ask, name="other hosts", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def _ask(self) -> None:
+        counts: list[int] = []
+        with suppress(Exception):  # the meeting is over, or nobody answers: `last` tells
+            while not self._over.wait(self._watch.seconds / LOOKS):
+                if self._watch.moving:
+                    self._store.add(f"moves/{self._host}", 1)
+                others = [k for k in range(self._hosts) if k != self._host]
+                found = [self._store.add(f"moves/{k}", 0) for k in others]
+                if found != counts:
+                    counts, self.last = found, time.monotonic()
+
+
+def _stack_in(path: Path) -> str:
+    """The stack of the main thread in a file of faulthandler's, its innermost frames."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return ""
+    threads = [block for block in text.split("\n\n") if "File" in block]
+    lines = threads[-1].splitlines() if threads else []  # the main thread comes last
+    return "\n".join(line for line in lines[: FRAMES + 1] if line.startswith("  File"))

@@ -1,0 +1,102 @@
+"""Beat: what this process does, in a file that its launcher looks at.
+
+    counter   how many waits have begun and ended
+    since     when the last one did, by the clock that all processes of a host share
+    waiting   whether it waits for others now, and for what
+
+A process that neither waits nor works is one that hangs (shoal.launch.watch).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import signal
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_HEAD = struct.Struct("<QQd?B")  # pid, counter, since, waiting, length of the text
+SIZE = 256
+FOLDER = "SHOAL_BEATS"  # the variable that names the folder of the beats
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A beat, as it was read."""
+
+    pid: int
+    counter: int
+    since: float
+    waiting: bool
+    what: str
+
+
+class Beat:
+    """The beat of this process; without a file it is nobody's business."""
+
+    def __init__(self) -> None:
+        self._memory: mmap.mmap | None = None
+        self._counter = 0
+        self._waiting, self._what = False, ""
+
+    def open(self, path: Path) -> None:
+        """Write to a file from now on. SIGUSR1 makes the process leave its stack beside it."""
+        with open(path, "w+b") as file:
+            file.truncate(SIZE)
+            self._memory = mmap.mmap(file.fileno(), SIZE)
+        self._write(False, "")
+        stack = open(stack_of(path), "w")  # noqa: SIM115 (for as long as the process lives)
+        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """In here others are waited for."""
+        if self._memory is None:
+            yield
+            return
+        self._write(True, what)
+        try:
+            yield
+        finally:
+            self._write(False, what)
+
+    def tick(self) -> None:
+        """Something came, though not yet what is waited for."""
+        if self._memory is not None:
+            self._write(self._waiting, self._what)
+
+    def _write(self, waiting: bool, what: str) -> None:
+        assert self._memory is not None
+        self._counter += 1
+        self._waiting, self._what = waiting, what
+        text = what.encode()[:200]
+        head = _HEAD.pack(os.getpid(), self._counter, time.monotonic(), waiting, len(text))
+        self._memory[: len(head) + len(text)] = head + text
+
+
+BEAT = Beat()
+
+
+def stack_of(path: Path) -> Path:
+    """Where the process of a beat leaves its stack."""
+    return path.with_suffix(".stack")
+
+
+def look(path: Path) -> Seen | None:
+    """The beat in a file; None where there is none yet."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    if len(data) < SIZE:
+        return None
+    pid, counter, since, waiting, length = _HEAD.unpack_from(data)
+    if not pid:
+        return None
+    text = data[_HEAD.size : _HEAD.size + length].decode(errors="replace")
+    return Seen(pid, counter, since, waiting, text)
