@@ -1,5 +1,14 @@
-"""`python -m shoal` is the command `shoal`."""
+"""`python -m shoal` is the command `shoal`, and its script begins here too."""
 
-from shoal.command.cli import main
+import os
+import signal
 
-main()
+if "SHOAL_LAUNCHER" not in os.environ:  # a launcher's processes are told by it how to end
+    # What follows takes a while to import, and has nothing to put in order yet.
+    for _number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(_number, lambda number, frame: os._exit(128 + number))
+
+from shoal.command.cli import main  # noqa: E402
+
+if __name__ == "__main__":
+    main()
