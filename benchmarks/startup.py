@@ -25,7 +25,7 @@ TORCH = "import torch, time; print(time.perf_counter())"
 # The command itself; afterwards its own clock, which result.json counts from.
 TRAIN = """
 import sys
-from shoal.command.cli import main
+from shoal.__main__ import main
 sys.argv = ["shoal", "train", *sys.argv[1:]]
 try:
     main()

@@ -1,5 +1,6 @@
 """`python -m shoal` is the command `shoal`, and its script begins here too."""
 
+import gc
 import os
 import signal
 
@@ -7,6 +8,8 @@ if "SHOAL_LAUNCHER" not in os.environ:  # a launcher's processes are told by it 
     # What follows takes a while to import, and has nothing to put in order yet.
     for _number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(_number, lambda number, frame: os._exit(128 + number))
+
+gc.disable()  # while all that is made is kept (shoal.command.starting)
 
 from shoal.command.cli import main  # noqa: E402
 

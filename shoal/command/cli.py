@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import shoal
-from shoal.command import ending, looking, training, using
+from shoal.command import ending, looking, starting, training, using
 
 # Torch comes in with the command that needs it, so that `shoal --help` is quick.
 WORDS: dict[str, Any] = {
@@ -48,6 +48,7 @@ def version(
     show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     """Shoal trains recommenders: one model file, one config, any number of processes."""
+    starting.begin()
     if show:
         typer.echo(f"shoal {shoal.__version__}")
         raise typer.Exit

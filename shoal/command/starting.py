@@ -7,6 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+def begin() -> None:
+    """The words of the command are parsed: from here on garbage is looked for, as ever."""
+    gc.freeze()
+    gc.enable()
+
+
 @contextmanager
 def importing() -> Iterator[None]:
     """What is imported stays. The collector would walk through all of it again and again."""
@@ -14,5 +20,4 @@ def importing() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.freeze()
-        gc.enable()
+        begin()
