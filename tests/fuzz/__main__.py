@@ -132,6 +132,7 @@ def main() -> int:
     options = parse()
     options.findings.mkdir(parents=True, exist_ok=True)
     print(f"fuzz: seed {options.seed}, {options.minutes:g} minutes", flush=True)
+    before = set(options.findings.glob("*.txt"))
     begun = time.monotonic()
     children = [Child(target, options.seed, options) for target in options.only]
     alive = list(children)
@@ -145,7 +146,7 @@ def main() -> int:
         for child in alive:
             child.stop()
     crashes = sum(child.crashes for child in children)
-    written = [p for p in options.findings.glob("*.txt") if str(options.seed)[:6] in p.name]
+    written = set(options.findings.glob("*.txt")) - before
     for child in children:
         print(f"{child.target}: {child.done} inputs, at most {child.peak // MIB} MiB", flush=True)
     print(f"{crashes} crashes or hangs, {len(written)} other findings", flush=True)
