@@ -33,10 +33,13 @@ static_assert(kLow % 4 == 0 && kTile % kLow == 0 && kLanes % 4 == 0, "tiles fit"
 
 inline size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
-inline void clear(float* x, size_t n) { __builtin_memset(x, 0, n * sizeof(float)); }
+// Of nothing there may be no memory either, which the compiler's own functions must not be given.
+inline void clear(float* x, size_t n) {
+  if (n != 0) __builtin_memset(x, 0, n * sizeof(float));
+}
 
 inline void copy(const float* from, size_t n, float* to) {
-  __builtin_memcpy(to, from, n * sizeof(float));
+  if (n != 0) __builtin_memcpy(to, from, n * sizeof(float));
 }
 
 // out [High, Wide * kLanes] = begun [High] + a [High][k] @ b [k, Wide * kLanes], of which `height`
