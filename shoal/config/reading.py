@@ -159,7 +159,8 @@ class Reader:
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{key}: given {given(value)}; allowed: a finite number")
             if isinstance(value, int) and not -(2**63) <= value < 2**63:
-                raise ValueError(f"{key}: given {value:.3g}; allowed: a number of 64 bits")
+                bits = value.bit_length()  # too many for a float, perhaps, and for str
+                raise ValueError(f"{key}: given a number of {bits} bits; allowed: 64 bits")
         except ValueError as error:
             self.failed.add(key)
             self.errors.append(f"{origin}: {error}")

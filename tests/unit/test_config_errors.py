@@ -415,3 +415,10 @@ def test_names_in_any_case() -> None:
 def test_check_of_unusable_values_is_left_out() -> None:
     (error,) = errors(**{"eval.topk": ["x"], "eval.valid_metric": "MRR@5"})
     assert "eval.topk: given" in error
+
+
+@pytest.mark.parametrize("digits", [20, 400, 4000])
+def test_a_number_of_too_many_digits(digits: int) -> None:
+    """Also one that is too large for a float, which a message must not try to print."""
+    with pytest.raises(ConfigError, match="bits; allowed: 64 bits"):
+        load([], [f"--train.epochs=1{'0' * digits}"], models=models)
