@@ -11,11 +11,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 from typing_extensions import TypedDict
 
+from shoal.config.features import FeatureOptions, LabelOptions
 from shoal.config.row_rules import RowsSection
 from shoal.config.section import Section
 
 MOST_ROWS = 1 << 40  # of a table or a data set: what its bytes are counted in must not overflow
 MOST_COLUMNS = 1 << 16  # of a click log
+
+
+CLICK_FORMATS = ("slots", "criteo", "planted_clicks")  # csv and parquet hold either
+GENERATED_CLICKS = ("clicks", "planted", "planted_clicks")  # names that need no files
 
 
 class ModelSection(Section):
@@ -158,12 +163,28 @@ class DataSection(Section):
     normalize: list[str] | Literal["all"] = Field(
         default_factory=list, description="float fields scaled to [0, 1]"
     )
+    features: dict[str, FeatureOptions] | None = Field(
+        None, description="name -> what it is, exactly those; null: what the columns suggest"
+    )
+    labels: dict[str, LabelOptions] | None = Field(
+        None, description="name -> column, loss, weight; null: the label field, logistic"
+    )
+    sample_weight: str | None = Field(
+        None, description="the column with the weight of each sample in the loss"
+    )
     presplit: list[str] | None = Field(
         None, description="three name parts: NAME.PART.inter are the train, valid and test rows"
     )
     split: SplitSection = Field(default_factory=SplitSection)
     max_len: int = Field(50, ge=1, description="items kept of a user's history")
     cache: bool = Field(True, description="keep prepared columns beside the raw files")
+
+    @property
+    def is_click_log(self) -> bool:
+        """Whether a click model reads a log of samples here; else interactions with features."""
+        if self.clicks.train is not None or self.format in CLICK_FORMATS:
+            return True
+        return self.format == "auto" and self.name in GENERATED_CLICKS
 
 
 class NegativesSection(Section):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
+from shoal.config.yaml_io import inline
 from shoal.data import columns as cache
 from shoal.data.dataset import Column, Columns, Dataset, FieldType, Ragged
 from shoal.data.filters import apply_filters
@@ -41,6 +43,41 @@ def load_dataset(config: DataSection, seed: int) -> Dataset:
     folder = cache.cache_folder(files, config, seed)
     found = cache.load(folder)
     return cache.keep(folder, build(read(config), config, seed)) if found is None else found
+
+
+QUICK_START: dict[str, dict[str, Any]] = {  # what RecBole's quick start chooses for click models
+    "ml-100k": {
+        "load": {
+            "inter": ["user_id", "item_id", "rating", "timestamp"],
+            "user": ["user_id", "age", "gender", "occupation"],
+            "item": ["item_id", "release_year", "class"],
+        },
+        "threshold": {"rating": 4.0},
+    }
+}
+
+
+def with_side_files(config: DataSection) -> DataSection:
+    """The same for models that read features: with the files of users and items that are there.
+
+    What the config says of files, columns and labels stands as it is.
+    """
+    source = pick_source(config)
+    quick = QUICK_START.get(config.name, {})
+    changed: dict[str, Any] = {}
+    if source == "atomic" and config.load is None and config.unload is None:
+        folder = Path(config.path) / config.name
+        there = [
+            s for s in ("user", "item") if packed_or_not(folder / f"{config.name}.{s}").exists()
+        ]
+        columns = quick.get("load", {})
+        changed["load"] = {suffix: columns.get(suffix, ["*"]) for suffix in ["inter", *there]}
+    if config.threshold is None and config.labels is None and "threshold" in quick:
+        changed["threshold"] = quick["threshold"]
+    if changed:
+        said = "; ".join(f"data.{key}={inline(value)}" for key, value in changed.items())
+        logger.info("%s, for a model that reads features: %s", config.name, said)
+    return config.model_copy(update=changed)
 
 
 def pick_source(config: DataSection) -> str:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from shoal.config.schema import NegativesSection
-from shoal.data.batch import Batch
+from shoal.data.batch import Batch, Jagged
 from shoal.data.dataset import Dataset
+from shoal.data.feature_table import FeatureTable
 from shoal.data.history import Histories
 from shoal.data.random import permutation
 from shoal.data.sampler import NegativeSampler, Seen
@@ -78,8 +79,10 @@ class Interactions(Reader):
         batch_size: int,
         seed: int,
         shuffle: bool = True,
+        table: FeatureTable | None = None,
     ):
         super().__init__(batch_size, seed, shuffle)
+        self.table = table  # features of users and items, for models that read them
         self.user_field, self.item_field = dataset.user_field, dataset.item_field
         self.users = np.ascontiguousarray(dataset.user_ids("train"))
         self.items = np.ascontiguousarray(dataset.item_ids("train"))
@@ -101,7 +104,8 @@ class Interactions(Reader):
             drawn = self.negatives.draw(users, samples, epoch, self.num_negatives)
             ids["neg_item"] = torch.from_numpy(drawn)
         labels = None if self.labels is None else torch.from_numpy(self.labels[samples])
-        return Batch(len(samples), ids, labels=labels)  # type: ignore[arg-type]
+        batch = Batch(len(samples), ids, labels=labels)  # type: ignore[arg-type]
+        return batch if self.table is None else _with_features(batch, self.table)
 
 
 class Windows(Reader):
@@ -150,6 +154,24 @@ class Windows(Reader):
             drawn = self.negatives.draw(np.repeat(users, width), index, epoch, self.num_negatives)
             ids["neg_item"] = torch.from_numpy(drawn).view(len(samples), width, -1)
         return Batch(len(samples), ids)  # type: ignore[arg-type]
+
+
+def _with_features(batch: Batch, table: FeatureTable) -> Batch:
+    """The batch with the features of its users, of its items and (as neg_NAME) of the negatives.
+
+    Of negatives [b, k] there are k values, or k lists, for each sample.
+    """
+    ids, dense = dict(batch.ids), dict(batch.dense)
+    sides = [("user", table.user_field, ""), ("item", table.item_field, "")]
+    sides += [("item", "neg_item", "neg_")] if "neg_item" in batch.ids else []
+    for side, field, prefix in sides:
+        keys = batch.tensor(field)
+        more_ids, more_dense = table.of(side, keys.reshape(-1).numpy(), prefix)
+        for name, values in more_ids.items():
+            ids[name] = values if isinstance(values, Jagged) else values.view(keys.shape)
+        for name, numbers in more_dense.items():
+            dense[name] = numbers.view(*keys.shape, *numbers.shape[1:])
+    return replace(batch, ids=ids, dense=dense)
 
 
 def draws_per_sample(negatives: NegativesSection | None) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from shoal.config.schema import ClicksSection, DataSection
+from shoal.config.schema import GENERATED_CLICKS, ClicksSection, DataSection
 from shoal.data.clicks import criteo, delimited, parquet, pipe, slots
 from shoal.data.clicks.lines import (
     LONGEST_LINE,
@@ -23,7 +23,6 @@ from shoal.data.clicks.samples import Layout, Samples
 from shoal.data.packed import open_text, plain_name
 
 FORMATS = ("slots", "criteo", "csv", "parquet", "planted_clicks")
-GENERATED = ("clicks", "planted", "planted_clicks")  # names that need no files
 HEAD_BYTES = 1 << 16  # of a file, that tell it from another
 
 
@@ -174,7 +173,7 @@ def pick_format(data: DataSection) -> str:
             f"{', '.join(FORMATS)}"
         )
     if data.clicks.train is None:
-        if data.name not in GENERATED:
+        if data.name not in GENERATED_CLICKS:
             raise ValueError(
                 f"data.name {data.name} does not say where its clicks are: name the files with "
                 "data.clicks.train, or leave data.name out for generated clicks"

@@ -40,7 +40,9 @@ class Interval:
         labels = arguments[0].labels
         if output.scores is not None and labels is not None and model.training:
             users = torch.zeros(len(labels), dtype=torch.int64)
-            self.metrics.update(Valued(users, output.scores.cpu(), labels.cpu()))
+            scores = output.scores.view(len(labels), -1)[:, 0]  # of several labels the first
+            labels = labels.view(len(labels), -1)[:, 0]
+            self.metrics.update(Valued(users, scores.cpu(), labels.cpu()))
             self.scored = True
 
     def step(self, epoch: int, number: int, size: int, loss: Tensor) -> None:
