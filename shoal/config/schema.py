@@ -48,6 +48,12 @@ class PlantedSection(Section):
     strength: float = Field(4.0, ge=0, description="0: taste is ignored, popularity alone decides")
     drift: float = Field(0.3, ge=0, description="how far a user's taste wanders from first to last")
     popularity: float = Field(0.8, ge=0, description="exponent of the items' power law")
+    item_features: int = Field(
+        0, ge=0, le=64, description="columns that tell what an item is; 0: nothing tells"
+    )
+    new_items: float = Field(
+        0.0, ge=0, le=0.4, description="share of items that come only in the last eighth of a user"
+    )
     seed: int = 7
 
 

@@ -122,7 +122,7 @@ def pack(
     packed: dict[str, Tensor] = {}
     numeric = [feature for feature in features if not feature.is_sparse]
     if numeric:
-        packed["dense"] = torch.cat([dense[f.name].view(size, -1) for f in numeric], 1)
+        packed["dense"] = torch.cat([dense[f.name].view(size, f.width) for f in numeric], 1)
     if not any(isinstance(one, Jagged) for one, _, _ in shifted):
         return {"slots": torch.stack([one + at for one, _, at in shifted], 1)}, packed  # type: ignore[operator, misc]
     lengths = torch.stack(

@@ -113,7 +113,11 @@ def build(raw: Raw, config: DataSection, seed: int) -> Dataset:
         _label(columns, types, config)
 
     vocab, ids = _number_all(raw, columns, fields.user, fields.item, config)
-    inter = {name: _finish(c, ids.get(("inter", name))) for name, c in columns.items()}
+    fills = _fills(config)
+    inter = {
+        name: _finish(c, ids.get(("inter", name)), fill=fills.get(name))
+        for name, c in columns.items()
+    }
     time_field = fields.time if fields.time in inter else None
     if time_field is not None:
         inter[time_field] = columns[time_field].values.astype(np.float64)
@@ -140,13 +144,25 @@ def build(raw: Raw, config: DataSection, seed: int) -> Dataset:
             types.setdefault(name, kind)
         table_ids = {name: ids[suffix, name] for name in table.columns if (suffix, name) in ids}
         if suffix == "user":
-            dataset.users = _align(table, table_ids, fields.user, dataset.num_users)
+            dataset.users = _align(table, table_ids, fields.user, dataset.num_users, fills)
         elif suffix == "item":
-            dataset.items = _align(table, table_ids, fields.item, dataset.num_items)
+            dataset.items = _align(table, table_ids, fields.item, dataset.num_items, fills)
         else:
             dataset.extra[suffix] = _extra(table, table_ids, config)
     _normalize(dataset, config)
+    for suffix, table in {"inter": raw.inter, **raw.side}.items():
+        dataset.missing[suffix] = {name: c.num_missing for name, c in table.columns.items()}
     return dataset
+
+
+def _fills(config: DataSection) -> dict[str, float]:
+    """Column -> what an empty number is, where data.features says so."""
+    return {
+        said.get("column", name): float(default)
+        for name, said in (config.features or {}).items()
+        if isinstance(default := said.get("default"), int | float)
+        and said.get("kind") in ("number", "numbers")
+    }
 
 
 def _check_types(raw: Raw, config: DataSection) -> None:
@@ -221,10 +237,16 @@ def _number_all(
     return vocab, ids
 
 
-def _finish(column: RawColumn, ids: np.ndarray | None, rows: np.ndarray | None = None) -> Column:
+def _finish(
+    column: RawColumn,
+    ids: np.ndarray | None,
+    rows: np.ndarray | None = None,
+    fill: float | None = None,
+) -> Column:
     """The given rows (null: all) of a column: ids as int64, numbers as float32, lists as Ragged.
 
-    An empty token is 0, an empty list has no values, an empty number is the mean of the others.
+    An empty token is 0, an empty list has no values, an empty number is `fill`, or the mean of the
+    others.
     """
     values, offsets = column.values if ids is None else ids, column.offsets
     if rows is not None:
@@ -233,17 +255,21 @@ def _finish(column: RawColumn, ids: np.ndarray | None, rows: np.ndarray | None =
         values = values.astype(np.float32)
         empty = np.isnan(values)
         if empty.any():
-            values[empty] = 0.0 if empty.all() else values[~empty].mean(dtype=np.float64)
+            if fill is None:
+                fill = 0.0 if empty.all() else values[~empty].mean(dtype=np.float64)
+            values[empty] = fill
     return values if offsets is None else Ragged(values, offsets)
 
 
-def _align(table: RawTable, ids: dict[str, np.ndarray], key: str, size: int) -> Columns:
+def _align(
+    table: RawTable, ids: dict[str, np.ndarray], key: str, size: int, fills: dict[str, float]
+) -> Columns:
     """Side features so that row i belongs to id i; ids without a row, and row 0, are empty."""
     row_of_id = np.full(size, -1, dtype=np.int64)
     row_of_id[ids[key]] = np.arange(len(table))
     row_of_id[0] = -1
     aligned = {
-        name: _finish(column, ids.get(name), row_of_id)
+        name: _finish(column, ids.get(name), row_of_id, fills.get(name))
         for name, column in table.columns.items()
         if name != key
     }

@@ -97,6 +97,16 @@ class Model(nn.Module):
         self.options = options
         self.facts = facts
 
+    def same_width(self, dim: int) -> None:
+        """Refuse features of other widths, where all vectors are added or multiplied."""
+        for feature in self.facts.sparse:
+            if self.facts.apart and feature.dim not in (None, dim):
+                raise ValueError(
+                    f"{type(self).__name__} adds or multiplies the vectors of features, so all are "
+                    f"{dim} wide, and data.features.{feature.name}.dim is {feature.dim}; leave it "
+                    "out, or choose DNN, WideDeep or DCNV2"
+                )
+
     def forward(self, batch: Batch) -> Output:
         """The training loss of one batch."""
         raise NotImplementedError  # every trainable model writes its own
@@ -177,16 +187,6 @@ class ClickModel(Model):
             return self.facts.num_slots * dim
         return sum(feature.dim or dim for feature in self.facts.sparse)
 
-    def same_width(self, dim: int) -> None:
-        """Refuse features of other widths: for models whose vectors meet in products."""
-        for feature in self.facts.sparse:
-            if self.facts.apart and feature.dim not in (None, dim):
-                raise ValueError(
-                    f"{type(self).__name__} multiplies the vectors of features, so all are "
-                    f"{dim} wide (model.dim), and data.features.{feature.name}.dim is "
-                    f"{feature.dim}; leave it out, or choose DNN, WideDeep or DCNV2"
-                )
-
     def slots(self, embed: Embeddings, batch: Batch) -> Tensor:
         """The row of every feature, pooled where it has several ids: [b, num_slots, dim]."""
         if "slots" in embed.fields:
@@ -217,8 +217,8 @@ class ClickModel(Model):
             return torch.empty(batch.size, 0, device=device)
         if not self.facts.apart:
             return batch.dense["dense"]
-        parts = [batch.dense[feature.name] for feature in self.facts.numeric]
-        return torch.cat([part.view(batch.size, -1) for part in parts], 1)
+        parts = [batch.dense[f.name].view(batch.size, f.width) for f in self.facts.numeric]
+        return torch.cat(parts, 1)
 
     def logits(self, batch: Batch) -> Tensor:
         """The log odds of a click: [b]; of models for several labels [b, labels]."""

@@ -140,9 +140,7 @@ def _build_joined(config: Config, world: World, model_class: type[Model]) -> Par
         for phase in ("valid", "test")
     }
     sources = {phase: f"the {phase} split of {dataset.name!r} (data.split)" for phase in readers}
-    evaluator = ClickEvaluator(
-        readers, config.eval, world, dataset.user_field, sources, labels if len(labels) > 1 else ()
-    )
+    evaluator = ClickEvaluator(readers, config.eval, world, dataset.user_field, sources, labels)
     found = fingerprint(config, dataset, table)
     return Parts(dataset, model, strategy, reader, evaluator, found)
 

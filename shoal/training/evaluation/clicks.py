@@ -65,10 +65,7 @@ class ClickEvaluator:
         assert isinstance(model, ClickModel), "build gives click logs to click models alone"
         self.check([phase])
         reader = self.readers[phase]
-        metrics = [
-            MetricSet(self.section.metrics, self.section.topk or [1], 1, torch.zeros(1))
-            for _ in range(max(1, len(self.labels)))
-        ]
+        metrics = [self._metrics(k) for k in range(max(1, len(self.labels)))]
         was_training = model.training
         model.eval()
         # Every rank makes as many steps, with empty tiles at the end: a pull may be a collective.
@@ -90,6 +87,13 @@ class ClickEvaluator:
             for label, one in zip(self.labels, metrics):
                 result |= {f"{key}_{label.name}": v for key, v in one.compute(source).items()}
         return result
+
+    def _metrics(self, label: int) -> MetricSet:
+        """Those of one label; of further ones that are any number, how far predictions are off."""
+        names = list(self.section.metrics)
+        if label > 0 and self.labels[label].loss == "squared":
+            names = [name for name in names if name in ("MAE", "RMSE")] or ["RMSE"]
+        return MetricSet(names, self.section.topk or [1], 1, torch.zeros(1))
 
     def _update(
         self, metrics: list[MetricSet], groups: Tensor, logits: Tensor, batch: Batch

@@ -40,8 +40,9 @@ class Interval:
         labels = arguments[0].labels
         if output.scores is not None and labels is not None and model.training:
             users = torch.zeros(len(labels), dtype=torch.int64)
-            scores = output.scores.view(len(labels), -1)[:, 0]  # of several labels the first
-            labels = labels.view(len(labels), -1)[:, 0]
+            scores = output.scores
+            if labels.dim() == 2:  # of several the first
+                scores, labels = scores[:, 0], labels[:, 0]
             self.metrics.update(Valued(users, scores.cpu(), labels.cpu()))
             self.scored = True
 
