@@ -1,4 +1,4 @@
-"""A small data set with features of every kind, as atomic files, and a config that describes them."""
+"""A small data set with features of every kind, as atomic files, and a config of them."""
 
 from __future__ import annotations
 

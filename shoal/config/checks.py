@@ -78,6 +78,8 @@ def _interval(key: str, text: str, prefix: str = "") -> Iterator[Problem]:
 def separators(config: Config) -> Iterator[Problem]:
     if len(config.data.separator) != 1:
         yield "data.separator", f"given {config.data.separator!r}; it must be one character"
+    if config.data.quote is not None and len(config.data.quote) != 1:
+        yield "data.quote", f"given {config.data.quote!r}; it must be one character, or null"
     if not config.data.seq_separator:
         yield "data.seq_separator", "is empty; it must be at least one character"
 
@@ -257,7 +259,7 @@ def click_negatives(config: Config) -> Iterator[Problem]:
 CHECKS: dict[Callable[[Config], Iterator[Problem]], tuple[str, ...]] = {
     split: ("data.split", "data.presplit"),
     filters: ("data.filter", "data.threshold"),
-    separators: ("data.separator", "data.seq_separator"),
+    separators: ("data.separator", "data.seq_separator", "data.quote"),
     negatives: ("train.negatives",),
     modes: ("eval.mode",),
     metrics: ("eval.metrics", "eval.topk", "eval.mode"),

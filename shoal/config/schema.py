@@ -150,7 +150,20 @@ class DataSection(Section):
         "criteo",
         "csv",
         "parquet",
+        "arrow",
+        "jsonl",
     ] = "auto"
+    files: dict[str, str] | None = Field(
+        None,
+        description="tables of one's own: inter (or train, valid and test), user, item -> a file, "
+        "a folder or a pattern",
+    )
+    encoding: str = Field("utf-8", description="of csv and JSON lines")
+    quote: str | None = Field('"', description="what quotes cells of csv; null: nothing")
+    bad_rows: Literal["error", "skip"] = Field(
+        "error",
+        description="csv, JSON lines: rows that cannot be read end the run, or are left out",
+    )
     clicks: ClicksSection = Field(default_factory=ClicksSection)
     planted: PlantedSection = Field(default_factory=PlantedSection)
     random: RandomSection = Field(default_factory=RandomSection)

@@ -16,7 +16,7 @@ from shoal.data.dataset import Column, Columns, Dataset, FieldType, Ragged
 from shoal.data.filters import apply_filters
 from shoal.data.packed import packed_or_not
 from shoal.data.raw import Raw, RawColumn, RawTable, gather
-from shoal.data.sources import atomic, movielens, planted, random
+from shoal.data.sources import atomic, movielens, planted, random, tables
 from shoal.data.split import rows_by_phase, split_rows
 from shoal.data.vocabulary import number
 
@@ -35,6 +35,9 @@ def load_dataset(config: DataSection, seed: int) -> Dataset:
     if source == "atomic":
         files = [path for paths in atomic.files(config).values() for path in paths]
         read = atomic.read
+    elif source == "tables":
+        files = [path for paths in tables.files(config).values() for path in paths]
+        read = tables.read
     else:
         files = [movielens.find(config)]
         read = movielens.read
@@ -81,7 +84,14 @@ def with_side_files(config: DataSection) -> DataSection:
 
 
 def pick_source(config: DataSection) -> str:
-    """'planted', 'random', 'atomic' or 'movielens': data.format, or what the folder holds."""
+    """'planted', 'random', 'atomic', 'movielens' or 'tables': data.format, or what is there."""
+    if config.files is not None or config.format in tables.FORMATS.values():
+        if config.format not in ("auto", *tables.FORMATS.values()):
+            raise ValueError(
+                f"data.files names tables, and data.format is {config.format}; choose csv, "
+                "parquet, arrow or jsonl, or leave it out"
+            )
+        return "tables"
     if config.format != "auto":
         return config.format
     root = Path(config.path)
@@ -91,14 +101,17 @@ def pick_source(config: DataSection) -> str:
     parts = [f"{config.name}.{part}.inter" for part in config.presplit or []]
     if any(packed_or_not(folder / name).exists() for name in [f"{config.name}.inter", *parts]):
         return "atomic"
+    if tables.beside(config):
+        return "tables"
     if movielens.locate(config) is not None:
         return "movielens"
     have = sorted(p.name for p in root.iterdir() if p.name[0] != ".") if root.is_dir() else []
     raise ValueError(
         f"no data set {config.name!r} in {root}: neither "
         f"{folder / config.name}.inter nor MovieLens files (u.data, ratings.dat, ratings.csv, or "
-        f"{config.name}.zip) are there; set data.path and data.name, fetch one with "
-        f"`shoal data fetch ml-100k`, or use data.name: planted{did_you_mean(config.name, have)}"
+        f"{config.name}.zip) are there; set data.path and data.name, name tables of your own with "
+        f"data.files, fetch one with `shoal data fetch ml-100k`, or use "
+        f"data.name: planted{did_you_mean(config.name, have)}"
     )
 
 

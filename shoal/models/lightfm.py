@@ -46,7 +46,8 @@ class LightFM(Retrieval):
                     f"LightFM makes a {side} of the {side}'s features, and data.features has none "
                     f"of side {side}; add {side}_id: {{kind: id, side: {side}}}"
                 )
-        tables, biases = {}, {}
+        tables: dict[str, Table] = {}
+        biases: dict[str, Table] = {}
         for feature in facts.sparse:
             for prefix in ["", "neg_"] if feature.side == "item" else [""]:
                 vectors = Table(feature.table, options.embedding_size, feature.rows, padding=0)

@@ -190,11 +190,11 @@ def test_what_does_not_fit_is_told(folder: Path, model: str, given: dict, said: 
 
 
 def test_labels_that_are_not_there_or_not_binary(folder: Path) -> None:
-    with pytest.raises(ValueError, match="has no label 'rating'.*data.threshold"):
+    with pytest.raises(ValueError, match=r"has no label 'rating'.*data.threshold"):
         build(config(folder, data__fields__label="rating"), World())
     with pytest.raises(ValueError, match="the label 'spent' of 'shop' is not 0 or 1"):
         build(config(folder, data__fields__label="spent"), World())
-    with pytest.raises(ValueError, match="LR predicts one label, and data.labels names click"):
+    with pytest.raises(ValueError, match=r"LR predicts one label, and data.labels names click"):
         build(config(folder, "LR", data__labels={"click": {}, "spent": {}}), World())
 
 

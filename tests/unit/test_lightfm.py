@@ -84,5 +84,5 @@ def test_gradients_reach_every_feature(loss: str) -> None:
 
 
 def test_a_loss_that_is_not_known() -> None:
-    with pytest.raises(ValueError, match="LightFM knows BPR and logistic|one of BPR, logistic"):
+    with pytest.raises(ValueError, match=r"LightFM knows BPR and logistic|one of BPR, logistic"):
         resolve(values={"model": "LightFM", "model.loss": "WARP"})
