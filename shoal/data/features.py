@@ -102,7 +102,7 @@ def features_of(dataset: Dataset, config: DataSection) -> tuple[Feature, ...]:
     """Those that the config describes; where it describes none, those that the columns suggest."""
     if config.features is None:
         return guess(dataset, config)
-    found = tuple(_declared(name, dict(said)) for name, said in config.features.items())
+    found = tuple(declared(name, dict(said)) for name, said in config.features.items())
     placed = [_placed(feature, dataset, config) for feature in found]
     by_name = {feature.name: feature for feature in placed}
     for feature in placed:
@@ -173,7 +173,8 @@ def _guessed(name: str, column: str, side: Side, type_: FieldType, values: Any) 
     return Feature(name, kind, side, column, transforms=transforms, length=length)
 
 
-def _declared(name: str, said: dict[str, Any]) -> Feature:
+def declared(name: str, said: dict[str, Any]) -> Feature:
+    """One entry of data.features, checked by itself."""
     where = f"data.features.{name}"
     if "kind" not in said and not said.get("cross"):
         raise ValueError(f"{where} has no kind; say id, ids, sequence, number, numbers or text")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from shoal.config.schema import CLICK_FORMATS, Config
 from shoal.config.unread import refuse_unread
 from shoal.data.clicks import ClickData, InMemory, Layout, open_clicks
+from shoal.data.clicks.apart import Apart, log_features
 from shoal.data.dataset import Dataset
 from shoal.data.encode import encode
 from shoal.data.feature_table import FeatureTable
@@ -148,15 +149,38 @@ def _build_joined(config: Config, world: World, model_class: type[Model]) -> Par
 def _build_clicks(config: Config, world: World, model_class: type[Model]) -> Parts:
     """The same for a click model and a click log."""
     data = open_clicks(config, world, TILE_ROWS)
+    layout = data.layout
     facts = Facts(
-        num_slots=len(data.layout.slots), num_dense=len(data.layout.dense), rows=data.layout.rows
+        num_slots=len(layout.slots),
+        num_dense=len(layout.dense),
+        rows=layout.rows,
+        features=layout.features(),
     )
+    reader, readers = data.reader, data.readers
+    if config.data.features is not None:
+        features = log_features(layout, config.data)
+        facts = replace(
+            facts,
+            features=features,
+            apart=True,
+            num_slots=sum(feature.is_sparse for feature in features),
+            num_dense=sum(feature.width for feature in features if not feature.is_sparse),
+        )
+        reader = Apart(reader, features)
+        readers = {phase: Apart(one, features) for phase, one in readers.items()}
     torch.manual_seed(config.run.seed)
     model = model_class(model_class.Options(**config.model.options), facts)
     strategy = set_up(config, world, model)
-    evaluator = ClickEvaluator(data.readers, config.eval, world, data.group, data.sources)
+    if facts.apart and any("slots" in embed.fields for embed in strategy.embeddings):
+        raise ValueError(
+            f"{config.model.name} reads all slots from one table; leave out data.features, or "
+            "choose a model that has a table for each, such as DNN"
+        )
+    evaluator = ClickEvaluator(readers, config.eval, world, data.group, data.sources)
     found = click_fingerprint(config, data, strategy)
-    return Parts(data, model, strategy, data.reader, evaluator, found)
+    if facts.apart:
+        found["features"] = [[f.name, f.kind, f.table, f.rows, f.dim] for f in facts.features]
+    return Parts(data, model, strategy, reader, evaluator, found)
 
 
 def set_up(config: Config, world: World, model: Model) -> Strategy:

@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+import shoal
 from shoal.config.schema import DataSection
 from shoal.data.dataset import Dataset
 from shoal.data.prepare import load_dataset
@@ -130,6 +131,14 @@ def test_files_beside_each_other_need_no_names(expected: list[float], tmp_path: 
     INTER.write_parquet(tmp_path / "shop" / "inter.parquet")
     ITEMS.write_parquet(tmp_path / "shop" / "item.parquet")
     assert losses(tmp_path) == expected
+
+
+def test_a_frame_gives_the_same_losses(expected: list[float], tmp_path: Path) -> None:
+    more = {"data.features": FEATURES, "train.batch_size": 64, "train.epochs": 1}
+    more |= {"model.layers": [8], "train.eval_every": 0, "run.progress": False}
+    more |= {"run.output": str(tmp_path / "run")}
+    found = shoal.fit("DNN", INTER, time="timestamp", items=ITEMS, **more)
+    assert found.curves["loss"] == [pytest.approx(np.mean(expected), rel=1e-6)]
 
 
 def test_zstd(expected: list[float], tmp_path: Path) -> None:
