@@ -63,7 +63,10 @@ def build(config: Config, world: World) -> Parts:
             f"{config.data.format} with data.clicks is a click log; choose a click model such as "
             "LR or DeepFM (`shoal models` lists them), or name interactions with data.name"
         )
+    refuse_labels(config)
     dataset, table = _load(config, world, model_class.reads_features)
+    if table is not None and (own := [f.name for f in table.features if f.side == "context"]):
+        log.info("%s does not read features of single interactions: %s", config.model.name, own)
     negatives = config.train.negatives
     facts = _facts(config, dataset, table)
     torch.manual_seed(config.run.seed)  # dense parameters: the same on every rank
@@ -146,8 +149,19 @@ def _build_joined(config: Config, world: World, model_class: type[Model]) -> Par
     return Parts(dataset, model, strategy, reader, evaluator, found)
 
 
+def refuse_labels(config: Config) -> None:
+    """Refuse labels and weights of samples where nobody reads them."""
+    for key in ("labels", "sample_weight"):
+        if getattr(config.data, key) is not None:
+            raise ValueError(
+                f"data.{key} is for click models on tables of interactions (data.files, atomic "
+                f"files), and {config.model.name} reads something else here; leave it out"
+            )
+
+
 def _build_clicks(config: Config, world: World, model_class: type[Model]) -> Parts:
     """The same for a click model and a click log."""
+    refuse_labels(config)
     data = open_clicks(config, world, TILE_ROWS)
     layout = data.layout
     facts = Facts(

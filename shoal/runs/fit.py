@@ -12,7 +12,7 @@ import html
 import json
 import logging
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ import torch
 from shoal import config as config_room
 from shoal.config.output import flat
 from shoal.data.dataset import Column, Dataset
+from shoal.data.features import Feature, options
 from shoal.data.sources.frames import to_polars
 from shoal.models.base import Retrieval
 from shoal.runs.run import resolve, run_folder, train
@@ -52,12 +53,14 @@ def fit(
     rating: str | None = None,
     users: Any = None,
     items: Any = None,
+    features: Sequence[Feature] | None = None,
     **config: Any,
 ) -> Fitted:
     """Train a model on a frame of interactions; `users` and `items` are frames of their features.
 
     user, item, time, label, rating: the columns' names. Other keywords are config keys, as in
     shoal.run (`epochs=5`, `train={"batch_size": 512}`, `**{"data.split.order": "time"}`).
+    features: what columns mean, exactly those; left out, what they suggest.
     """
     frames = {"inter": to_polars(frame, "the frame of interactions")}
     if users is not None:
@@ -74,6 +77,8 @@ def fit(
     values: dict[str, Any] = {"model": model, "data.name": "frame", **config}
     values |= {f"data.fields.{key}": name for key, name in named.items() if name is not None}
     values |= {"data.files": {suffix: f"{suffix}.parquet" for suffix in frames}}
+    if features is not None:
+        values["data.features"] = {feature.name: options(feature) for feature in features}
     given = flat(values)
     for key, (other, value) in QUIET.items():
         if key not in given and other not in given:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from ranks import run_ranks
 from shoal.runs.build import build
 from shoal.world.world import World
 
-STEPS = 18
+STEPS = 12
 SIDED = {
     name: {k: v for k, v in said.items() if k != "dim"}
     for name, said in FEATURES.items()
@@ -55,13 +56,12 @@ def curve(world: World, folder: str, model: str, more: dict[str, Any]) -> dict[s
     raise AssertionError("too few steps")
 
 
-def every(world: World, folder: str, addresses: dict[str, list[str]]) -> dict[str, Any]:
+def every(world: World, folder: str, models: list[str], servers: list[str]) -> dict[str, Any]:
     found = {}
-    for model in CASES:
-        for name, strategy in STRATEGIES.items():
-            found[f"{model} {name}"] = curve(world, folder, model, strategy)
-        servers = {"strategy__name": "ps", "strategy__ps__addresses": addresses[model]}
-        found[f"{model} ps"] = curve(world, folder, model, servers)
+    served = {"strategy__name": "ps", "strategy__ps__addresses": servers}
+    for model in models:
+        for name, more in {**STRATEGIES, "ps": served}.items():
+            found[f"{model} {name}"] = curve(world, folder, model, more)
     return found
 
 
@@ -70,28 +70,29 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write(tmp_path_factory.mktemp("features")))
 
 
-@pytest.fixture(scope="module")
-def two(data: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("two")
-    with serving(2) as first, serving(2) as second:
-        addresses = {"DNN": first.addresses, "LightFM": second.addresses}
-        return run_ranks(every, 2, folder, data, addresses)
+@pytest.mark.parametrize("model", CASES)
+def test_one_process_of_every_strategy_equals_single(model: str, data: str) -> None:
+    with serving(2) as servers:
+        found = every(World(), data, [model], servers.addresses)
+    compare([found], [model], data)
 
 
-@pytest.fixture(scope="module", params=CASES)
-def alone(request: pytest.FixtureRequest, data: str) -> tuple[str, dict[str, Any]]:
-    return request.param, curve(World(), data, request.param, {})
+@pytest.mark.slow
+def test_two_processes_of_every_strategy_equal_single(data: str, tmp_path: Path) -> None:
+    for model in CASES:
+        with serving(2) as servers:
+            two = run_ranks(every, 2, tmp_path / model, data, [model], servers.addresses)
+        compare(two, [model], data)
 
 
-@pytest.mark.parametrize("strategy", [*STRATEGIES, "ps"])
-def test_losses_and_metrics_equal_single(
-    strategy: str, alone: tuple[str, dict[str, Any]], two: list[dict[str, Any]]
-) -> None:
-    model, single = alone
-    for rank in two:
-        found = rank[f"{model} {strategy}"]
-        assert found["losses"] == pytest.approx(single["losses"], rel=1e-5)
-        assert found["valid"] == pytest.approx(single["valid"], rel=1e-4)
+def compare(ranks: list[dict[str, Any]], models: list[str], data: str) -> None:
+    for model in models:
+        single = curve(World(), data, model, {})
+        for rank in ranks:
+            for name in [*STRATEGIES, "ps"]:
+                found = rank[f"{model} {name}"]
+                assert found["losses"] == pytest.approx(single["losses"], rel=1e-5), name
+                assert found["valid"] == pytest.approx(single["valid"], rel=1e-4), name
 
 
 def test_what_is_compared_learns(data: str) -> None:

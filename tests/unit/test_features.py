@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from click_model import tiny_clicks
 from feature_data import FEATURES, config, write
 
 from shoal.config import ConfigError
@@ -20,6 +21,8 @@ from shoal.data.prepare import load_dataset
 from shoal.models.base import Facts
 from shoal.runs.build import build
 from shoal.world.world import World
+
+__all__ = ["tiny_clicks"]  # used by being there
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +165,23 @@ def test_click_models_read_features(folder: Path, model: str) -> None:
     losses = [float(parts.strategy.train_step(batch)) for batch in parts.reader.batches(0)]
     assert len(losses) == 16 and all(np.isfinite(losses))
     assert "item_id" in parts.strategy.tables or model == "LR"
+
+
+def test_a_model_of_slots_reads_packed_features(folder: Path) -> None:
+    """As models do that know nothing of features: one table, ids one feature after the other."""
+    said = {k: v for k, v in FEATURES.items() if k in ("user_id", "genre", "age")}
+    said = {name: {k: v for k, v in one.items() if k != "dim"} for name, one in said.items()}
+    parts = build(config(folder, "TinyClicks", data__features=said), World())
+    assert parts.strategy.tables["weights"].rows == 41 + 6
+    losses = [float(parts.strategy.train_step(batch)) for batch in parts.reader.batches(0)]
+    assert sum(losses[-5:]) < sum(losses[:5])
+    with pytest.raises(ValueError, match="TinyClicks reads all features from one table"):
+        build(config(folder, "TinyClicks", data__features=FEATURES), World())
+
+
+def test_labels_that_nobody_reads(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"data\.sample_weight is for click models on tables"):
+        build(config(folder, "BPR", data__sample_weight="weight"), World())
 
 
 @pytest.mark.parametrize(

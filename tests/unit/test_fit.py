@@ -156,3 +156,11 @@ def test_a_sequential_model_and_one_of_features(tmp_path: Path) -> None:
     told = shoal.fit("LightFM", FRAME, "uid", "iid", "ts", items=items, **more)
     assert [f.name for f in told.trained.model.facts.features] == ["uid", "iid", "genre"]
     assert told.recommend("u3")
+    more["run.output"] = str(tmp_path / "c")
+    genre = shoal.Feature("genre", "id", "item", vocabulary="hashed", rows=7)
+    chosen = [shoal.Feature("uid", "id", "user"), genre]
+    told = shoal.fit("LightFM", FRAME, "uid", "iid", items=items, features=chosen, **more)
+    assert {t.name: t.rows for t in told.trained.model.embed.tables.values()} == {
+        "uid": 51,
+        "genre": 7,
+    }
