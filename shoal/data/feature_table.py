@@ -71,18 +71,38 @@ class FeatureTable:
         rows = ids.reshape(-1).cpu().numpy()
         return Batch(len(rows), *self.of(side, rows)).to(ids.device)
 
-    def join(self, rows: np.ndarray, users: np.ndarray, items: np.ndarray) -> Fields:
-        """All features of some interactions: of their users, their items and their own."""
+    def join(self, rows: np.ndarray | None, users: np.ndarray, items: np.ndarray) -> Fields:
+        """All features of some interactions: of their users, their items and their own.
+
+        rows None: they have not happened, so what would be their own is missing.
+        """
         ids: dict[str, Tensor | Jagged] = {}
         dense: dict[str, Tensor] = {}
         for side, keys in (("user", users), ("item", items), ("context", rows)):
-            more_ids, more_dense = self.of(side, keys)
+            more_ids, more_dense = self._none(len(users)) if keys is None else self.of(side, keys)
             ids |= more_ids
             dense |= more_dense
         for name, column in self.columns.items():
             if column.feature.cross:
                 parts = [ids[part].numpy() for part in column.feature.cross]  # type: ignore[union-attr]
                 ids[name] = torch.from_numpy(crossed(parts, column.feature.rows))
+        return ids, dense
+
+    def _none(self, size: int) -> Fields:
+        """Context features of so many samples that have none."""
+        ids: dict[str, Tensor | Jagged] = {}
+        dense: dict[str, Tensor] = {}
+        for name, column in self.columns.items():
+            feature = column.feature
+            if feature.side != "context" or feature.cross:
+                continue
+            if feature.is_list:
+                none = torch.empty(0, dtype=torch.int64)
+                ids[name] = Jagged(none, torch.zeros(size + 1, dtype=torch.int64))
+            elif feature.is_sparse:
+                ids[name] = torch.zeros(size, dtype=torch.int64)
+            else:
+                dense[name] = torch.zeros(size, *column.values.shape[1:])
         return ids, dense
 
 

@@ -73,6 +73,16 @@ class Joined:
         return Made(Batch(len(rows), ids, dense, labels, weights=weights))
 
 
+def candidates(
+    table: FeatureTable, users: Tensor, items: Tensor, packed: bool, device: torch.device
+) -> Batch:
+    """Samples of users with items that they have not taken, [n] each, for a click model."""
+    ids, dense = table.join(None, users.cpu().numpy(), items.cpu().numpy())
+    if packed:
+        ids, dense = pack(table.features, ids, dense, len(users))
+    return Batch(len(users), ids, dense).to(device)
+
+
 class Made:
     """Samples that are joined: a batch that can still be cut."""
 

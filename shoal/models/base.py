@@ -12,6 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from shoal.data.batch import Batch, Jagged
 from shoal.data.feature_table import FeatureTable
 from shoal.data.features import Feature, Label
+from shoal.data.joined import candidates
 from shoal.data.knowledge import Knowledge
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
@@ -219,6 +220,20 @@ class ClickModel(Model):
             return batch.dense["dense"]
         parts = [batch.dense[f.name].view(batch.size, f.width) for f in self.facts.numeric]
         return torch.cat(parts, 1)
+
+    def score(self, batch: Batch, items: Tensor) -> Tensor:
+        """Log odds of the users of a batch for candidate items, by their features alone: [b, n].
+
+        What belongs to single interactions is missing then; of several labels the first counts.
+        """
+        assert self.facts.table is not None, "build lets click logs rank nothing"
+        users = batch.tensor(self.facts.user_field)
+        every = items.expand(len(users), -1) if items.dim() == 1 else items
+        packed = any("slots" in m.fields for m in self.modules() if isinstance(m, Embeddings))
+        asked = users[:, None].expand_as(every).reshape(-1), every.reshape(-1)
+        made = candidates(self.facts.table, *asked, packed, users.device)
+        logits = self.logits(made)
+        return (logits if logits.dim() == 1 else logits[:, 0]).view(every.shape)
 
     def logits(self, batch: Batch) -> Tensor:
         """The log odds of a click: [b]; of models for several labels [b, labels]."""

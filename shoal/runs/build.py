@@ -47,6 +47,13 @@ class Parts:
     evaluator: Evaluator | ClickEvaluator
     fingerprint: dict[str, Any]  # must be the same for a checkpoint to fit
 
+    def ranking(self, config: Config) -> Evaluator | None:
+        """What ranks items for users; None where the data is a click log, which knows neither."""
+        if isinstance(self.evaluator, Evaluator) or not isinstance(self.dataset, Dataset):
+            return self.evaluator if isinstance(self.evaluator, Evaluator) else None
+        how = (config.eval, self.strategy.world, config.run.seed, config.data.max_len)
+        return Evaluator(self.dataset, *how)
+
 
 def build(config: Config, world: World) -> Parts:
     """Load the data, construct the model and set it up with its strategy."""

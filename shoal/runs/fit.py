@@ -130,6 +130,11 @@ class Fitted:
         Interactions of users and items that are not known are left out, and the log says how many.
         """
         dataset, evaluator = self._ranking()
+        if self.trained.model.kind == "clicks":
+            raise ValueError(
+                f"{self.result['model']} is evaluated on labelled samples: train with them as the "
+                "test part (data.files.test), or rank with recommend"
+            )
         given = to_polars(frame, "the frame to evaluate")
         fields = (dataset.user_field, dataset.item_field)
         for name in fields:
@@ -242,12 +247,9 @@ class Fitted:
 
     def _ranking(self) -> tuple[Dataset, Evaluator]:
         parts = self.trained.parts
-        if not isinstance(parts.dataset, Dataset) or not isinstance(parts.evaluator, Evaluator):
-            raise ValueError(
-                f"{self.result['model']} predicts clicks of samples and does not rank items; its "
-                "figures are in metrics and curves"
-            )
-        return parts.dataset, parts.evaluator
+        evaluator = parts.ranking(self.trained.config)
+        assert isinstance(parts.dataset, Dataset) and evaluator is not None, "fit reads tables"
+        return parts.dataset, evaluator
 
     def _retrieval(self) -> Retrieval:
         model = self.trained.model

@@ -28,6 +28,7 @@ MODEL_MAY_IMPORT = {
     "shoal.data.batch",
     "shoal.data.feature_table",
     "shoal.data.features",
+    "shoal.data.joined",
     "shoal.data.knowledge",
     "shoal.embedding.module",
     "shoal.embedding.table",

@@ -179,6 +179,31 @@ def test_a_model_of_slots_reads_packed_features(folder: Path) -> None:
         build(config(folder, "TinyClicks", data__features=FEATURES), World())
 
 
+def test_candidates_are_scored_as_samples_are(folder: Path) -> None:
+    """Without features of single interactions a candidate is what a sample with it is."""
+    said = {k: v for k, v in FEATURES.items() if k not in ("device", "both")}
+    parts = build(config(folder, data__features=said), World())
+    batch = next(parts.reader.batches(0))
+    model, items = parts.model.eval(), torch.from_numpy(parts.reader.samples.items)  # type: ignore
+    rows = parts.reader.samples.rows[:5]  # type: ignore[attr-defined]
+    samples = parts.reader.samples.slice(0, 5).batch()  # type: ignore[attr-defined]
+    with torch.no_grad():
+        expected = model.logits(samples)  # type: ignore[operator]
+        found = model.score(samples, items[rows][:, None])
+        assert torch.allclose(found[:, 0], expected, atol=1e-6)
+        every = model.score(samples, items[rows])
+        assert every.shape == (5, 5) and torch.allclose(every.diagonal(), expected, atol=1e-6)
+    assert batch.size == 61
+
+
+def test_prepared_columns_are_kept(folder: Path) -> None:
+    curves = []
+    for _ in range(2):  # the second time from the cache, whose columns are read-only
+        parts = build(config(folder, data__cache=True, data__features=FEATURES), World())
+        curves.append([float(parts.strategy.train_step(b)) for b in parts.reader.batches(0)])
+    assert curves[0] == curves[1] and (folder / "shop" / ".shoal").is_dir()
+
+
 def test_labels_that_nobody_reads(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"data\.sample_weight is for click models on tables"):
         build(config(folder, "BPR", data__sample_weight="weight"), World())

@@ -132,6 +132,20 @@ def test_other_interactions(fitted: Fitted, caplog: pytest.LogCaptureFixture) ->
         fitted.evaluate({"uid": ["x"], "iid": [1001]})
 
 
+def test_click_models_recommend(tmp_path: Path) -> None:
+    frame = FRAME.with_columns(label=(pl.col("iid") % 2).cast(pl.Float64), day=pl.col("ts") % 7)
+    more = {"train.epochs": 8, "train.batch_size": 64, "run.progress": False, "model.dim": 4}
+    more["run.output"] = str(tmp_path / "clicks")
+    fitted = shoal.fit("DeepFM", frame, "uid", "iid", "ts", label="label", **more)
+    assert fitted.metrics["auc"] > 0.9
+    best = fitted.recommend("u3", 3)
+    assert all(item % 2 == 1 for item, _ in best)  # items with odd numbers are clicked
+    with pytest.raises(ValueError, match="evaluated on labelled samples"):
+        fitted.evaluate(frame)
+    with pytest.raises(ValueError, match="scores by more than a product"):
+        fitted.item_vectors()
+
+
 def test_saved_and_opened(fitted: Fitted, tmp_path: Path) -> None:
     copy = fitted.save(tmp_path / "copy")
     again = Fitted(copy)
