@@ -108,7 +108,8 @@ def _encoded(dataset: Dataset, feature: Feature, numbering: _Numbering) -> Featu
     limits = feature.buckets
     if isinstance(limits, int):
         shares = np.arange(1, limits) / limits
-        limits = tuple(np.unique(np.quantile(values, shares)).tolist())
+        part = values if feature.side == "context" else values[1:]  # row 0 is padding
+        limits = tuple(np.unique(np.quantile(part, shares)).tolist())
     ids = np.searchsorted(np.array(limits, np.float64), values, side="right") + 1
     return FeatureColumn(replace(feature, rows=len(limits) + 2), ids.astype(np.int64))
 

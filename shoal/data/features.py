@@ -190,6 +190,8 @@ def declared(name: str, said: dict[str, Any]) -> Feature:
             raise ValueError(f"{where}: a cross is an id, hashed, of two features or more")
     if said["kind"] == "text":
         said = {"vocabulary": "hashed", **said}
+        if said["vocabulary"] == "exact":
+            raise ValueError(f"{where}.vocabulary: words of text are hashed, or growing")
     feature = Feature(name, **said)
     wrong = {
         "pooling": "pooling" in said and not feature.is_list,

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from shoal.data.batch import Batch, Jagged
 from shoal.data.dataset import Dataset, Phase
-from shoal.data.feature_table import FeatureTable
+from shoal.data.feature_table import FeatureTable, fold
 from shoal.data.features import Feature, Label
+from shoal.data.random import hash64
 
 
 class Joined:
@@ -121,13 +122,21 @@ def pack(
     dense: dict[str, Tensor],
     size: int,
 ) -> tuple[dict[str, Tensor | Jagged], dict[str, Tensor]]:
-    """The fields `slots` and `dense` of all features together. Ids of feature f follow those of
-    the features before it; those of tables that grow stay as they are."""
+    """The fields `slots` and `dense` of all features together.
+
+    Ids of a feature follow those of the features before it; where the table grows, they are hashed
+    with the number of the feature.
+    """
     sparse = [feature for feature in features if feature.is_sparse]
     grows = packed_rows(features) is None
     shifted, first = [], 0
-    for feature in sparse:
-        shifted.append((ids[feature.name], feature, 0 if grows else first))
+    for number, feature in enumerate(sparse):
+        one = ids[feature.name]
+        if grows:
+            flat = one.values if isinstance(one, Jagged) else one
+            hashed = torch.from_numpy(fold(hash64(number, flat.numpy()), None))
+            one = replace(one, values=hashed) if isinstance(one, Jagged) else hashed
+        shifted.append((one, feature, 0 if grows else first))
         first += feature.rows or 0
     packed: dict[str, Tensor] = {}
     numeric = [feature for feature in features if not feature.is_sparse]

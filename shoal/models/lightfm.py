@@ -49,15 +49,16 @@ class LightFM(Retrieval):
         tables: dict[str, Table] = {}
         biases: dict[str, Table] = {}
         for feature in facts.sparse:
-            for prefix in ["", "neg_"] if feature.side == "item" else [""]:
-                vectors = Table(feature.table, options.embedding_size, feature.rows, padding=0)
-                tables[prefix + feature.name] = vectors
+            vectors = Table(feature.table, options.embedding_size, feature.rows, padding=0)
+            if feature.side != "context":
+                tables[feature.name] = vectors
             if feature.side == "item":
+                tables["neg_" + feature.name] = vectors
                 bias = Table(
                     feature.table + "_bias", 1, feature.rows, Init("constant", 0.0), padding=0
                 )
                 biases |= {feature.name: bias, "neg_" + feature.name: bias}
-        self.embed = Embeddings({f: t for f, t in tables.items() if self._is_sided(f)})
+        self.embed = Embeddings(tables)
         self.bias = Embeddings(biases)
         self.numbers = nn.ParameterDict(
             {
@@ -66,10 +67,6 @@ class LightFM(Retrieval):
                 if feature.side != "context"
             }
         )
-
-    def _is_sided(self, field: str) -> bool:
-        name = field.removeprefix("neg_")
-        return any(f.name in (field, name) and f.side != "context" for f in self.facts.features)
 
     def forward(self, batch: Batch) -> Output:
         users = self._vectors(batch, "user")  # [b, d + 1], the last column is the bias

@@ -266,7 +266,10 @@ class Fitted:
         import polars as pl
 
         dataset = self._ranking()[0]
-        schema = pl.read_parquet_schema(Path(self.trained.config.data.path) / "inter.parquet")
+        file = Path(self.trained.config.data.path) / "inter.parquet"
+        if not file.is_file():  # a run of other data
+            return str, str
+        schema = pl.read_parquet_schema(file)
         found = [schema[name].is_integer() for name in (dataset.user_field, dataset.item_field)]
         return int if found[0] else str, int if found[1] else str
 

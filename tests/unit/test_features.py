@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from click_model import tiny_clicks
 from feature_data import FEATURES, config, write
 
+import shoal
 from shoal.config import ConfigError
 from shoal.data.batch import Jagged
 from shoal.data.encode import encode, hashed
@@ -129,6 +131,17 @@ def test_packed_ids_lie_one_feature_after_the_other(folder: Path) -> None:
         ]
 
 
+def test_packed_ids_of_tables_that_grow_do_not_meet(folder: Path) -> None:
+    said = {"user_id": {"kind": "id"}, "item_id": {"kind": "id", "vocabulary": "growing"}}
+    dataset, made = table(folder, **said)
+    rows = np.arange(200)
+    users, items = (np.asarray(dataset.inter[f])[rows] for f in ("user_id", "item_id"))
+    slots = pack(made.features, *made.join(rows, users, items), 200)[0]["slots"]
+    assert isinstance(slots, torch.Tensor) and slots.shape == (200, 2)
+    assert not set(slots[:, 0].tolist()) & set(slots[:, 1].tolist())
+    assert len(slots[:, 0].unique()) == len(set(users.tolist()))
+
+
 def test_a_batch_holds_what_was_joined(folder: Path) -> None:
     made = config(folder, data__features=FEATURES, data__sample_weight="weight")
     parts = build(made, World())
@@ -219,6 +232,7 @@ def test_labels_that_nobody_reads(folder: Path) -> None:
         ("DNN", {"user_id": {"kind": "id", "pooling": "mean"}}, "pooling does not belong to kind"),
         ("DNN", {"x": {"cross": ["age", "genre"]}, "age": {"kind": "number"}}, "not a feature of"),
         ("DNN", {"age": {"kind": "number", "buckets": [5.0, 5.0]}}, "limits rise"),
+        ("DNN", {"title": {"kind": "text", "vocabulary": "exact"}}, "hashed, or growing"),
         ("FM", FEATURES, "FM adds or multiplies the vectors of features, so all are 9 wide"),
         (
             "DNN",
@@ -251,3 +265,14 @@ def test_a_misspelled_option_is_named() -> None:
 def test_feature_defaults() -> None:
     assert Feature("a", "id").table == "a" and Feature("a", "id", table="b").table == "b"
     assert Feature("a", "numbers", length=3).width == 3 and not Feature("a", "number").is_sparse
+
+
+@pytest.mark.slow
+def test_a_context_aware_model_on_real_data(tmp_path: Path) -> None:
+    """`--model=DeepFM --dataset=ml-100k`, as RecBole's quick start has it."""
+    root = os.environ.get("SHOAL_TEST_DATA")
+    if root is None or not (Path(root) / "ml-100k" / "ml-100k.user").is_file():
+        pytest.skip("SHOAL_TEST_DATA names no folder with ml-100k")
+    given = {"data.cache": False, "run.output": str(tmp_path / "run"), "run.tensorboard": False}
+    result = shoal.run("DeepFM", "ml-100k", data_path=root, epochs=3, show_progress=False, **given)
+    assert result["test"]["auc"] > 0.765 and result["test"]["logloss"] < 0.58

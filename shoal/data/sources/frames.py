@@ -64,6 +64,13 @@ def _series(name: str, column: Any, pl: Any) -> pl.Series:
         return pl.Series(name, values)
     # Objects: text, lists, or numbers with gaps, where NaN stands for nothing.
     plain = values.tolist()
-    plain = [None if isinstance(one, float) and one != one else one for one in plain]
+    plain = [None if _is_missing(one) else one for one in plain]
     plain = [one.tolist() if isinstance(one, np.ndarray) else one for one in plain]
     return pl.Series(name, plain, strict=True)
+
+
+def _is_missing(value: Any) -> bool:
+    """NaN, and what pandas has for it."""
+    if isinstance(value, float):
+        return value != value
+    return type(value).__name__ in ("NAType", "NaTType")

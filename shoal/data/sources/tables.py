@@ -75,7 +75,8 @@ def files(config: DataSection) -> dict[str, list[Path]]:
     if not wanted:
         raise ValueError(
             f"data.format {config.format} needs data.files, as in "
-            "data.files={inter: ratings.csv, item: books.parquet}"
+            "data.files={inter: ratings.csv, item: books.parquet} (a click log is named by "
+            "data.clicks.train)"
         )
     parts = [part for part in PARTS if part in wanted]
     if ("inter" in wanted) == bool(parts) or (parts and len(parts) < 3):
