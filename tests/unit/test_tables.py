@@ -166,6 +166,8 @@ def test_remote_paths(
     files = {"inter": "memory://shop/a", "item": "memory://shop/it*.csv"}
     assert losses(tmp_path, data__files=files) == expected
     assert losses(tmp_path, data__files=files) == expected  # from the copies
+    with pytest.raises(ValueError, match="files of reference:// are not read; allowed: s3"):
+        losses(tmp_path, data__files={**files, "inter": "reference://shop/b"})
     with pytest.raises(ValueError, match=r"data.files.inter: memory://shop/b names no files"):
         losses(tmp_path, data__files={**files, "inter": "memory://shop/b"})
 

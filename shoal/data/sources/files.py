@@ -9,6 +9,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from shoal.config.errors import did_you_mean
+
+# Those that only read files: other file systems of fsspec interpret what they are given.
+SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "http", "https")
+SCHEMES += ("hdfs", "webhdfs", "ftp", "sftp", "hf", "file", "memory")
 REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")  # s3://, gs://, https://, memory://, ...
 
 
@@ -41,6 +46,12 @@ def copies() -> Path:
 
 def _fetch(url: str, key: str) -> list[Path]:
     """Copies of the files of a remote path; one that has not changed there is not copied again."""
+    scheme = url.partition("://")[0].lower()
+    if scheme not in SCHEMES:
+        raise ValueError(
+            f"{key}: {url}: files of {scheme}:// are not read; allowed: {', '.join(SCHEMES)}"
+            f"{did_you_mean(scheme, SCHEMES)}"
+        )
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
