@@ -38,10 +38,9 @@ if "SHOAL_LAUNCHER" in os.environ and threading.current_thread() is threading.ma
 def __getattr__(name: str):  # type: ignore[no-untyped-def]
     # `import shoal` stays quick: torch comes in with the first thing that is used.
     rooms = {"run": "run", "run_rank": "run", "evaluate": "trained", "recommend": "trained"}
-    places = {key: f"shoal.runs.{room}" for key, room in rooms.items()}
-    places |= {"fit": "shoal.runs.fit", "Feature": "shoal.data.features"}
-    if name in places:
+    rooms |= {"fit": "fit", "Feature": "fit"}
+    if name in rooms:
         from importlib import import_module
 
-        return getattr(import_module(places[name]), name)
+        return getattr(import_module(f"shoal.runs.{rooms[name]}"), name)
     raise AttributeError(f"module 'shoal' has no attribute {name!r}")

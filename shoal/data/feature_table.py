@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -70,6 +70,23 @@ class FeatureTable:
         """The features of any users or items: ids of any shape, one sample for each of them."""
         rows = ids.reshape(-1).cpu().numpy()
         return Batch(len(rows), *self.of(side, rows)).to(ids.device)
+
+    def onto(self, batch: Batch) -> Batch:
+        """The batch with the features of its users, its items and (as neg_NAME) its negatives.
+
+        Of negatives [b, k] there are k values, or k lists, for each sample.
+        """
+        ids, dense = dict(batch.ids), dict(batch.dense)
+        sides = [("user", self.user_field, ""), ("item", self.item_field, "")]
+        sides += [("item", "neg_item", "neg_")] if "neg_item" in batch.ids else []
+        for side, field, prefix in sides:
+            keys = batch.tensor(field)
+            more_ids, more_dense = self.of(side, keys.reshape(-1).numpy(), prefix)
+            for name, values in more_ids.items():
+                ids[name] = values if isinstance(values, Jagged) else values.view(keys.shape)
+            for name, numbers in more_dense.items():
+                dense[name] = numbers.view(*keys.shape, *numbers.shape[1:])
+        return replace(batch, ids=ids, dense=dense)
 
     def join(self, rows: np.ndarray | None, users: np.ndarray, items: np.ndarray) -> Fields:
         """All features of some interactions: of their users, their items and their own.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shoal.config.schema import NegativesSection
-from shoal.data.batch import Batch, Jagged
+from shoal.data.batch import Batch
 from shoal.data.dataset import Dataset
 from shoal.data.feature_table import FeatureTable
 from shoal.data.history import Histories
@@ -105,7 +105,7 @@ class Interactions(Reader):
             ids["neg_item"] = torch.from_numpy(drawn)
         labels = None if self.labels is None else torch.from_numpy(self.labels[samples])
         batch = Batch(len(samples), ids, labels=labels)  # type: ignore[arg-type]
-        return batch if self.table is None else _with_features(batch, self.table)
+        return batch if self.table is None else self.table.onto(batch)
 
 
 class Windows(Reader):
@@ -154,24 +154,6 @@ class Windows(Reader):
             drawn = self.negatives.draw(np.repeat(users, width), index, epoch, self.num_negatives)
             ids["neg_item"] = torch.from_numpy(drawn).view(len(samples), width, -1)
         return Batch(len(samples), ids)  # type: ignore[arg-type]
-
-
-def _with_features(batch: Batch, table: FeatureTable) -> Batch:
-    """The batch with the features of its users, of its items and (as neg_NAME) of the negatives.
-
-    Of negatives [b, k] there are k values, or k lists, for each sample.
-    """
-    ids, dense = dict(batch.ids), dict(batch.dense)
-    sides = [("user", table.user_field, ""), ("item", table.item_field, "")]
-    sides += [("item", "neg_item", "neg_")] if "neg_item" in batch.ids else []
-    for side, field, prefix in sides:
-        keys = batch.tensor(field)
-        more_ids, more_dense = table.of(side, keys.reshape(-1).numpy(), prefix)
-        for name, values in more_ids.items():
-            ids[name] = values if isinstance(values, Jagged) else values.view(keys.shape)
-        for name, numbers in more_dense.items():
-            dense[name] = numbers.view(*keys.shape, *numbers.shape[1:])
-    return replace(batch, ids=ids, dense=dense)
 
 
 def draws_per_sample(negatives: NegativesSection | None) -> int:
