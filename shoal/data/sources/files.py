@@ -12,8 +12,10 @@ from typing import Any
 from shoal.config.errors import did_you_mean
 
 # Those that only read files: other file systems of fsspec interpret what they are given.
-SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "http", "https")
-SCHEMES += ("hdfs", "webhdfs", "ftp", "sftp", "hf", "file", "memory")
+SCHEMES = [
+    *("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "hf"),
+    *("http", "https", "hdfs", "webhdfs", "ftp", "sftp", "file", "memory"),
+]
 REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")  # s3://, gs://, https://, memory://, ...
 
 
