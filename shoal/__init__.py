@@ -10,7 +10,16 @@ import time
 STARTED = time.perf_counter()  # for the start-up time that result.json states
 __version__ = "0.1.0"
 
-__all__ = ["Interrupted", "__version__", "evaluate", "recommend", "run", "run_rank"]
+__all__ = [
+    "Feature",
+    "Interrupted",
+    "__version__",
+    "evaluate",
+    "fit",
+    "recommend",
+    "run",
+    "run_rank",
+]
 
 
 class Interrupted(BaseException):
@@ -29,6 +38,7 @@ if "SHOAL_LAUNCHER" in os.environ and threading.current_thread() is threading.ma
 def __getattr__(name: str):  # type: ignore[no-untyped-def]
     # `import shoal` stays quick: torch comes in with the first thing that is used.
     rooms = {"run": "run", "run_rank": "run", "evaluate": "trained", "recommend": "trained"}
+    rooms |= {"fit": "fit", "Feature": "fit"}
     if name in rooms:
         from importlib import import_module
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import shoal
-from shoal.command import ending, looking, starting, training, using
+from shoal.command import describing, ending, looking, starting, training, using
 
 # Torch comes in with the command that needs it, so that `shoal --help` is quick.
 WORDS: dict[str, Any] = {
@@ -34,8 +34,9 @@ config_app.command("show", **WORDS)(looking.config_show)
 config_app.command("schema")(looking.config_schema)
 app.add_typer(config_app, name="config")
 
-data_app = typer.Typer(no_args_is_help=True, help="Get data sets.")
+data_app = typer.Typer(no_args_is_help=True, help="Get data sets, and look at them.")
 data_app.command("fetch")(looking.data_fetch)
+data_app.command("describe", **WORDS)(describing.data_describe)
 app.add_typer(data_app, name="data")
 
 keys_app = typer.Typer(no_args_is_help=True, help="Keys between hosts.")

@@ -78,6 +78,8 @@ def _interval(key: str, text: str, prefix: str = "") -> Iterator[Problem]:
 def separators(config: Config) -> Iterator[Problem]:
     if len(config.data.separator) != 1:
         yield "data.separator", f"given {config.data.separator!r}; it must be one character"
+    if config.data.quote is not None and len(config.data.quote) != 1:
+        yield "data.quote", f"given {config.data.quote!r}; it must be one character, or null"
     if not config.data.seq_separator:
         yield "data.seq_separator", "is empty; it must be at least one character"
 
@@ -233,7 +235,7 @@ def click_metrics(config: Config) -> Iterator[Problem]:
             f"{', '.join(ranking)} rank items for a user, and {config.model.name} predicts clicks "
             f"of single samples; choose among {', '.join(CLICK_METRICS)}",
         )
-    if "GAUC" in chosen.metrics and config.data.clicks.group is None:
+    if "GAUC" in chosen.metrics and config.data.is_click_log and config.data.clicks.group is None:
         yield "eval.metrics", "GAUC needs the slot that it groups by: set data.clicks.group"
     modes = {chosen.mode} if isinstance(chosen.mode, str) else set(chosen.mode.values())
     if modes != {"labeled"}:
@@ -257,7 +259,7 @@ def click_negatives(config: Config) -> Iterator[Problem]:
 CHECKS: dict[Callable[[Config], Iterator[Problem]], tuple[str, ...]] = {
     split: ("data.split", "data.presplit"),
     filters: ("data.filter", "data.threshold"),
-    separators: ("data.separator", "data.seq_separator"),
+    separators: ("data.separator", "data.seq_separator", "data.quote"),
     negatives: ("train.negatives",),
     modes: ("eval.mode",),
     metrics: ("eval.metrics", "eval.topk", "eval.mode"),

@@ -32,6 +32,7 @@ KindLookup = Callable[[str], str]
 
 CLICK_DEFAULTS: dict[str, Any] = {
     "data.name": "clicks",
+    "data.split.group_by": "none",
     "eval.mode": "labeled",
     "eval.metrics": ["AUC", "LogLoss"],
     "eval.valid_metric": "AUC",

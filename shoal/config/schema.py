@@ -11,11 +11,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 from typing_extensions import TypedDict
 
+from shoal.config.features import FeatureOptions, LabelOptions
 from shoal.config.row_rules import RowsSection
 from shoal.config.section import Section
 
 MOST_ROWS = 1 << 40  # of a table or a data set: what its bytes are counted in must not overflow
 MOST_COLUMNS = 1 << 16  # of a click log
+
+
+CLICK_FORMATS = ("slots", "criteo", "planted_clicks")  # csv and parquet hold either
+GENERATED_CLICKS = ("clicks", "planted", "planted_clicks")  # names that need no files
 
 
 class ModelSection(Section):
@@ -43,6 +48,12 @@ class PlantedSection(Section):
     strength: float = Field(4.0, ge=0, description="0: taste is ignored, popularity alone decides")
     drift: float = Field(0.3, ge=0, description="how far a user's taste wanders from first to last")
     popularity: float = Field(0.8, ge=0, description="exponent of the items' power law")
+    item_features: int = Field(
+        0, ge=0, le=64, description="columns that tell what an item is; 0: nothing tells"
+    )
+    new_items: float = Field(
+        0.0, ge=0, le=0.4, description="share of items that come only in the last eighth of a user"
+    )
     seed: int = 7
 
 
@@ -139,7 +150,20 @@ class DataSection(Section):
         "criteo",
         "csv",
         "parquet",
+        "arrow",
+        "jsonl",
     ] = "auto"
+    files: dict[str, str] | None = Field(
+        None,
+        description="tables of one's own: inter (or train, valid and test), user, item -> a file, "
+        "a folder or a pattern",
+    )
+    encoding: str = Field("utf-8", description="of csv and JSON lines")
+    quote: str | None = Field('"', description="what quotes cells of csv; null: nothing")
+    bad_rows: Literal["error", "skip"] = Field(
+        "error",
+        description="csv, JSON lines: rows that cannot be read end the run, or are left out",
+    )
     clicks: ClicksSection = Field(default_factory=ClicksSection)
     planted: PlantedSection = Field(default_factory=PlantedSection)
     random: RandomSection = Field(default_factory=RandomSection)
@@ -158,12 +182,28 @@ class DataSection(Section):
     normalize: list[str] | Literal["all"] = Field(
         default_factory=list, description="float fields scaled to [0, 1]"
     )
+    features: dict[str, FeatureOptions] | None = Field(
+        None, description="name -> what it is, exactly those; null: what the columns suggest"
+    )
+    labels: dict[str, LabelOptions] | None = Field(
+        None, description="name -> column, loss, weight; null: the label field, logistic"
+    )
+    sample_weight: str | None = Field(
+        None, description="the column with the weight of each sample in the loss"
+    )
     presplit: list[str] | None = Field(
         None, description="three name parts: NAME.PART.inter are the train, valid and test rows"
     )
     split: SplitSection = Field(default_factory=SplitSection)
     max_len: int = Field(50, ge=1, description="items kept of a user's history")
     cache: bool = Field(True, description="keep prepared columns beside the raw files")
+
+    @property
+    def is_click_log(self) -> bool:
+        """Whether a click model reads a log of samples here; else interactions with features."""
+        if self.clicks.train is not None or self.format in CLICK_FORMATS:
+            return True
+        return self.format == "auto" and self.name in GENERATED_CLICKS
 
 
 class NegativesSection(Section):

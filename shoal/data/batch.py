@@ -38,6 +38,16 @@ class Jagged:
         weights = None if self.weights is None else self.weights[first:last]
         return Jagged(self.values[first:last], offsets - first, weights)
 
+    def padded(self, length: int) -> Tensor:
+        """The last `length` ids of every list, left-aligned, 0 pads: [size, length]."""
+        lengths = self.lengths.clamp(max=length)
+        column = torch.arange(length, device=self.values.device)
+        inside = column < lengths[:, None]
+        places = (self.offsets[1:] - lengths)[:, None] + column
+        if self.values.numel() == 0:
+            return torch.zeros_like(places)
+        return torch.where(inside, self.values[torch.where(inside, places, 0)], 0)
+
     def to(self, device: torch.device | str) -> Jagged:
         weights = None if self.weights is None else self.weights.to(device, non_blocking=True)
         return Jagged(
@@ -57,7 +67,9 @@ class Batch:
     ids     field -> int64 tensor of any shape that begins with [size] (0 is padding), or a Jagged
             of as many lists for each sample, sample after sample
     dense   field -> float32 tensor [size] or [size, width]
-    labels  float32 [size], or None where the samples are plain positives
+    labels  float32 [size], or [size, labels] where there are several; None where the samples are
+            plain positives
+    weights float32 [size]: how much each sample counts in the loss; None: 1 each
     first   number of the first sample in the global batch; the others come after it
     """
 
@@ -66,6 +78,7 @@ class Batch:
     dense: dict[str, Tensor] = field(default_factory=dict)
     labels: Tensor | None = None
     first: int = 0
+    weights: Tensor | None = None
 
     def tensor(self, field: str) -> Tensor:
         """Ids of a field that is no list of lists."""
@@ -96,6 +109,7 @@ class Batch:
             {name: x[start:stop] for name, x in self.dense.items()},
             None if self.labels is None else self.labels[start:stop],
             self.first + start,
+            None if self.weights is None else self.weights[start:stop],
         )
 
     def to(self, device: torch.device | str) -> Batch:
@@ -106,4 +120,5 @@ class Batch:
             {name: x.to(device, non_blocking=True) for name, x in self.dense.items()},
             None if self.labels is None else self.labels.to(device, non_blocking=True),
             self.first,
+            None if self.weights is None else self.weights.to(device, non_blocking=True),
         )

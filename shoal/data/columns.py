@@ -25,7 +25,7 @@ from shoal.world.durable import is_plain_name, open_regular
 
 logger = logging.getLogger(__name__)
 
-VERSION = 3  # of the format and of preparation: raise it when either changes what is stored
+VERSION = 4  # of the format and of preparation: raise it when either changes what is stored
 MANIFEST = "manifest.json"
 
 
@@ -127,6 +127,7 @@ def _assemble(body: dict[str, Any], arrays: dict[str, np.ndarray]) -> Dataset:
         extra={suffix: table(entries) for suffix, entries in body["extra"].items()},
         vocab={field: words[place] for field, place in body["vocab"].items()},
         splits={phase: arrays[name] for phase, name in body["splits"].items()},
+        missing=body["missing"],
     )
 
 
@@ -200,6 +201,7 @@ def _write(folder: Path, dataset: Dataset) -> None:
         "words": [[put(a) for a in _pack_words(words)] for words in distinct.values()],
         "vocab": {field: place[id(words)] for field, words in dataset.vocab.items()},
         "splits": {phase: put(rows) for phase, rows in dataset.splits.items()},
+        "missing": dataset.missing,
         "arrays": arrays,
     }
     text = json.dumps({"sha256": _checksum(_json(body)), "body": body}, ensure_ascii=False)

@@ -41,6 +41,7 @@ class Dataset:
     types       field -> type as the header of its file states it
     vocab       token field -> original tokens as an array of str; vocab[f][0] is "[PAD]"
     splits      phase -> int64 row numbers of `inter`; every kept row is in exactly one phase
+    missing     file suffix -> column -> empty cells that it had
     """
 
     name: str
@@ -55,6 +56,7 @@ class Dataset:
     users: Columns = field(default_factory=dict)
     items: Columns = field(default_factory=dict)
     extra: dict[str, Columns] = field(default_factory=dict)
+    missing: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def num_users(self) -> int:

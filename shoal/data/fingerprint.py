@@ -14,6 +14,7 @@ KEYS = {
     "shuffle": "train.shuffle",
     "planted": "data.clicks.planted",
     "command": "data.clicks.pipe_command",
+    "features": "data.features",
 }
 # Parts that are lists -> the keys that decide their places.
 PLACES = {

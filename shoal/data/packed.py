@@ -1,4 +1,4 @@
-"""Files of text as they are, or compressed by gzip: what their first bytes say, not their names.
+"""Files of text as they are, or packed by gzip or zstd: their first bytes say so, not their names.
 
 Compressed text may be at most EXPANSION times as long as its file, or EXPANSION_FREE bytes where
 that is more: a few bytes can then not fill memory or a disk.
@@ -18,6 +18,8 @@ from typing import Any, BinaryIO, cast
 from shoal.world.durable import open_regular
 
 MAGIC = b"\x1f\x8b"  # no text begins with these
+ZSTD = b"\x28\xb5\x2f\xfd"
+PACKED = (".gz", ".zst")
 EXPANSION = 200  # logs and ratings shrink to a third or a twentieth; gzip's most is 1032
 EXPANSION_FREE = 64 << 20  # bytes
 
@@ -26,9 +28,13 @@ EXPANSION_FREE = 64 << 20  # bytes
 def open_text(path: Path) -> Iterator[BinaryIO]:
     """The bytes of the text in a file."""
     with open_regular(path) as source:
-        packed = source.read(len(MAGIC)) == MAGIC
+        begins = source.read(len(ZSTD))
         source.seek(0)
-        if not packed:
+        if begins == ZSTD:
+            with _zstd(source, path) as text:
+                yield text
+            return
+        if not begins.startswith(MAGIC):
             yield source
             return
         try:
@@ -40,6 +46,67 @@ def open_text(path: Path) -> Iterator[BinaryIO]:
                 f"{path} cannot be unpacked: {str(error).rstrip('.')}; it is damaged or not whole: "
                 "fetch or write it again (`gzip -t` checks a file)"
             ) from error
+
+
+@contextmanager
+def _zstd(source: BinaryIO, path: Path) -> Iterator[BinaryIO]:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise ValueError(
+            f"{path} is packed by zstd, and reading it needs a package: "
+            "pip install 'shoal-rec[zstd]', or unpack it (unzstd)"
+        ) from error
+    most = longest_text(os.fstat(source.fileno()).st_size)
+    try:
+        with io.BufferedReader(Unzstd(source, zstandard.ZstdDecompressor)) as text:
+            yield cast(BinaryIO, Bounded(text, most, str(path)))
+    except (zstandard.ZstdError, EOFError) as error:
+        raise ValueError(
+            f"{path} cannot be unpacked: {error}; it is damaged or not whole: fetch or write it "
+            "again (`zstd -t` checks a file)"
+        ) from error
+
+
+class Unzstd(io.RawIOBase):
+    """The text of a zstd file, read on; a file that ends within a frame is an error."""
+
+    def __init__(self, source: BinaryIO, decompressor: Any):
+        self.source, self.decompressor = source, decompressor
+        self.seek(0)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        """To the beginning alone."""
+        assert position == whence == 0
+        self.source.seek(0)
+        self.frame, self.held, self.at = self.decompressor().decompressobj(), b"", 0
+        return 0
+
+    def tell(self) -> int:
+        return self.at
+
+    def readinto(self, buffer: Any) -> int:
+        """Some bytes; 0 at the end."""
+        while not self.held:
+            packed = self.frame.unused_data if self.frame.eof else b""
+            packed = packed or self.source.read(1 << 16)
+            if not packed:
+                if not self.frame.eof:
+                    raise EOFError("it ends within a frame")
+                return 0
+            if self.frame.eof:
+                self.frame = self.decompressor().decompressobj()
+            self.held = self.frame.decompress(packed)
+        size = min(len(buffer), len(self.held))
+        buffer[:size], self.held = self.held[:size], self.held[size:]
+        self.at += size
+        return size
 
 
 def longest_text(packed: int) -> int:
@@ -79,11 +146,14 @@ class Bounded(io.RawIOBase):
 
 
 def packed_or_not(path: Path) -> Path:
-    """The file of that name; where there is none, the one that ends in .gz besides if there is."""
-    packed = path.with_name(f"{path.name}.gz")
-    return packed if not path.exists() and packed.exists() else path
+    """The file of that name; where there is none, the one that ends in .gz or .zst besides."""
+    if not path.exists():
+        for ending in PACKED:
+            if (packed := path.with_name(path.name + ending)).exists():
+                return packed
+    return path
 
 
 def plain_name(path: Path) -> Path:
     """The name that a file would have unpacked."""
-    return path.with_suffix("") if path.suffix == ".gz" else path
+    return path.with_suffix("") if path.suffix in PACKED else path

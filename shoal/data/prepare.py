@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
+from shoal.config.yaml_io import inline
 from shoal.data import columns as cache
 from shoal.data.dataset import Column, Columns, Dataset, FieldType, Ragged
 from shoal.data.filters import apply_filters
 from shoal.data.packed import packed_or_not
 from shoal.data.raw import Raw, RawColumn, RawTable, gather
-from shoal.data.sources import atomic, movielens, planted, random
+from shoal.data.sources import atomic, movielens, planted, random, tables
 from shoal.data.split import rows_by_phase, split_rows
 from shoal.data.vocabulary import number
 
@@ -33,6 +35,9 @@ def load_dataset(config: DataSection, seed: int) -> Dataset:
     if source == "atomic":
         files = [path for paths in atomic.files(config).values() for path in paths]
         read = atomic.read
+    elif source == "tables":
+        files = [path for paths in tables.files(config).values() for path in paths]
+        read = tables.read
     else:
         files = [movielens.find(config)]
         read = movielens.read
@@ -43,8 +48,50 @@ def load_dataset(config: DataSection, seed: int) -> Dataset:
     return cache.keep(folder, build(read(config), config, seed)) if found is None else found
 
 
+QUICK_START: dict[str, dict[str, Any]] = {  # what RecBole's quick start chooses for click models
+    "ml-100k": {
+        "load": {
+            "inter": ["user_id", "item_id", "rating", "timestamp"],
+            "user": ["user_id", "age", "gender", "occupation"],
+            "item": ["item_id", "release_year", "class"],
+        },
+        "threshold": {"rating": 4.0},
+    }
+}
+
+
+def with_side_files(config: DataSection) -> DataSection:
+    """The same for models that read features: with the files of users and items that are there.
+
+    What the config says of files, columns and labels stands as it is.
+    """
+    source = pick_source(config)
+    quick = QUICK_START.get(config.name, {})
+    changed: dict[str, Any] = {}
+    if source == "atomic" and config.load is None and config.unload is None:
+        folder = Path(config.path) / config.name
+        there = [
+            s for s in ("user", "item") if packed_or_not(folder / f"{config.name}.{s}").exists()
+        ]
+        columns = quick.get("load", {})
+        changed["load"] = {suffix: columns.get(suffix, ["*"]) for suffix in ["inter", *there]}
+    if config.threshold is None and config.labels is None and "threshold" in quick:
+        changed["threshold"] = quick["threshold"]
+    if changed:
+        said = "; ".join(f"data.{key}={inline(value)}" for key, value in changed.items())
+        logger.info("%s, for a model that reads features: %s", config.name, said)
+    return config.model_copy(update=changed)
+
+
 def pick_source(config: DataSection) -> str:
-    """'planted', 'random', 'atomic' or 'movielens': data.format, or what the folder holds."""
+    """'planted', 'random', 'atomic', 'movielens' or 'tables': data.format, or what is there."""
+    if config.files is not None or config.format in tables.FORMATS.values():
+        if config.format not in ("auto", *tables.FORMATS.values()):
+            raise ValueError(
+                f"data.files names tables, and data.format is {config.format}; choose csv, "
+                "parquet, arrow or jsonl, or leave it out"
+            )
+        return "tables"
     if config.format != "auto":
         return config.format
     root = Path(config.path)
@@ -54,14 +101,17 @@ def pick_source(config: DataSection) -> str:
     parts = [f"{config.name}.{part}.inter" for part in config.presplit or []]
     if any(packed_or_not(folder / name).exists() for name in [f"{config.name}.inter", *parts]):
         return "atomic"
+    if tables.beside(config):
+        return "tables"
     if movielens.locate(config) is not None:
         return "movielens"
     have = sorted(p.name for p in root.iterdir() if p.name[0] != ".") if root.is_dir() else []
     raise ValueError(
         f"no data set {config.name!r} in {root}: neither "
         f"{folder / config.name}.inter nor MovieLens files (u.data, ratings.dat, ratings.csv, or "
-        f"{config.name}.zip) are there; set data.path and data.name, fetch one with "
-        f"`shoal data fetch ml-100k`, or use data.name: planted{did_you_mean(config.name, have)}"
+        f"{config.name}.zip) are there; set data.path and data.name, name tables of your own with "
+        f"data.files, fetch one with `shoal data fetch ml-100k`, or use "
+        f"data.name: planted{did_you_mean(config.name, have)}"
     )
 
 
@@ -76,7 +126,11 @@ def build(raw: Raw, config: DataSection, seed: int) -> Dataset:
         _label(columns, types, config)
 
     vocab, ids = _number_all(raw, columns, fields.user, fields.item, config)
-    inter = {name: _finish(c, ids.get(("inter", name))) for name, c in columns.items()}
+    fills = _fills(config)
+    inter = {
+        name: _finish(c, ids.get(("inter", name)), fill=fills.get(name))
+        for name, c in columns.items()
+    }
     time_field = fields.time if fields.time in inter else None
     if time_field is not None:
         inter[time_field] = columns[time_field].values.astype(np.float64)
@@ -103,13 +157,25 @@ def build(raw: Raw, config: DataSection, seed: int) -> Dataset:
             types.setdefault(name, kind)
         table_ids = {name: ids[suffix, name] for name in table.columns if (suffix, name) in ids}
         if suffix == "user":
-            dataset.users = _align(table, table_ids, fields.user, dataset.num_users)
+            dataset.users = _align(table, table_ids, fields.user, dataset.num_users, fills)
         elif suffix == "item":
-            dataset.items = _align(table, table_ids, fields.item, dataset.num_items)
+            dataset.items = _align(table, table_ids, fields.item, dataset.num_items, fills)
         else:
             dataset.extra[suffix] = _extra(table, table_ids, config)
     _normalize(dataset, config)
+    for suffix, table in {"inter": raw.inter, **raw.side}.items():
+        dataset.missing[suffix] = {name: c.num_missing for name, c in table.columns.items()}
     return dataset
+
+
+def _fills(config: DataSection) -> dict[str, float]:
+    """Column -> what an empty number is, where data.features says so."""
+    return {
+        said.get("column", name): float(default)
+        for name, said in (config.features or {}).items()
+        if isinstance(default := said.get("default"), int | float)
+        and said.get("kind") in ("number", "numbers")
+    }
 
 
 def _check_types(raw: Raw, config: DataSection) -> None:
@@ -184,10 +250,16 @@ def _number_all(
     return vocab, ids
 
 
-def _finish(column: RawColumn, ids: np.ndarray | None, rows: np.ndarray | None = None) -> Column:
+def _finish(
+    column: RawColumn,
+    ids: np.ndarray | None,
+    rows: np.ndarray | None = None,
+    fill: float | None = None,
+) -> Column:
     """The given rows (null: all) of a column: ids as int64, numbers as float32, lists as Ragged.
 
-    An empty token is 0, an empty list has no values, an empty number is the mean of the others.
+    An empty token is 0, an empty list has no values, an empty number is `fill`, or the mean of the
+    others.
     """
     values, offsets = column.values if ids is None else ids, column.offsets
     if rows is not None:
@@ -196,17 +268,21 @@ def _finish(column: RawColumn, ids: np.ndarray | None, rows: np.ndarray | None =
         values = values.astype(np.float32)
         empty = np.isnan(values)
         if empty.any():
-            values[empty] = 0.0 if empty.all() else values[~empty].mean(dtype=np.float64)
+            if fill is None:
+                fill = 0.0 if empty.all() else values[~empty].mean(dtype=np.float64)
+            values[empty] = fill
     return values if offsets is None else Ragged(values, offsets)
 
 
-def _align(table: RawTable, ids: dict[str, np.ndarray], key: str, size: int) -> Columns:
+def _align(
+    table: RawTable, ids: dict[str, np.ndarray], key: str, size: int, fills: dict[str, float]
+) -> Columns:
     """Side features so that row i belongs to id i; ids without a row, and row 0, are empty."""
     row_of_id = np.full(size, -1, dtype=np.int64)
     row_of_id[ids[key]] = np.arange(len(table))
     row_of_id[0] = -1
     aligned = {
-        name: _finish(column, ids.get(name), row_of_id)
+        name: _finish(column, ids.get(name), row_of_id, fills.get(name))
         for name, column in table.columns.items()
         if name != key
     }

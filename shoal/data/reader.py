@@ -17,6 +17,7 @@ from torch import Tensor
 from shoal.config.schema import NegativesSection
 from shoal.data.batch import Batch
 from shoal.data.dataset import Dataset
+from shoal.data.feature_table import FeatureTable
 from shoal.data.history import Histories
 from shoal.data.random import permutation
 from shoal.data.sampler import NegativeSampler, Seen
@@ -78,8 +79,10 @@ class Interactions(Reader):
         batch_size: int,
         seed: int,
         shuffle: bool = True,
+        table: FeatureTable | None = None,
     ):
         super().__init__(batch_size, seed, shuffle)
+        self.table = table  # features of users and items, for models that read them
         self.user_field, self.item_field = dataset.user_field, dataset.item_field
         self.users = np.ascontiguousarray(dataset.user_ids("train"))
         self.items = np.ascontiguousarray(dataset.item_ids("train"))
@@ -101,7 +104,8 @@ class Interactions(Reader):
             drawn = self.negatives.draw(users, samples, epoch, self.num_negatives)
             ids["neg_item"] = torch.from_numpy(drawn)
         labels = None if self.labels is None else torch.from_numpy(self.labels[samples])
-        return Batch(len(samples), ids, labels=labels)  # type: ignore[arg-type]
+        batch = Batch(len(samples), ids, labels=labels)  # type: ignore[arg-type]
+        return batch if self.table is None else self.table.onto(batch)
 
 
 class Windows(Reader):

@@ -1,6 +1,8 @@
-"""The block of figures that the log shows for a data set."""
+"""Figures of a data set: the block that the log shows, and what `shoal data describe` tells."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,3 +27,62 @@ def describe(dataset: Dataset) -> str:
             f"Remain Fields: {list(dataset.types)}",
         ]
     )
+
+
+@dataclass(frozen=True)
+class Leakage:
+    """What the test split has in common with the training split, of its interactions each."""
+
+    rows: int  # interactions to test on
+    repeated: int  # whose (user, item) pair is trained on
+    earlier: int  # that came before one of the same user that is trained on
+    new_users: int  # whose user is not trained on
+    new_items: int  # whose item is not trained on
+
+
+def leakage(dataset: Dataset) -> Leakage:
+    """Counts over the test split; without times none is earlier."""
+    train, test = dataset.splits["train"], dataset.splits["test"]
+    users, items = (np.asarray(dataset.inter[f]) for f in (dataset.user_field, dataset.item_field))
+    pairs = users.astype(np.int64) * dataset.num_items + items
+    earlier = 0
+    if dataset.time_field is not None:
+        times = np.asarray(dataset.inter[dataset.time_field])
+        last = np.full(dataset.num_users, -np.inf)
+        np.maximum.at(last, users[train], times[train])
+        earlier = int((times[test] < last[users[test]]).sum())
+    return Leakage(
+        len(test),
+        int(np.isin(pairs[test], pairs[train]).sum()),
+        earlier,
+        int((~np.isin(users[test], users[train])).sum()),
+        int((~np.isin(items[test], items[train])).sum()),
+    )
+
+
+def spread(counts: np.ndarray) -> dict[str, float]:
+    """Smallest, quartiles, largest and mean."""
+    low, first, middle, third, high = np.percentile(counts, [0, 25, 50, 75, 100])
+    return {
+        "least": low,
+        "quarter": first,
+        "median": middle,
+        "three quarters": third,
+        "most": high,
+        "mean": float(counts.mean()),
+    }
+
+
+def per_user(dataset: Dataset) -> np.ndarray:
+    """Interactions of every user that has some."""
+    return _counts(np.asarray(dataset.inter[dataset.user_field]))
+
+
+def per_item(dataset: Dataset) -> np.ndarray:
+    """Interactions of every item that has some."""
+    return _counts(np.asarray(dataset.inter[dataset.item_field]))
+
+
+def _counts(ids: np.ndarray) -> np.ndarray:
+    counts = np.bincount(ids)
+    return counts[counts > 0]

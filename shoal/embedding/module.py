@@ -163,7 +163,8 @@ def _spread_labels(batch: Batch, field: str) -> Tensor:
     flat = batch.flat_ids(field)
     if batch.labels is None:
         return torch.zeros(flat.numel())
-    labels = batch.labels.reshape(-1).float().cpu()
+    labels = batch.labels if batch.labels.dim() == 1 else batch.labels[:, 0]  # the first of several
+    labels = labels.float().cpu()
     if isinstance(ids, Tensor):
         return labels.repeat_interleave(flat.numel() // size)
     return labels.repeat_interleave(len(ids) // size).repeat_interleave(ids.lengths.cpu())

@@ -14,6 +14,7 @@ MODELS: dict[str, str] = {
     "BPR": "shoal.models.bpr",
     "NeuMF": "shoal.models.neumf",
     "LightGCN": "shoal.models.lightgcn",
+    "LightFM": "shoal.models.lightfm",
     "SASRec": "shoal.models.sasrec",
     "BERT4Rec": "shoal.models.bert4rec",
     "LR": "shoal.models.lr",

@@ -9,8 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from shoal.data.batch import Batch
+from shoal.data.batch import Batch, Jagged
+from shoal.data.feature_table import FeatureTable
+from shoal.data.features import Feature, Label
+from shoal.data.joined import candidates
+from shoal.data.knowledge import Knowledge
 from shoal.embedding.module import Embeddings
+from shoal.embedding.table import Init, Table
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,7 @@ class Output:
 
     loss: Tensor  # scalar
     count: int | Tensor
-    scores: Tensor | None = None  # [b], of click models: what was predicted, without gradient
+    scores: Tensor | None = None  # [b] or [b, labels], of click models: logits without gradient
 
 
 @dataclass(frozen=True)
@@ -37,10 +42,35 @@ class Facts:
     train_users: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     train_items: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     num_negatives: int = 1
-    # of click logs
-    num_slots: int = 0
-    num_dense: int = 0
+    # of click models
+    num_slots: int = 0  # features with ids
+    num_dense: int = 0  # values of features with numbers
     rows: int | None = None  # ids are below this number; None: any 64-bit id
+    labels: tuple[Label, ...] = ()  # none: one, of clicks
+    # of models that read features
+    features: tuple[Feature, ...] = ()
+    apart: bool = False  # a batch has a field per feature; else `slots` and `dense` hold them all
+    table: FeatureTable | None = None
+    knowledge: Knowledge | None = None
+
+    @property
+    def sparse(self) -> tuple[Feature, ...]:
+        """Features with ids, in the order of a batch's slots."""
+        return tuple(feature for feature in self.features if feature.is_sparse)
+
+    @property
+    def numeric(self) -> tuple[Feature, ...]:
+        """Features with numbers, in the order of a batch's dense values."""
+        return tuple(feature for feature in self.features if not feature.is_sparse)
+
+    def of_side(self, side: str) -> tuple[Feature, ...]:
+        """Features of users, of items or of single interactions (context)."""
+        return tuple(feature for feature in self.features if feature.side == side)
+
+    def side(self, side: str, ids: Tensor) -> Batch:
+        """The features of any users or items: ids of any shape -> a sample for each of them."""
+        assert self.table is not None, "this data has no features of users and items"
+        return self.table.side(side, ids)
 
 
 class Model(nn.Module):
@@ -54,6 +84,7 @@ class Model(nn.Module):
     """
 
     kind: ClassVar[Literal["general", "sequential", "clicks"]] = "general"
+    reads_features: ClassVar[bool] = False  # True: batches have the features of users and items
     trainable: ClassVar[bool] = True  # False: nothing to optimise, one pass decides (Pop)
 
     @dataclass
@@ -66,6 +97,16 @@ class Model(nn.Module):
         super().__init__()
         self.options = options
         self.facts = facts
+
+    def same_width(self, dim: int) -> None:
+        """Refuse features of other widths, where all vectors are added or multiplied."""
+        for feature in self.facts.sparse:
+            if self.facts.apart and feature.dim not in (None, dim):
+                raise ValueError(
+                    f"{type(self).__name__} adds or multiplies the vectors of features, so all are "
+                    f"{dim} wide, and data.features.{feature.name}.dim is {feature.dim}; leave it "
+                    "out, or choose DNN, WideDeep or DCNV2"
+                )
 
     def forward(self, batch: Batch) -> Output:
         """The training loss of one batch."""
@@ -100,30 +141,127 @@ class Retrieval(Model):
 class ClickModel(Model):
     """A model of the probability of a click.
 
-    A batch has ids `slots`: a tensor [b, num_slots] where every slot holds one id, else a Jagged of
-    b * num_slots lists, sample after sample; dense `dense` [b, num_dense] where there are any; and
-    labels [b], 1 for a click.
+    A batch of a click log has ids `slots`: a tensor [b, num_slots] where every slot holds one id,
+    else a Jagged of b * num_slots lists, sample after sample; and dense `dense` [b, num_dense]
+    where there are any. Where features are described (`facts.apart`) a batch has ids and dense
+    values by feature instead: `embeddings`, `slots`, `flat` and `dense` read either. Labels are
+    [b], 1 for a click, or [b, labels] where there are several.
     """
 
     kind = "clicks"
+    reads_features = True
+    several_labels: ClassVar[bool] = False  # True: there is a logit for each label
+
+    def __init__(self, options: Any, facts: Facts):
+        super().__init__(options, facts)
+        if len(facts.labels) > 1 and not self.several_labels:
+            names = ", ".join(label.name for label in facts.labels)
+            raise ValueError(
+                f"{type(self).__name__} predicts one label, and data.labels names {names}; keep "
+                "one of them, or choose a model for several, such as DNN"
+            )
+
+    def embeddings(self, dim: int, init: Init, beside: str = "") -> Embeddings:
+        """A table for every feature, or the one of all slots; `dim` wide unless a feature says so.
+
+        beside: of other tables for the same ids, the ending of their names; all are `dim` wide.
+        """
+        if not self.facts.apart:
+            return Embeddings({"slots": Table("slots" + beside, dim, self.facts.rows, init)})
+        return Embeddings(
+            {
+                feature.name: Table(
+                    feature.table + beside,
+                    dim if beside else feature.dim or dim,
+                    feature.rows,
+                    init,
+                    # id 0 is a missing value: it says nothing
+                    padding=0,
+                )
+                for feature in self.facts.sparse
+            }
+        )
+
+    def width(self, dim: int) -> int:
+        """How wide the rows of all features are side by side."""
+        if not self.facts.apart:
+            return self.facts.num_slots * dim
+        return sum(feature.dim or dim for feature in self.facts.sparse)
 
     def slots(self, embed: Embeddings, batch: Batch) -> Tensor:
-        """The row of every slot, summed where it has several ids: [b, num_slots, dim]."""
-        rows = embed.pooled("slots", batch)
-        return rows.view(batch.size, self.facts.num_slots, rows.shape[-1])
+        """The row of every feature, pooled where it has several ids: [b, num_slots, dim]."""
+        if "slots" in embed.fields:
+            rows = embed.pooled("slots", batch)
+            return rows.view(batch.size, self.facts.num_slots, rows.shape[-1])
+        return torch.stack(self._rows(embed, batch), 1)
+
+    def flat(self, embed: Embeddings, batch: Batch) -> Tensor:
+        """The same side by side, of any widths: [b, width]."""
+        if "slots" in embed.fields:
+            return self.slots(embed, batch).flatten(1)
+        return torch.cat(self._rows(embed, batch), 1)
+
+    def _rows(self, embed: Embeddings, batch: Batch) -> list[Tensor]:
+        """Rows of every feature: [b, its dim] each."""
+        single = [name for name in embed.fields if not isinstance(batch.ids[name], Jagged)]
+        rows = embed(batch, single)  # all at once
+        for feature in self.facts.sparse:
+            if feature.name not in rows:
+                how: Any = feature.pooling
+                rows[feature.name] = embed.pooled(feature.name, batch, how)
+        return [rows[feature.name] for feature in self.facts.sparse]
 
     def dense(self, batch: Batch) -> Tensor:
         """The dense values: [b, num_dense], of no columns where there are none."""
-        if self.facts.num_dense:
+        if not self.facts.num_dense:
+            device = batch.flat_ids(next(iter(batch.ids))).device
+            return torch.empty(batch.size, 0, device=device)
+        if not self.facts.apart:
             return batch.dense["dense"]
-        return torch.empty(batch.size, 0, device=batch.flat_ids("slots").device)
+        parts = [batch.dense[f.name].view(batch.size, f.width) for f in self.facts.numeric]
+        return torch.cat(parts, 1)
+
+    def score(self, batch: Batch, items: Tensor) -> Tensor:
+        """Log odds of the users of a batch for candidate items, by their features alone: [b, n].
+
+        What belongs to single interactions is missing then; of several labels the first counts.
+        """
+        assert self.facts.table is not None, "build lets click logs rank nothing"
+        users = batch.tensor(self.facts.user_field)
+        every = items.expand(len(users), -1) if items.dim() == 1 else items
+        packed = any("slots" in m.fields for m in self.modules() if isinstance(m, Embeddings))
+        asked = users[:, None].expand_as(every).reshape(-1), every.reshape(-1)
+        made = candidates(self.facts.table, *asked, packed, users.device)
+        logits = self.logits(made)
+        return (logits if logits.dim() == 1 else logits[:, 0]).view(every.shape)
 
     def logits(self, batch: Batch) -> Tensor:
-        """The log odds of a click: [b]."""
+        """The log odds of a click: [b]; of models for several labels [b, labels]."""
         raise NotImplementedError  # every click model writes its own
 
     def forward(self, batch: Batch) -> Output:
         assert batch.labels is not None, "a click model learns from labels"
         logits = self.logits(batch)
-        loss = binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
+        if len(self.facts.labels) < 2 and batch.weights is None and self._logistic:
+            loss = binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
+        else:
+            loss = self._losses(logits, batch).sum()
         return Output(loss, batch.size, logits.detach())
+
+    @property
+    def _logistic(self) -> bool:
+        return all(one.loss == "logistic" and one.weight == 1.0 for one in self.facts.labels)
+
+    def _losses(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The loss of every sample, all labels together: [b]."""
+        assert batch.labels is not None
+        wanted = max(1, len(self.facts.labels))
+        logits, labels = logits.view(batch.size, wanted), batch.labels.view(batch.size, wanted)
+        total = torch.zeros(batch.size, device=logits.device)
+        for k, label in enumerate(self.facts.labels or (Label("label"),)):
+            if label.loss == "logistic":
+                one = binary_cross_entropy_with_logits(logits[:, k], labels[:, k], reduction="none")
+            else:
+                one = (logits[:, k] - labels[:, k]).square()
+            total = total + label.weight * one
+        return total if batch.weights is None else total * batch.weights

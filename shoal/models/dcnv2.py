@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
+from shoal.embedding.table import Init
 from shoal.models.base import ClickModel, Facts
 from shoal.models.nn.interactions import Cross
 from shoal.models.nn.mlp import MLP, begin_by_width
@@ -43,8 +42,8 @@ class DCNV2(ClickModel):
                 f"model.structure is {options.structure!r}; DCNV2 is parallel or stacked"
             )
         init = Init("uniform", options.initial_range)
-        self.embed = Embeddings({"slots": Table("slots", options.dim, facts.rows, init)})
-        width = facts.num_slots * options.dim + facts.num_dense
+        self.embed = self.embeddings(options.dim, init)
+        width = self.width(options.dim) + facts.num_dense
         sizes = [width, *options.layers]
         self.cross = Cross(width, options.cross_layers, options.low_rank)
         self.deep = MLP(sizes, options.dropout)
@@ -53,7 +52,7 @@ class DCNV2(ClickModel):
         begin_by_width(self.out)
 
     def logits(self, batch: Batch) -> Tensor:
-        first = torch.cat([self.slots(self.embed, batch).flatten(1), self.dense(batch)], 1)
+        first = torch.cat([self.flat(self.embed, batch), self.dense(batch)], 1)
         crossed = self.cross(first)
         if self.options.structure == "stacked":
             return self.out(self.deep(crossed)).squeeze(1)

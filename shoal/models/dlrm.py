@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
+from shoal.embedding.table import Init
 from shoal.models.base import ClickModel, Facts
 from shoal.models.nn.interactions import Dots
 from shoal.models.nn.mlp import MLP, Tower, begin_by_width
@@ -38,8 +37,9 @@ class DLRM(ClickModel):
         super().__init__(options, facts)
         if facts.num_slots + (facts.num_dense > 0) < 2:
             raise ValueError("DLRM has one vector and so no pairs: give it more slots")
+        self.same_width(options.dim)
         init = Init("uniform", options.initial_range)
-        self.embed = Embeddings({"slots": Table("slots", options.dim, facts.rows, init)})
+        self.embed = self.embeddings(options.dim, init)
         num_vectors, width = facts.num_slots, 0
         if facts.num_dense:
             self.bottom = MLP([facts.num_dense, *options.bottom_layers, options.dim])

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
+from shoal.embedding.table import Init
 from shoal.models.base import ClickModel, Facts
 from shoal.models.nn.mlp import Tower
 
 
 class DNN(ClickModel):
-    """A perceptron over the vectors of the slots and the dense values."""
+    """A perceptron over the vectors of the features and the numbers; a logit for each label."""
+
+    several_labels = True
 
     @dataclass
     class Options(ClickModel.Options):
@@ -30,13 +31,14 @@ class DNN(ClickModel):
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
         init = Init("uniform", options.initial_range)
-        self.embed = Embeddings({"slots": Table("slots", options.dim, facts.rows, init)})
-        self.width = facts.num_slots * options.dim + facts.num_dense
-        self.deep = Tower([self.width, *options.layers], options.dropout)
+        self.embed = self.embeddings(options.dim, init)
+        width = self.width(options.dim) + facts.num_dense
+        self.outputs = len(facts.labels) if self.several_labels and facts.labels else 1
+        self.deep = Tower([width, *options.layers], options.dropout, self.outputs)
 
     def features(self, batch: Batch) -> Tensor:
-        """All that is known of a sample, side by side: [b, num_slots * dim + num_dense]."""
-        return torch.cat([self.slots(self.embed, batch).flatten(1), self.dense(batch)], 1)
+        """All that is known of a sample, side by side: [b, width + num_dense]."""
+        return torch.cat([self.flat(self.embed, batch), self.dense(batch)], 1)
 
     def logits(self, batch: Batch) -> Tensor:
         return self.deep(self.features(batch))

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
+from shoal.embedding.table import Init
 from shoal.models.base import Facts
 from shoal.models.lr import LR
 from shoal.models.nn.interactions import sum_of_dots
@@ -31,8 +30,9 @@ class FM(LR):
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
+        self.same_width(options.dim)
         init = Init("uniform", options.initial_range)
-        self.embed = Embeddings({"slots": Table("slots", options.dim, facts.rows, init)})
+        self.embed = self.embeddings(options.dim, init)
         vectors = torch.empty(facts.num_dense, options.dim)
         self.dense_vectors = nn.Parameter(
             vectors.uniform_(-options.initial_range, options.initial_range)

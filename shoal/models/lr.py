@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
+from shoal.embedding.table import Init
 from shoal.models.base import ClickModel, Facts
 
 
@@ -25,8 +24,7 @@ class LR(ClickModel):
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
-        weights = Table("slots_linear", 1, facts.rows, Init("constant", 0.0))
-        self.linear = Embeddings({"slots": weights})
+        self.linear = self.embeddings(1, Init("constant", 0.0), beside="_linear")
         self.dense_weights = nn.Parameter(torch.zeros(facts.num_dense))
         self.bias = nn.Parameter(torch.zeros(()))
 

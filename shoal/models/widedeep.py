@@ -15,13 +15,15 @@ from torch import Tensor, nn
 
 from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
+from shoal.embedding.table import Init
 from shoal.models.base import Facts
 from shoal.models.dnn import DNN
 
 
 class WideDeep(DNN):
     """The deep part is DNN's; the one bias of both parts is the tower's."""
+
+    several_labels = False
 
     @dataclass
     class Options(DNN.Options):
@@ -33,8 +35,7 @@ class WideDeep(DNN):
         self.dense_weights = nn.Parameter(torch.zeros(facts.num_dense))
         self.linear: Embeddings | None = None
         if options.wide_slots:
-            weights = Table("slots_linear", 1, facts.rows, Init("constant", 0.0))
-            self.linear = Embeddings({"slots": weights})
+            self.linear = self.embeddings(1, Init("constant", 0.0), beside="_linear")
 
     def logits(self, batch: Batch) -> Tensor:
         wide = self.dense(batch) @ self.dense_weights

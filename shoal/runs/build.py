@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from shoal.config.schema import Config
+from shoal.config.schema import CLICK_FORMATS, Config
 from shoal.config.unread import refuse_unread
-from shoal.data.clicks import FORMATS, ClickData, open_clicks
+from shoal.data.clicks import ClickData, InMemory, Layout, open_clicks
+from shoal.data.clicks.apart import Apart, log_features
 from shoal.data.dataset import Dataset
+from shoal.data.encode import encode
+from shoal.data.feature_table import FeatureTable
+from shoal.data.features import features_of, labels_of
 from shoal.data.history import Histories
+from shoal.data.joined import Joined, check_packable, packed_rows
+from shoal.data.knowledge import knowledge_of
 from shoal.data.masking import MaskedWindows, Masking
-from shoal.data.prepare import load_dataset
+from shoal.data.prepare import load_dataset, with_side_files
 from shoal.data.reader import Interactions, Reader, Windows
 from shoal.data.statistics import describe
 from shoal.embedding.optim.chosen import row_optimizer_names_of
@@ -41,6 +47,13 @@ class Parts:
     evaluator: Evaluator | ClickEvaluator
     fingerprint: dict[str, Any]  # must be the same for a checkpoint to fit
 
+    def ranking(self, config: Config) -> Evaluator | None:
+        """What ranks items for users; None where the data is a click log, which knows neither."""
+        if isinstance(self.evaluator, Evaluator) or not isinstance(self.dataset, Dataset):
+            return self.evaluator if isinstance(self.evaluator, Evaluator) else None
+        how = (config.eval, self.strategy.world, config.run.seed, config.data.max_len)
+        return Evaluator(self.dataset, *how)
+
 
 def build(config: Config, world: World) -> Parts:
     """Load the data, construct the model and set it up with its strategy."""
@@ -48,25 +61,21 @@ def build(config: Config, world: World) -> Parts:
     torch.set_float32_matmul_precision("high" if config.run.tf32 else "highest")
     model_class = find(config.model.name)
     if model_class.kind == "clicks":
-        return _build_clicks(config, world, model_class)
-    if config.data.format in FORMATS or config.data.clicks.train is not None:
+        if config.data.is_click_log:
+            return _build_clicks(config, world, model_class)
+        return _build_joined(config, world, model_class)
+    if config.data.format in CLICK_FORMATS or config.data.clicks.train is not None:
         raise ValueError(
             f"{config.model.name} learns from interactions of users with items, and data.format "
             f"{config.data.format} with data.clicks is a click log; choose a click model such as "
             "LR or DeepFM (`shoal models` lists them), or name interactions with data.name"
         )
-    dataset = _load(config, world)
+    refuse_labels(config)
+    dataset, table = _load(config, world, model_class.reads_features)
+    if table is not None and (own := [f.name for f in table.features if f.side == "context"]):
+        log.info("%s does not read features of single interactions: %s", config.model.name, own)
     negatives = config.train.negatives
-    facts = Facts(
-        num_users=dataset.num_users,
-        num_items=dataset.num_items,
-        user_field=dataset.user_field,
-        item_field=dataset.item_field,
-        max_len=config.data.max_len,
-        train_users=torch.from_numpy(np.array(dataset.user_ids("train"))),
-        train_items=torch.from_numpy(np.array(dataset.item_ids("train"))),
-        num_negatives=negatives.num if negatives else 0,
-    )
+    facts = _facts(config, dataset, table)
     torch.manual_seed(config.run.seed)  # dense parameters: the same on every rank
     model = model_class(model_class.Options(**config.model.options), facts)
     strategy = set_up(config, world, model)
@@ -83,25 +92,116 @@ def build(config: Config, world: World) -> Parts:
         else:
             reader = MaskedWindows(dataset, histories, Masking(**masking), *how)
     else:
-        reader = Interactions(dataset, *how)
+        reader = Interactions(dataset, *how, table)
     evaluator = Evaluator(
         dataset, config.eval, world, config.run.seed, config.data.max_len, sequential
     )
-    return Parts(dataset, model, strategy, reader, evaluator, fingerprint(config, dataset))
+    found = fingerprint(config, dataset, table)
+    return Parts(dataset, model, strategy, reader, evaluator, found)
 
 
-def _build_clicks(config: Config, world: World, model_class: type[Model]) -> Parts:
-    """The same for a click model and a click log."""
-    data = open_clicks(config, world, TILE_ROWS)
-    facts = Facts(
-        num_slots=len(data.layout.slots), num_dense=len(data.layout.dense), rows=data.layout.rows
+def _facts(config: Config, dataset: Dataset, table: FeatureTable | None, **more: Any) -> Facts:
+    """What a model may know of interactions."""
+    negatives = config.train.negatives
+    return Facts(
+        num_users=dataset.num_users,
+        num_items=dataset.num_items,
+        user_field=dataset.user_field,
+        item_field=dataset.item_field,
+        max_len=config.data.max_len,
+        train_users=torch.from_numpy(np.array(dataset.user_ids("train"))),
+        train_items=torch.from_numpy(np.array(dataset.item_ids("train"))),
+        num_negatives=negatives.num if negatives else 0,
+        features=() if table is None else table.features,
+        apart=table is not None,
+        table=table,
+        knowledge=knowledge_of(dataset),
+        **more,
+    )
+
+
+def _build_joined(config: Config, world: World, model_class: type[Model]) -> Parts:
+    """The parts for a click model and labelled interactions, with the features of both sides."""
+    dataset, table = _load(config, world, True)
+    assert table is not None
+    features, labels = table.features, labels_of(dataset, config.data)
+    facts = _facts(
+        *(config, dataset, table),
+        num_slots=sum(feature.is_sparse for feature in features),
+        num_dense=sum(feature.width for feature in features if not feature.is_sparse),
+        rows=packed_rows(features),
+        labels=labels,
     )
     torch.manual_seed(config.run.seed)
     model = model_class(model_class.Options(**config.model.options), facts)
     strategy = set_up(config, world, model)
-    evaluator = ClickEvaluator(data.readers, config.eval, world, data.group, data.sources)
+    packed = any("slots" in embed.fields for embed in strategy.embeddings)
+    if packed:
+        check_packable(config.model.name, features)
+    samples = {
+        phase: Joined(dataset, phase, table, labels, config.data.sample_weight, packed)
+        for phase in ("train", "valid", "test")
+    }
+    layout = Layout((), (), labels[0].name)
+    batch_size = config.samples_per_step(world.size)
+    shuffle = config.train.shuffle
+    reader = InMemory(samples["train"], layout, batch_size, config.run.seed, shuffle)
+    readers = {
+        phase: InMemory(samples[phase], layout, TILE_ROWS, tile=TILE_ROWS)
+        for phase in ("valid", "test")
+    }
+    sources = {phase: f"the {phase} split of {dataset.name!r} (data.split)" for phase in readers}
+    evaluator = ClickEvaluator(readers, config.eval, world, dataset.user_field, sources, labels)
+    found = fingerprint(config, dataset, table)
+    return Parts(dataset, model, strategy, reader, evaluator, found)
+
+
+def refuse_labels(config: Config) -> None:
+    """Refuse labels and weights of samples where nobody reads them."""
+    for key in ("labels", "sample_weight"):
+        if getattr(config.data, key) is not None:
+            raise ValueError(
+                f"data.{key} is for click models on tables of interactions (data.files, atomic "
+                f"files), and {config.model.name} reads something else here; leave it out"
+            )
+
+
+def _build_clicks(config: Config, world: World, model_class: type[Model]) -> Parts:
+    """The same for a click model and a click log."""
+    refuse_labels(config)
+    data = open_clicks(config, world, TILE_ROWS)
+    layout = data.layout
+    facts = Facts(
+        num_slots=len(layout.slots),
+        num_dense=len(layout.dense),
+        rows=layout.rows,
+        features=layout.features(),
+    )
+    reader, readers = data.reader, data.readers
+    if config.data.features is not None:
+        features = log_features(layout, config.data)
+        facts = replace(
+            facts,
+            features=features,
+            apart=True,
+            num_slots=sum(feature.is_sparse for feature in features),
+            num_dense=sum(feature.width for feature in features if not feature.is_sparse),
+        )
+        reader = Apart(reader, features)
+        readers = {phase: Apart(one, features) for phase, one in readers.items()}
+    torch.manual_seed(config.run.seed)
+    model = model_class(model_class.Options(**config.model.options), facts)
+    strategy = set_up(config, world, model)
+    if facts.apart and any("slots" in embed.fields for embed in strategy.embeddings):
+        raise ValueError(
+            f"{config.model.name} reads all slots from one table; leave out data.features, or "
+            "choose a model that has a table for each, such as DNN"
+        )
+    evaluator = ClickEvaluator(readers, config.eval, world, data.group, data.sources)
     found = click_fingerprint(config, data, strategy)
-    return Parts(data, model, strategy, data.reader, evaluator, found)
+    if facts.apart:
+        found["features"] = [[f.name, f.kind, f.table, f.rows, f.dim] for f in facts.features]
+    return Parts(data, model, strategy, reader, evaluator, found)
 
 
 def set_up(config: Config, world: World, model: Model) -> Strategy:
@@ -119,18 +219,26 @@ def set_up(config: Config, world: World, model: Model) -> Strategy:
     return strategy
 
 
-def _load(config: Config, world: World) -> Dataset:
-    """Rank 0 prepares first, so that the others find the prepared columns."""
+def _load(
+    config: Config, world: World, features: bool = False
+) -> tuple[Dataset, FeatureTable | None]:
+    """The data set, and its features where they are read.
+
+    Rank 0 prepares first, so that the others find the prepared columns.
+    """
+    data = with_side_files(config.data) if features else config.data
     if world.is_main:
-        dataset = load_dataset(config.data, config.run.seed)
+        dataset = load_dataset(data, config.run.seed)
         world.barrier()
     else:
         world.barrier()
-        dataset = load_dataset(config.data, config.run.seed)
-    return dataset
+        dataset = load_dataset(data, config.run.seed)
+    return dataset, encode(dataset, features_of(dataset, data)) if features else None
 
 
-def fingerprint(config: Config, dataset: Dataset) -> dict[str, Any]:
+def fingerprint(
+    config: Config, dataset: Dataset, table: FeatureTable | None = None
+) -> dict[str, Any]:
     """What a checkpoint depends on besides its own bytes."""
     digest = hashlib.sha256()
     for phase in ("train", "valid", "test"):
@@ -140,7 +248,11 @@ def fingerprint(config: Config, dataset: Dataset) -> dict[str, Any]:
     for field in (dataset.user_field, dataset.item_field):
         contents.update(np.ascontiguousarray(dataset.inter[field]).tobytes())
         contents.update("\n".join(map(str, dataset.vocab[field])).encode())
+    features = {}
+    if table is not None:
+        features = {"features": [[f.name, f.kind, f.table, f.rows, f.dim] for f in table.features]}
     return {
+        **features,
         "model": config.model.name,
         "options": config.model.options,
         "num_users": dataset.num_users,

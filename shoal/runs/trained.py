@@ -24,7 +24,6 @@ from shoal.data.dataset import Dataset
 from shoal.runs.build import build, describe_data
 from shoal.runs.run import connect_as, resolve_run
 from shoal.training.checkpoint import Checkpoints, give
-from shoal.training.evaluation import Evaluator
 from shoal.training.run_folder import RunFolder, start_logging
 from shoal.training.trainer import check_fingerprint
 from shoal.world.world import World
@@ -117,8 +116,8 @@ class Trained:
         Items already seen are left out, unless the model may recommend them again
         (eval.repeatable).
         """
-        dataset, evaluator = self.parts.dataset, self.parts.evaluator
-        if not isinstance(dataset, Dataset) or not isinstance(evaluator, Evaluator):
+        dataset, evaluator = self.parts.dataset, self.parts.ranking(self.config)
+        if not isinstance(dataset, Dataset) or evaluator is None:
             raise ValueError(
                 f"{self.config.model.name} predicts clicks of samples: it knows neither users nor "
                 "a catalogue of items, so there is nothing to recommend from; use `shoal eval`"

@@ -1,4 +1,4 @@
-"""Progress bars with step rate and memory, on a terminal only; a log file gets the log lines."""
+"""Progress bars with step rate and memory, on a terminal or in a notebook; never in a log file."""
 
 from __future__ import annotations
 
@@ -39,11 +39,16 @@ def bar(
     start: int = 0,
 ) -> Iterator[T]:
     """`Train     3: 100%|█████| 20/20 [00:00<00:00, 341.07it/s, RAM: 0.31 G/23.40 G]`"""
-    if not (show and sys.stderr.isatty()):
+    notebook = "ipykernel" in sys.modules
+    if not (show and (notebook or sys.stderr.isatty())):
         yield from steps
         return
+    if notebook:  # a bar of the page where ipywidgets is there, else of text
+        from tqdm.auto import tqdm as drawn
+    else:
+        drawn = tqdm
     shown = 0.0
-    with tqdm(total=total, initial=start, desc=label, ncols=100, leave=True) as line:
+    with drawn(total=total, initial=start, desc=label, ncols=100, leave=True) as line:
         for step in steps:
             yield step
             line.update()

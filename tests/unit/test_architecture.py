@@ -26,6 +26,10 @@ FLOORS = [
 MODEL_MAY_IMPORT = {
     "shoal.models.nn",
     "shoal.data.batch",
+    "shoal.data.feature_table",
+    "shoal.data.features",
+    "shoal.data.joined",
+    "shoal.data.knowledge",
     "shoal.embedding.module",
     "shoal.embedding.table",
     "shoal.models",

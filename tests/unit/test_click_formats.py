@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from shoal.config.schema import ClicksSection, DataSection
 from shoal.data.batch import Jagged
 from shoal.data.clicks.lines import Cells, LineBlock, count_lines
-from shoal.data.clicks.log import ClickLog, find_files, make_layout, pick_format
+from shoal.data.clicks.log import ClickLog, make_layout, pick_format
 from shoal.data.clicks.readers import load
 from shoal.data.clicks.samples import Layout, Samples, join
 from shoal.data.clicks.slots import NativeParser, PlainParser, _core
+from shoal.data.sources.files import find_files
 
 SMALL = Layout(("1", "2", "x"), ("d", "d"), "click")
 native = pytest.mark.skipif(not hasattr(_core, "parse_slots"), reason="no native core was built")
@@ -341,12 +342,18 @@ def test_finding_files(tmp_path: Path) -> None:
     for name in ("b.txt", "a.txt", ".hidden", "c.csv"):
         (tmp_path / name).touch()
     root = str(tmp_path)
-    assert [f.name for f in find_files(".", root, "train")] == ["a.txt", "b.txt", "c.csv"]
-    assert [f.name for f in find_files("*.txt", root, "train")] == ["a.txt", "b.txt"]
-    assert find_files("c.csv", root, "train") == [tmp_path / "c.csv"]
-    assert find_files(str(tmp_path / "c.csv"), "elsewhere", "train") == [tmp_path / "c.csv"]
+    assert [f.name for f in find_files(".", root, "data.clicks.train")] == [
+        "a.txt",
+        "b.txt",
+        "c.csv",
+    ]
+    assert [f.name for f in find_files("*.txt", root, "data.clicks.train")] == ["a.txt", "b.txt"]
+    assert find_files("c.csv", root, "data.clicks.train") == [tmp_path / "c.csv"]
+    assert find_files(str(tmp_path / "c.csv"), "elsewhere", "data.clicks.train") == [
+        tmp_path / "c.csv"
+    ]
     with pytest.raises(ValueError, match=r"data\.clicks\.valid: .*no\* is neither a file"):
-        find_files("no*", root, "valid")
+        find_files("no*", root, "data.clicks.valid")
 
 
 def test_the_format_of_a_file(tmp_path: Path) -> None:

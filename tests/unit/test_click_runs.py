@@ -173,8 +173,8 @@ def test_what_click_models_refuse(given: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"data__format": "atomic"}, "has no clicks; click models read slots, criteo"),
-        ({"data__name": "ml-100k"}, "does not say where its clicks are"),
+        ({"data__format": "atomic"}, "clicks.inter does not exist"),
+        ({"data__name": "ml-100k"}, "no data set 'ml-100k' in dataset"),
         ({"data__format": "slots"}, "data.clicks.train must name the files"),
         ({"data__clicks__split_files": True}, "data.clicks.split_files is for logs in files"),
         ({"data__clicks__group": "9"}, "there is no slot 9; slots are 1, 2"),

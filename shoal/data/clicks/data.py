@@ -13,9 +13,10 @@ from shoal.config.output import flat
 from shoal.config.schema import Config
 from shoal.data.clicks import planted
 from shoal.data.clicks.custom import Custom
-from shoal.data.clicks.log import ClickLog, find_files, make_layout, pick_format
+from shoal.data.clicks.log import ClickLog, make_layout, pick_format
 from shoal.data.clicks.readers import ClickReader, InMemory, Split, Stream, load, share
 from shoal.data.clicks.samples import Layout
+from shoal.data.sources.files import find_files
 from shoal.world.world import World
 
 PHASES = ("train", "valid", "test")
@@ -125,7 +126,7 @@ def _logged(config: Config, world: World, tile: int) -> ClickData:
     for phase, *keys in (("train", "train"), ("valid", "valid", "test"), ("test", "test", "valid")):
         key = next((key for key in keys if getattr(clicks, key)), None)
         if key is not None:
-            found = files[phase] = find_files(getattr(clicks, key), data.path, key)
+            found = files[phase] = find_files(getattr(clicks, key), data.path, f"data.clicks.{key}")
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""
             sources[phase] = f"data.clicks.{key} ({found[0]}{more})"
     logs = {

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from shoal.config.schema import ClicksSection, DataSection
+from shoal.config.schema import GENERATED_CLICKS, ClicksSection, DataSection
 from shoal.data.clicks import criteo, delimited, parquet, pipe, slots
 from shoal.data.clicks.lines import (
     LONGEST_LINE,
@@ -21,9 +20,9 @@ from shoal.data.clicks.lines import (
 )
 from shoal.data.clicks.samples import Layout, Samples
 from shoal.data.packed import open_text, plain_name
+from shoal.data.sources.files import find_files
 
 FORMATS = ("slots", "criteo", "csv", "parquet", "planted_clicks")
-GENERATED = ("clicks", "planted", "planted_clicks")  # names that need no files
 HEAD_BYTES = 1 << 16  # of a file, that tell it from another
 
 
@@ -145,25 +144,6 @@ def _first_line(readline: Any) -> bytes:
     return b""
 
 
-def find_files(pattern: str, root: str, key: str) -> list[Path]:
-    """The files of a path, a folder or a pattern, sorted by name; relative ones are under root."""
-    base = Path(root, pattern)  # an absolute pattern stands for itself
-    if base.is_file():
-        return [base]
-    if base.is_dir():
-        found = [path for path in base.iterdir() if path.name[0] != "." and path.is_file()]
-        what = "is a folder without files"
-    else:
-        found = [Path(name) for name in glob.glob(str(base), recursive=True)]
-        found = [path for path in found if path.is_file()]
-        what = "is neither a file nor a folder, nor a pattern of files that exist"
-    if not found:
-        raise ValueError(
-            f"data.clicks.{key}: {base} {what}; give a path, absolute or below data.path"
-        )
-    return sorted(found, key=lambda path: path.as_posix())
-
-
 def pick_format(data: DataSection) -> str:
     """data.format; where it is auto, what the first file looks like."""
     if data.format in FORMATS:
@@ -174,7 +154,7 @@ def pick_format(data: DataSection) -> str:
             f"{', '.join(FORMATS)}"
         )
     if data.clicks.train is None:
-        if data.name not in GENERATED:
+        if data.name not in GENERATED_CLICKS:
             raise ValueError(
                 f"data.name {data.name} does not say where its clicks are: name the files with "
                 "data.clicks.train, or leave data.name out for generated clicks"
@@ -182,7 +162,7 @@ def pick_format(data: DataSection) -> str:
         return "planted_clicks"
     if data.clicks.pipe_command is not None or data.clicks.reader == "custom":
         return "slots"
-    file = find_files(data.clicks.train, data.path, "train")[0]
+    file = find_files(data.clicks.train, data.path, "data.clicks.train")[0]
     if file.suffix == ".parquet":
         return "parquet"
     with open_text(file) as source:

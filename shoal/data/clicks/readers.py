@@ -22,6 +22,7 @@ from shoal.data.batch import Batch
 from shoal.data.clicks.ahead import ahead
 from shoal.data.clicks.log import Block, ClickLog
 from shoal.data.clicks.samples import Layout, Samples, join
+from shoal.data.joined import Joined
 from shoal.data.random import permutation
 from shoal.data.reader import Reader
 
@@ -117,7 +118,7 @@ class InMemory(ClickReader):
 
     def __init__(
         self,
-        samples: Samples,
+        samples: Samples | Joined,
         layout: Layout,
         batch_size: int,
         seed: int = 0,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from shoal.config.features import Vocabulary
 from shoal.data.batch import Batch, Jagged
+from shoal.data.features import Feature
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,20 @@ class Layout:
     label: str
     rows: int | None = None
     others: bool = False
+
+    def features(self) -> tuple[Feature, ...]:
+        """The columns as features: slots with one table for all, and numbers."""
+        vocabulary: Vocabulary = "growing" if self.rows is None else "hashed"
+        slots = [
+            Feature(name, "ids", vocabulary=vocabulary, rows=self.rows, table="slots")
+            for name in self.slots
+        ]
+        counts = Counter(self.dense)
+        dense = [
+            Feature(name, "numbers" if count > 1 else "number", length=count if count > 1 else None)
+            for name, count in counts.items()
+        ]
+        return (*slots, *dense)
 
     def fold(self, ids: np.ndarray) -> np.ndarray:
         """Ids below `rows`. Those that fit stay; 0 (missing) stays 0, and no other becomes 0."""

@@ -22,6 +22,8 @@ from shoal.data.raw import Raw, RawColumn, RawTable, interaction_columns
 
 STAGES = 8  # steps in which a user's taste turns
 MIN_PER_USER = 5
+FEATURE_VALUES = 12  # that a feature of an item may have
+TOLD = 0.95  # of the variance of items' factors, by their features where there are any
 UNIT = 64.0  # integers per 1.0 in a factor; a score has UNIT * UNIT per 1.0
 _START = 880_000_000  # first second of the calendar
 _BLOCK = 1 << 16  # scores held at a time: about what a cache holds
@@ -67,10 +69,40 @@ def planted_truth(section: PlantedSection) -> Truth:
     return Truth(
         first=np.rint(_normal(section, "first", users, factors) * (spread * UNIT)),
         other=np.rint(_normal(section, "other", users, factors) * (spread * UNIT)),
-        items=np.rint(_normal(section, "items", items, factors) * UNIT),
+        items=_item_factors(section),
         bias=np.rint(-section.popularity * np.log(rank) * (UNIT * UNIT)),
         drift=section.drift,
     )
+
+
+def _item_factors(section: PlantedSection) -> np.ndarray:
+    """What items are, [items, factors]: drawn, or for the most part the sum of their features'."""
+    own = _normal(section, "items", section.items, section.factors)
+    if not section.item_features:
+        return np.rint(own * UNIT)
+    told = np.zeros_like(own)
+    for k, values in enumerate(item_features(section)):
+        told += _normal(section, f"values {k}", FEATURE_VALUES, section.factors)[values]
+    share = np.rint(UNIT * np.sqrt(TOLD / section.item_features))
+    return np.rint(told * share + own * np.rint(UNIT * np.sqrt(1 - TOLD)))
+
+
+def item_features(section: PlantedSection) -> list[np.ndarray]:
+    """The value of every item, int64 [items] below FEATURE_VALUES, for each feature."""
+    return [
+        (_random(section, f"feature {k}", section.items) % np.uint64(FEATURE_VALUES)).astype(
+            np.int64
+        )
+        for k in range(section.item_features)
+    ]
+
+
+def new_items(section: PlantedSection) -> np.ndarray:
+    """bool [items]: those that come in the last stage alone."""
+    order = np.argsort(_random(section, "new", section.items), kind="stable")
+    new = np.zeros(section.items, dtype=bool)
+    new[order[: int(section.items * section.new_items)]] = True
+    return new
 
 
 def read(config: DataSection) -> Raw:
@@ -95,7 +127,17 @@ def read(config: DataSection) -> Raw:
         fields.time: RawColumn(times.astype(np.float64)),
     }
     table = RawTable("planted data", {n: kinds[n] for n in load}, {n: columns[n] for n in load})
-    return Raw(table)
+    return Raw(table, {"item": _item_table(config)} if section.item_features else {})
+
+
+def _item_table(config: DataSection) -> RawTable:
+    """Columns feature_0, feature_1, ... by item."""
+    section = config.planted
+    words = np.array([f"v{value}" for value in range(FEATURE_VALUES)], dtype=object)
+    columns = {config.fields.item: RawColumn(np.arange(section.items), _names(section.items))}
+    for k, values in enumerate(item_features(section)):
+        columns[f"feature_{k}"] = RawColumn(values, words)
+    return RawTable("planted items", dict.fromkeys(columns, "token"), columns)
 
 
 def _check(section: PlantedSection) -> None:
@@ -143,6 +185,7 @@ def _draw(
     none = np.iinfo(np.int32).min if number is np.int32 else -np.inf
     step = max(1, _BLOCK // section.items)
     steps = np.arange(STAGES + 1)
+    later = new_items(section) if section.new_items else None
 
     def draw_block(begin: int) -> list[np.ndarray]:
         found = []
@@ -163,6 +206,8 @@ def _draw(
             scores += bias
             scores += gumbel.take(noise, out=drawn, mode="clip")  # clip: without a buffer
             np.copyto(scores, none, where=seen)
+            if later is not None and stage < STAGES - 1:
+                scores[:, later] = none
             scores.partition(section.items - most, axis=1)
             top = np.sort(scores[:, -most:], axis=1)[:, ::-1]
             user, place = np.nonzero(np.arange(most) < counts[:, None])

@@ -20,16 +20,20 @@ class MLP(nn.Sequential):
 
 
 class Tower(nn.Module):
-    """The deep part of a click model, relu layers that end in one number: [b, sizes[0]] -> [b]."""
+    """The deep part of a click model, relu layers that end in a number: [b, sizes[0]] -> [b].
 
-    def __init__(self, sizes: list[int], dropout: float = 0.0):
+    With several `outputs`: [b, outputs].
+    """
+
+    def __init__(self, sizes: list[int], dropout: float = 0.0, outputs: int = 1):
         super().__init__()
         self.hidden = MLP(sizes, dropout)
-        self.out = nn.Linear(sizes[-1], 1)
+        self.out = nn.Linear(sizes[-1], outputs)
         begin_by_width(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.hidden(x)).squeeze(1)
+        out = self.out(self.hidden(x))
+        return out.squeeze(1) if out.shape[1] == 1 else out
 
 
 def begin_by_width(module: nn.Module) -> None:

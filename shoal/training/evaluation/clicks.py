@@ -6,7 +6,7 @@ makes them nor on what else is predicted, and metrics merge as states, never as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from shoal.config.schema import EvalSection
 from shoal.data.batch import Batch, Jagged
 from shoal.data.clicks import ClickReader
 from shoal.data.dataset import Phase
+from shoal.data.features import Label
 from shoal.models.base import ClickModel, Model
 from shoal.training.metrics import MetricSet, Valued
 from shoal.world.world import World
@@ -26,8 +27,9 @@ TILE_ROWS = 1024
 class ClickEvaluator:
     """Evaluates a click model on the valid and test phases.
 
-    readers: phase -> reader made with tile=TILE_ROWS. group: the slot whose first id GAUC groups
-    by, or None. sources: phase -> where its samples come from, for errors.
+    readers: phase -> reader made with tile=TILE_ROWS. group: what GAUC groups by: the slot whose
+    first id counts, or a field of the batch with one id each; or None. sources: phase -> where its
+    samples come from, for errors. labels: their names, where there are several.
     """
 
     def __init__(
@@ -35,11 +37,12 @@ class ClickEvaluator:
         readers: Mapping[str, ClickReader],
         section: EvalSection,
         world: World,
-        group: int | None = None,
+        group: int | str | None = None,
         sources: Mapping[str, str] | None = None,
+        labels: Sequence[Label] = (),
     ):
         self.readers, self.section, self.world, self.group = readers, section, world, group
-        self.sources = sources or {}
+        self.sources, self.labels = sources or {}, labels
 
     def check(self, phases: Iterable[Phase]) -> None:
         """Refuse phases without samples, as far as that is known before they are read."""
@@ -62,7 +65,7 @@ class ClickEvaluator:
         assert isinstance(model, ClickModel), "build gives click logs to click models alone"
         self.check([phase])
         reader = self.readers[phase]
-        metrics = MetricSet(self.section.metrics, self.section.topk or [1], 1, torch.zeros(1))
+        metrics = [self._metrics(k) for k in range(max(1, len(self.labels)))]
         was_training = model.training
         model.eval()
         # Every rank makes as many steps, with empty tiles at the end: a pull may be a collective.
@@ -71,13 +74,36 @@ class ClickEvaluator:
             for batch in progress(batches, reader.num_tiles(self.world.size)):
                 logits = model.logits(batch.to(self.world.device)).double().cpu()
                 # In double: a float32 probability would tie predictions that differ.
-                groups = self._groups(batch, len(reader.layout.slots))
-                metrics.update(Valued(groups, torch.sigmoid(logits), batch.labels))
+                groups = self._groups(batch, reader)
+                self._update(metrics, groups, logits, batch)
         model.train(was_training)
-        metrics.reduce(self._sum, self._gather)
-        if metrics.num_rows == 0:  # what a program or a reader of the user's gives is known now
+        for one in metrics:
+            one.reduce(self._sum, self._gather)
+        if metrics[0].num_rows == 0:  # what a program or a reader of the user's gives: known now
             raise self._empty(phase)
-        return metrics.compute(self.sources.get(phase, f"the {phase} log"))
+        source = self.sources.get(phase, f"the {phase} log")
+        result = metrics[0].compute(source)
+        if len(metrics) > 1:  # of several labels the first has the plain names too
+            for label, one in zip(self.labels, metrics):
+                result |= {f"{key}_{label.name}": v for key, v in one.compute(source).items()}
+        return result
+
+    def _metrics(self, label: int) -> MetricSet:
+        """Those of one label; of further ones that are any number, how far predictions are off."""
+        names = list(self.section.metrics)
+        if label > 0 and self.labels[label].loss == "squared":
+            names = [name for name in names if name in ("MAE", "RMSE")] or ["RMSE"]
+        return MetricSet(names, self.section.topk or [1], 1, torch.zeros(1))
+
+    def _update(
+        self, metrics: list[MetricSet], groups: Tensor, logits: Tensor, batch: Batch
+    ) -> None:
+        assert batch.labels is not None
+        columns = logits.view(batch.size, len(metrics)).unbind(1)
+        for k, (one, column) in enumerate(zip(metrics, columns)):
+            squared = bool(self.labels) and self.labels[k].loss == "squared"
+            values = column if squared else torch.sigmoid(column)
+            one.update(Valued(groups, values, batch.labels.view(batch.size, len(metrics))[:, k]))
 
     def _empty(self, phase: str) -> ValueError:
         return ValueError(
@@ -86,10 +112,13 @@ class ClickEvaluator:
             "or set train.eval_every=0"
         )
 
-    def _groups(self, batch: Batch, num_slots: int) -> Tensor:
+    def _groups(self, batch: Batch, reader: ClickReader) -> Tensor:
         """What GAUC groups by, int64 [b]."""
         if self.group is None:
             return torch.zeros(batch.size, dtype=torch.int64)
+        if isinstance(self.group, str):
+            return batch.tensor(self.group)
+        num_slots = len(reader.layout.slots)
         ids = batch.ids["slots"]
         if isinstance(ids, Jagged):
             return ids.values[ids.offsets[self.group : -1 : num_slots]]

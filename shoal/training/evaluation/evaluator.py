@@ -114,6 +114,10 @@ class Evaluator:
                 bounds.append((first, min(first + TILE_USERS, num_users)))
             yield bounds
 
+    def histories(self, phases: tuple[Phase, ...]) -> Histories | None:
+        """What sequential models are asked with: items of these phases; None for others."""
+        return Histories(self.dataset, phases, self.max_len) if self.sequential else None
+
     def query(self, users: np.ndarray, histories: Histories | None) -> Batch:
         """A batch that asks for scores."""
         ids = {self.dataset.user_field: torch.from_numpy(users)}
@@ -130,7 +134,7 @@ class Evaluator:
         dataset, device = self.dataset, self.world.device
         phases: tuple[Phase, ...] = ("train", "valid", "test")
         users = np.array([user])
-        histories = Histories(dataset, phases, self.max_len) if self.sequential else None
+        histories = self.histories(phases)
         masked = Lists.none(1)
         if not self.section.repeatable:
             seen_users = np.concatenate([dataset.user_ids(p) for p in phases])

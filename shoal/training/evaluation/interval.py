@@ -40,7 +40,10 @@ class Interval:
         labels = arguments[0].labels
         if output.scores is not None and labels is not None and model.training:
             users = torch.zeros(len(labels), dtype=torch.int64)
-            self.metrics.update(Valued(users, output.scores.cpu(), labels.cpu()))
+            scores = output.scores
+            if labels.dim() == 2:  # of several the first
+                scores, labels = scores[:, 0], labels[:, 0]
+            self.metrics.update(Valued(users, scores.cpu(), labels.cpu()))
             self.scored = True
 
     def step(self, epoch: int, number: int, size: int, loss: Tensor) -> None:

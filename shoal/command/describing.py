@@ -1,0 +1,36 @@
+"""`shoal data describe`: what a data set holds, and what its columns are read as."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.command.arguments import split_arguments
+
+
+def data_describe(
+    context: typer.Context,
+    write: Annotated[
+        str | None, typer.Option(help="Write the features as yaml, to edit and train with.")
+    ] = None,
+    html: Annotated[str | None, typer.Option(help="Write a page with plots.")] = None,
+) -> None:
+    """Print figures of a data set and the features that its columns suggest.
+
+    Configs and keys as for train: shoal data describe --dataset=ml-100k --write features.yaml
+    """
+    from shoal.runs.describe import describe_run
+    from shoal.runs.run import resolve
+
+    told = describe_run(resolve(*split_arguments(context.args)).config)
+    typer.echo(told.text)
+    if write is not None:
+        Path(write).write_text(told.yaml, encoding="utf-8")
+        typer.echo(f"{write}: the features, to edit and to add to a config")
+    if html is not None:
+        if told.page is None:
+            raise ValueError("--html: a page is made of interactions, and this is a click log")
+        Path(html).write_text(told.page(), encoding="utf-8")
+        typer.echo(f"{html}: open it in a browser")

@@ -1,0 +1,98 @@
+"""A click log with described features: a field of the batch for each, and so a table for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from shoal.config.errors import did_you_mean
+from shoal.config.schema import DataSection
+from shoal.data.batch import Batch, Jagged
+from shoal.data.clicks.readers import ClickReader
+from shoal.data.clicks.samples import Layout
+from shoal.data.features import Feature, declared
+
+
+def log_features(layout: Layout, config: DataSection) -> tuple[Feature, ...]:
+    """The features that data.features describes: slots and dense values of the log, by name."""
+    known = {feature.name: feature for feature in layout.features()}
+    found = []
+    for name, said in (config.features or {}).items():
+        told = declared(name, dict(said))
+        column = known.get(told.column)
+        if column is None:
+            raise ValueError(
+                f"data.features.{name}: the log has no column {told.column!r}; it has "
+                f"{', '.join(known)}{did_you_mean(told.column, known)}"
+            )
+        if told.is_sparse != column.is_sparse or told.buckets is not None or told.transforms:
+            raise ValueError(
+                f"data.features.{name}: a column of a click log is read as it is, {column.kind}: "
+                "leave out buckets and transforms, and give that kind"
+            )
+        for key in ("weights", "cross", "default", "time"):
+            if getattr(told, key):
+                raise ValueError(f"data.features.{name}.{key}: a click log has none; leave it out")
+        length = column.length if not column.is_sparse else None
+        rows, words = (column.rows, column.vocabulary) if column.is_sparse else (None, "exact")
+        found.append(replace(told, rows=rows, vocabulary=words, length=length))
+    return tuple(found)
+
+
+class Apart(ClickReader):
+    """What `inner` reads, with the ids and numbers of every feature in a field of its own."""
+
+    def __init__(self, inner: ClickReader, features: tuple[Feature, ...]):
+        super().__init__(inner.layout, inner.batch_size, inner.seed, inner.shuffle, inner.tile)
+        self.inner = inner
+        layout = inner.layout
+        self.slots = [(f.name, layout.slots.index(f.column)) for f in features if f.is_sparse]
+        self.columns = [
+            (f.name, [k for k, name in enumerate(layout.dense) if name == f.column])
+            for f in features
+            if not f.is_sparse
+        ]
+
+    @property
+    def known_samples(self) -> int | None:  # type: ignore[override]
+        return self.inner.known_samples
+
+    @property
+    def num_batches(self) -> int | None:
+        return self.inner.num_batches
+
+    def num_tiles(self, size: int) -> int | None:
+        return self.inner.num_tiles(size)
+
+    def empty(self) -> Batch:
+        return self._apart(self.inner.empty())
+
+    def batches(self, epoch: int, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
+        """The batches of `inner`."""
+        return map(self._apart, self.inner.batches(epoch, rank, size, start))
+
+    def _apart(self, batch: Batch) -> Batch:
+        ids = {**batch.ids, **{name: slot(batch.ids["slots"], k, batch) for name, k in self.slots}}
+        dense = {
+            name: batch.dense["dense"][:, columns[0]]
+            if len(columns) == 1
+            else batch.dense["dense"][:, columns]
+            for name, columns in self.columns
+        }
+        return replace(batch, ids=ids, dense={**batch.dense, **dense})
+
+
+def slot(ids: Tensor | Jagged, number: int, batch: Batch) -> Tensor | Jagged:
+    """One slot of all samples: ids [b], or a list for each."""
+    if isinstance(ids, Tensor):
+        return ids[:, number].contiguous()
+    every = len(ids) // max(1, batch.size)
+    lengths = ids.lengths[number::every] if every else ids.lengths
+    starts = ids.offsets[number:-1:every] if every else ids.offsets[:-1]
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    places = (starts - offsets[:-1]).repeat_interleave(lengths) + torch.arange(int(offsets[-1]))
+    weights = None if ids.weights is None else ids.weights[places]
+    return Jagged(ids.values[places], offsets, weights)

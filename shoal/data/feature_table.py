@@ -1,0 +1,134 @@
+"""FeatureTable: every feature's values, joined to samples by user id, item id or row number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.data.batch import Batch, Jagged
+from shoal.data.features import Feature
+from shoal.data.random import hash64
+from shoal.data.raw import gather
+
+Fields = tuple[dict[str, Tensor | Jagged], dict[str, Tensor]]  # ids and dense values by feature
+
+
+@dataclass(frozen=True)
+class FeatureColumn:
+    """One feature's values: ids int64 [n], lists of them with offsets [n + 1], numbers float32."""
+
+    feature: Feature
+    values: np.ndarray
+    offsets: np.ndarray | None = None
+    weights: np.ndarray | None = None
+
+    def take(self, rows: np.ndarray) -> Tensor | Jagged:
+        """The values of the given rows, in that order."""
+        if self.offsets is None:
+            return torch.from_numpy(self.values[rows])
+        values, offsets = gather(self.values, self.offsets, rows, 0)
+        assert offsets is not None
+        weights = None
+        if self.weights is not None:
+            weights = torch.from_numpy(gather(self.weights, self.offsets, rows, 0)[0])
+        return Jagged(torch.from_numpy(values), torch.from_numpy(offsets), weights)
+
+
+class FeatureTable:
+    """All features of a data set. A user's and an item's stand at the row of the id."""
+
+    def __init__(self, columns: Iterable[FeatureColumn], user_field: str, item_field: str):
+        self.columns = {column.feature.name: column for column in columns}
+        self.user_field, self.item_field = user_field, item_field
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """The features, with the rows of their tables."""
+        return tuple(column.feature for column in self.columns.values())
+
+    def of(self, side: str, rows: np.ndarray, prefix: str = "") -> Fields:
+        """The features of one side at the given rows (ids of users or items, or row numbers)."""
+        ids: dict[str, Tensor | Jagged] = {}
+        dense: dict[str, Tensor] = {}
+        for name, column in self.columns.items():
+            feature = column.feature
+            if feature.side != side or feature.cross:
+                continue
+            values = column.take(rows)
+            if feature.is_sparse:
+                ids[prefix + name] = values
+            else:
+                assert isinstance(values, Tensor)
+                dense[prefix + name] = values
+        return ids, dense
+
+    def side(self, side: str, ids: Tensor) -> Batch:
+        """The features of any users or items: ids of any shape, one sample for each of them."""
+        rows = ids.reshape(-1).cpu().numpy()
+        return Batch(len(rows), *self.of(side, rows)).to(ids.device)
+
+    def onto(self, batch: Batch) -> Batch:
+        """The batch with the features of its users, its items and (as neg_NAME) its negatives.
+
+        Of negatives [b, k] there are k values, or k lists, for each sample.
+        """
+        ids, dense = dict(batch.ids), dict(batch.dense)
+        sides = [("user", self.user_field, ""), ("item", self.item_field, "")]
+        sides += [("item", "neg_item", "neg_")] if "neg_item" in batch.ids else []
+        for side, field, prefix in sides:
+            keys = batch.tensor(field)
+            more_ids, more_dense = self.of(side, keys.reshape(-1).numpy(), prefix)
+            for name, values in more_ids.items():
+                ids[name] = values if isinstance(values, Jagged) else values.view(keys.shape)
+            for name, numbers in more_dense.items():
+                dense[name] = numbers.view(*keys.shape, *numbers.shape[1:])
+        return replace(batch, ids=ids, dense=dense)
+
+    def join(self, rows: np.ndarray | None, users: np.ndarray, items: np.ndarray) -> Fields:
+        """All features of some interactions: of their users, their items and their own.
+
+        rows None: they have not happened, so what would be their own is missing.
+        """
+        ids: dict[str, Tensor | Jagged] = {}
+        dense: dict[str, Tensor] = {}
+        for side, keys in (("user", users), ("item", items), ("context", rows)):
+            more_ids, more_dense = self._none(len(users)) if keys is None else self.of(side, keys)
+            ids |= more_ids
+            dense |= more_dense
+        for name, column in self.columns.items():
+            if column.feature.cross:
+                parts = [ids[part].numpy() for part in column.feature.cross]  # type: ignore[union-attr]
+                ids[name] = torch.from_numpy(crossed(parts, column.feature.rows))
+        return ids, dense
+
+    def _none(self, size: int) -> Fields:
+        """Context features of so many samples that have none."""
+        ids: dict[str, Tensor | Jagged] = {}
+        dense: dict[str, Tensor] = {}
+        for name, column in self.columns.items():
+            feature = column.feature
+            if feature.side != "context" or feature.cross:
+                continue
+            if feature.is_list:
+                none = torch.empty(0, dtype=torch.int64)
+                ids[name] = Jagged(none, torch.zeros(size + 1, dtype=torch.int64))
+            elif feature.is_sparse:
+                ids[name] = torch.zeros(size, dtype=torch.int64)
+            else:
+                dense[name] = torch.zeros(size, *column.values.shape[1:])
+        return ids, dense
+
+
+def crossed(parts: list[np.ndarray], rows: int | None) -> np.ndarray:
+    """Ids of ids together, a pure function of them: 1 to rows - 1, or any of 63 bits from 1."""
+    return fold(hash64(*parts), rows)
+
+
+def fold(hashes: np.ndarray, rows: int | None) -> np.ndarray:
+    """Hashes as ids: 0 is nobody's."""
+    below = np.uint64(max((rows or 2**63 - 1) - 1, 1))
+    return (hashes % below).astype(np.int64) + 1

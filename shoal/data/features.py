@@ -1,0 +1,260 @@
+"""Feature and Label: the one description of a data set's columns.
+
+A feature says what a column means, whose it is (the user's, the item's, the interaction's own) and
+how its values become ids of a table or numbers. What a config does not say is guessed from the
+columns' types; `shoal data describe` prints the guess.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from shoal.config.errors import did_you_mean
+from shoal.config.features import Kind, Loss, Side, Transform, Vocabulary
+from shoal.config.schema import DataSection
+from shoal.data.dataset import Column, Dataset, FieldType
+
+KIND_OF: dict[FieldType, Kind] = {
+    "token": "id",
+    "token_seq": "ids",
+    "float": "number",
+    "float_seq": "numbers",
+}
+LISTS = ("ids", "sequence", "text")
+NUMBERS = ("number", "numbers")
+HASHED_ROWS = 1 << 16  # of hashed features and crosses that do not say how many
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One feature. `rows` is None until a data set has counted them, or where its table grows.
+
+    kind    id: one id; ids: a list, pooled; sequence: a list in order; text: words, hashed
+            number: one value; numbers: `length` values
+    cross   the ids of these features together are this one's
+    """
+
+    name: str
+    kind: Kind
+    side: Side = "context"
+    column: str = ""
+    vocabulary: Vocabulary = "exact"
+    rows: int | None = None
+    table: str = ""
+    dim: int | None = None
+    pooling: str = "sum"
+    length: int | None = None
+    default: float | str | None = None
+    transforms: tuple[Transform, ...] = ()
+    buckets: int | tuple[float, ...] | None = None
+    cross: tuple[str, ...] = ()
+    weights: str | None = None
+    time: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "column", self.column or self.name)
+        object.__setattr__(self, "table", self.table or self.name)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether it has ids, and so reads a table; else it has numbers."""
+        return self.kind not in NUMBERS or self.buckets is not None
+
+    @property
+    def is_list(self) -> bool:
+        """Whether a sample has a list of ids."""
+        return self.kind in LISTS
+
+    @property
+    def width(self) -> int:
+        """Values of a dense feature."""
+        return (self.length or 1) if self.kind == "numbers" else 1
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a click model learns to predict. logistic: 0 or 1; squared: any number."""
+
+    name: str
+    column: str = ""
+    loss: Loss = "logistic"
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "column", self.column or self.name)
+
+
+def options(feature: Feature) -> dict[str, Any]:
+    """What `data.features` says of a feature: all that is not as by default."""
+    said: dict[str, Any] = {"kind": feature.kind, "side": feature.side}
+    plain = Feature(feature.name, feature.kind, feature.side)
+    for field in fields(Feature)[3:]:
+        value = getattr(feature, field.name)
+        if value != getattr(plain, field.name):
+            said[field.name] = list(value) if isinstance(value, tuple) else value
+    if feature.vocabulary == "exact" and not feature.cross:
+        said.pop("rows", None)  # counted, not chosen
+    return said
+
+
+def features_of(dataset: Dataset, config: DataSection) -> tuple[Feature, ...]:
+    """Those that the config describes; where it describes none, those that the columns suggest."""
+    if config.features is None:
+        return guess(dataset, config)
+    found = tuple(declared(name, dict(said)) for name, said in config.features.items())
+    placed = [_placed(feature, dataset, config) for feature in found]
+    by_name = {feature.name: feature for feature in placed}
+    for feature in placed:
+        for part in feature.cross:
+            one = by_name.get(part)
+            if one is None or one.cross or not one.is_sparse or one.is_list:
+                raise ValueError(
+                    f"data.features.{feature.name}.cross: {part!r} is not a feature of one id "
+                    f"(kind id, or a number with buckets); name some of "
+                    f"{', '.join(n for n, f in by_name.items() if f.is_sparse and not f.is_list)}"
+                    f"{did_you_mean(part, by_name)}"
+                )
+    return tuple(placed)
+
+
+def labels_of(dataset: Dataset, config: DataSection) -> tuple[Label, ...]:
+    """The labels that the config names; where it names none, the label field."""
+    given: dict[str, dict[str, Any]] = dict(config.labels or {})  # type: ignore[arg-type]
+    labels = tuple(Label(name, **said) for name, said in given.items())
+    labels = labels or (Label(config.fields.label),)
+    floats = [name for name in dataset.inter if dataset.types[name] == "float"]
+    for label in labels:
+        if label.column not in floats:
+            has = f"its columns of numbers are {', '.join(floats) or 'none'}"
+            raise ValueError(
+                f"data set {dataset.name!r} has no label {label.column!r} ({has}): make one of a "
+                "rating with data.threshold, as in data.threshold={rating: 4}, or name the column "
+                f"in data.fields.label or data.labels{did_you_mean(label.column, floats)}"
+            )
+    return labels
+
+
+def guess(dataset: Dataset, config: DataSection) -> tuple[Feature, ...]:
+    """What the columns suggest: tokens are ids, lists are pooled, numbers are normalised.
+
+    Times, ratings and labels are no features: they are not known before the event, or are it.
+    """
+    found = [
+        Feature(dataset.user_field, "id", "user"),
+        Feature(dataset.item_field, "id", "item"),
+    ]
+    left_out = {dataset.user_field, dataset.item_field, dataset.time_field}
+    left_out |= {config.fields.rating, config.fields.label, config.fields.time}
+    left_out |= {config.sample_weight, *(config.labels or {})}
+    left_out |= {said.get("column") for said in (config.labels or {}).values()}
+    sides: list[tuple[Side, dict[str, Column]]] = [
+        ("user", dataset.users),
+        ("item", dataset.items),
+        ("context", dataset.inter),
+    ]
+    names = {feature.name for feature in found}
+    for side, columns in sides:
+        for column in columns:
+            if column in left_out:
+                continue
+            name = f"{side}_{column}" if column in names else column
+            names.add(name)
+            found.append(_guessed(name, column, side, dataset.types[column], columns[column]))
+    return tuple(found)
+
+
+def _guessed(name: str, column: str, side: Side, type_: FieldType, values: Any) -> Feature:
+    kind = KIND_OF[type_]
+    transforms: tuple[Transform, ...] = ("normalise",) if kind in NUMBERS else ()
+    length = None
+    if kind == "numbers":
+        length = int((values.offsets[1:] - values.offsets[:-1]).max(initial=1))
+    return Feature(name, kind, side, column, transforms=transforms, length=length)
+
+
+def declared(name: str, said: dict[str, Any]) -> Feature:
+    """One entry of data.features, checked by itself."""
+    where = f"data.features.{name}"
+    if "kind" not in said and not said.get("cross"):
+        raise ValueError(f"{where} has no kind; say id, ids, sequence, number, numbers or text")
+    for key in ("transforms", "cross"):
+        said[key] = tuple(said.get(key) or ())
+    if isinstance(said.get("buckets"), list):
+        limits = said["buckets"] = tuple(said["buckets"])
+        if not limits or list(limits) != sorted(set(limits)):
+            raise ValueError(f"{where}.buckets: {list(limits)}; limits rise, each above the last")
+    if said["cross"]:
+        said = {"kind": "id", "vocabulary": "hashed", **said}
+        if len(said["cross"]) < 2 or said["kind"] != "id" or said["vocabulary"] != "hashed":
+            raise ValueError(f"{where}: a cross is an id, hashed, of two features or more")
+    if said["kind"] == "text":
+        said = {"vocabulary": "hashed", **said}
+        if said["vocabulary"] == "exact":
+            raise ValueError(f"{where}.vocabulary: words of text are hashed, or growing")
+    feature = Feature(name, **said)
+    wrong = {
+        "pooling": "pooling" in said and not feature.is_list,
+        "length": "length" in said and feature.kind in ("id", "number"),
+        "transforms": bool(feature.transforms) and feature.kind not in NUMBERS,
+        "buckets": feature.buckets is not None and feature.kind != "number",
+        "weights": feature.weights is not None and feature.kind not in ("ids", "sequence"),
+        "time": feature.time is not None and feature.kind != "sequence",
+        "vocabulary": "vocabulary" in said and feature.kind in NUMBERS,
+        "rows": "rows" in said and feature.vocabulary != "hashed",
+    }
+    for key, is_wrong in wrong.items():
+        if is_wrong:
+            raise ValueError(f"{where}.{key} does not belong to kind {feature.kind}; leave it out")
+    if feature.kind == "numbers" and feature.length is None:
+        raise ValueError(f"{where}.length: say how many numbers there are")
+    if feature.vocabulary == "hashed":
+        feature = replace(feature, rows=feature.rows or HASHED_ROWS)
+    return feature
+
+
+def _placed(feature: Feature, dataset: Dataset, config: DataSection) -> Feature:
+    """The feature with its side; its column must be there and hold what its kind needs."""
+    if feature.cross:
+        return replace(feature, side="context")
+    where = f"data.features.{feature.name}"
+    tables: dict[Side, dict[str, Column]] = {
+        "user": {dataset.user_field: dataset.inter[dataset.user_field], **dataset.users},
+        "item": {dataset.item_field: dataset.inter[dataset.item_field], **dataset.items},
+        "context": dataset.inter,
+    }
+    said = (config.features or {})[feature.name].get("side")
+    sides = [said] if said else [side for side, table in tables.items() if feature.column in table]
+    if not sides or feature.column not in tables[sides[0]]:
+        every = [name for side in (sides or tables) for name in tables[side]]
+        of = f"side {sides[0]}" if sides else "the data"
+        raise ValueError(
+            f"{where}: {of} has no column {feature.column!r}; there are {', '.join(every)}"
+            f"{did_you_mean(feature.column, every)} (columns of .user and .item files are loaded "
+            "when data.load names them)"
+        )
+    table = tables[sides[0]]
+    for key, column, holds in [
+        ("column", feature.column, "float" if feature.kind in NUMBERS else "token"),
+        ("weights", feature.weights, "float_seq"),
+        ("time", feature.time, "float_seq"),
+    ]:
+        if column is None:
+            continue
+        if column not in table:
+            raise ValueError(
+                f"{where}.{key}: there is no column {column!r} of side {sides[0]}"
+                f"{did_you_mean(column, table)}"
+            )
+        type_ = dataset.types[column]
+        listed = feature.kind in ("ids", "sequence", "numbers") and key == "column"
+        if not type_.startswith(holds) or (listed and not type_.endswith("_seq")):
+            raise ValueError(
+                f"{where}: kind {feature.kind} does not fit the column {column!r}, which is "
+                f"{type_}; choose {KIND_OF[type_]}, or read the column as another type"
+            )
+        if feature.kind in ("id", "number") and type_.endswith("_seq"):
+            raise ValueError(
+                f"{where}: the column {column!r} holds lists; choose the kind {KIND_OF[type_]}"
+            )
+    return replace(feature, side=sides[0])

@@ -1,0 +1,170 @@
+"""Labelled interactions as samples of click models: features are joined by id, batch by batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.data.batch import Batch, Jagged
+from shoal.data.dataset import Dataset, Phase
+from shoal.data.feature_table import FeatureTable, fold
+from shoal.data.features import Feature, Label
+from shoal.data.random import hash64
+
+
+class Joined:
+    """The samples of some interactions (their row numbers); what is taken of them is a Made.
+
+    packed: ids of all features lie in one field, `slots`, numbered one feature after the other.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        phase: Phase,
+        table: FeatureTable,
+        labels: tuple[Label, ...],
+        weight: str | None = None,
+        packed: bool = False,
+    ):
+        self.rows, self.table, self.packed = dataset.splits[phase], table, packed
+        self.users = np.asarray(dataset.inter[dataset.user_field])
+        self.items = np.asarray(dataset.inter[dataset.item_field])
+        columns = [np.asarray(dataset.inter[one.column], np.float32) for one in labels]
+        for label, column in zip(labels, columns):
+            if label.loss == "logistic" and not ((column == 0) | (column == 1)).all():
+                raise ValueError(
+                    f"the label {label.column!r} of {dataset.name!r} is not 0 or 1 everywhere; "
+                    f"make it so with data.threshold={{{label.column}: VALUE}}, or set "
+                    f"data.labels.{label.name}.loss to squared"
+                )
+        self.labels = columns[0] if len(columns) == 1 else np.stack(columns, 1)
+        self.weights: np.ndarray | None = None
+        if weight is not None:
+            if weight not in dataset.inter or dataset.types[weight] != "float":
+                raise ValueError(
+                    f"data.sample_weight: the interactions have no column of numbers {weight!r}"
+                )
+            self.weights = np.asarray(dataset.inter[weight], np.float32)
+            if (self.weights < 0).any():
+                raise ValueError(f"data.sample_weight: {weight!r} has values below 0")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def slice(self, start: int, stop: int) -> Made:
+        """Samples start to stop - 1."""
+        return self._made(np.asarray(self.rows[start:stop]))
+
+    def take(self, numbers: np.ndarray) -> Made:
+        """The given samples, in the given order."""
+        return self._made(self.rows[numbers])
+
+    def _made(self, rows: np.ndarray) -> Made:
+        users, items = self.users[rows], self.items[rows]
+        ids, dense = self.table.join(rows, users, items)
+        if self.packed:
+            ids, dense = pack(self.table.features, ids, dense, len(rows))
+        ids.setdefault(self.table.user_field, torch.from_numpy(users))  # what GAUC groups by
+        labels = torch.from_numpy(self.labels[rows])
+        weights = None if self.weights is None else torch.from_numpy(self.weights[rows])
+        return Made(Batch(len(rows), ids, dense, labels, weights=weights))
+
+
+def candidates(
+    table: FeatureTable, users: Tensor, items: Tensor, packed: bool, device: torch.device
+) -> Batch:
+    """Samples of users with items that they have not taken, [n] each, for a click model."""
+    ids, dense = table.join(None, users.cpu().numpy(), items.cpu().numpy())
+    if packed:
+        ids, dense = pack(table.features, ids, dense, len(users))
+    return Batch(len(users), ids, dense).to(device)
+
+
+class Made:
+    """Samples that are joined: a batch that can still be cut."""
+
+    def __init__(self, made: Batch):
+        self.made = made
+
+    def slice(self, start: int, stop: int) -> Made:
+        """Samples start to stop - 1."""
+        return Made(self.made.rows(start, stop))
+
+    def batch(self, first: int = 0) -> Batch:
+        """The batch; first: the number of its first sample in the global batch."""
+        return replace(self.made, first=first)
+
+
+def packed_rows(features: tuple[Feature, ...]) -> int | None:
+    """Rows of the one table that packed ids read; None: it grows."""
+    rows = [feature.rows for feature in features if feature.is_sparse]
+    return None if None in rows else sum(rows)  # type: ignore[arg-type]
+
+
+def check_packable(model: str, features: tuple[Feature, ...]) -> None:
+    """Refuse features that need tables of their own, for a model that has one for all."""
+    for feature in features:
+        own = "dim" if feature.dim is not None else "table" if feature.table != feature.name else ""
+        if feature.is_sparse and own:
+            raise ValueError(
+                f"{model} reads all features from one table of one width, and "
+                f"data.features.{feature.name}.{own} asks for another; leave it out, or choose DNN"
+            )
+
+
+def pack(
+    features: tuple[Feature, ...],
+    ids: dict[str, Tensor | Jagged],
+    dense: dict[str, Tensor],
+    size: int,
+) -> tuple[dict[str, Tensor | Jagged], dict[str, Tensor]]:
+    """The fields `slots` and `dense` of all features together.
+
+    Ids of a feature follow those of the features before it; where the table grows, they are hashed
+    with the number of the feature.
+    """
+    sparse = [feature for feature in features if feature.is_sparse]
+    grows = packed_rows(features) is None
+    shifted, first = [], 0
+    for number, feature in enumerate(sparse):
+        one = ids[feature.name]
+        if grows:
+            flat = one.values if isinstance(one, Jagged) else one
+            hashed = torch.from_numpy(fold(hash64(number, flat.numpy()), None))
+            one = replace(one, values=hashed) if isinstance(one, Jagged) else hashed
+        shifted.append((one, feature, 0 if grows else first))
+        first += feature.rows or 0
+    packed: dict[str, Tensor] = {}
+    numeric = [feature for feature in features if not feature.is_sparse]
+    if numeric:
+        packed["dense"] = torch.cat([dense[f.name].view(size, f.width) for f in numeric], 1)
+    if not any(isinstance(one, Jagged) for one, _, _ in shifted):
+        return {"slots": torch.stack([one + at for one, _, at in shifted], 1)}, packed  # type: ignore[operator, misc]
+    lengths = torch.stack(
+        [
+            one.lengths if isinstance(one, Jagged) else torch.ones(size, dtype=torch.int64)
+            for one, _, _ in shifted
+        ],
+        1,
+    )
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.reshape(-1).cumsum(0)])
+    values = torch.empty(int(offsets[-1]), dtype=torch.int64)
+    weights = torch.ones(len(values))
+    for k, (one, feature, at) in enumerate(shifted):
+        each = lengths[:, k]
+        starts = offsets[k : -1 : len(sparse)]
+        inner = torch.arange(int(each.sum())) - (each.cumsum(0) - each).repeat_interleave(each)
+        places = starts.repeat_interleave(each) + inner
+        flat = one.values if isinstance(one, Jagged) else one
+        values[places] = flat + at
+        if isinstance(one, Jagged):
+            given = torch.ones(len(flat)) if one.weights is None else one.weights
+            if feature.pooling == "mean":
+                given = given / each.repeat_interleave(each)
+            weights[places] = given
+    plain = all(f.pooling == "sum" and f.weights is None for f in sparse)
+    return {"slots": Jagged(values, offsets, None if plain else weights)}, packed

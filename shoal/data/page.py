@@ -1,0 +1,247 @@
+"""A look at a data set as one HTML page: plots as inline SVG, nothing loaded from anywhere."""
+
+from __future__ import annotations
+
+import html
+import time
+
+import numpy as np
+
+from shoal.data.dataset import Dataset
+from shoal.data.features import Feature
+from shoal.data.statistics import describe, leakage, per_item, per_user, spread
+
+WIDTH, HEIGHT, LEFT, BOTTOM = 520, 240, 56, 34
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1120px; margin: 2em auto; padding: 0 1em;
+  color: #1c2b36; background: #fff }
+h1 { font-size: 1.5em } h2 { font-size: 1.1em; margin: 1.6em 0 .3em }
+p { margin: .2em 0 .6em; color: #4a5a66 }
+.two { display: grid; grid-template-columns: repeat(auto-fit, minmax(500px, 1fr)); gap: 0 2em }
+table { border-collapse: collapse } td, th { padding: .15em .9em .15em 0; text-align: left }
+th { border-bottom: 1px solid #c8d2d9 }
+td.n { text-align: right; font-variant-numeric: tabular-nums }
+svg { max-width: 100%; height: auto } svg text { font: 11px system-ui, sans-serif; fill: #4a5a66 }
+"""
+
+
+def page(dataset: Dataset, features: tuple[Feature, ...]) -> str:
+    """The whole page."""
+    users, items = per_user(dataset), per_item(dataset)
+    parts = [
+        _figures(dataset, users, items),
+        '<div class="two">',
+        _section("Popularity", "Interactions of each item, the busiest first.", _ranked(items)),
+        _section("Lengths", "Users by how many interactions they have.", _histogram(users)),
+        _activity(dataset),
+        _section(
+            "Sparsity",
+            "Users (down) and items (across), busiest first: the darker, the more interactions.",
+            _heat(dataset),
+        ),
+        "</div>",
+        _missing(dataset, features),
+        _leaks(dataset),
+    ]
+    title = html.escape(dataset.name)
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        f"<style>{STYLE}</style><h1>{title}</h1>{''.join(parts)}</html>\n"
+    )
+
+
+def _section(title: str, text: str, body: str) -> str:
+    return f"<section><h2>{title}</h2><p>{text}</p>{body}</section>"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    cells = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f'<td class="n">{html.escape(cell)}</td>' if k else f"<td>{html.escape(cell)}</td>"
+            for k, cell in enumerate(row)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return f"<table><tr>{cells}</tr>{body}</table>"
+
+
+def _figures(dataset: Dataset, users: np.ndarray, items: np.ndarray) -> str:
+    lines = [line.rpartition(": ") for line in describe(dataset).split("\n")[1:-1]]
+    rows = [[name.replace("The number of ", ""), _short(value)] for name, _, value in lines]
+    rows += [[f"{phase} split", f"{len(chosen):,}"] for phase, chosen in dataset.splits.items()]
+    spreads = [
+        [what, *(f"{value:,.1f}".removesuffix(".0") for value in spread(counts).values())]
+        for what, counts in (("of a user", users), ("of an item", items))
+    ]
+    return _section(
+        "Figures", "Users and items count the padding.", _table(["", ""], rows)
+    ) + _table(["interactions", *spread(users)], spreads)
+
+
+def _short(value: str) -> str:
+    number = float(value.removesuffix("%"))
+    text = f"{number:,.2f}".removesuffix(".00")
+    return text + "%" * value.endswith("%")
+
+
+# ---- plots --------------------------------------------------------------------------------------
+
+
+def _plot(body: str, across: list[tuple[float, str]], up: list[tuple[float, str]]) -> str:
+    """Axes with labels at shares (0 to 1) of their lengths, around a body in plot coordinates."""
+    wide, high = WIDTH - LEFT - 12, HEIGHT - BOTTOM - 10
+    lines = [
+        f'<line x1="{LEFT}" y1="{HEIGHT - BOTTOM - y * high:.1f}" x2="{WIDTH - 12}" '
+        f'y2="{HEIGHT - BOTTOM - y * high:.1f}" stroke="#e3e9ed"/>'
+        f'<text x="{LEFT - 6}" y="{HEIGHT - BOTTOM - y * high + 4:.1f}" text-anchor="end">{text}'
+        "</text>"
+        for y, text in up
+    ]
+    lines += [
+        f'<text x="{LEFT + x * wide:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{text}'
+        "</text>"
+        for x, text in across
+    ]
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img">{"".join(lines)}{body}'
+        "</svg>"
+    )
+
+
+def _place(x: float, y: float) -> str:
+    wide, high = WIDTH - LEFT - 12, HEIGHT - BOTTOM - 10
+    return f"{LEFT + x * wide:.1f},{HEIGHT - BOTTOM - y * high:.1f}"
+
+
+def _line(xs: np.ndarray, ys: np.ndarray) -> str:
+    points = " ".join(_place(float(x), float(y)) for x, y in zip(xs, ys))
+    return f'<polyline points="{points}" fill="none" stroke="#1f6f9f" stroke-width="2"/>'
+
+
+def _powers(most: float) -> list[tuple[float, str]]:
+    """Labels at powers of ten of a logarithmic axis from 1 to `most`."""
+    top = np.log10(max(most, 10))
+    return [(power / top, f"{10**power:,}") for power in range(int(top) + 1)]
+
+
+def _ranked(counts: np.ndarray) -> str:
+    """Counts by rank, both logarithmic."""
+    ordered = np.sort(counts)[::-1]
+    ranks = np.unique(np.geomspace(1, len(ordered), 200).astype(int))
+    xs = np.log10(ranks) / np.log10(max(len(ordered), 10))
+    ys = np.log10(ordered[ranks - 1]) / np.log10(max(ordered[0], 10))
+    return _plot(_line(xs, ys), _powers(len(ordered)), _powers(float(ordered[0])))
+
+
+def _histogram(counts: np.ndarray) -> str:
+    """How many have how many, in steps that double."""
+    most = int(counts.max())
+    edges = [1]
+    while edges[-1] <= most:
+        edges.append(edges[-1] * 2)
+    found, _ = np.histogram(counts, edges)
+    return _bars(found, [f"{low:,}" for low in edges[:-1]])
+
+
+def _bars(heights: np.ndarray, labels: list[str]) -> str:
+    top, number = max(1, int(heights.max(initial=0))), len(heights)
+    wide, high = (WIDTH - LEFT - 12) / number, HEIGHT - BOTTOM - 10
+    bars = "".join(
+        f'<rect x="{LEFT + k * wide + 1:.1f}" y="{HEIGHT - BOTTOM - h / top * high:.1f}" '
+        f'width="{max(wide - 2, 0.5):.1f}" height="{h / top * high:.1f}" fill="#1f6f9f">'
+        f"<title>{label}: {h:,}</title></rect>"
+        for k, (h, label) in enumerate(zip(heights.tolist(), labels))
+    )
+    every = max(1, number // 8)
+    across = [((k + 0.5) / number, labels[k]) for k in range(0, number, every)]
+    return _plot(bars, across, [(share, f"{int(top * share):,}") for share in (0, 0.5, 1)])
+
+
+def _activity(dataset: Dataset) -> str:
+    title, text = "Activity over time", "Interactions by time, from the first to the last."
+    if dataset.time_field is None:
+        return _section(title, "The interactions have no time.", "")
+    times = np.asarray(dataset.inter[dataset.time_field], dtype=np.float64)
+    low, high = float(times.min()), float(times.max())
+    if low == high:
+        return _section(title, "All interactions have the same time.", "")
+    found, edges = np.histogram(times, 48)
+    return _section(title, text, _bars(found, [_date(edge) for edge in edges[:-1].tolist()]))
+
+
+def _date(seconds: float) -> str:
+    """A day where that is what it looks like, else the number."""
+    if 1e8 < seconds < 1e10:
+        return time.strftime("%Y-%m-%d", time.gmtime(seconds))
+    return f"{seconds:,.0f}"
+
+
+def _heat(dataset: Dataset) -> str:
+    """A grid of blocks of users × blocks of items, each busiest first."""
+    ids = [np.asarray(dataset.inter[f]) for f in (dataset.user_field, dataset.item_field)]
+    sizes = (dataset.num_users, dataset.num_items)
+    cells = [min(24, sizes[0] - 1), min(48, sizes[1] - 1)]
+    places = []
+    for one, size, number in zip(ids, sizes, cells):
+        rank = np.empty(size, np.int64)
+        rank[np.argsort(-np.bincount(one, minlength=size), kind="stable")] = np.arange(size)
+        places.append(np.minimum(rank[one] * number // (size - 1), number - 1))
+    grid = np.bincount(places[0] * cells[1] + places[1], minlength=cells[0] * cells[1])
+    shades = np.log1p(grid) / max(np.log1p(grid.max()), 1e-9)
+    wide, high = (WIDTH - LEFT - 12) / cells[1], (HEIGHT - BOTTOM - 10) / cells[0]
+    body = "".join(
+        f'<rect x="{LEFT + k % cells[1] * wide:.1f}" y="{10 + k // cells[1] * high:.1f}" '
+        f'width="{wide + 0.3:.1f}" height="{high + 0.3:.1f}" fill="#1f6f9f" '
+        f'fill-opacity="{shade:.2f}"/>'
+        for k, shade in enumerate(shades.tolist())
+        if shade > 0
+    )
+    return _plot(body, [(0.5, "items")], [(0.5, "users")])
+
+
+# ---- tables -------------------------------------------------------------------------------------
+
+
+def _missing(dataset: Dataset, features: tuple[Feature, ...]) -> str:
+    used: dict[tuple[str, str], Feature] = {(f.side, f.column): f for f in features}
+    ids = {dataset.user_field: "user", dataset.item_field: "item"}
+    rows = []
+    for suffix, columns in dataset.missing.items():
+        side = suffix if suffix in ("user", "item") else "context"
+        size = {"user": dataset.num_users - 1, "item": dataset.num_items - 1}.get(
+            suffix, dataset.num_inter
+        )
+        for column, count in columns.items():
+            feature = used.get((ids.get(column, side), column))
+            words = f"{len(dataset.vocab[column]) - 1:,}" if column in dataset.vocab else ""
+            share = f"{count / max(size, 1):.1%}"
+            kind = feature.kind if feature else "no feature"
+            rows.append([f"{suffix}.{column}", kind, words, f"{count:,}", share])
+    head = ["column", "feature", "different values", "missing", "share"]
+    return _section(
+        "Columns and missing values", "What the columns are read as.", _table(head, rows)
+    )
+
+
+def _leaks(dataset: Dataset) -> str:
+    found = leakage(dataset)
+    total = max(found.rows, 1)
+    rows = [
+        ("(user, item) pairs that are trained on too", found.repeated),
+        ("interactions before one of the same user that is trained on", found.earlier),
+        ("interactions of users that are not trained on", found.new_users),
+        ("interactions with items that are not trained on", found.new_items),
+    ]
+    text = (
+        f"Of {found.rows:,} interactions to test on. Pairs that are trained on can be remembered; "
+        "those that are earlier are predicted from the future, unless the split is by time "
+        "(data.split.order: time)."
+    )
+    body = _table(
+        ["", "interactions", "share"],
+        [[name, f"{count:,}", f"{count / total:.1%}"] for name, count in rows],
+    )
+    return _section("Leakage between train and test", text, body)

@@ -1,0 +1,76 @@
+"""Frames of Python as Polars frames: pandas, Polars, Arrow, Hugging Face datasets, rows as dicts.
+
+None of these libraries is needed but Polars: what a frame can do is asked of the frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+def to_polars(frame: Any, what: str = "the frame") -> pl.DataFrame:
+    """The same columns; `what` names the frame in errors."""
+    import polars as pl
+
+    try:
+        found = _converted(frame, pl)
+    except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{what} ({type(frame).__name__}) cannot be read: {str(error).splitlines()[0]}; a "
+            "column holds values of one type, as many as the others"
+        ) from error
+    if found is None:
+        raise ValueError(
+            f"{what} is a {type(frame).__name__}; give a frame of pandas, Polars, Arrow or "
+            "Hugging Face datasets, a dict of arrays, or an iterator of dicts"
+        )
+    if not len(found):
+        raise ValueError(f"{what} has no rows")
+    return found
+
+
+def _converted(frame: Any, pl: Any) -> pl.DataFrame | None:
+    if isinstance(frame, pl.LazyFrame):
+        return frame.collect()
+    if isinstance(frame, pl.DataFrame):
+        return frame
+    if hasattr(frame, "columns") and hasattr(frame, "to_numpy"):  # pandas, with or without Arrow
+        return pl.DataFrame([_series(str(name), frame[name], pl) for name in frame.columns])
+    if hasattr(frame, "__arrow_c_stream__"):
+        return pl.DataFrame(frame)
+    if hasattr(frame, "column_names") and hasattr(frame, "features"):  # Hugging Face datasets
+        return pl.DataFrame({name: list(frame[name]) for name in frame.column_names})
+    if hasattr(frame, "__dataframe__"):
+        return pl.from_dataframe(frame)
+    if isinstance(frame, Mapping):
+        return pl.DataFrame([_series(str(name), column, pl) for name, column in frame.items()])
+    if isinstance(frame, Iterable) and not isinstance(frame, str | bytes):
+        rows = list(frame)
+        if rows and all(isinstance(row, Mapping) for row in rows):
+            return pl.DataFrame(rows, infer_schema_length=None)
+    return None
+
+
+def _series(name: str, column: Any, pl: Any) -> pl.Series:
+    """A column of pandas, numpy or plain Python."""
+    values = column.to_numpy() if hasattr(column, "to_numpy") else np.asarray(column)
+    if values.dtype.kind in "iufbM":
+        return pl.Series(name, values)
+    # Objects: text, lists, or numbers with gaps, where NaN stands for nothing.
+    plain = values.tolist()
+    plain = [None if _is_missing(one) else one for one in plain]
+    plain = [one.tolist() if isinstance(one, np.ndarray) else one for one in plain]
+    return pl.Series(name, plain, strict=True)
+
+
+def _is_missing(value: Any) -> bool:
+    """NaN, and what pandas has for it."""
+    if isinstance(value, float):
+        return value != value
+    return type(value).__name__ in ("NAType", "NaTType")

@@ -1,0 +1,78 @@
+"""What a config's data holds: figures, the features its columns suggest, a page with plots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shoal.config.schema import Config
+from shoal.config.yaml_io import inline
+from shoal.data.clicks import open_clicks
+from shoal.data.encode import encode
+from shoal.data.features import Feature, features_of, options
+from shoal.data.page import page
+from shoal.data.prepare import load_dataset, with_side_files
+from shoal.data.statistics import describe, leakage, per_item, per_user, spread
+from shoal.models import find
+from shoal.world.world import World
+
+
+@dataclass(frozen=True)
+class Description:
+    """Text for a terminal, yaml to edit, and what makes the page (None: there is none)."""
+
+    text: str
+    yaml: str
+    page: Callable[[], str] | None
+
+
+def describe_run(config: Config) -> Description:
+    """Describe the data of a config, as a model that reads features would see it."""
+    if find(config.model.name).kind == "clicks" and config.data.is_click_log:
+        data = open_clicks(config, World(), 1024)
+        features = data.layout.features()
+        return Description(
+            f"{data.describe()}\n\n{features_text(features)}", features_yaml(features), None
+        )
+    section = with_side_files(config.data)
+    dataset = load_dataset(section, config.run.seed)
+    features = encode(dataset, features_of(dataset, section)).features
+    lines = [describe(dataset), ""]
+    for what, counts in (("a user", per_user(dataset)), ("an item", per_item(dataset))):
+        told = ", ".join(f"{name} {value:.5g}" for name, value in spread(counts).items())
+        lines.append(f"Interactions of {what}: {told}")
+    found = leakage(dataset)
+    lines += [
+        f"Of {found.rows} interactions to test on: {found.repeated} pairs are trained on too, "
+        f"{found.earlier} came before one that is trained on, {found.new_users} are of new users, "
+        f"{found.new_items} of new items",
+        "",
+        features_text(features, dataset.missing),
+    ]
+    return Description("\n".join(lines), features_yaml(features), lambda: page(dataset, features))
+
+
+def features_text(
+    features: tuple[Feature, ...], missing: dict[str, dict[str, int]] | None = None
+) -> str:
+    """The features as a table."""
+    rows = [("feature", "kind", "side", "table", "rows", "missing")]
+    for f in features:
+        of_side = (missing or {}).get(f.side if f.side != "context" else "inter", {})
+        rows.append(
+            (
+                *(f.name, f.kind, f.side, f.table if f.is_sparse else "-"),
+                "-" if not f.is_sparse else "grows" if f.rows is None else str(f.rows),
+                str(of_side.get(f.column, 0)),
+            )
+        )
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
+    )
+
+
+def features_yaml(features: tuple[Feature, ...]) -> str:
+    """The section data.features, a line for each."""
+    lines = [f"    {inline(f.name)}: {inline(options(f))}" for f in features]
+    return "data:\n  features:\n" + "\n".join(lines) + "\n"

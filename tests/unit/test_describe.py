@@ -1,0 +1,105 @@
+"""`shoal data describe`: figures, features as yaml, and a page with plots."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as xml
+from pathlib import Path
+
+import numpy as np
+import pytest
+from feature_data import config, values, write
+from typer.testing import CliRunner
+
+from shoal.command.cli import app
+from shoal.config.schema import DataSection
+from shoal.data.dataset import Dataset
+from shoal.data.knowledge import knowledge_of
+from shoal.data.prepare import load_dataset
+from shoal.data.statistics import leakage
+from shoal.runs.build import build
+from shoal.runs.describe import describe_run
+from shoal.runs.run import resolve
+from shoal.world.world import World
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("described"))
+
+
+def test_the_command_prints_and_writes(folder: Path, tmp_path: Path) -> None:
+    keys = ["--dataset=shop", f"--data.path={folder}", "--data.cache=false", "--model=DNN"]
+    keys += ["--data.fields.label=click"]
+    features, page = tmp_path / "features.yaml", tmp_path / "page.html"
+    more = ["--write", str(features), "--html", str(page)]
+    ran = CliRunner().invoke(app, ["data", "describe", *keys, *more])
+    assert ran.exit_code == 0, ran.output
+    assert "The number of users: 41" in ran.output
+    assert re.search(r"age +number +user +- +- +6\n", ran.output)
+    # What was written trains as what was guessed.
+    keep = {k: v for k, v in values(folder).items() if k != "data.load"}
+    told = build(resolve([features], values=keep).config, World())
+    plain = build(resolve(values=keep).config, World())
+    batches = [next(parts.reader.batches(0)) for parts in (told, plain)]
+    losses = [float(p.strategy.train_step(b)) for p, b in zip((told, plain), batches)]
+    assert losses[0] == losses[1]
+    text = page.read_text()
+    assert not re.search(r"nan|https?://|src=|<script", text, re.IGNORECASE)
+    plots = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    assert len(plots) == 3  # this data has no time
+    for plot in plots:
+        assert len(list(xml.fromstring(plot))) > 3
+    for title in ("Popularity", "Lengths", "Activity over time", "Sparsity", "missing", "Leakage"):
+        assert title in text
+
+
+def test_a_click_log_is_described() -> None:
+    told = describe_run(resolve(values={"model": "DNN"}).config)
+    assert "The number of slots: 8" in told.text and told.page is None
+    assert "'1': {kind: ids" in told.yaml or '"1": {kind: ids' in told.yaml
+
+
+def test_leakage_counts() -> None:
+    """User 1 takes items 1 2 3 1 at times 0 to 3; user 2 item 4."""
+    inter = {
+        "user_id": np.array([1, 1, 1, 1, 2]),
+        "item_id": np.array([1, 2, 3, 1, 4]),
+        "timestamp": np.array([0.0, 1, 2, 3, 9]),
+    }
+    splits = {"train": np.array([0, 2]), "valid": np.array([], int), "test": np.array([1, 3, 4])}
+    words = np.array(["[PAD]", *"abcd"], dtype=object)
+    types = {"user_id": "token", "item_id": "token", "timestamp": "float"}
+    vocab = {"user_id": words[:3], "item_id": words}
+    fields = ("user_id", "item_id", "timestamp", None)
+    found = leakage(Dataset("x", *fields, inter, types, vocab, splits))  # type: ignore[arg-type]
+    assert (found.rows, found.repeated, found.earlier) == (3, 1, 1)
+    assert (found.new_users, found.new_items) == (1, 2)
+
+
+def test_triples_reach_a_model(tmp_path: Path) -> None:
+    place = tmp_path / "kg"
+    place.mkdir()
+    (place / "kg.inter").write_text(
+        "user_id:token\titem_id:token\n" + "".join(f"{k % 4}\t{k}\n" for k in range(12))
+    )
+    (place / "kg.kg").write_text(
+        "head_id:token\trelation_id:token\ttail_id:token\nm1\tby\tp1\nm2\tby\tp1\nm2\tlike\tm1\n"
+    )
+    (place / "kg.link").write_text("item_id:token\tentity_id:token\n3\tm1\n5\tm2\n99\tm9\n")
+    data = {"data.name": "kg", "data.path": str(tmp_path), "data.cache": False}
+    data |= {"data.load": {"inter": ["*"], "kg": ["*"], "link": ["*"]}}
+    facts = build(resolve(values={"model": "BPR", **data}).config, World()).model.facts
+    known = facts.knowledge
+    assert known is not None and known.heads.tolist() == [1, 2, 2]
+    assert known.tails.tolist() == [3, 3, 1] and known.relations.tolist() == [1, 1, 2]
+    assert known.num_relations == 3 and known.num_entities == 5
+    assert known.item_entity.nonzero().flatten().tolist() == [4, 6]
+    assert known.item_entity[4] == 1 and known.item_entity[6] == 2
+    plain = DataSection(name="kg", path=str(tmp_path), cache=False)
+    assert knowledge_of(load_dataset(plain, 1)) is None
+
+
+def test_the_guess_needs_no_model_of_features(folder: Path) -> None:
+    told = describe_run(config(folder, "LightFM"))
+    assert "genre" in told.yaml and "age" in told.text
