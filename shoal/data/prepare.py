@@ -13,6 +13,7 @@ from shoal.data import columns as cache
 from shoal.data.dataset import Column, Columns, Dataset, FieldType, Ragged
 from shoal.data.filters import apply_filters
 from shoal.data.packed import packed_or_not
+from shoal.data.prepared import dataset as prepared
 from shoal.data.raw import Raw, RawColumn, RawTable, gather
 from shoal.data.sources import atomic, movielens, planted, random
 from shoal.data.split import rows_by_phase, split_rows
@@ -28,6 +29,8 @@ NETWORK = ("source", "target", "source_id", "target_id")  # of .net: users
 def load_dataset(config: DataSection, seed: int) -> Dataset:
     """The prepared data set that the config describes; `seed` decides a random split."""
     source = pick_source(config)
+    if source == "prepared":
+        return prepared.open_prepared(config, seed)
     if source in GENERATED:  # faster than a cache is read
         return build(GENERATED[source](config), config, seed)
     if source == "atomic":
@@ -44,11 +47,13 @@ def load_dataset(config: DataSection, seed: int) -> Dataset:
 
 
 def pick_source(config: DataSection) -> str:
-    """'planted', 'random', 'atomic' or 'movielens': data.format, or what the folder holds."""
+    """What data.format says, or what the folder holds: a prepared folder, files, or neither."""
     if config.format != "auto":
         return config.format
     root = Path(config.path)
     folder = root / config.name
+    if prepared.find(config) is not None:
+        return "prepared"
     if config.name in GENERATED and not folder.exists():
         return config.name
     parts = [f"{config.name}.{part}.inter" for part in config.presplit or []]
@@ -91,7 +96,7 @@ def build(raw: Raw, config: DataSection, seed: int) -> Dataset:
         name=config.name,
         user_field=fields.user,
         item_field=fields.item,
-        time_field=time_field,
+        time_field=None if config.split.order == "file" else time_field,
         label_field=fields.label if fields.label in inter else None,
         inter=inter,
         types=types,

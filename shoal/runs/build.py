@@ -17,6 +17,7 @@ from shoal.data.dataset import Dataset
 from shoal.data.history import Histories
 from shoal.data.masking import MaskedWindows, Masking
 from shoal.data.prepare import load_dataset
+from shoal.data.prepared.dataset import Prepared
 from shoal.data.reader import Interactions, Reader, Windows
 from shoal.data.statistics import describe
 from shoal.embedding.optim.chosen import row_optimizer_names_of
@@ -63,8 +64,8 @@ def build(config: Config, world: World) -> Parts:
         user_field=dataset.user_field,
         item_field=dataset.item_field,
         max_len=config.data.max_len,
-        train_users=torch.from_numpy(np.array(dataset.user_ids("train"))),
-        train_items=torch.from_numpy(np.array(dataset.item_ids("train"))),
+        train_users=torch.from_numpy(dataset.user_ids("train")),
+        train_items=torch.from_numpy(dataset.item_ids("train")),
         num_negatives=negatives.num if negatives else 0,
     )
     torch.manual_seed(config.run.seed)  # dense parameters: the same on every rank
@@ -84,6 +85,7 @@ def build(config: Config, world: World) -> Parts:
             reader = MaskedWindows(dataset, histories, Masking(**masking), *how)
     else:
         reader = Interactions(dataset, *how)
+    reader.prefetch = isinstance(dataset, Prepared)  # the disk may have to be waited for
     evaluator = Evaluator(
         dataset, config.eval, world, config.run.seed, config.data.max_len, sequential
     )
@@ -132,6 +134,23 @@ def _load(config: Config, world: World) -> Dataset:
 
 def fingerprint(config: Config, dataset: Dataset) -> dict[str, Any]:
     """What a checkpoint depends on besides its own bytes."""
+    digests = dataset.digests or _digests(dataset)
+    return {
+        "model": config.model.name,
+        "options": config.model.options,
+        "num_users": dataset.num_users,
+        "num_items": dataset.num_items,
+        "interactions": digests["interactions"],
+        "splits": digests["splits"],
+        "optimizer": config.train.optimizer.name,
+        "row_optimizers": row_optimizer_names_of(config.train.optimizer),
+        "batch_size": config.train.batch_size,
+        "seed": config.run.seed,
+    }
+
+
+def _digests(dataset: Dataset) -> dict[str, str]:
+    """Of the interactions and their splits; a prepared folder has them beside its columns."""
     digest = hashlib.sha256()
     for phase in ("train", "valid", "test"):
         rows = np.ascontiguousarray(dataset.splits[phase])
@@ -140,18 +159,7 @@ def fingerprint(config: Config, dataset: Dataset) -> dict[str, Any]:
     for field in (dataset.user_field, dataset.item_field):
         contents.update(np.ascontiguousarray(dataset.inter[field]).tobytes())
         contents.update("\n".join(map(str, dataset.vocab[field])).encode())
-    return {
-        "model": config.model.name,
-        "options": config.model.options,
-        "num_users": dataset.num_users,
-        "num_items": dataset.num_items,
-        "interactions": contents.hexdigest(),
-        "splits": digest.hexdigest(),
-        "optimizer": config.train.optimizer.name,
-        "row_optimizers": row_optimizer_names_of(config.train.optimizer),
-        "batch_size": config.train.batch_size,
-        "seed": config.run.seed,
-    }
+    return {"interactions": contents.hexdigest(), "splits": digest.hexdigest()}
 
 
 def click_fingerprint(config: Config, data: ClickData, strategy: Strategy) -> dict[str, Any]:
@@ -200,7 +208,7 @@ def _announce_interactions(config: Config) -> None:
     how = {"RS": split.ratio} if split.by == "ratio" else {"LS": split.leave}
     arguments = {
         "group_by": split.group_by,
-        "order": {"random": "RO", "time": "TO"}[split.order],
+        "order": {"random": "RO", "time": "TO", "file": "FO"}[split.order],
         "split": how,
         "mode": config.eval.mode,
     }
