@@ -135,9 +135,17 @@ def _load(config: Config, world: World) -> Dataset:
 def fingerprint(config: Config, dataset: Dataset) -> dict[str, Any]:
     """What a checkpoint depends on besides its own bytes."""
     digests = dataset.digests or _digests(dataset)
+    # An option that came later is told where it says something: older checkpoints fit, too.
+    kinds = find(config.model.name).Options
+    unsaid = {name: getattr(kinds, name) for name in getattr(kinds, "LATER", ())}
+    options = {
+        name: value
+        for name, value in config.model.options.items()
+        if name not in unsaid or value != unsaid[name]
+    }
     return {
         "model": config.model.name,
-        "options": config.model.options,
+        "options": options,
         "num_users": dataset.num_users,
         "num_items": dataset.num_items,
         "interactions": digests["interactions"],
