@@ -152,13 +152,15 @@ class MaskedWindows(Reader):
         if alone.any() or how.hide_last:
             is_last = np.arange(width) == real.sum(1, keepdims=True) - 1
             hidden = np.where(alone[:, None], is_last, hidden | (is_last & how.hide_last))
-        # A number below mask_ratio is as good as a fresh one when it is stretched to [0, 1). A last
-        # item that is hidden in any case and has a number above shows the mask.
-        show = draw < how.mask_ratio * (1.0 - how.random_ratio)
-        random_items = 1 + uniform_below(
-            hash64(self.seed, _ITEMS, epoch, entries), self.num_items - 1
-        )
-        shown = np.where(show | (draw >= how.mask_ratio), self.num_items, random_items)
+        shown: int | np.ndarray = self.num_items
+        if how.random_ratio:
+            # A number below mask_ratio is as good as a fresh one when it is stretched to [0, 1). A
+            # last item that is hidden in any case and has a number above shows the mask.
+            show = draw < how.mask_ratio * (1.0 - how.random_ratio)
+            random_items = 1 + uniform_below(
+                hash64(self.seed, _ITEMS, epoch, entries), self.num_items - 1
+            )
+            shown = np.where(show | (draw >= how.mask_ratio), self.num_items, random_items)
         return np.where(hidden, shown, items), np.where(hidden, items, 0)
 
 

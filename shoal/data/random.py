@@ -85,7 +85,7 @@ def permutation(n: int, seed: int, epoch: int) -> np.ndarray:
     return torch.randperm(n, generator=generator).numpy()
 
 
-IN_MEMORY = 1 << 22  # samples whose order is kept in memory, 8 bytes each
+IN_MEMORY = 1 << 20  # samples whose order is kept in memory, 8 bytes each
 ROUNDS = 6
 
 
