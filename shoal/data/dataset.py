@@ -76,6 +76,10 @@ class Dataset:
         """Items of these phases by user, in order, and offsets [users + 1]; None: not kept so."""
         return None
 
+    def seen(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Keys and starts of the training pairs as `Seen.sorted` takes them; None: not kept so."""
+        return None
+
     def user_ids(self, phase: Phase) -> np.ndarray:
         """User ids of one phase's interactions, in the order of the split."""
         return self.inter[self.user_field][self.splits[phase]]  # type: ignore[index]

@@ -181,8 +181,9 @@ def make_sampler(
     if negatives is None:
         return None
     users, items = dataset.user_ids("train"), dataset.item_ids("train")
+    kept, sizes = dataset.seen(), (dataset.num_users, dataset.num_items)
     return NegativeSampler(
-        Seen(users, items, dataset.num_users, dataset.num_items),
+        Seen(users, items, *sizes) if kept is None else Seen.sorted(*kept, *sizes),
         dataset.num_items,
         distribution=negatives.distribution,
         alpha=negatives.alpha,

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from ranks import run_ranks
 
+from shoal.config.dialects import tdfo
 from shoal.config.errors import ConfigError
 from shoal.data.batch import Batch
 from shoal.data.prepared.preparing import Job, prepare
@@ -154,3 +155,8 @@ def test_what_the_toml_may_not_say(tmp_path: Path) -> None:
         (tmp_path / "config.toml").write_text(text.replace(line, wrong))
         with pytest.raises(ConfigError, match=said):
             resolve([tmp_path / "config.toml"])
+
+
+def test_the_page_lists_every_key() -> None:
+    page = EXAMPLES.parent / "docs" / "goodreads.md"
+    assert tdfo.table_text() in page.read_text()

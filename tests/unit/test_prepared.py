@@ -20,6 +20,7 @@ from shoal.data.prepare import load_dataset
 from shoal.data.prepared import inputs, partition
 from shoal.data.prepared.dataset import Prepared
 from shoal.data.prepared.preparing import Job, check, locked, prepare
+from shoal.data.sampler import Seen
 from shoal.runs.build import fingerprint
 from shoal.runs.run import resolve, train_here
 
@@ -111,6 +112,13 @@ def test_a_prepared_folder_holds_what_the_files_give(raw, settings, small, monke
         np.testing.assert_array_equal(ours.items, theirs.items)
         np.testing.assert_array_equal(ours.offsets, theirs.offsets)
     assert fingerprint(config, here) == fingerprint(config, there)
+    sizes = there.num_users, there.num_items
+    theirs = Seen(there.user_ids("train"), there.item_ids("train"), *sizes)
+    ours = Seen.sorted(*here.seen(), *sizes)
+    for left, right in zip(
+        ours.items_of(np.arange(sizes[0])), theirs.items_of(np.arange(sizes[0]))
+    ):
+        np.testing.assert_array_equal(left, right)
 
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("SASRec", "LightGCN")]
@@ -144,7 +152,15 @@ def test_append_gives_what_all_files_at_once_give(tmp_path) -> None:
     prepare(Job([str(first)], tmp_path / "grown", config))
     before = load_dataset(config.model_copy(update={"path": str(tmp_path / "grown")}), 1)
     kept = before.vocab["user_id"][:].tolist(), np.array(before.inter["user_id"])
+    # What an append that was killed left: bytes that no manifest names, and its own folder.
+    for name in ("column-0.bin", "words-1.bin"):
+        with open(tmp_path / "grown" / name, "ab") as file:
+            file.write(b"half of it")
+    (tmp_path / ".grown.part" / "scratch").mkdir(parents=True)
+    path = str(tmp_path / "grown")
+    assert load_dataset(config.model_copy(update={"path": path}), 1).num_inter == 2000
     grown = prepare(Job([str(second)], tmp_path / "grown", config, append=True))
+    assert not (tmp_path / ".grown.part").exists()
     assert grown["interactions"] == whole["interactions"]
     for name in ("column-0.bin", "column-1.bin", "words-0.bin", "ends-1.bin"):
         left, right = (tmp_path / folder / name for folder in ("whole", "grown"))

@@ -46,11 +46,14 @@ REMEDY = "prepare it again, into another folder: shoal prepare INPUT... --to DIR
 class Prepared(Dataset):
     """A data set whose columns are mapped files."""
 
-    ids: dict[str, np.ndarray] = field(default_factory=dict)  # user-train, item-train, ...
+    ids: dict[str, np.ndarray] = field(default_factory=dict)  # user-train, ..., seen
     histories: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
     def history(self, phases: tuple[Phase, ...]) -> tuple[np.ndarray, np.ndarray] | None:
         return self.histories.get(len(phases) if phases == PHASES[: len(phases)] else 0)
+
+    def seen(self) -> tuple[np.ndarray, np.ndarray] | None:
+        return self.ids["seen"], self.ids["seen-starts"]
 
     def user_ids(self, phase: Phase) -> np.ndarray:
         return self._ids("user", phase)
@@ -168,9 +171,9 @@ def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int
     if arrays is None:
         logger.info("%s is split for the first time as data.split says; it is kept", folder)
         chosen = for_view(manifest, columns, config.split.order)
-        users = len(vocab[fields["user"]])
+        sizes = len(vocab[fields["user"]]), len(vocab[fields["item"]])
         try:
-            views.make_view(place, chosen, fields["user"], users, config.split, seed, VIEW_MEMORY)
+            views.make_view(place, chosen, fields["user"], sizes, config.split, seed, VIEW_MEMORY)
         except OSError as error:
             raise ValueError(
                 f"{place} cannot be written ({error.strerror}), and the split of a prepared folder "
@@ -192,6 +195,6 @@ def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int
         vocab=vocab,
         splits={phase: arrays[f"rows-{phase}"] for phase in PHASES},
         digests={"interactions": manifest["interactions"], "splits": views.splits_digest(place)},
-        ids={name: one for name, one in arrays.items() if name.startswith(("user-", "item-"))},
+        ids={name: one for name, one in arrays.items() if not name.startswith("history")},
         histories={n: (arrays[f"history-{n}"], arrays[f"offsets-{n}"]) for n in (1, 2, 3)},
     )

@@ -350,6 +350,7 @@ def _add_view(job: Job, manifest: dict[str, Any], folder: Path | None = None) ->
     if views.open_view(place) is not None:
         return
     fields, columns = manifest["options"]["fields"], map_columns(folder, manifest)
-    users = len(Stored.of(manifest["words"][fields["user"]]["ends"]))
+    words = (manifest["words"][fields[side]]["ends"] for side in ("user", "item"))
+    users, items = (len(Stored.of(entry)) for entry in words)
     chosen = for_view(manifest, columns, split.order)
-    views.make_view(place, chosen, fields["user"], users, split, job.seed, job.memory)
+    views.make_view(place, chosen, fields["user"], (users, items), split, job.seed, job.memory)

@@ -5,6 +5,8 @@
                 item-PHASE
                 history-N     items of the first N phases by user, in order of time (or of the file)
                 offsets-N     where each user's items begin [users + 1]
+                seen          training pairs, user * items + item, ascending; what is no negative
+                seen-starts   where each user's pairs begin [users + 1]
 
 A view is a pure function of the columns and of data.split (and of the seed where the order is
 random). It is made once, in a hidden folder that is renamed when it is whole.
@@ -68,18 +70,21 @@ def make_view(
     folder: Path,
     columns: dict[str, np.ndarray],
     user: str,
-    num_users: int,
+    sizes: tuple[int, int],
     split: SplitSection,
     seed: int,
     memory: int,
 ) -> None:
-    """Split the rows of mapped `columns` (user, item and, where there is one, time)."""
+    """Split the rows of mapped `columns` (user, item and, where there is one, time).
+
+    sizes: numbers of user ids and of item ids.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = folder.parent / f".{folder.name}.{os.getpid()}"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     try:
-        body = _write(work, columns, user, num_users, split, seed, memory)
+        body = _write(work, columns, user, sizes, split, seed, memory)
         write_document(work / DOCUMENT, {"version": VERSION, **body})
         if folder.exists() and open_view(folder) is None:
             shutil.rmtree(folder)  # it is damaged
@@ -96,12 +101,12 @@ def _write(
     work: Path,
     columns: dict[str, np.ndarray],
     user: str,
-    num_users: int,
+    sizes: tuple[int, int],
     split: SplitSection,
     seed: int,
     memory: int,
 ) -> dict[str, Any]:
-    users, rows = columns[user], len(columns[user])
+    (num_users, num_items), users, rows = sizes, columns[user], len(columns[user])
     counts = count_ids(users, num_users)
     phases = _reserve(work / "phases", rows)
     apart = split.group_by == "user" and split.order != "random"
@@ -111,7 +116,8 @@ def _write(
         for number, phase in enumerate(PHASES):
             phases[chosen[phase]] = number
     histories = [Appender(work, Stored(f"history-{n}", "<i4")) for n in (1, 2, 3)]
-    sizes = [np.zeros(num_users, dtype=np.int64) for _ in histories]
+    lengths = [np.zeros(num_users, dtype=np.int64) for _ in histories]
+    seen, seen_counts = Appender(work, Stored("seen", "<i8")), np.zeros(num_users, dtype=np.int64)
     for span, part in by_user(columns, user, counts, memory, work):
         keys = [part["time"], part[user]] if "time" in part else [part[user]]
         order = np.lexsort(keys)
@@ -119,15 +125,23 @@ def _write(
         if apart:
             phases[row] = _phases(split, counts[span])
         phase = phases[row]
-        for n, (history, size) in enumerate(zip(histories, sizes)):
+        for n, (history, length) in enumerate(zip(histories, lengths)):
             taken = phase <= n
             history.write(item[taken])
-            size[span] = np.bincount(owner[taken] - span.start, minlength=span.stop - span.start)
+            length[span] = np.bincount(owner[taken] - span.start, minlength=span.stop - span.start)
+        trains = phase == 0
+        pairs = np.unique(owner[trains].astype(np.int64) * num_items + item[trains])
+        seen.write(pairs)
+        seen_counts += np.bincount(pairs // num_items, minlength=num_users)
     arrays = {}
-    for n, (history, size) in enumerate(zip(histories, sizes), start=1):
+    seen.close()
+    starts = np.concatenate([[0], np.cumsum(seen_counts)])
+    arrays["seen"] = seen.stored
+    arrays["seen-starts"] = write_array(work, "seen-starts", starts, "<i8")
+    for n, (history, length) in enumerate(zip(histories, lengths), start=1):
         history.close()
         arrays[f"history-{n}"] = history.stored
-        offsets = np.concatenate([[0], np.cumsum(size)])
+        offsets = np.concatenate([[0], np.cumsum(length)])
         arrays[f"offsets-{n}"] = write_array(work, f"offsets-{n}", offsets, "<i8")
     arrays |= _write_phases(work, columns, user, phases)
     digest = hashlib.sha256()
