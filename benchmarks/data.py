@@ -149,15 +149,14 @@ def windows_reader(path: str, name: str = "planted", threads: int = 1):  # type:
     return reader
 
 
-def read(reader, epochs: int = 1) -> float:  # type: ignore[no-untyped-def]
-    """Records per second."""
-    begun, records = time.perf_counter(), 0
-    for epoch in range(epochs):
-        for batch in reader.batches(epoch):
-            records += batch.size
-            if time.perf_counter() - begun > SECONDS:
-                break
-    return records / (time.perf_counter() - begun)
+def read(reader) -> tuple[float, float]:  # type: ignore[no-untyped-def]
+    """Records per second, and per second of CPU."""
+    begun, own, records = time.perf_counter(), time.process_time(), 0
+    for batch in reader.batches(0):
+        records += batch.size
+        if time.perf_counter() - begun > SECONDS:
+            break
+    return records / (time.perf_counter() - begun), records / (time.process_time() - own)
 
 
 def compare_reading(folder: Path, prepared: Path, peers: bool) -> None:
@@ -179,24 +178,27 @@ def compare_reading(folder: Path, prepared: Path, peers: bool) -> None:
     print(
         f"\n{reader.num_samples:,} windows of {MAX_LEN}, batch {batch.size}; {CLICKS:,} click rows"
     )
-    print("| samples | shoal, records/s | DataLoader (map) | DataLoader (stream) | ratio |")
-    print("| --- " * 5 + "|")
+    print("| samples | side | records/s | per CPU second | shoal ÷ it | per CPU second |")
+    print("| --- " * 6 + "|")
     for name, path in (("masked windows", windows), ("click rows", clicks)):
-        ours, theirs = [], {"map": [], "stream": []}
+        sides: dict[str, list[tuple[float, float]]] = {"shoal": [], "map": [], "stream": []}
         for _ in range(ROUNDS):
-            one = reader if path == windows else click_reader(path)
-            ours.append(read(one))
-            for how in theirs if peers else ():
+            sides["shoal"].append(read(reader if path == windows else click_reader(path)))
+            for how in ("map", "stream") if peers else ():
                 peer = [sys.executable, str(HERE / "data_peer.py"), "loader", str(path), how]
                 found = json.loads(measured([*peer, str(BATCH), "2", str(SECONDS)])[3])
-                theirs[how].append(found["records"] / found["seconds"])
-        middle = statistics.median(ours)
-        other = {how: statistics.median(v) if v else float("nan") for how, v in theirs.items()}
-        print(
-            f"| {name} | {middle:,.0f} | {other['map']:,.0f} | {other['stream']:,.0f} | "
-            f"{middle / max(other.values()):.1f} |",
-            flush=True,
-        )
+                speeds = [
+                    found["records"] / max(found[clock], 1e-9) for clock in ("seconds", "cpu")
+                ]
+                sides[how].append((speeds[0], speeds[1]))
+        medians = {how: [statistics.median(x) for x in zip(*v)] for how, v in sides.items() if v}
+        for how, (speed, cpu) in medians.items():
+            ours = medians["shoal"]
+            print(
+                f"| {name} | {how if how == 'shoal' else f'DataLoader, {how}'} | {speed:,.0f} | "
+                f"{cpu:,.0f} | {ours[0] / speed:.1f} | {ours[1] / cpu:.1f} |",
+                flush=True,
+            )
 
 
 def write_parts(frame, pattern: Path) -> None:  # type: ignore[no-untyped-def]

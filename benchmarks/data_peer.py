@@ -8,6 +8,7 @@ Hugging Face `datasets`.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -64,12 +65,21 @@ def read_with_datasets(parquet: str, how: str, batch: str, workers: str, seconds
     )
     batches = iter(loader)
     next(batches)
-    begun, records = time.perf_counter(), 0
+    workers_cpu = [worker_seconds(worker.pid) for worker in batches._workers]
+    begun, own, records = time.perf_counter(), time.process_time(), 0
     for one in batches:
         records += len(next(iter(one.values())))
         if time.perf_counter() - begun > float(seconds):
             break
-    return {"records": records, "seconds": time.perf_counter() - begun}
+    seconds, cpu = time.perf_counter() - begun, time.process_time() - own
+    cpu += sum(map(worker_seconds, (w.pid for w in batches._workers))) - sum(workers_cpu)
+    return {"records": records, "seconds": seconds, "cpu": cpu}
+
+
+def worker_seconds(pid: int) -> float:
+    """CPU seconds that a process has taken."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

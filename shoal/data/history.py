@@ -58,11 +58,11 @@ class Histories:
         """Runs of `lengths` items from flat `starts`: [n, max_len], left-aligned, 0 pads."""
         column = np.arange(self.max_len)
         inside = column < lengths[:, None]
-        position = np.where(inside, starts[:, None] + column, 0)
         if len(self.items) == 0:
-            return np.zeros(position.shape, dtype=np.int64)
-        # On disk items are shorter than the ids of a batch.
-        return np.where(inside, self.items[position], 0).astype(np.int64, copy=False)
+            return np.zeros(inside.shape, dtype=np.int64)
+        found = self.items.take(starts[:, None] + column, mode="clip")
+        found *= inside
+        return found.astype(np.int64, copy=False)  # on disk they are shorter
 
 
 class Numbered:

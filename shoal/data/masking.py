@@ -25,7 +25,7 @@ from shoal.config.schema import NegativesSection
 from shoal.data.batch import Batch, Jagged
 from shoal.data.dataset import Dataset
 from shoal.data.history import Histories, Numbered
-from shoal.data.random import hash64, uniform, uniform_below
+from shoal.data.random import below, hash64, uniform, uniform_below
 from shoal.data.reader import Reader, draws_per_sample, make_sampler
 
 _MASKS, _ITEMS, _LAST, _ENDS = 1, 2, 3, 4  # streams of random numbers
@@ -145,22 +145,26 @@ class MaskedWindows(Reader):
         """History with masks and targets of windows [n, max_len] of items, 0 pads."""
         how, width = self.masking, self.histories.max_len
         entries = samples[:, None] * width + np.arange(width)
-        draw = uniform(hash64(self.seed, _MASKS, epoch, entries))
+        draw = hash64(self.seed, _MASKS, epoch, entries)
         real = items > 0
-        hidden = real & (draw < how.mask_ratio)
+        drawn = below(draw, how.mask_ratio)
+        hidden = real & drawn
         alone = self.hides_last_alone(samples, epoch)
         if alone.any() or how.hide_last:
             is_last = np.arange(width) == real.sum(1, keepdims=True) - 1
-            hidden = np.where(alone[:, None], is_last, hidden | (is_last & how.hide_last))
+            if how.hide_last:
+                hidden |= is_last
+            if alone.any():
+                hidden = np.where(alone[:, None], is_last, hidden)
         shown: int | np.ndarray = self.num_items
         if how.random_ratio:
             # A number below mask_ratio is as good as a fresh one when it is stretched to [0, 1). A
             # last item that is hidden in any case and has a number above shows the mask.
-            show = draw < how.mask_ratio * (1.0 - how.random_ratio)
+            show = below(draw, how.mask_ratio * (1.0 - how.random_ratio))
             random_items = 1 + uniform_below(
                 hash64(self.seed, _ITEMS, epoch, entries), self.num_items - 1
             )
-            shown = np.where(show | (draw >= how.mask_ratio), self.num_items, random_items)
+            shown = np.where(show | ~drawn, self.num_items, random_items)
         return np.where(hidden, shown, items), np.where(hidden, items, 0)
 
 

@@ -6,6 +6,8 @@ restarts sees the same numbers. The mixing step is the finalizer of splitmix64.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -64,6 +66,12 @@ def uniform(bits: np.ndarray, scale: float | np.ndarray = 1.0) -> np.ndarray:
     """Floats in [0, scale), float64, from the upper 53 of uint64 bits."""
     # Rounding to nearest never reaches the scale itself: (1 - 2^-53) × scale rounds below it.
     return (bits >> _U11) * (scale * 2.0**-53)
+
+
+def below(bits: np.ndarray, share: float) -> np.ndarray:
+    """uniform(bits) < share, bool, without the floats."""
+    limit = math.ceil(share * 2.0**53) << 11
+    return np.ones(bits.shape, dtype=bool) if limit > _MASK else bits < np.uint64(limit)
 
 
 def uniform_below(bits: np.ndarray, bound: int | np.ndarray) -> np.ndarray:

@@ -25,6 +25,12 @@ def _begins(ordered: np.ndarray) -> np.ndarray:
     return np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))
 
 
+def distinct(keys: np.ndarray) -> np.ndarray:
+    """Ascending, each once; np.unique takes ten times as long and more."""
+    keys = np.sort(keys)
+    return keys[_begins(keys)]
+
+
 class Seen:
     """The known (user, item) pairs: a packed bitmap where it is small, sorted keys otherwise."""
 
@@ -37,8 +43,7 @@ class Seen:
                 raise ValueError(
                     f"{name} ids run from {ids.min()} to {ids.max()}; allowed are 0 to {count - 1}"
                 )
-        keys = np.sort(users * num_items + items)  # np.unique takes ten times as long
-        keys = keys[_begins(keys)]
+        keys = distinct(users * num_items + items)
         starts = np.searchsorted(keys, np.arange(num_users + 1) * num_items)
         self._set(keys, starts, num_users, num_items)
 

@@ -99,7 +99,7 @@ def map_array(folder: Path, stored: Stored) -> np.ndarray:
     if length == 0:
         return np.empty(0, dtype)
     # Copy on write: torch takes it without a copy, and nothing written to it reaches the file.
-    return np.memmap(path, dtype, mode="c", shape=(length,))
+    return np.asarray(np.memmap(path, dtype, mode="c", shape=(length,)))
 
 
 def check_arrays(folder: Path, arrays: list[Stored], whole: bool = False) -> bool:

@@ -37,6 +37,7 @@ from shoal.data.prepared.files import (
     write_document,
 )
 from shoal.data.prepared.partition import by_user, chunks, count_ids
+from shoal.data.sampler import distinct
 from shoal.data.split import PHASES, leave_counts, ratio_counts, split_rows
 
 VERSION = 1
@@ -130,7 +131,7 @@ def _write(
             history.write(item[taken])
             length[span] = np.bincount(owner[taken] - span.start, minlength=span.stop - span.start)
         trains = phase == 0
-        pairs = np.unique(owner[trains].astype(np.int64) * num_items + item[trains])
+        pairs = distinct(owner[trains].astype(np.int64) * num_items + item[trains])
         seen.write(pairs)
         seen_counts += np.bincount(pairs // num_items, minlength=num_users)
     arrays = {}
