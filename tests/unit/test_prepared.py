@@ -133,7 +133,7 @@ def test_losses_equal_those_of_the_raw_files(raw, model, tmp_path) -> None:
     for name, path in (("some", raw), ("planted", to)):
         given = {"data.name": name, "data.path": str(path), "data.cache": False}
         values = {**DATA, **NO_DROPOUT.get(model, {}), **given, "model": model}
-        values |= {"train.epochs": 2, "train.eval_every": 2, "train.batch_size": 64}
+        values |= {"train.epochs": 2, "train.eval_every": 2, "train.batch_size": 256}
         values["run.output"] = str(tmp_path / f"run-{name}")
         result = train_here(resolve((), (), values))
         lines = (Path(result["folder"]) / "train.log").read_text().splitlines()
@@ -316,9 +316,9 @@ def test_an_order_that_is_not_kept_is_one(monkeypatch) -> None:
     first, second = (random_room.Shuffle(5000, 3, epoch)[0:5000] for epoch in (0, 1))
     assert (first == second).mean() < 0.01
     assert abs(np.corrcoef(first, np.arange(5000))[0, 1]) < 0.05
-    places = [random_room.Shuffle(50, 3, epoch)[0:1][0] for epoch in range(2000)]
-    counts = np.bincount(places, minlength=50)  # 40 each, by chance between 15 and 75
-    assert counts.min() > 15 and counts.max() < 75
+    places = [random_room.Shuffle(20, 3, epoch)[0:1][0] for epoch in range(600)]
+    counts = np.bincount(places, minlength=20)  # 30 each, by chance between 8 and 60
+    assert counts.min() > 8 and counts.max() < 60
 
 
 @pytest.mark.slow
