@@ -65,7 +65,7 @@ def prepare(
     )
     typer.echo(
         f"{to}: {made['rows']} interactions of {users} users with {items} items; train from it "
-        f"with --data.path={to}"
+        f"with --data.path={Path(to).parent} --data.name={Path(to).name}"
     )
 
 

@@ -99,6 +99,7 @@ def test_a_prepared_folder_holds_what_the_files_give(raw, settings, small, monke
     assert isinstance(here, Prepared) and not list(to.glob("**/scratch"))
     for field in (there.user_field, there.item_field):
         assert list(here.vocab[field]) == there.vocab[field].tolist()
+        assert np.asarray(here.vocab[field]).tolist() == there.vocab[field].tolist()
         assert here.vocab[field][1:4].tolist() == there.vocab[field][1:4].tolist()
     assert set(here.inter) == set(there.inter)
     for name, column in there.inter.items():

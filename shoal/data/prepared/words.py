@@ -37,6 +37,9 @@ class Words:
         start = int(self.ends[place - 1]) if place else 0
         return bytes(self.text[start : int(self.ends[place])]).decode()
 
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
+        return self[:]
+
     def __iter__(self) -> Iterator[str]:
         data, start = self.text.tobytes(), 0
         for stop in self.ends.tolist():
