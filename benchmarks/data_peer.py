@@ -56,7 +56,7 @@ def read_with_datasets(parquet: str, how: str, batch: str, workers: str, seconds
         "parquet", data_files=parquet, split="train", streaming=streams, cache_dir=str(cache)
     )
     if streams:
-        data = data.shuffle(seed=1, buffer_size=10_000)
+        data = data.shuffle(seed=1, buffer_size=1_000)
     loader = DataLoader(
         data.with_format("torch"),
         batch_size=int(batch),
