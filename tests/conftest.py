@@ -1,6 +1,6 @@
 """For all tests: one thread each, so that a busy machine slows them down and no more.
 
-Real data (ml-100k, ml-1m, samples of Criteo in criteo/ and slots/) is taken from the folder that
+Real data (ml-100k, ml-1m, samples in criteo/, slots/ and goodreads/) is taken from the folder that
 SHOAL_TEST_DATA names, or made once by the data script of a checkout that has one beside it.
 Without either, tests that need it skip.
 """
@@ -36,7 +36,7 @@ if "SHOAL_TEST_DATA" not in os.environ and GET.is_file():
             subprocess.run(["bash", str(GET), str(folder)], capture_output=True, timeout=120)
     if found.is_file() and (folder / "ml-100k" / "ml-100k.inter").is_file():
         os.environ["SHOAL_TEST_DATA"] = str(folder)
-        for name in ("criteo", "slots"):
+        for name in ("criteo", "slots", "goodreads"):
             if (GET.parent / name).is_dir() and not (folder / name).exists():
                 with contextlib.suppress(OSError):  # another process may be copying it too
                     shutil.copytree(GET.parent / name, folder / name, copy_function=shutil.copyfile)

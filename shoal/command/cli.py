@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import shoal
-from shoal.command import describing, ending, looking, starting, training, using
+from shoal.command import describing, ending, looking, preparing, starting, training, using
 
 # Torch comes in with the command that needs it, so that `shoal --help` is quick.
 WORDS: dict[str, Any] = {
@@ -27,6 +27,7 @@ app.command("launch", **WORDS)(training.launch)
 app.command("serve", hidden=True)(training.serve)
 app.command("eval", **WORDS)(using.evaluate)
 app.command("recommend")(using.recommend)
+app.command("prepare", **WORDS)(preparing.prepare)
 app.command("models")(looking.models)
 
 config_app = typer.Typer(no_args_is_help=True, help="Look at configs.")

@@ -116,7 +116,9 @@ class SplitSection(Section):
     by: Literal["ratio", "leave_one_out"] = "ratio"
     ratio: list[float] = Field([0.8, 0.1, 0.1], min_length=3, max_length=3)
     leave: Literal["valid_and_test", "valid_only", "test_only"] = "valid_and_test"
-    order: Literal["random", "time"] = "random"
+    order: Literal["random", "time", "file"] = Field(
+        "random", description="file: as the rows stand, where there is no time"
+    )
     group_by: Literal["user", "none"] = "user"
 
 
@@ -143,6 +145,7 @@ class DataSection(Section):
         "auto",
         "atomic",
         "movielens",
+        "prepared",
         "planted",
         "random",
         "planted_clicks",

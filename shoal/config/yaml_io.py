@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from shoal.config import toml_io
 from shoal.config.errors import ConfigError
 
 FLOAT = re.compile(
@@ -92,7 +93,7 @@ def read(text: str, place: str) -> tuple[Any, dict[Path_, int]]:
 
 
 def read_file(path: str | Path) -> tuple[dict[str, Any], dict[Path_, int]]:
-    """The mapping in a YAML file and the line of every key; an empty file is an empty mapping."""
+    """The mapping in a YAML (or TOML) file and the line of every key; empty: an empty mapping."""
     try:
         with open(path, "rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -110,6 +111,8 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[Path_, int]]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{path}: cannot be read: {reason}") from None
+    if Path(path).suffix == ".toml":
+        return toml_io.read(text, str(path))
     data, lines = read(text, str(path))
     if data is None:
         return {}, {}

@@ -57,6 +57,8 @@ class Dataset:
     items: Columns = field(default_factory=dict)
     extra: dict[str, Columns] = field(default_factory=dict)
     missing: dict[str, dict[str, int]] = field(default_factory=dict)
+    # SHA-256 of `interactions` and `splits`, where they are known without reading them all
+    digests: dict[str, str] = field(default_factory=dict)
 
     @property
     def num_users(self) -> int:
@@ -71,6 +73,14 @@ class Dataset:
     @property
     def num_inter(self) -> int:
         return len(self.inter[self.user_field])
+
+    def history(self, phases: tuple[Phase, ...]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Items of these phases by user, in order, and offsets [users + 1]; None: not kept so."""
+        return None
+
+    def seen(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Keys and starts of the training pairs as `Seen.sorted` takes them; None: not kept so."""
+        return None
 
     def user_ids(self, phase: Phase) -> np.ndarray:
         """User ids of one phase's interactions, in the order of the split."""

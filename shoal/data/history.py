@@ -15,6 +15,11 @@ class Histories:
     """
 
     def __init__(self, dataset: Dataset, phases: tuple[Phase, ...], max_len: int):
+        self.max_len = max_len
+        kept = dataset.history(phases)
+        if kept is not None:
+            self.items, self.offsets = kept
+            return
         rows = np.sort(np.concatenate([dataset.splits[phase] for phase in phases]))
         users = np.asarray(dataset.inter[dataset.user_field])[rows]
         items = np.asarray(dataset.inter[dataset.item_field])[rows]
@@ -26,19 +31,14 @@ class Histories:
         self.items = items[order]
         self.offsets = np.zeros(dataset.num_users + 1, dtype=np.int64)
         np.cumsum(np.bincount(users, minlength=dataset.num_users), out=self.offsets[1:])
-        self.max_len = max_len
 
-    def windows(self) -> tuple[np.ndarray, np.ndarray]:
-        """Windows that cover every (item, next item) pair once: users [n], stops [n].
+    def windows(self) -> Numbered:
+        """Windows that cover every (item, next item) pair once, laid from the end of a sequence.
 
-        A window ends before flat position `stop`; windows are laid from the end of a sequence.
+        The nth window of a user ends n * max_len before the end of the user's items.
         """
         pairs = np.maximum(np.diff(self.offsets) - 1, 0)
-        counts = -(-pairs // self.max_len)
-        users = np.repeat(np.arange(len(counts)), counts)
-        first = np.cumsum(counts) - counts
-        nth = np.arange(len(users)) - np.repeat(first, counts)
-        return users, self.offsets[1:][users] - nth * self.max_len
+        return Numbered(-(-pairs // self.max_len))
 
     def gather(self, users: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """History and target of windows: [n, max_len] each, left-aligned, 0 pads."""
@@ -58,7 +58,27 @@ class Histories:
         """Runs of `lengths` items from flat `starts`: [n, max_len], left-aligned, 0 pads."""
         column = np.arange(self.max_len)
         inside = column < lengths[:, None]
-        position = np.where(inside, starts[:, None] + column, 0)
         if len(self.items) == 0:
-            return np.zeros(position.shape, dtype=np.int64)
-        return np.where(inside, self.items[position], 0)
+            return np.zeros(inside.shape, dtype=np.int64)
+        found = self.items.take(starts[:, None] + column, mode="clip")
+        found *= inside
+        return found.astype(np.int64, copy=False)  # on disk they are shorter
+
+
+class Numbered:
+    """The windows of all users, numbered user by user: counts [users] of each.
+
+    Kept is a number per user, not per window.
+    """
+
+    def __init__(self, counts: np.ndarray):
+        self.stops = np.cumsum(counts)
+        self.counts = counts
+
+    def __len__(self) -> int:
+        return int(self.stops[-1]) if len(self.stops) else 0
+
+    def find(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of windows: their users [n], and which of the user's windows each is [n]."""
+        users = np.searchsorted(self.stops, numbers, side="right")
+        return users, numbers - (self.stops[users] - self.counts[users])

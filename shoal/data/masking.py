@@ -3,6 +3,7 @@
     items      a b c d e f g       (max_len 5, stride 2)
     windows    c d e f g           laid from the end, every `stride` items,
                a b c d e           the first one at the beginning of the sequence
+                                   (from the start: a-e, c-g, e-g, g)
     masked     c M e x g           M: mask token, x: a random item
     target     . d . f .           the items that were there; 0 elsewhere
 
@@ -23,8 +24,8 @@ from torch import Tensor
 from shoal.config.schema import NegativesSection
 from shoal.data.batch import Batch, Jagged
 from shoal.data.dataset import Dataset
-from shoal.data.history import Histories
-from shoal.data.random import hash64, uniform, uniform_below
+from shoal.data.history import Histories, Numbered
+from shoal.data.random import below, hash64, uniform, uniform_below
 from shoal.data.reader import Reader, draws_per_sample, make_sampler
 
 _MASKS, _ITEMS, _LAST, _ENDS = 1, 2, 3, 4  # streams of random numbers
@@ -40,6 +41,8 @@ class Masking:
                   windows end earlier by a random part of a stride, so that any item may be last
     copies        samples of each window in an epoch, each with masks of its own
     stride        items between windows; None: a tenth of the window, at least 1
+    from_start    windows begin at items 0, stride, 2 stride, ...; the last ones may be short
+    hide_last     the last item of a window is always hidden, besides the others
     """
 
     mask_ratio: float = 0.2
@@ -47,6 +50,8 @@ class Masking:
     last_ratio: float = 0.0
     copies: int = 1
     stride: int | None = None
+    from_start: bool = False
+    hide_last: bool = False
 
 
 class MaskedWindows(Reader):
@@ -73,11 +78,9 @@ class MaskedWindows(Reader):
         self.user_field, self.num_items = dataset.user_field, dataset.num_items
         self.histories, self.masking = histories, masking
         self.stride = masking.stride or max(1, histories.max_len // 10)
-        self.window_users, self.window_starts, self.window_stops = windows(
-            histories.offsets, histories.max_len, self.stride
-        )
+        self.windows = Laid(histories.offsets, histories.max_len, self.stride, masking.from_start)
         self.chunk_samples //= histories.max_len
-        self.num_samples = len(self.window_users) * masking.copies
+        self.num_samples = len(self.windows) * masking.copies
         if self.num_samples == 0:
             raise ValueError(
                 f"data set {dataset.name!r} has no training interactions, so there is nothing to "
@@ -119,9 +122,7 @@ class MaskedWindows(Reader):
 
     def places(self, samples: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where the windows of samples lie: users [n], starts [n], stops [n]."""
-        window = samples // self.masking.copies
-        users = self.window_users[window]
-        starts, stops = self.window_starts[window], self.window_stops[window]
+        users, starts, stops = self.windows.find(samples // self.masking.copies)
         alone = self.hides_last_alone(samples, epoch)
         if not alone.any():
             return users, starts, stops
@@ -144,35 +145,56 @@ class MaskedWindows(Reader):
         """History with masks and targets of windows [n, max_len] of items, 0 pads."""
         how, width = self.masking, self.histories.max_len
         entries = samples[:, None] * width + np.arange(width)
-        draw = uniform(hash64(self.seed, _MASKS, epoch, entries))
+        draw = hash64(self.seed, _MASKS, epoch, entries)
         real = items > 0
-        hidden = real & (draw < how.mask_ratio)
+        drawn = below(draw, how.mask_ratio)
+        hidden = real & drawn
         alone = self.hides_last_alone(samples, epoch)
-        if alone.any():
+        if alone.any() or how.hide_last:
             is_last = np.arange(width) == real.sum(1, keepdims=True) - 1
-            hidden = np.where(alone[:, None], is_last, hidden)
-        # A number below mask_ratio is as good as a fresh one when it is stretched to [0, 1).
-        show = draw < how.mask_ratio * (1.0 - how.random_ratio)
-        random_items = 1 + uniform_below(
-            hash64(self.seed, _ITEMS, epoch, entries), self.num_items - 1
-        )
-        shown = np.where(show | (draw >= how.mask_ratio), self.num_items, random_items)
+            if how.hide_last:
+                hidden |= is_last
+            if alone.any():
+                hidden = np.where(alone[:, None], is_last, hidden)
+        shown: int | np.ndarray = self.num_items
+        if how.random_ratio:
+            # A number below mask_ratio is as good as a fresh one when it is stretched to [0, 1). A
+            # last item that is hidden in any case and has a number above shows the mask.
+            show = below(draw, how.mask_ratio * (1.0 - how.random_ratio))
+            random_items = 1 + uniform_below(
+                hash64(self.seed, _ITEMS, epoch, entries), self.num_items - 1
+            )
+            shown = np.where(show | ~drawn, self.num_items, random_items)
         return np.where(hidden, shown, items), np.where(hidden, items, 0)
 
 
-def windows(
-    offsets: np.ndarray, max_len: int, stride: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Windows of up to max_len items of every user: users [n], starts [n], stops [n].
+class Laid:
+    """Windows of up to max_len items of every user, numbered; offsets [users + 1].
 
-    offsets [users + 1]. From the end of a sequence every `stride` items, and one at its beginning.
+    From the end of a sequence every `stride` items, and one at its beginning; or from the start
+    every `stride` items to its end.
     """
-    lengths = np.diff(offsets)
-    inner = -(
-        -np.maximum(lengths - max_len, 0) // stride
-    )  # windows that start after the first item
-    counts = np.where(lengths > 0, inner + 1, 0)
-    users = np.repeat(np.arange(len(counts)), counts)
-    nth = np.arange(len(users)) - np.repeat(np.cumsum(counts) - counts, counts)
-    starts = np.maximum(lengths[users] - max_len - nth * stride, 0) + offsets[users]
-    return users, starts, np.minimum(starts + max_len, offsets[users + 1])
+
+    def __init__(self, offsets: np.ndarray, max_len: int, stride: int, from_start: bool = False):
+        self.offsets, self.max_len, self.stride = offsets, max_len, stride
+        self.from_start = from_start
+        lengths = np.diff(offsets)
+        if from_start:
+            counts = -(-lengths // stride)
+        else:
+            inner = -(-np.maximum(lengths - max_len, 0) // stride)  # start after the first item
+            counts = np.where(lengths > 0, inner + 1, 0)
+        self.numbered = Numbered(counts)
+
+    def __len__(self) -> int:
+        return len(self.numbered)
+
+    def find(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where windows lie: users [n], starts [n], stops [n]."""
+        users, nth = self.numbered.find(numbers)
+        begin, end = self.offsets[users], self.offsets[users + 1]
+        if self.from_start:
+            starts = begin + nth * self.stride
+        else:
+            starts = np.maximum(end - self.max_len - nth * self.stride, begin)
+        return users, starts, np.minimum(starts + self.max_len, end)

@@ -15,6 +15,7 @@ from shoal.data import columns as cache
 from shoal.data.dataset import Column, Columns, Dataset, FieldType, Ragged
 from shoal.data.filters import apply_filters
 from shoal.data.packed import packed_or_not
+from shoal.data.prepared import dataset as prepared
 from shoal.data.raw import Raw, RawColumn, RawTable, gather
 from shoal.data.sources import atomic, movielens, planted, random, tables
 from shoal.data.split import rows_by_phase, split_rows
@@ -30,6 +31,8 @@ NETWORK = ("source", "target", "source_id", "target_id")  # of .net: users
 def load_dataset(config: DataSection, seed: int) -> Dataset:
     """The prepared data set that the config describes; `seed` decides a random split."""
     source = pick_source(config)
+    if source == "prepared":
+        return prepared.open_prepared(config, seed)
     if source in GENERATED:  # faster than a cache is read
         return build(GENERATED[source](config), config, seed)
     if source == "atomic":
@@ -84,7 +87,7 @@ def with_side_files(config: DataSection) -> DataSection:
 
 
 def pick_source(config: DataSection) -> str:
-    """'planted', 'random', 'atomic', 'movielens' or 'tables': data.format, or what is there."""
+    """What data.format says, or what is there: tables, a prepared folder, files, or neither."""
     if config.files is not None or config.format in tables.FORMATS.values():
         if config.format not in ("auto", *tables.FORMATS.values()):
             raise ValueError(
@@ -96,6 +99,8 @@ def pick_source(config: DataSection) -> str:
         return config.format
     root = Path(config.path)
     folder = root / config.name
+    if prepared.find(config) is not None:
+        return "prepared"
     if config.name in GENERATED and not folder.exists():
         return config.name
     parts = [f"{config.name}.{part}.inter" for part in config.presplit or []]
@@ -145,7 +150,7 @@ def build(raw: Raw, config: DataSection, seed: int) -> Dataset:
         name=config.name,
         user_field=fields.user,
         item_field=fields.item,
-        time_field=time_field,
+        time_field=None if config.split.order == "file" else time_field,
         label_field=fields.label if fields.label in inter else None,
         inter=inter,
         types=types,

@@ -6,6 +6,8 @@ restarts sees the same numbers. The mixing step is the finalizer of splitmix64.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -66,6 +68,12 @@ def uniform(bits: np.ndarray, scale: float | np.ndarray = 1.0) -> np.ndarray:
     return (bits >> _U11) * (scale * 2.0**-53)
 
 
+def below(bits: np.ndarray, share: float) -> np.ndarray:
+    """uniform(bits) < share, bool, without the floats."""
+    limit = math.ceil(share * 2.0**53) << 11
+    return np.ones(bits.shape, dtype=bool) if limit > _MASK else bits < np.uint64(limit)
+
+
 def uniform_below(bits: np.ndarray, bound: int | np.ndarray) -> np.ndarray:
     """Integers in [0, bound), int64, from uint64 bits; the bound is far below 2^53.
 
@@ -83,3 +91,44 @@ def permutation(n: int, seed: int, epoch: int) -> np.ndarray:
     """
     generator = torch.Generator().manual_seed(int(hash64(seed, epoch)) >> 1)
     return torch.randperm(n, generator=generator).numpy()
+
+
+IN_MEMORY = 1 << 20  # samples whose order is kept in memory, 8 bytes each
+ROUNDS = 6
+
+
+class Shuffle:
+    """The order of n samples in one epoch, a pure function of (n, seed, epoch); by slices.
+
+    Up to IN_MEMORY samples it is `permutation`. Beyond, nothing is kept: place p is the number p
+    sent through a Feistel network, which is exact (every sample comes once, anywhere in the epoch)
+    and known at every place without those before it. A number is a pair (left, right) of digits in
+    bases whose product is n or little more; every round adds a hash of one digit to the other. What
+    lands at n or above is sent through again until it is below.
+    """
+
+    def __init__(self, n: int, seed: int, epoch: int):
+        self.n = n
+        self.order = permutation(n, seed, epoch) if n <= IN_MEMORY else None
+        self.key = int(hash64(seed, epoch, n))
+        self.left = max(1, int(np.sqrt(n)))
+        self.right = -(-n // self.left)
+
+    def __getitem__(self, places: slice) -> np.ndarray:
+        """Samples at places start to stop - 1: int64 [stop - start]."""
+        if self.order is not None:
+            return self.order[places]
+        start, stop, _ = places.indices(self.n)
+        found = self._send(np.arange(start, stop))
+        while len(over := np.flatnonzero(found >= self.n)):
+            found[over] = self._send(found[over])
+        return found
+
+    def _send(self, numbers: np.ndarray) -> np.ndarray:
+        left, right = np.divmod(numbers, self.right)
+        for number in range(0, ROUNDS, 2):
+            left += uniform_below(hash64(self.key, number, right), self.left)
+            left -= self.left * (left >= self.left)
+            right += uniform_below(hash64(self.key, number + 1, left), self.right)
+            right -= self.right * (right >= self.right)
+        return left * self.right + right

@@ -19,7 +19,7 @@ from shoal.data.batch import Batch
 from shoal.data.dataset import Dataset
 from shoal.data.feature_table import FeatureTable
 from shoal.data.history import Histories
-from shoal.data.random import permutation
+from shoal.data.random import Shuffle
 from shoal.data.sampler import NegativeSampler, Seen
 
 
@@ -28,6 +28,7 @@ class Reader:
 
     num_samples: int
     chunk_samples = 1 << 16  # about so many samples are made at once
+    prefetch = False  # a thread makes the next ones during the steps of these
 
     def __init__(self, batch_size: int, seed: int, shuffle: bool = True):
         self.batch_size = batch_size
@@ -41,24 +42,36 @@ class Reader:
 
     def batches(self, epoch: int, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
         """This rank's slices of the global batches start, start + 1, ... of an epoch."""
-        if self.shuffle:
-            order = permutation(self.num_samples, self.seed, epoch)
-        else:
-            order = np.arange(self.num_samples)
-        slices, firsts = [], []
-        for begin in range(start * self.batch_size, self.num_samples, self.batch_size):
-            count = min(self.batch_size, self.num_samples - begin)
-            first, last = count * rank // size, count * (rank + 1) // size
-            slices.append(order[begin + first : begin + last])
-            firsts.append(first)
+        order = Shuffle(self.num_samples, self.seed, epoch) if self.shuffle else None
         # Several batches are made at once: many small numpy calls would cost more than the work.
         together = max(1, self.chunk_samples * size // self.batch_size)
-        for number in range(0, len(slices), together):
-            some = slices[number : number + together]
-            made = self.make(np.concatenate(some), epoch)
-            stops = np.cumsum([len(one) for one in some])
-            for one, stop, first in zip(some, stops, firsts[number:]):
-                yield replace(made.rows(int(stop) - len(one), int(stop)), first=first)
+        last = -(-self.num_samples // self.batch_size)
+        chunks = range(start, last, together)
+
+        def make(chunk: int) -> list[Batch]:
+            parts, firsts = [], []
+            for number in range(chunk, min(chunk + together, last)):
+                begin = number * self.batch_size
+                count = min(self.batch_size, self.num_samples - begin)
+                first, stop = count * rank // size, count * (rank + 1) // size
+                here = slice(begin + first, begin + stop)
+                parts.append(np.arange(here.start, here.stop) if order is None else order[here])
+                firsts.append(first)
+            made = self.make(np.concatenate(parts), epoch)
+            stops = np.cumsum([len(part) for part in parts]).tolist()
+            return [
+                replace(made.rows(stop - len(part), stop), first=first)
+                for part, stop, first in zip(parts, stops, firsts)
+            ]
+
+        if self.prefetch:
+            from shoal.data.clicks.ahead import ahead  # its room imports this file
+
+            made = ahead(make, chunks, 1)
+        else:
+            made = map(make, chunks)
+        for batches in made:
+            yield from batches
 
     def make(self, samples: np.ndarray, epoch: int) -> Batch:
         """The batch of the given sample numbers."""
@@ -95,10 +108,11 @@ class Interactions(Reader):
         self.num_negatives = draws_per_sample(negatives)
 
     def make(self, samples: np.ndarray, epoch: int) -> Batch:
-        users = self.users[samples]
+        users = self.users[samples].astype(np.int64, copy=False)  # on disk ids are shorter
+        items = self.items[samples].astype(np.int64, copy=False)
         ids: dict[str, Tensor] = {
             self.user_field: torch.from_numpy(users),
-            self.item_field: torch.from_numpy(self.items[samples]),
+            self.item_field: torch.from_numpy(items),
         }
         if self.negatives is not None:
             drawn = self.negatives.draw(users, samples, epoch, self.num_negatives)
@@ -128,9 +142,9 @@ class Windows(Reader):
         super().__init__(batch_size, seed, shuffle)
         self.user_field = dataset.user_field
         self.histories = histories
-        self.window_users, self.window_stops = histories.windows()
+        self.windows = histories.windows()
         self.chunk_samples //= histories.max_len
-        self.num_samples = len(self.window_users)
+        self.num_samples = len(self.windows)
         if self.num_samples == 0:
             raise ValueError(
                 f"data set {dataset.name!r} has no user with two training interactions, so a "
@@ -140,7 +154,8 @@ class Windows(Reader):
         self.num_negatives = draws_per_sample(negatives)
 
     def make(self, samples: np.ndarray, epoch: int) -> Batch:
-        users, stops = self.window_users[samples], self.window_stops[samples]
+        users, nth = self.windows.find(samples)
+        stops = self.histories.offsets[users + 1] - nth * self.histories.max_len
         history, target = self.histories.gather(users, stops)
         ids: dict[str, Tensor] = {
             self.user_field: torch.from_numpy(users),
@@ -170,8 +185,9 @@ def make_sampler(
     if negatives is None:
         return None
     users, items = dataset.user_ids("train"), dataset.item_ids("train")
+    kept, sizes = dataset.seen(), (dataset.num_users, dataset.num_items)
     return NegativeSampler(
-        Seen(users, items, dataset.num_users, dataset.num_items),
+        Seen(users, items, *sizes) if kept is None else Seen.sorted(*kept, *sizes),
         dataset.num_items,
         distribution=negatives.distribution,
         alpha=negatives.alpha,

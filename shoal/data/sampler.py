@@ -25,6 +25,12 @@ def _begins(ordered: np.ndarray) -> np.ndarray:
     return np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))
 
 
+def distinct(keys: np.ndarray) -> np.ndarray:
+    """Ascending, each once; np.unique takes ten times as long and more."""
+    keys = np.sort(keys)
+    return keys[_begins(keys)]
+
+
 class Seen:
     """The known (user, item) pairs: a packed bitmap where it is small, sorted keys otherwise."""
 
@@ -37,10 +43,23 @@ class Seen:
                 raise ValueError(
                     f"{name} ids run from {ids.min()} to {ids.max()}; allowed are 0 to {count - 1}"
                 )
+        keys = distinct(users * num_items + items)
+        starts = np.searchsorted(keys, np.arange(num_users + 1) * num_items)
+        self._set(keys, starts, num_users, num_items)
+
+    @classmethod
+    def sorted(cls, keys: np.ndarray, starts: np.ndarray, num_users: int, num_items: int) -> Seen:
+        """From pairs user * num_items + item, ascending and once each, as a file may hold them.
+
+        Those of a user begin at starts[user]; both int64, starts [num_users + 1].
+        """
+        seen = cls.__new__(cls)
+        seen._set(keys, starts, num_users, num_items)
+        return seen
+
+    def _set(self, keys: np.ndarray, starts: np.ndarray, num_users: int, num_items: int) -> None:
         self.num_users, self.num_items = num_users, num_items
-        keys = np.sort(users * num_items + items)  # np.unique takes ten times as long
-        self._keys = keys[_begins(keys)]
-        self._starts = np.searchsorted(self._keys, np.arange(num_users + 1) * num_items)
+        self._keys, self._starts = keys, starts
         self._bitmap: np.ndarray | None = None
         num_bytes = (num_users * num_items + 7) // 8
         if num_bytes <= BITMAP_BYTES:

@@ -25,9 +25,12 @@ def split_rows(
         if times is None:
             raise ValueError(
                 "data.split.order: time needs a time column, but none is loaded; name it in "
-                "data.fields.time and load it (data.load.inter), or set data.split.order: random"
+                "data.fields.time and load it (data.load.inter), or set data.split.order: file "
+                "(the order of the rows counts) or random"
             )
         order = np.argsort(times, kind="stable")
+    elif config.order == "file":
+        order = np.arange(rows)
     else:
         order = _random_order(seed, rows)
 

@@ -12,8 +12,8 @@ from shoal.data.dataset import Dataset
 def describe(dataset: Dataset) -> str:
     """Sizes, averages and fields. Users and items count the padding, averages do not."""
     inters = dataset.num_inter
-    active_users = len(np.unique(dataset.inter[dataset.user_field]))  # type: ignore[arg-type]
-    active_items = len(np.unique(dataset.inter[dataset.item_field]))  # type: ignore[arg-type]
+    active_users = np.count_nonzero(np.bincount(dataset.inter[dataset.user_field]))  # type: ignore[arg-type]
+    active_items = np.count_nonzero(np.bincount(dataset.inter[dataset.item_field]))  # type: ignore[arg-type]
     sparsity = 1 - inters / dataset.num_users / dataset.num_items
     return "\n".join(
         [

@@ -23,7 +23,7 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Facts, Output, Retrieval
 from shoal.models.nn.dropout import Dropout
-from shoal.models.nn.losses import sampled_softmax_loss
+from shoal.models.nn.losses import mean_distance, sampled_softmax_loss
 from shoal.models.nn.transformer import Activation, Transformer
 
 
@@ -55,6 +55,9 @@ class BERT4Rec(Retrieval):
         ft_ratio: float = 0.0  # of the samples end anywhere and hide their last item alone
         dupe_factor: int = 1  # samples of each window in an epoch, each with its own masks
         window_stride: int | None = None  # null: a tenth of data.max_len
+        windows_from_start: bool = False  # at items 0, stride, ...; else from the end of a sequence
+        mask_last: bool = False  # the last item of a window is always asked for, besides the others
+        label_smoothing: float = 0.0  # CE: this share of the truth is spread over all items
         debias: float = 0.0  # ranked by score - debias · ln(times an item occurs in training)
 
         DEFAULTS: ClassVar[dict[str, Any]] = {
@@ -64,6 +67,7 @@ class BERT4Rec(Retrieval):
             "eval.repeatable": True,
         }
         RANKING: ClassVar[tuple[str, ...]] = ("debias",)
+        LATER: ClassVar[tuple[str, ...]] = ("windows_from_start", "mask_last", "label_smoothing")
 
         def __post_init__(self) -> None:
             for name in ("mask_ratio", "random_ratio", "ft_ratio"):
@@ -71,6 +75,15 @@ class BERT4Rec(Retrieval):
                     raise ValueError(f"{name} is {getattr(self, name)}; it must be from 0 to 1")
             if self.mask_ratio == 0.0 and self.ft_ratio == 0.0:
                 raise ValueError("mask_ratio is 0: nothing would be asked for; give it more")
+            if not 0.0 <= self.label_smoothing < 1.0:
+                raise ValueError(
+                    f"label_smoothing is {self.label_smoothing}; it must be from 0 to below 1"
+                )
+            if self.label_smoothing and self.loss_type != "CE":
+                raise ValueError(
+                    "label_smoothing spreads the truth over all items, and loss_type sampled sees "
+                    "some of them; set loss_type to CE, or label_smoothing to 0"
+                )
             if not self.debias >= 0.0:
                 raise ValueError(f"debias is {self.debias}; it must be 0 or more")
             for name in ("dupe_factor", "window_stride", "inner_size"):
@@ -86,6 +99,8 @@ class BERT4Rec(Retrieval):
             "last_ratio": options.ft_ratio,
             "copies": options.dupe_factor,
             "stride": options.window_stride,
+            "from_start": options.windows_from_start,
+            "hide_last": options.mask_last,
         }
         width, init = options.hidden_size, Init("normal", options.initializer_range)
         items = Table("item", width, facts.num_items + 1, init, padding=0)
@@ -94,6 +109,10 @@ class BERT4Rec(Retrieval):
         zeros = Init("constant", 0.0)
         bias = Table("output_bias", 1, outputs.rows, zeros, padding=0, whole=True)
         self.embed = Embeddings(history=items, output=outputs, output_bias=bias)
+        if options.label_smoothing:  # their mean is read beside the softmax
+            self.embed = Embeddings(
+                history=items, output=outputs, output_bias=bias, every=outputs, every_bias=bias
+            )
         counts = torch.bincount(facts.train_items, minlength=facts.num_items)
         self.register_buffer("popularity", counts.clamp(min=1).log(), persistent=False)
         self.positions = nn.Parameter(torch.empty(facts.max_len, width))
@@ -145,6 +164,10 @@ class BERT4Rec(Retrieval):
             loss = self.embed.full_softmax(
                 "output", states, targets, "output_bias", stop=self.mask_token
             )
+            if self.options.label_smoothing:
+                every, bias = self.embed.whole("every"), self.embed.whole("every_bias").squeeze(-1)
+                distance = mean_distance(states, every, bias, targets, self.mask_token)
+                loss = loss + self.options.label_smoothing * distance
             return Output(loss, torch.count_nonzero(targets))
 
         if "neg_item" not in batch.ids:

@@ -70,7 +70,8 @@ class LightGCN(Retrieval):
     def _graph(self) -> tuple[Tensor, Tensor, Tensor]:
         """The normalised adjacency in compressed rows; items are numbered after the users."""
         nodes = self.facts.num_users + self.facts.num_items
-        users, items = self.facts.train_users, self.facts.train_items + self.facts.num_users
+        users = self.facts.train_users.long()  # ids may come in 32 bits
+        items = self.facts.train_items.long() + self.facts.num_users
         # an edge is there or not: repeated interactions count once; `unique` also sorts by node
         edges = torch.unique(torch.cat([users * nodes + items, items * nodes + users]))
         ends, neighbours = edges // nodes, edges % nodes

@@ -23,6 +23,7 @@ from shoal.data.joined import Joined, check_packable, packed_rows
 from shoal.data.knowledge import knowledge_of
 from shoal.data.masking import MaskedWindows, Masking
 from shoal.data.prepare import load_dataset, with_side_files
+from shoal.data.prepared.dataset import Prepared
 from shoal.data.reader import Interactions, Reader, Windows
 from shoal.data.statistics import describe
 from shoal.embedding.optim.chosen import row_optimizer_names_of
@@ -93,6 +94,7 @@ def build(config: Config, world: World) -> Parts:
             reader = MaskedWindows(dataset, histories, Masking(**masking), *how)
     else:
         reader = Interactions(dataset, *how, table)
+    reader.prefetch = isinstance(dataset, Prepared)  # the disk may have to be waited for
     evaluator = Evaluator(
         dataset, config.eval, world, config.run.seed, config.data.max_len, sequential
     )
@@ -109,8 +111,8 @@ def _facts(config: Config, dataset: Dataset, table: FeatureTable | None, **more:
         user_field=dataset.user_field,
         item_field=dataset.item_field,
         max_len=config.data.max_len,
-        train_users=torch.from_numpy(np.array(dataset.user_ids("train"))),
-        train_items=torch.from_numpy(np.array(dataset.item_ids("train"))),
+        train_users=torch.from_numpy(dataset.user_ids("train")),
+        train_items=torch.from_numpy(dataset.item_ids("train")),
         num_negatives=negatives.num if negatives else 0,
         features=() if table is None else table.features,
         apart=table is not None,
@@ -240,6 +242,35 @@ def fingerprint(
     config: Config, dataset: Dataset, table: FeatureTable | None = None
 ) -> dict[str, Any]:
     """What a checkpoint depends on besides its own bytes."""
+    digests = dataset.digests or _digests(dataset)
+    # An option that came later is told where it says something: older checkpoints fit, too.
+    kinds = find(config.model.name).Options
+    unsaid = {name: getattr(kinds, name) for name in getattr(kinds, "LATER", ())}
+    options = {
+        name: value
+        for name, value in config.model.options.items()
+        if name not in unsaid or value != unsaid[name]
+    }
+    features = {}
+    if table is not None:
+        features = {"features": [[f.name, f.kind, f.table, f.rows, f.dim] for f in table.features]}
+    return {
+        **features,
+        "model": config.model.name,
+        "options": options,
+        "num_users": dataset.num_users,
+        "num_items": dataset.num_items,
+        "interactions": digests["interactions"],
+        "splits": digests["splits"],
+        "optimizer": config.train.optimizer.name,
+        "row_optimizers": row_optimizer_names_of(config.train.optimizer),
+        "batch_size": config.train.batch_size,
+        "seed": config.run.seed,
+    }
+
+
+def _digests(dataset: Dataset) -> dict[str, str]:
+    """Of the interactions and their splits; a prepared folder has them beside its columns."""
     digest = hashlib.sha256()
     for phase in ("train", "valid", "test"):
         rows = np.ascontiguousarray(dataset.splits[phase])
@@ -248,22 +279,7 @@ def fingerprint(
     for field in (dataset.user_field, dataset.item_field):
         contents.update(np.ascontiguousarray(dataset.inter[field]).tobytes())
         contents.update("\n".join(map(str, dataset.vocab[field])).encode())
-    features = {}
-    if table is not None:
-        features = {"features": [[f.name, f.kind, f.table, f.rows, f.dim] for f in table.features]}
-    return {
-        **features,
-        "model": config.model.name,
-        "options": config.model.options,
-        "num_users": dataset.num_users,
-        "num_items": dataset.num_items,
-        "interactions": contents.hexdigest(),
-        "splits": digest.hexdigest(),
-        "optimizer": config.train.optimizer.name,
-        "row_optimizers": row_optimizer_names_of(config.train.optimizer),
-        "batch_size": config.train.batch_size,
-        "seed": config.run.seed,
-    }
+    return {"interactions": contents.hexdigest(), "splits": digest.hexdigest()}
 
 
 def click_fingerprint(config: Config, data: ClickData, strategy: Strategy) -> dict[str, Any]:
@@ -312,7 +328,7 @@ def _announce_interactions(config: Config) -> None:
     how = {"RS": split.ratio} if split.by == "ratio" else {"LS": split.leave}
     arguments = {
         "group_by": split.group_by,
-        "order": {"random": "RO", "time": "TO"}[split.order],
+        "order": {"random": "RO", "time": "TO", "file": "FO"}[split.order],
         "split": how,
         "mode": config.eval.mode,
     }

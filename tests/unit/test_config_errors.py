@@ -88,7 +88,10 @@ def test_missing_files(write, tmp_path: Path) -> None:
         ("nprc", "did you mean nproc (RecBole's spelling of launch.nproc)?"),
         ("launch.server", "did you mean launch.servers?"),
         ("runer.epochs", "did you mean runner.epochs?"),
-        ("n_layers", "neither a key of Shoal nor one of another tool (PaddleRec, TorchRec, R"),
+        (
+            "n_layers",
+            "neither a key of Shoal nor one of another tool (tdfo, PaddleRec, TorchRec, R",
+        ),
     ],
 )
 def test_unknown_keys(write, key: str, expected: str) -> None:

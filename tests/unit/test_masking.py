@@ -7,7 +7,7 @@ import pytest
 from small import small_config
 
 from shoal.data.history import Histories
-from shoal.data.masking import MaskedWindows, Masking, windows
+from shoal.data.masking import Laid, MaskedWindows, Masking
 from shoal.data.prepare import load_dataset
 
 DATASET = load_dataset(small_config("Pop").data, seed=1)
@@ -33,25 +33,53 @@ def by_hand(length: int, max_len: int, stride: int) -> list[tuple[int, int]]:
 def test_windows_are_laid_from_the_end(max_len: int, stride: int) -> None:
     lengths = np.array([0, 1, 4, 5, 6, 11, 12, 13, 30])
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    users, starts, stops = windows(offsets, max_len, stride)
+    laid = Laid(offsets, max_len, stride)
+    users, starts, stops = laid.find(np.arange(len(laid)))
     for user, length in enumerate(lengths):
         mine = users == user
         got = list(zip(starts[mine] - offsets[user], stops[mine] - offsets[user]))
         assert got == (by_hand(int(length), max_len, stride) if length else [])
 
 
+@pytest.mark.parametrize("stride", [1, 2, 5])
+def test_windows_are_laid_from_the_start(stride: int) -> None:
+    lengths = np.array([0, 1, 4, 5, 6, 13])
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    laid = Laid(offsets, 5, stride, from_start=True)
+    users, starts, stops = laid.find(np.arange(len(laid)))
+    for user, length in enumerate(lengths):
+        mine = users == user
+        got = list(zip(starts[mine] - offsets[user], stops[mine] - offsets[user]))
+        assert got == [(i, min(i + 5, length)) for i in range(0, length, stride)]
+
+
+def test_the_last_item_of_every_window_is_hidden() -> None:
+    ours = reader(mask_ratio=0.1, random_ratio=0.0, hide_last=True, stride=6)
+    samples = np.arange(ours.num_samples)
+    _, starts, stops = ours.places(samples, 0)
+    items = HISTORIES.padded(starts, stops - starts)
+    history, target = ours.mask(items, samples, epoch=0)
+    last = (items > 0).sum(1) - 1
+    rows = np.arange(len(items))
+    assert (history[rows, last] == MASK).all()
+    assert (target[rows, last] == items[rows, last]).all()
+    others = np.delete(np.arange(items.size), rows * items.shape[1] + last)
+    hidden = (target.reshape(-1)[others] > 0).sum() / (items.reshape(-1)[others] > 0).sum()
+    assert 0.08 < hidden < 0.12
+
+
 def test_a_stride_is_a_tenth_of_the_window_at_least_one() -> None:
-    assert reader().window_users.shape == reader(stride=1).window_users.shape
+    assert len(reader().windows) == len(reader(stride=1).windows)
     longer = Histories(DATASET, ("train",), max_len=35)
     ours = MaskedWindows(DATASET, longer, Masking(), None, 8, 3)
-    assert len(ours.window_users) == len(windows(longer.offsets, 35, 3)[0])
+    assert len(ours.windows) == len(Laid(longer.offsets, 35, 3))
 
 
 def test_what_is_hidden_stands_in_the_target_and_nowhere_else() -> None:
     ours = reader(copies=2, stride=6)
     samples = np.arange(ours.num_samples)
     window = samples // 2
-    starts, stops = ours.window_starts[window], ours.window_stops[window]
+    _, starts, stops = ours.windows.find(window)
     items = HISTORIES.padded(starts, stops - starts)
     history, target = ours.mask(items, samples, epoch=4)
     hidden = target > 0
@@ -156,8 +184,9 @@ def test_other_samples_keep_their_windows() -> None:
     _, starts, stops = ours.places(samples, epoch=1)
     alone = ours.hides_last_alone(samples, epoch=1)
     assert 0.4 < alone.mean() < 0.6
-    assert (starts == ours.window_starts[samples // 2])[~alone].all()
-    assert (stops == ours.window_stops[samples // 2])[~alone].all()
+    _, first, last = ours.windows.find(samples // 2)
+    assert (starts == first)[~alone].all()
+    assert (stops == last)[~alone].all()
 
 
 def test_places_to_ask_for_are_counted_in_each_batch() -> None:

@@ -9,7 +9,7 @@ from shoal.config.dialects.base import Dialect
 from shoal.config.sources import Layer
 
 # The modules, each with its class as DIALECT. Of two that know a key the first one reads it.
-NAMES = ["paddlerec", "torchrec", "recbole"]
+NAMES = ["tdfo", "paddlerec", "torchrec", "recbole"]
 
 
 def listen(sources: Sequence[Layer]) -> list[Dialect]:

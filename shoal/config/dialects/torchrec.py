@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.config.dialects import recbole
+from shoal.config.dialects import recbole, tdfo
 from shoal.config.dialects.base import Dialect, Named, Row, Translation, free, read_as, same
 from shoal.config.errors import did_you_mean
 from shoal.config.sources import Layer
@@ -161,6 +161,8 @@ class TorchRec(Dialect):
     def _speaks(self, source: Layer) -> bool:
         """Whether a source is written for the example."""
         own = (key for key in source.values if key in ROWS and key not in recbole.ROWS)
+        if any(tdfo.speaks(one) for one in self.sources):  # another example, some keys alike
+            return False
         return self.model == MODEL and any(
             f"model.{key}" not in (self.options or ()) for key in own
         )

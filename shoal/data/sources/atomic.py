@@ -69,7 +69,7 @@ def _read_table(config: DataSection, suffix: str, paths: list[Path]) -> tuple[Ra
         where = str(path)
         data = read_bytes(path)
         first, _, body = data.partition(b"\n")
-        header = _header(first, config.separator, where)
+        header = read_header(first, config.separator, where)
         load = choose_columns(config, suffix, list(header), where)
         if not load:
             raise ValueError(f"data.load.{suffix} leaves no column of {where}; name some")
@@ -96,7 +96,7 @@ def _read_table(config: DataSection, suffix: str, paths: list[Path]) -> tuple[Ra
     return RawTable(" + ".join(map(str, paths)), kinds, columns), rows
 
 
-def _header(line: bytes, separator: str, where: str) -> dict[str, FieldType]:
+def read_header(line: bytes, separator: str, where: str) -> dict[str, FieldType]:
     """name -> type, of the first line of a file."""
     try:
         text = line.decode()

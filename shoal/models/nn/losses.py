@@ -74,3 +74,19 @@ def sampled_softmax_loss(
     wrong = wrong.masked_fill(drawn[owner] == targets.unsqueeze(1), -torch.inf)
     logits = torch.cat([right, wrong], 1)
     return (logits.logsumexp(1) - logits[:, 0]).sum()
+
+
+def mean_distance(
+    hidden: Tensor, items: Tensor, bias: Tensor | None, targets: Tensor, stop: int
+) -> Tensor:
+    """Sum of (logit of the target - mean logit of items 1 to stop - 1): what smooths labels.
+
+    Cross entropy + s * this is the cross entropy with labels smoothed by s. hidden [n, d], items
+    [rows, d], bias [rows], targets [n] (0 does not count) -> scalar. The mean is that of the rows,
+    taken before the product: no logits of all items are made.
+    """
+    mean = items[1:stop].mean(0)
+    distances = (hidden * (items[targets] - mean)).sum(-1)
+    if bias is not None:
+        distances = distances + bias[targets] - bias[1:stop].mean()
+    return distances.where(targets > 0, 0.0).sum()

@@ -8,7 +8,7 @@ import numpy as np
 
 from shoal.config.schema import EvalSection
 from shoal.data.dataset import Dataset, Phase
-from shoal.data.sampler import NegativeSampler, Seen
+from shoal.data.sampler import NegativeSampler, Seen, distinct
 
 EARLIER: dict[str, tuple[Phase, ...]] = {"valid": ("train",), "test": ("train", "valid")}
 
@@ -24,7 +24,7 @@ class Lists:
     def of(cls, users: np.ndarray, items: np.ndarray, order: np.ndarray, num_users: int) -> Lists:
         """Lists of the users in `order`; the pairs are unique and ascending by item."""
         num_items = int(items.max(initial=0)) + 1
-        keys = np.unique(users.astype(np.int64) * num_items + items)
+        keys = distinct(users.astype(np.int64) * num_items + items)
         users, items = keys // num_items, keys % num_items
         starts = np.searchsorted(users, order, side="left")
         stops = np.searchsorted(users, order, side="right")

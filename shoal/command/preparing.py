@@ -1,0 +1,80 @@
+"""The command `shoal prepare`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.command.arguments import split_arguments
+
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+CONFIGS = (".yaml", ".yml", ".toml")
+LEAST_MEMORY = 64 << 20
+
+
+def prepare(
+    context: typer.Context,
+    to: Annotated[str, typer.Option(help="The prepared folder.")],
+    memory: Annotated[str, typer.Option(help="Memory to work in, besides the words.")] = "2GB",
+    append: Annotated[bool, typer.Option("--append", help="Add the inputs to the folder.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only compare the checksums.")] = False,
+) -> None:
+    """Make a prepared folder of raw interaction files: INPUT... [CONFIG.yaml] --to DIR.
+
+    Inputs are csv files with a header (Goodreads), atomic .inter files, MovieLens, Parquet; folders
+    and patterns of them. `shoal train --data.path=DIR` trains from it.
+    """
+    import logging
+
+    from tqdm import tqdm
+
+    from shoal.data.prepared import preparing
+    from shoal.runs.run import resolve
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    if check:
+        typer.echo(f"{to}: {preparing.check(Path(to))} files are as they were written")
+        return
+    words, overrides = split_arguments(context.args)
+    files = [word for word in words if Path(word).suffix in CONFIGS]
+    inputs = [word for word in words if word not in files]
+    if not inputs:
+        raise typer.BadParameter("name the raw files to prepare: shoal prepare INPUT... --to DIR")
+    config = resolve(files, overrides).config
+    sizes = [path.stat().st_size for path in preparing.expand(inputs)]
+    with tqdm(total=sum(sizes), unit="B", unit_scale=True, disable=None, desc="reading") as bar:
+        job = preparing.Job(
+            inputs,
+            Path(to),
+            config.data,
+            config.run.seed,
+            read_size(memory),
+            append,
+            shlex.join(["shoal", *sys.argv[1:]]),
+            bar.update,
+        )
+        made = preparing.prepare(job)
+    users, items = (
+        len(preparing.Stored.of(made["words"][made["options"]["fields"][side]]["ends"])) - 1
+        for side in ("user", "item")
+    )
+    typer.echo(
+        f"{to}: {made['rows']} interactions of {users} users with {items} items; train from it "
+        f"with --data.path={Path(to).parent} --data.name={Path(to).name}"
+    )
+
+
+def read_size(text: str) -> int:
+    """`2GB`, `512M` or a number of bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", text.strip().lower())
+    size = int(float(found[1]) * UNITS[found[2]]) if found else 0
+    if size < LEAST_MEMORY:
+        raise typer.BadParameter(
+            f"--memory is {text}; write it as 2GB or 512MB, at least {LEAST_MEMORY >> 20}MB"
+        )
+    return size

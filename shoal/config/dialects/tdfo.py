@@ -1,0 +1,164 @@
+"""The keys of tdfo's `config.toml` (BERT4Rec on Goodreads with TorchRec), translated.
+
+A config speaks this dialect when a source of it has a key that only this tool has and the model is
+BERT4Rec, which is meant where none is named: then every source may use its keys. Keys that are not
+given take the values of its file; what the tool does without a key (filters, split, candidates,
+metrics) is a default below everything given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.config.dialects.base import Dialect, Named, Row, Translation, free, read_as, same
+from shoal.config.sources import Layer
+from shoal.config.yaml_io import inline
+
+MODEL = "BERT4Rec"
+FOLDER = "prepared_bert4rec"  # under data_dir: what examples/preprocessing.py writes
+# Keys that no other tool has.
+OWN = [
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "model_parallel"),
+    *("sliding_step", "data_dir"),
+]
+
+
+def speaks(source: Layer) -> bool:
+    """Whether a source is written for this tool."""
+    return any(key in source.values for key in OWN)
+
+
+def _parts(value: Any) -> Translation:
+    if not isinstance(value, str) or "*" not in value:
+        raise ValueError(
+            f"given {inline(value)}; the prepared folder holds all parts and is read whole: write "
+            "a pattern that names them all (train_part_*.parquet), or leave it out"
+        )
+    return Translation()
+
+
+def _strategy(value: Any) -> Any:
+    if not isinstance(value, bool):
+        raise ValueError(f"given {inline(value)}; allowed: true (sharded tables) or false (ddp)")
+    return "sharded" if value else "ddp"
+
+
+def _train_batch_size(value: Any) -> Translation:
+    return Translation({"train.batch_size": value}, per_process={"train.batch_size"})
+
+
+PARTS = "any pattern of all parts: the prepared folder under data_dir holds them"
+
+TABLE: list[Row] = [
+    Row(
+        "data_dir",
+        ("data.path",),
+        f"the folder of goodreads_interactions.csv; `{FOLDER}` in it is trained from",
+        lambda value: Translation(
+            {"data.path": value}, {"data.name": FOLDER, "data.format": "prepared"}
+        ),
+    ),
+    Row("train_data", (), PARTS, _parts),
+    Row("eval_data", (), PARTS, _parts),
+    same("n_epochs", "train.epochs"),
+    same("learning_rate", "train.optimizer.lr"),
+    same("weight_decay", "train.optimizer.weight_decay"),
+    same("embed_dim", "model.hidden_size"),
+    same("n_heads", "model.n_heads"),
+    same("n_layers", "model.n_layers"),
+    same("max_len", "data.max_len"),
+    same("sliding_step", "model.window_stride", "at most max_len; windows start at the first item"),
+    same("mask_prob", "model.mask_ratio", "besides, the last item of a window is always hidden"),
+    Row(
+        "per_device_train_batch_size",
+        ("train.batch_size",),
+        "multiplied by the number of processes, once, and the log says so",
+        _train_batch_size,
+    ),
+    same("per_device_eval_batch_size", "eval.batch_size", "per process; results do not change"),
+    read_as("model_parallel", "strategy.name", _strategy, "true: sharded, on CPUs too; false: ddp"),
+    free("num_workers", "batches are made whole from mapped columns, one thread ahead", note=True),
+    same("seed", "run.seed"),
+]
+ROWS: dict[str, Row] = {row.key: row for row in TABLE}
+
+DEFAULTS: dict[str, Any] = {
+    "n_epochs": 10,
+    "learning_rate": 3e-4,
+    "weight_decay": 1e-4,
+    "embed_dim": 16,
+    "max_len": 20,
+    "sliding_step": 10,
+    "mask_prob": 0.2,
+    "per_device_train_batch_size": 16,
+    "per_device_eval_batch_size": 16,
+    "model_parallel": True,
+    "seed": 42,
+    # What the tool does without a key.
+    "data.filter.user_inter_num": "[20,200]",
+    "data.split.by": "leave_one_out",
+    "data.split.order": "file",
+    "model.random_ratio": 0.0,
+    "model.windows_from_start": True,
+    "model.mask_last": True,
+    "model.label_smoothing": 0.1,
+    "eval.mode": "pop100",
+    "eval.metrics": ["Recall", "NDCG"],
+    "eval.topk": [10, 20, 50],
+    "eval.valid_metric": "NDCG@10",
+    "train.patience": 1_000_000,
+}
+
+
+class Tdfo(Dialect):
+    tool = "tdfo"
+    note = (
+        "keys of tdfo's config.toml are given: others take its values, as `shoal config show` tells"
+    )
+
+    def name_model(self, named: Named | None) -> Named | None:
+        said = [source for source in self.sources if speaks(source)]
+        return named or ((MODEL, said[0].origin(())) if said else None)
+
+    def defaults(self) -> dict[str, Any]:
+        return DEFAULTS if self._spoken else {}
+
+    def knows(self, key: str, source: Layer) -> bool:
+        return key in ROWS and self._spoken
+
+    @property
+    def _spoken(self) -> bool:
+        return self.model == MODEL and any(speaks(source) for source in self.sources)
+
+    def row(self, name: str) -> Row:
+        if name == "sliding_step":
+            self._check_step()
+        return ROWS[name]
+
+    def _check_step(self) -> None:
+        """Windows further apart than they are long would leave items out."""
+        given = {**DEFAULTS}
+        for source in self.sources:
+            given |= {k: v for k, v in source.values.items() if k in ("max_len", "sliding_step")}
+        step, length = given["sliding_step"], given["max_len"]
+        if isinstance(step, int) and isinstance(length, int) and step > length:
+            raise ValueError(
+                f"sliding_step is {step} and max_len is {length}: items between windows would "
+                "never be trained on; make the step at most max_len"
+            )
+
+    def words(self) -> dict[str, str]:
+        return self.shown(TABLE) if self._spoken else {}
+
+
+DIALECT = Tdfo
+
+
+def table_text() -> str:
+    """The table of keys as Markdown, for docs/goodreads.md."""
+    lines = ["| key | default | here | how it is read |", "| --- | --- | --- | --- |"]
+    for row in TABLE:
+        targets = ", ".join(f"`{target}`" for target in row.targets) or "–"
+        default = f"`{inline(DEFAULTS[row.key])}`" if row.key in DEFAULTS else "–"
+        lines.append(f"| `{row.key}` | {default} | {targets} | {row.rule} |")
+    return "\n".join(lines) + "\n"

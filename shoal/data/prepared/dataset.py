@@ -1,0 +1,200 @@
+"""A prepared folder as a data set: columns on disk, shared by all processes of a host.
+
+    manifest.json     what is here: fields, counts, checksums, options, inputs, the command
+    column-N.bin      a field of the interactions in the order of the files, ids in 32 bits
+    words-N.bin       the words of an id field, and where each ends (ends-N.bin)
+    views/KEY/        rows by phase, and items by user (views.py)
+
+Only numpy is needed to read it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.config.schema import DataSection
+from shoal.config.yaml_io import inline
+from shoal.data.dataset import Dataset, Phase
+from shoal.data.prepared import views
+from shoal.data.prepared.files import (
+    DamagedFolder,
+    Stored,
+    check_arrays,
+    map_array,
+    read_document,
+)
+from shoal.data.prepared.words import Words
+from shoal.data.split import PHASES
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+MANIFEST = "manifest.json"
+VIEW_MEMORY = 1 << 31  # bytes that making a view may take when a run makes it
+# What preparation decides: a run has it as the folder was made, or refuses to start.
+DECIDED = ("fields", "filter", "threshold", "load", "unload")
+REMEDY = "prepare it again, into another folder: shoal prepare INPUT... --to DIR"
+
+
+@dataclass
+class Prepared(Dataset):
+    """A data set whose columns are mapped files."""
+
+    ids: dict[str, np.ndarray] = field(default_factory=dict)  # user-train, ..., seen
+    histories: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+
+    def history(self, phases: tuple[Phase, ...]) -> tuple[np.ndarray, np.ndarray] | None:
+        return self.histories.get(len(phases) if phases == PHASES[: len(phases)] else 0)
+
+    def seen(self) -> tuple[np.ndarray, np.ndarray] | None:
+        return self.ids["seen"], self.ids["seen-starts"]
+
+    def user_ids(self, phase: Phase) -> np.ndarray:
+        return self._ids("user", phase)
+
+    def item_ids(self, phase: Phase) -> np.ndarray:
+        return self._ids("item", phase)
+
+    def _ids(self, side: str, phase: Phase) -> np.ndarray:
+        """Those of training as they lie on disk, int32: they are the many."""
+        found = self.ids[f"{side}-{phase}"]
+        return found if phase == "train" else found.astype(np.int64)
+
+
+def find(config: DataSection) -> Path | None:
+    """The prepared folder that a config names: data.path/data.name, or data.path itself."""
+    for folder in (Path(config.path) / config.name, Path(config.path)):
+        if (folder / MANIFEST).is_file():
+            return folder
+    return None
+
+
+def open_prepared(config: DataSection, seed: int) -> Prepared:
+    """The data set of a prepared folder, split as data.split says."""
+    folder = find(config)
+    if folder is None:
+        raise ValueError(
+            f"no prepared folder: neither {Path(config.path) / config.name} nor {config.path} has "
+            f"a {MANIFEST}; make one with `shoal prepare INPUT... --to DIR` and set data.path=DIR"
+        )
+    try:
+        manifest = read_document(folder / MANIFEST, VERSION)
+        _check_options(folder, manifest["options"], config)
+        _check_bytes(folder, manifest)
+        return _open(folder, manifest, config, seed)
+    except (DamagedFolder, KeyError, TypeError) as error:
+        raise ValueError(f"{folder} is damaged: {error}; {REMEDY}") from error
+
+
+def _check_options(folder: Path, made: Mapping[str, Any], config: DataSection) -> None:
+    """Refuse a config that asks for what the folder was not made with; defaults ask for nothing."""
+    given, unsaid = config.model_dump(), DataSection().model_dump()
+    for key in DECIDED:
+        for name, value, default, was in _leaves(key, given[key], unsaid[key], made[key]):
+            if value != default and value != was:
+                raise ValueError(
+                    f"data.{name} is {inline(value)}, and {folder} was prepared with "
+                    f"{inline(was)}: leave it out, or {REMEDY}"
+                )
+    for key in ("normalize", "presplit", "extra_suffixes"):
+        if given[key] != unsaid[key]:
+            raise ValueError(
+                f"data.{key} is {inline(given[key])}, which a prepared folder does not have: leave "
+                "it out, or train from the files themselves"
+            )
+
+
+def _leaves(key: str, value: Any, default: Any, was: Any) -> list[tuple[str, Any, Any, Any]]:
+    if key in ("fields", "filter"):
+        return [(f"{key}.{name}", value[name], default[name], was.get(name)) for name in value]
+    return [(key, value, default, was)]
+
+
+def _check_bytes(folder: Path, manifest: dict[str, Any]) -> None:
+    """Compare files with their checksums, and ids with the words they number."""
+    if not check_arrays(folder, all_stored(manifest)):
+        logger.info(
+            "%s is large: its checksums are not compared at every start; "
+            "`shoal prepare --check --to %s` does",
+            *(folder, folder),
+        )
+        return
+    columns = map_columns(folder, manifest)
+    rows = {len(column) for column in columns.values()}
+    if rows != {manifest["rows"]}:
+        raise DamagedFolder(f"its columns have {sorted(rows)} rows, not {manifest['rows']}")
+    for name, words in manifest["words"].items():
+        size, ids = len(Stored.of(words["ends"])), columns[name]
+        if len(ids) and not (ids.min() >= 1 and ids.max() < size):
+            raise DamagedFolder(f"ids of {name} are not all from 1 to {size - 1}")
+
+
+def all_stored(manifest: dict[str, Any]) -> list[Stored]:
+    """Every array that a manifest names."""
+    entries = [column["values"] for column in manifest["columns"].values()]
+    entries += [one[part] for one in manifest["words"].values() for part in ("text", "ends")]
+    return [Stored.of(entry) for entry in entries]
+
+
+def map_columns(folder: Path, manifest: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Field -> its mapped column."""
+    return {
+        name: map_array(folder, Stored.of(column["values"]))
+        for name, column in manifest["columns"].items()
+    }
+
+
+def for_view(manifest: dict[str, Any], columns: dict[str, np.ndarray], order: str) -> dict:
+    """The columns that a view is made of."""
+    fields = manifest["options"]["fields"]
+    chosen = {fields["user"]: columns[fields["user"]], "item": columns[fields["item"]]}
+    if order != "file" and fields["time"] in columns:
+        chosen["time"] = columns[fields["time"]]
+    return chosen
+
+
+def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int) -> Prepared:
+    fields, columns = manifest["options"]["fields"], map_columns(folder, manifest)
+    vocab: dict[str, Any] = {
+        name: Words(*(map_array(folder, Stored.of(one[part])) for part in ("text", "ends")))
+        for name, one in manifest["words"].items()
+    }
+    key = views.view_key(manifest["interactions"], config.split, seed)
+    place = folder / "views" / key
+    arrays = views.open_view(place)
+    if arrays is None:
+        logger.info("%s is split for the first time as data.split says; it is kept", folder)
+        chosen = for_view(manifest, columns, config.split.order)
+        sizes = len(vocab[fields["user"]]), len(vocab[fields["item"]])
+        try:
+            views.make_view(place, chosen, fields["user"], sizes, config.split, seed, VIEW_MEMORY)
+        except OSError as error:
+            raise ValueError(
+                f"{place} cannot be written ({error.strerror}), and the split of a prepared folder "
+                "is kept there; make room, or let `shoal prepare` make it: give it the same "
+                "data.split and run.seed"
+            ) from error
+        arrays = views.open_view(place)
+        if arrays is None:
+            raise DamagedFolder(f"{place} is not what was written there")
+    timed = fields["time"] in columns and config.split.order != "file"
+    return Prepared(
+        name=manifest["name"],
+        user_field=fields["user"],
+        item_field=fields["item"],
+        time_field=fields["time"] if timed else None,
+        label_field=fields["label"] if fields["label"] in columns else None,
+        inter=dict(columns),
+        types={name: column["type"] for name, column in manifest["columns"].items()},
+        vocab=vocab,
+        splits={phase: arrays[f"rows-{phase}"] for phase in PHASES},
+        digests={"interactions": manifest["interactions"], "splits": views.splits_digest(place)},
+        ids={name: one for name, one in arrays.items() if not name.startswith("history")},
+        histories={n: (arrays[f"history-{n}"], arrays[f"offsets-{n}"]) for n in (1, 2, 3)},
+    )

@@ -1,0 +1,153 @@
+"""Flat files of numbers: appended to, checked, memory-mapped.
+
+A file holds one array without a header; what it is stands in a JSON document beside it: type and
+segments, each with its length and SHA-256. A file only ever grows. What lies behind the segments
+that the document names does not exist for a reader, so writing the document is what commits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.world.durable import is_plain_name, open_regular, replace_durably
+
+READ_BYTES = 1 << 24  # at a time
+CHECKED_BYTES = 1 << 30  # more than that is not compared whenever a run starts
+
+
+class DamagedFolder(ValueError):
+    """A prepared folder that is not as it was written."""
+
+
+@dataclass
+class Stored:
+    """One array: its file, its type, and its segments (length, SHA-256)."""
+
+    file: str
+    dtype: str
+    segments: list[tuple[int, str]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, entry: dict[str, Any]) -> Stored:
+        """From the document."""
+        segments = [(int(length), str(digest)) for length, digest in entry["segments"]]
+        return cls(str(entry["file"]), str(entry["dtype"]), segments)
+
+    def entry(self) -> dict[str, Any]:
+        """For the document."""
+        segments = [list(segment) for segment in self.segments]
+        return {"file": self.file, "dtype": self.dtype, "segments": segments}
+
+    def __len__(self) -> int:
+        return sum(length for length, _ in self.segments)
+
+
+class Appender:
+    """Writes one more segment of an array; `close` makes it known to `stored`."""
+
+    def __init__(self, folder: Path, stored: Stored):
+        self.stored, self.dtype = stored, np.dtype(stored.dtype)
+        known = len(stored) * self.dtype.itemsize
+        self.file = open(folder / stored.file, "r+b" if known else "wb")  # noqa: SIM115
+        self.file.truncate(known)  # what an interrupted append left
+        self.file.seek(known)
+        self.digest, self.length = hashlib.sha256(), 0
+
+    def write(self, values: np.ndarray) -> None:
+        """Add values at the end."""
+        data = np.ascontiguousarray(values, dtype=self.dtype).data
+        self.file.write(data)
+        self.digest.update(data)
+        self.length += len(values)
+
+    def close(self) -> None:
+        """The disk has all that was written."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+        self.stored.segments.append((self.length, self.digest.hexdigest()))
+
+
+def write_array(folder: Path, name: str, values: np.ndarray, dtype: str) -> Stored:
+    """A whole array as a file of one segment."""
+    stored = Stored(name, dtype)
+    writer = Appender(folder, stored)
+    writer.write(values)
+    writer.close()
+    return stored
+
+
+def map_array(folder: Path, stored: Stored) -> np.ndarray:
+    """The array, memory-mapped: all processes of a host share its pages."""
+    path, dtype, length = folder / stored.file, np.dtype(stored.dtype), len(stored)
+    if not is_plain_name(stored.file) or dtype.kind not in "iuf":
+        raise DamagedFolder(f"{stored.file!r} of {stored.dtype!r} is no file of numbers")
+    try:
+        with open_regular(path, links=False) as file:
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise DamagedFolder(f"{path}: {error.strerror}") from error
+    if size < length * dtype.itemsize:
+        raise DamagedFolder(f"{path} has {size} bytes, not {length * dtype.itemsize}")
+    if length == 0:
+        return np.empty(0, dtype)
+    # Copy on write: torch takes it without a copy, and nothing written to it reaches the file.
+    return np.asarray(np.memmap(path, dtype, mode="c", shape=(length,)))
+
+
+def check_arrays(folder: Path, arrays: list[Stored], whole: bool = False) -> bool:
+    """Whether the bytes were compared with their checksums: where they are few, or for `whole`."""
+    for one in arrays:
+        map_array(folder, one)  # whether it is there and long enough
+    total = sum(len(one) * np.dtype(one.dtype).itemsize for one in arrays)
+    if total > CHECKED_BYTES and not whole:
+        return False
+    for one in arrays:
+        _check(folder, one)
+    return True
+
+
+def _check(folder: Path, stored: Stored) -> None:
+    itemsize = np.dtype(stored.dtype).itemsize
+    with open_regular(folder / stored.file, links=False) as file:
+        for length, wanted in stored.segments:
+            digest, left = hashlib.sha256(), length * itemsize
+            while left and (data := file.read(min(left, READ_BYTES))):
+                digest.update(data)
+                left -= len(data)
+            if left or digest.hexdigest() != wanted:
+                raise DamagedFolder(f"{folder / stored.file} does not match its checksum")
+
+
+def write_document(path: Path, body: dict[str, Any]) -> None:
+    """A JSON document with its own checksum; a reader sees the old or the new one."""
+    text = json.dumps({"sha256": _checksum(body), "body": body}, ensure_ascii=False, indent=1)
+    replace_durably(path, text.encode())
+
+
+def read_document(path: Path, version: int) -> dict[str, Any]:
+    """The body of a document."""
+    try:
+        with open_regular(path, links=False) as file:
+            stored = json.loads(file.read())
+        body = stored["body"]
+        if stored["sha256"] != _checksum(body):
+            raise DamagedFolder(f"{path} does not match its checksum")
+        if body["version"] != version:
+            raise DamagedFolder(f"{path} has version {body['version']}, not {version}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, DamagedFolder):
+            raise
+        raise DamagedFolder(f"{path}: {type(error).__name__}: {error}") from error
+    return body
+
+
+def _checksum(body: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

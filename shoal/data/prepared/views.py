@@ -1,0 +1,206 @@
+"""Views: how a prepared folder's rows are split, and each user's items in order.
+
+    views/KEY/  rows-PHASE    row numbers of a phase, ascending
+                user-PHASE    ids of these rows, so that nobody gathers them again
+                item-PHASE
+                history-N     items of the first N phases by user, in order of time (or of the file)
+                offsets-N     where each user's items begin [users + 1]
+                seen          training pairs, user * items + item, ascending; what is no negative
+                seen-starts   where each user's pairs begin [users + 1]
+
+A view is a pure function of the columns and of data.split (and of the seed where the order is
+random). It is made once, in a hidden folder that is renamed when it is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.config.schema import SplitSection
+from shoal.data.prepared.files import (
+    Appender,
+    DamagedFolder,
+    Stored,
+    check_arrays,
+    map_array,
+    read_document,
+    write_array,
+    write_document,
+)
+from shoal.data.prepared.partition import by_user, chunks, count_ids
+from shoal.data.sampler import distinct
+from shoal.data.split import PHASES, leave_counts, ratio_counts, split_rows
+
+VERSION = 1
+DOCUMENT = "view.json"
+
+
+def view_key(digest: str, split: SplitSection, seed: int) -> str:
+    """The name of a view's folder."""
+    said: list[Any] = [VERSION, digest, split.model_dump()]
+    if split.order == "random":
+        said.append(seed)
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def open_view(folder: Path) -> dict[str, np.ndarray] | None:
+    """The arrays of a view, mapped; None where there is none, or none that is whole."""
+    with suppress(DamagedFolder):
+        entries = read_document(folder / DOCUMENT, VERSION)["arrays"]
+        stored = {name: Stored.of(entry) for name, entry in entries.items()}
+        check_arrays(folder, list(stored.values()))
+        return {name: map_array(folder, one) for name, one in stored.items()}
+    return None
+
+
+def splits_digest(folder: Path) -> str:
+    """The digest of the splits of a view."""
+    return str(read_document(folder / DOCUMENT, VERSION)["splits"])
+
+
+def make_view(
+    folder: Path,
+    columns: dict[str, np.ndarray],
+    user: str,
+    sizes: tuple[int, int],
+    split: SplitSection,
+    seed: int,
+    memory: int,
+) -> None:
+    """Split the rows of mapped `columns` (user, item and, where there is one, time).
+
+    sizes: numbers of user ids and of item ids.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = folder.parent / f".{folder.name}.{os.getpid()}"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    try:
+        body = _write(work, columns, user, sizes, split, seed, memory)
+        write_document(work / DOCUMENT, {"version": VERSION, **body})
+        if folder.exists() and open_view(folder) is None:
+            shutil.rmtree(folder)  # it is damaged
+        try:
+            work.rename(folder)
+        except OSError:
+            if open_view(folder) is None:  # else another process was first
+                raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _write(
+    work: Path,
+    columns: dict[str, np.ndarray],
+    user: str,
+    sizes: tuple[int, int],
+    split: SplitSection,
+    seed: int,
+    memory: int,
+) -> dict[str, Any]:
+    (num_users, num_items), users, rows = sizes, columns[user], len(columns[user])
+    counts = count_ids(users, num_users)
+    phases = _reserve(work / "phases", rows)
+    apart = split.group_by == "user" and split.order != "random"
+    if (split.order == "time" and "time" not in columns) or not apart:
+        # At random, or over all users at once: the order of all rows is in memory.
+        chosen = split_rows(split, seed, np.asarray(users, np.int64), columns.get("time"))
+        for number, phase in enumerate(PHASES):
+            phases[chosen[phase]] = number
+    histories = [Appender(work, Stored(f"history-{n}", "<i4")) for n in (1, 2, 3)]
+    lengths = [np.zeros(num_users, dtype=np.int64) for _ in histories]
+    seen, seen_counts = Appender(work, Stored("seen", "<i8")), np.zeros(num_users, dtype=np.int64)
+    for span, part in by_user(columns, user, counts, memory, work):
+        keys = [part["time"], part[user]] if "time" in part else [part[user]]
+        order = np.lexsort(keys)
+        row, owner, item = part["row"][order], part[user][order], part["item"][order]
+        if apart:
+            phases[row] = _phases(split, counts[span])
+        phase = phases[row]
+        for n, (history, length) in enumerate(zip(histories, lengths)):
+            taken = phase <= n
+            history.write(item[taken])
+            length[span] = np.bincount(owner[taken] - span.start, minlength=span.stop - span.start)
+        trains = phase == 0
+        pairs = distinct(owner[trains].astype(np.int64) * num_items + item[trains])
+        seen.write(pairs)
+        seen_counts += np.bincount(pairs // num_items, minlength=num_users)
+    arrays = {}
+    seen.close()
+    starts = np.concatenate([[0], np.cumsum(seen_counts)])
+    arrays["seen"] = seen.stored
+    arrays["seen-starts"] = write_array(work, "seen-starts", starts, "<i8")
+    for n, (history, length) in enumerate(zip(histories, lengths), start=1):
+        history.close()
+        arrays[f"history-{n}"] = history.stored
+        offsets = np.concatenate([[0], np.cumsum(length)])
+        arrays[f"offsets-{n}"] = write_array(work, f"offsets-{n}", offsets, "<i8")
+    arrays |= _write_phases(work, columns, user, phases)
+    digest = hashlib.sha256()
+    for phase in PHASES:
+        stored = arrays[f"rows-{phase}"]
+        digest.update(np.int64(len(stored)).tobytes())
+        for some in _read(work, stored):
+            digest.update(some.data)
+    del phases
+    (work / "phases").unlink()
+    return {
+        "arrays": {name: stored.entry() for name, stored in arrays.items()},
+        "splits": digest.hexdigest(),
+    }
+
+
+def _reserve(path: Path, size: int) -> np.ndarray:
+    """A byte per row, in a file that is there in full: a disk that fills up says so here."""
+    with open(path, "wb") as file:
+        if size:
+            os.posix_fallocate(file.fileno(), 0, size)
+    return np.memmap(path, np.uint8, mode="r+", shape=(size,)) if size else np.empty(0, np.uint8)
+
+
+def _phases(split: SplitSection, sizes: np.ndarray) -> np.ndarray:
+    """The phase of every row of users with so many rows each, in order: uint8 [sum of sizes]."""
+    if split.by == "ratio":
+        valid, test = ratio_counts(sizes, split.ratio)
+    else:
+        valid, test = leave_counts(sizes, split.leave)
+    valid, test = np.where(sizes > 0, valid, 0), np.where(sizes > 0, test, 0)
+    kinds = np.tile(np.arange(3, dtype=np.uint8), len(sizes))
+    return np.repeat(kinds, np.stack([sizes - valid - test, valid, test], 1).reshape(-1))
+
+
+def _write_phases(
+    work: Path, columns: dict[str, np.ndarray], user: str, phases: np.ndarray
+) -> dict[str, Stored]:
+    names = {"rows": "<i8", "user": "<i4", "item": "<i4"}
+    writers = {
+        (name, phase): Appender(work, Stored(f"{name}-{phase}", dtype))
+        for phase in PHASES
+        for name, dtype in names.items()
+    }
+    for part in chunks(len(phases)):
+        users, items = columns[user][part], columns["item"][part]
+        for number, phase in enumerate(PHASES):
+            rows = np.flatnonzero(phases[part] == number)
+            writers["rows", phase].write(rows + part.start)
+            writers["user", phase].write(users[rows])
+            writers["item", phase].write(items[rows])
+    for writer in writers.values():
+        writer.close()
+    return {writer.stored.file: writer.stored for writer in writers.values()}
+
+
+def _read(folder: Path, stored: Stored) -> Iterator[np.ndarray]:
+    """An array that was just written, some at a time."""
+    with open(folder / stored.file, "rb") as file:
+        while len(part := np.fromfile(file, stored.dtype, 1 << 20)):
+            yield part
