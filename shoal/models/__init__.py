@@ -10,12 +10,12 @@ from shoal.models.base import Model
 
 # name -> module; imported on first use, so that a run pays for one model only
 MODELS: dict[str, str] = {
-    "Pop": "shoal.models.pop",
-    "BPR": "shoal.models.bpr",
-    "NeuMF": "shoal.models.neumf",
-    "LightGCN": "shoal.models.lightgcn",
-    "SASRec": "shoal.models.sasrec",
-    "BERT4Rec": "shoal.models.bert4rec",
+    "Pop": "shoal.models.general.pop",
+    "BPR": "shoal.models.general.bpr",
+    "NeuMF": "shoal.models.general.neumf",
+    "LightGCN": "shoal.models.general.lightgcn",
+    "SASRec": "shoal.models.sequential.sasrec",
+    "BERT4Rec": "shoal.models.sequential.bert4rec",
     "LR": "shoal.models.lr",
     "FM": "shoal.models.fm",
     "DNN": "shoal.models.dnn",
