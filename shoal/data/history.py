@@ -14,7 +14,15 @@ class Histories:
                                       offsets  0 0 3 4      (user 0 is padding)
     """
 
-    def __init__(self, dataset: Dataset, phases: tuple[Phase, ...], max_len: int):
+    def __init__(
+        self,
+        dataset: Dataset,
+        phases: tuple[Phase, ...],
+        max_len: int,
+        timed: bool = False,
+        asked: Phase | None = None,
+    ):
+        """`timed`: keep the times of items; `asked`: the phase whose first one is the request."""
         rows = np.sort(np.concatenate([dataset.splits[phase] for phase in phases]))
         users = np.asarray(dataset.inter[dataset.user_field])[rows]
         items = np.asarray(dataset.inter[dataset.item_field])[rows]
@@ -27,6 +35,15 @@ class Histories:
         self.offsets = np.zeros(dataset.num_users + 1, dtype=np.int64)
         np.cumsum(np.bincount(users, minlength=dataset.num_users), out=self.offsets[1:])
         self.max_len = max_len
+        self.times: np.ndarray | None = None  # int64, of items
+        if timed:
+            if dataset.time_field is None or dataset.time_field not in dataset.inter:
+                raise ValueError(
+                    f"data set {dataset.name!r} has no times, and this model reads the times of a "
+                    "history; name their column in data.fields.time, or choose another model"
+                )
+            self.times = times[order].astype(np.int64)
+            self._requests = _first_times(dataset, asked)
 
     def windows(self) -> tuple[np.ndarray, np.ndarray]:
         """Windows that cover every (item, next item) pair once: users [n], stops [n].
@@ -62,3 +79,41 @@ class Histories:
         if len(self.items) == 0:
             return np.zeros(position.shape, dtype=np.int64)
         return np.where(inside, self.items[position], 0)
+
+    def window_times(self, users: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        """Times of windows' items and of the last target: [n, max_len + 1], 0 pads."""
+        assert self.times is not None
+        starts = np.maximum(stops - 1 - self.max_len, self.offsets[users])
+        column = np.arange(self.max_len + 1)
+        inside = column < (stops - starts)[:, None]
+        return np.where(inside, self.times[np.where(inside, starts[:, None] + column, 0)], 0)
+
+    def latest_times(self, users: np.ndarray) -> np.ndarray:
+        """Times of `latest` and, behind the last item, of the request: [n, max_len + 1].
+
+        Without a request it is now: as late as the last item.
+        """
+        assert self.times is not None
+        stops = self.offsets[users + 1]
+        lengths = np.minimum(stops - self.offsets[users], self.max_len)
+        column = np.arange(self.max_len + 1)
+        inside = column < lengths[:, None]
+        found = np.zeros(inside.shape, dtype=np.int64)
+        if len(self.times):
+            starts = stops - lengths
+            found = np.where(inside, self.times[np.where(inside, starts[:, None] + column, 0)], 0)
+        rows = np.arange(len(users))
+        last = found[rows, np.maximum(lengths - 1, 0)]
+        found[rows, lengths] = np.maximum(self._requests[users], last)
+        return found
+
+
+def _first_times(dataset: Dataset, phase: Phase | None) -> np.ndarray:
+    """The time of each user's first interaction of a phase: int64 [num_users], 0 without one."""
+    found = np.zeros(dataset.num_users, dtype=np.int64)
+    if phase is not None:
+        users = dataset.user_ids(phase)
+        times = np.asarray(dataset.inter[dataset.time_field])[dataset.splits[phase]]  # type: ignore[index]
+        order = np.argsort(-times, kind="stable")  # the earliest is written last
+        found[users[order]] = times[order].astype(np.int64)
+    return found

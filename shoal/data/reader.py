@@ -148,7 +148,10 @@ class Windows(Reader):
             # One draw per position, numbered by (window, position).
             index = (samples[:, None] * width + np.arange(width)).reshape(-1)
             drawn = self.negatives.draw(np.repeat(users, width), index, epoch, self.num_negatives)
-            ids["neg_item"] = torch.from_numpy(drawn).view(len(samples), width, -1)
+            shape = len(samples), width, self.num_negatives
+            ids["neg_item"] = torch.from_numpy(drawn).view(shape)
+        if self.histories.times is not None:
+            ids["history_time"] = torch.from_numpy(self.histories.window_times(users, stops))
         return Batch(len(samples), ids)  # type: ignore[arg-type]
 
 

@@ -18,6 +18,8 @@ from shoal.data.history import Histories
 from shoal.data.masking import MaskedWindows, Masking
 from shoal.data.prepare import load_dataset
 from shoal.data.reader import Interactions, Reader, Windows
+from shoal.data.sampler import log_weights
+from shoal.data.samples import Prefixes, Users
 from shoal.data.statistics import describe
 from shoal.embedding.optim.chosen import row_optimizer_names_of
 from shoal.models import find
@@ -57,6 +59,11 @@ def build(config: Config, world: World) -> Parts:
         )
     dataset = _load(config, world)
     negatives = config.train.negatives
+    logq = torch.empty(0)
+    if negatives is not None:
+        popularity = np.bincount(dataset.item_ids("train"), minlength=dataset.num_items)
+        drawn = log_weights(popularity, negatives.distribution, negatives.alpha)
+        logq = torch.from_numpy(drawn)
     facts = Facts(
         num_users=dataset.num_users,
         num_items=dataset.num_items,
@@ -66,28 +73,33 @@ def build(config: Config, world: World) -> Parts:
         train_users=torch.from_numpy(np.array(dataset.user_ids("train"))),
         train_items=torch.from_numpy(np.array(dataset.item_ids("train"))),
         num_negatives=negatives.num if negatives else 0,
+        negative_logq=logq,
     )
     torch.manual_seed(config.run.seed)  # dense parameters: the same on every rank
     model = model_class(model_class.Options(**config.model.options), facts)
     strategy = set_up(config, world, model)
     sequential = model.kind == "sequential"
-    section = config.train
-    batch_size = config.samples_per_step(world.size)
-    how = (negatives, batch_size, config.run.seed, section.shuffle)
-    reader: Reader
-    if sequential:
-        histories = Histories(dataset, ("train",), config.data.max_len)
-        masking = getattr(model, "masking", None)  # how a bidirectional model wants its windows
-        if masking is None:
-            reader = Windows(dataset, histories, *how)
-        else:
-            reader = MaskedWindows(dataset, histories, Masking(**masking), *how)
-    else:
-        reader = Interactions(dataset, *how)
-    evaluator = Evaluator(
-        dataset, config.eval, world, config.run.seed, config.data.max_len, sequential
-    )
+    reader = _reader(config, world, dataset, model)
+    max_len, timed = config.data.max_len, model.reads_times
+    evaluator = Evaluator(dataset, config.eval, world, config.run.seed, max_len, sequential, timed)
     return Parts(dataset, model, strategy, reader, evaluator, fingerprint(config, dataset))
+
+
+def _reader(config: Config, world: World, dataset: Dataset, model: Model) -> Reader:
+    """Training samples as the model wants them."""
+    batch_size, shuffle = config.samples_per_step(world.size), config.train.shuffle
+    how = (config.train.negatives, batch_size, config.run.seed, shuffle)
+    if model.samples == "users":
+        return Users(dataset, batch_size, config.run.seed, shuffle)
+    if model.kind != "sequential":
+        return Interactions(dataset, *how)
+    histories = Histories(dataset, ("train",), config.data.max_len, model.reads_times)
+    masking = getattr(model, "masking", None)  # how a bidirectional model wants its windows
+    if masking is not None:
+        return MaskedWindows(dataset, histories, Masking(**masking), *how)
+    if model.samples == "prefixes":
+        return Prefixes(dataset, histories, *how)
+    return Windows(dataset, histories, *how)
 
 
 def _build_clicks(config: Config, world: World, model_class: type[Model]) -> Parts:

@@ -183,6 +183,10 @@ def test_defaults_are_those_of_the_configs_people_have():
         "layer_norm_eps": 1e-12,
         "initializer_range": 0.02,
         "loss_type": "CE",
+        "gbce_t": 0.75,
+        "label_smoothing": 0.0,
+        "cosine": False,
+        "temperature": 1.0,
     }
     assert SASRec.Options.DEFAULTS["data.split.by"] == "leave_one_out"
     assert SASRec.Options.DEFAULTS["train.negatives"] is None
@@ -408,7 +412,9 @@ def test_neumf_scores_in_blocks_that_do_not_divide(monkeypatch):
     _, logit = plain_neumf(model)
     users, items = torch.tensor([1, 4, 6]), torch.arange(1, 9)
     expected = torch.stack([torch.stack([logit(u, i) for i in items]) for u in users])
-    monkeypatch.setattr("shoal.models.general.neumf.SCORE_BLOCK", 3 * 12 * 3)  # three items at a time
+    monkeypatch.setattr(
+        "shoal.models.general.neumf.SCORE_BLOCK", 3 * 12 * 3
+    )  # three items at a time
     widest = []
     model.mlp.register_forward_pre_hook(lambda _, args: widest.append(args[0].numel()))
     scores = model.score(Batch(3, {"user_id": users}), items)

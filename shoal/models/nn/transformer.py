@@ -13,14 +13,14 @@ from shoal.models.nn.dropout import Dropout, dropout
 from shoal.models.nn.native import products_of
 
 Activation = Literal["gelu", "relu", "swish", "tanh", "sigmoid"]
-_ACTIVATIONS: dict[str, type[nn.Module]] = {
+ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "relu": nn.ReLU,
     "swish": nn.SiLU,
     "tanh": nn.Tanh,
     "sigmoid": nn.Sigmoid,
 }
-assert tuple(_ACTIVATIONS) == get_args(Activation)
+assert tuple(ACTIVATIONS) == get_args(Activation)
 HIDDEN = -1e9  # not -inf: a row of pads alone has no position to see, and must not become NaN
 
 
@@ -52,7 +52,7 @@ class Transformer(nn.Module):
             attention = Attention(heads, width, attention_dropout, causal=causal)
             feed_forward = nn.Sequential(
                 nn.Linear(width, inner_width),
-                _ACTIVATIONS[activation](),
+                ACTIVATIONS[activation](),
                 nn.Linear(inner_width, width),
             )
             self.blocks += [

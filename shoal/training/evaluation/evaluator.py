@@ -39,7 +39,9 @@ class Evaluator:
         seed: int,
         max_len: int,
         sequential: bool = False,
+        timed: bool = False,
     ):
+        self.timed = timed  # whether the model reads when things happened
         self.dataset, self.section, self.world, self.seed = dataset, section, world, seed
         self.sequential, self.max_len = sequential, max_len
         popularity = np.bincount(dataset.item_ids("train"), minlength=dataset.num_items)
@@ -95,7 +97,8 @@ class Evaluator:
             self.check([phase])
             histories = None
             if self.sequential:
-                histories = Histories(self.dataset, EARLIER[phase], self.max_len)
+                earlier = EARLIER[phase]
+                histories = Histories(self.dataset, earlier, self.max_len, self.timed, phase)
             data = PhaseData(self.dataset, phase, self.section, self.seed)
             self._phases[phase] = data, histories
         return self._phases[phase]
@@ -119,6 +122,8 @@ class Evaluator:
         ids = {self.dataset.user_field: torch.from_numpy(users)}
         if histories is not None:
             ids["history"] = torch.from_numpy(histories.latest(users))
+            if histories.times is not None:
+                ids["history_time"] = torch.from_numpy(histories.latest_times(users))
         return Batch(len(users), ids).to(self.world.device)  # type: ignore[arg-type]
 
     def recommend(self, model: Model, user: int, topk: int) -> list[tuple[str, float]]:
@@ -130,7 +135,9 @@ class Evaluator:
         dataset, device = self.dataset, self.world.device
         phases: tuple[Phase, ...] = ("train", "valid", "test")
         users = np.array([user])
-        histories = Histories(dataset, phases, self.max_len) if self.sequential else None
+        histories = None
+        if self.sequential:
+            histories = Histories(dataset, phases, self.max_len, self.timed)
         masked = Lists.none(1)
         if not self.section.repeatable:
             seen_users = np.concatenate([dataset.user_ids(p) for p in phases])

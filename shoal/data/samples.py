@@ -1,0 +1,71 @@
+"""Readers whose samples are neither single interactions nor windows: prefixes, whole users."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.data.batch import Batch, Jagged
+from shoal.data.dataset import Dataset
+from shoal.data.reader import Reader, Windows
+
+
+class Prefixes(Windows):
+    """A sample is what came before one item, and that item: for models that say one thing of a
+    history, not one at each of its positions.
+
+    items    a b c d            (max_len 2)
+    samples  history  a         target  b
+             history  a b       target  c
+             history  b c       target  d
+    """
+
+    def __init__(self, *how: Any):
+        super().__init__(*how)
+        offsets = self.histories.offsets
+        places = np.arange(offsets[-1])
+        users = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+        later = places > offsets[users]  # a first item has nothing before it
+        self.window_users, self.window_stops = users[later], places[later] + 1
+        self.num_samples = len(self.window_users)
+
+    def make(self, samples: np.ndarray, epoch: int) -> Batch:
+        users, stops = self.window_users[samples], self.window_stops[samples]
+        history, _ = self.histories.gather(users, stops)
+        ids: dict[str, Tensor] = {
+            self.user_field: torch.from_numpy(users),
+            "history": torch.from_numpy(history),
+            "target": torch.from_numpy(self.histories.items[stops - 1]),
+        }
+        if self.negatives is not None:
+            drawn = self.negatives.draw(users, samples, epoch, self.num_negatives)
+            ids["neg_item"] = torch.from_numpy(drawn)
+        if self.histories.times is not None:
+            ids["history_time"] = torch.from_numpy(self.histories.window_times(users, stops))
+        return Batch(len(samples), ids)  # type: ignore[arg-type]
+
+
+class Users(Reader):
+    """A sample is one user with all training items, each once: ids `taken`, a Jagged of b lists."""
+
+    def __init__(self, dataset: Dataset, batch_size: int, seed: int, shuffle: bool = True):
+        super().__init__(batch_size, seed, shuffle)
+        self.user_field = dataset.user_field
+        users, items = dataset.user_ids("train"), dataset.item_ids("train")
+        pairs = np.unique(np.asarray(users) * dataset.num_items + items)
+        self.items = pairs % dataset.num_items
+        counts = np.bincount(pairs // dataset.num_items, minlength=dataset.num_users)
+        self.offsets = np.concatenate([[0], np.cumsum(counts)])
+        self.users = np.flatnonzero(counts)
+        self.num_samples = len(self.users)
+
+    def make(self, samples: np.ndarray, epoch: int) -> Batch:
+        users = self.users[samples]
+        starts, lengths = self.offsets[users], self.offsets[users + 1] - self.offsets[users]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+        taken = Jagged(torch.from_numpy(self.items[places]), torch.from_numpy(offsets))
+        return Batch(len(samples), {self.user_field: torch.from_numpy(users), "taken": taken})

@@ -1,0 +1,132 @@
+"""One list of demands on every model that ranks: see tests/zoo_models.py, where a new one joins.
+
+- a batch may be cut anywhere: the losses of its parts add up, with dropout, and a part may be empty
+- sharded, ddp and parameter servers train as one process does
+- scores of a block of items are those among all
+- it learns: on planted data, where taste decides, each beats popularity by far
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+from zoo_models import MODELS, zoo_config
+
+from shoal.config.schema import Config
+from shoal.models import MODELS as NAMES
+from shoal.models import find
+from shoal.ps.server.server import Server
+from shoal.runs.build import Parts, build
+from shoal.training.trainer import seed_step
+from shoal.world.world import World
+
+TRAINED = [name for name in MODELS if find(name.split()[0]).trainable]
+STEPS = 4
+
+
+def made(name: str, world: World, **values: Any) -> tuple[Parts, Config]:
+    config = zoo_config(name, **values)
+    parts = build(config, world)
+    parts.model.train()
+    return parts, config
+
+
+def curve(name: str, world: World, **values: Any) -> list[float]:
+    """Losses of the first steps, with dropout."""
+    parts, config = made(name, world, **values)
+    found: list[float] = []
+    for batch in parts.reader.batches(0, world.rank, world.size):
+        seed_step(config.run.seed, len(found), world.rank, world.device)
+        found.append(float(parts.strategy.train_step(batch)))
+        if len(found) == STEPS:
+            break
+    parts.strategy.settle()
+    parts.strategy.close()
+    return found
+
+
+def test_every_model_is_here() -> None:
+    ranking = {name for name in NAMES if find(name).kind != "clicks"}
+    assert {name.split()[0] for name in MODELS} == ranking
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_batch_may_be_cut(name: str) -> None:
+    parts, _ = made(name, World())
+    found = []
+    for slices in ([(0, 1)], [(0, 100), (0, 3), (1, 3), (2, 3)]):  # the first of 100 is empty
+        loss = count = 0.0
+        seed_step(1, 0, 0, torch.device("cpu"))
+        for rank, size in slices:
+            output = parts.strategy.forward(next(parts.reader.batches(0, rank, size)), 0.0)
+            output.loss.backward()
+            loss, count = loss + float(output.loss), count + float(output.count)
+        found.append((loss, count))
+    assert found[0][1] == found[1][1] > 0
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_sharded_by_one_process_equals_single(name: str) -> None:
+    alone = curve(name, World())
+    sharded = curve(name, World(), strategy__name="sharded", strategy__place="row")
+    assert sharded == pytest.approx(alone, rel=1e-4)
+    assert len(set(alone)) == STEPS
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_scores_of_a_block_are_those_among_all(name: str) -> None:
+    parts, _ = made(name, World())
+    parts.model.eval()
+    users = parts.reader.users if hasattr(parts.reader, "users") else parts.reader.window_users
+    _, histories = parts.evaluator._prepared("test")
+    batch = parts.evaluator.query(users[:5].copy(), histories)
+    items = torch.arange(parts.dataset.num_items)
+    with torch.inference_mode():
+        whole = parts.model.score(batch, items)
+        assert whole.shape == (5, len(items)) and bool(whole.isfinite().all())
+        block = parts.model.score(batch, items[9:21])
+        torch.testing.assert_close(block, whole[:, 9:21])
+        lists = torch.tensor([[3, 9, 1], [4, 4, 2], [1, 2, 3], [7, 8, 9], [40, 30, 20]])
+        torch.testing.assert_close(parts.model.score(batch, lists), whole.gather(1, lists))
+        nobody = parts.evaluator.query(users[:0].copy(), histories)
+        assert parts.model.score(nobody, items).shape == (0, len(items))
+
+
+# --- several processes: one start runs every model
+
+
+def curves(world: World, addresses: dict[str, list[str]]) -> dict[str, list[float]]:
+    found = {}
+    for name in TRAINED:
+        found[f"ddp {name}"] = curve(name, world, strategy__name="ddp")
+        place = {"strategy__name": "sharded", "strategy__place": "row"}
+        found[f"sharded {name}"] = curve(name, world, **place)
+        servers = {"strategy__name": "ps", "strategy__ps__addresses": addresses[name]}
+        found[f"ps {name}"] = curve(name, world, **servers)
+    return found
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[float]]]:
+    servers = {name: [Server(index=0, threads=1)] for name in TRAINED}
+    threads = [threading.Thread(target=some[0].serve, daemon=True) for some in servers.values()]
+    for thread in threads:
+        thread.start()
+    addresses = {name: [one.address for one in some] for name, some in servers.items()}
+    folder: Path = tmp_path_factory.mktemp("zoo") / "out"
+    return run_ranks(curves, 2, folder, addresses)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("strategy", ["ddp", "sharded", "ps"])
+def test_two_processes_train_as_one(strategy: str, name: str, together: list) -> None:
+    alone = curve(name, World())
+    for rank in together:
+        assert rank[f"{strategy} {name}"] == pytest.approx(alone, rel=1e-4)
