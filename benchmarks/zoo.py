@@ -227,8 +227,9 @@ def page() -> str:
         "Every model is one file, reads rows through `Embeddings` alone, and runs unchanged under "
         "`single`, `ddp`, `sharded` and `ps`. `tests/contract/test_zoo.py` holds, for each: a "
         "batch may be cut anywhere (dropout included) and the losses of its parts add up; two "
-        "processes under `ddp`, `sharded` and `ps` (sync) have the losses of one; scores of a block of items "
-        "are those among all. `tests/contract/test_learning.py` holds that each learns.",
+        "processes under `ddp`, `sharded` and `ps` (sync) have the losses of one; scores "
+        "of a block of items are those among all. `tests/contract/test_learning.py` holds "
+        "that each learns.",
         "",
         "## Models",
         "",

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ import torch
 from ranks import run_ranks
 from zoo_models import MODELS, zoo_config
 
-from shoal.config.schema import Config
+import shoal.runs.build as building
+from shoal.config.schema import Config, DataSection
+from shoal.data.dataset import Dataset
 from shoal.models import MODELS as NAMES
 from shoal.models import find
 from shoal.ps.server.server import Server
@@ -27,6 +30,29 @@ from shoal.world.world import World
 
 TRAINED = [name for name in MODELS if find(name.split()[0]).trainable]
 STEPS = 4
+SLOW = pytest.mark.slow
+
+
+def each(names: list[str]) -> list[Any]:
+    """Of a model with several lines the first is quick, the others are for when there is time."""
+    return [pytest.param(name, marks=SLOW) if " " in name else name for name in names]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def data_made_once() -> Iterator[None]:
+    """The same planted data for all: it is what takes longest to make."""
+    made: dict[str, Dataset] = {}
+    load = building.load_dataset
+
+    def once(section: DataSection, seed: int) -> Dataset:
+        key = f"{section.model_dump_json()} {seed}"
+        if key not in made:
+            made[key] = load(section, seed)
+        return made[key]
+
+    building.load_dataset = once
+    yield
+    building.load_dataset = load
 
 
 def made(name: str, world: World, **values: Any) -> tuple[Parts, Config]:
@@ -55,7 +81,7 @@ def test_every_model_is_here() -> None:
     assert {name.split()[0] for name in MODELS} == ranking
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", each(TRAINED))
 def test_a_batch_may_be_cut(name: str) -> None:
     parts, _ = made(name, World())
     found = []
@@ -65,13 +91,13 @@ def test_a_batch_may_be_cut(name: str) -> None:
         for rank, size in slices:
             output = parts.strategy.forward(next(parts.reader.batches(0, rank, size)), 0.0)
             output.loss.backward()
-            loss, count = loss + float(output.loss), count + float(output.count)
+            loss, count = loss + float(output.loss.detach()), count + float(output.count)
         found.append((loss, count))
     assert found[0][1] == found[1][1] > 0
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", each(TRAINED))
 def test_sharded_by_one_process_equals_single(name: str) -> None:
     alone = curve(name, World())
     sharded = curve(name, World(), strategy__name="sharded", strategy__place="row")
@@ -79,7 +105,7 @@ def test_sharded_by_one_process_equals_single(name: str) -> None:
     assert len(set(alone)) == STEPS
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", each(list(MODELS)))
 def test_scores_of_a_block_are_those_among_all(name: str) -> None:
     parts, _ = made(name, World())
     parts.model.eval()
@@ -123,7 +149,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[fl
     return run_ranks(curves, 2, folder, addresses)
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.parametrize("strategy", ["ddp", "sharded", "ps"])
 def test_two_processes_train_as_one(strategy: str, name: str, together: list) -> None:
