@@ -40,10 +40,7 @@ class Reader:
 
     def batches(self, epoch: int, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
         """This rank's slices of the global batches start, start + 1, ... of an epoch."""
-        if self.shuffle:
-            order = permutation(self.num_samples, self.seed, epoch)
-        else:
-            order = np.arange(self.num_samples)
+        order = self.order(epoch)
         slices, firsts = [], []
         for begin in range(start * self.batch_size, self.num_samples, self.batch_size):
             count = min(self.batch_size, self.num_samples - begin)
@@ -58,6 +55,12 @@ class Reader:
             stops = np.cumsum([len(one) for one in some])
             for one, stop, first in zip(some, stops, firsts[number:]):
                 yield replace(made.rows(int(stop) - len(one), int(stop)), first=first)
+
+    def order(self, epoch: int) -> np.ndarray:
+        """Sample numbers in the order of an epoch: int64 [num_samples]."""
+        if self.shuffle:
+            return permutation(self.num_samples, self.seed, epoch)
+        return np.arange(self.num_samples)
 
     def make(self, samples: np.ndarray, epoch: int) -> Batch:
         """The batch of the given sample numbers."""
@@ -104,8 +107,13 @@ class Interactions(Reader):
         return Batch(len(samples), ids, labels=labels)  # type: ignore[arg-type]
 
 
+BUCKET_BATCHES = 50  # batches whose samples are sorted by length together
+
+
 class Windows(Reader):
     """A sample is a window of one user's training sequence; each position predicts the next item.
+
+    With `bucket` samples of like length share a batch, and a batch is as long as its longest.
 
     items    a b c d e          (max_len 3)
     windows  history  b c d     target  c d e
@@ -120,8 +128,10 @@ class Windows(Reader):
         batch_size: int,
         seed: int,
         shuffle: bool = True,
+        bucket: bool = False,
     ):
         super().__init__(batch_size, seed, shuffle)
+        self.bucket = bucket
         self.user_field = dataset.user_field
         self.histories = histories
         self.window_users, self.window_stops = histories.windows()
@@ -134,6 +144,34 @@ class Windows(Reader):
             )
         self.negatives = make_sampler(dataset, negatives, seed)
         self.num_negatives = draws_per_sample(negatives)
+
+    def lengths(self, samples: np.ndarray) -> np.ndarray:
+        """Items in the histories of samples: [n]."""
+        users, stops = self.window_users[samples], self.window_stops[samples]
+        return np.minimum(stops - 1 - self.histories.offsets[users], self.histories.max_len)
+
+    def order(self, epoch: int) -> np.ndarray:
+        order = super().order(epoch)
+        if not self.bucket:
+            return order
+        span = BUCKET_BATCHES * self.batch_size
+        spans = [order[start : start + span] for start in range(0, len(order), span)]
+        order = np.concatenate([one[np.argsort(self.lengths(one), kind="stable")] for one in spans])
+        # Batches of all lengths in turn; the last one, which may be smaller, stays the last.
+        whole = len(order) // self.batch_size
+        turns = permutation(whole, self.seed ^ 1, epoch) if self.shuffle else np.arange(whole)
+        batches = order[: whole * self.batch_size].reshape(whole, -1)[turns]
+        return np.concatenate([batches.reshape(-1), order[whole * self.batch_size :]])
+
+    def batches(self, epoch: int, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
+        made = super().batches(epoch, rank, size, start)
+        if not self.bucket:
+            yield from made
+            return
+        order = self.order(epoch)
+        for number, batch in enumerate(made, start):
+            together = order[number * self.batch_size : (number + 1) * self.batch_size]
+            yield _cut(batch, int(self.lengths(together).max()))
 
     def make(self, samples: np.ndarray, epoch: int) -> Batch:
         users, stops = self.window_users[samples], self.window_stops[samples]
@@ -153,6 +191,18 @@ class Windows(Reader):
         if self.histories.times is not None:
             ids["history_time"] = torch.from_numpy(self.histories.window_times(users, stops))
         return Batch(len(samples), ids)  # type: ignore[arg-type]
+
+
+def _cut(batch: Batch, length: int) -> Batch:
+    """The batch with histories of so many places."""
+    ids = dict(batch.ids)
+    each_position = batch.tensor("target").dim() > 1
+    for name in ("history", "target", "neg_item") if each_position else ("history",):
+        if name in ids:
+            ids[name] = batch.tensor(name)[:, :length].contiguous()
+    if "history_time" in ids:
+        ids["history_time"] = batch.tensor("history_time")[:, : length + 1].contiguous()
+    return replace(batch, ids=ids)
 
 
 def draws_per_sample(negatives: NegativesSection | None) -> int:

@@ -24,6 +24,7 @@ from shoal.data.statistics import describe
 from shoal.embedding.optim.chosen import row_optimizer_names_of
 from shoal.models import find
 from shoal.models.base import Facts, Model
+from shoal.training.averages import Averages
 from shoal.training.evaluation import ClickEvaluator, Evaluator
 from shoal.training.evaluation.clicks import TILE_ROWS
 from shoal.training.strategy import Strategy, make_strategy
@@ -89,6 +90,12 @@ def _reader(config: Config, world: World, dataset: Dataset, model: Model) -> Rea
     """Training samples as the model wants them."""
     batch_size, shuffle = config.samples_per_step(world.size), config.train.shuffle
     how = (config.train.negatives, batch_size, config.run.seed, shuffle)
+    bucket = config.train.bucket
+    if bucket and (model.samples not in ("windows", "prefixes") or hasattr(model, "masking")):
+        raise ValueError(
+            f"train.bucket sorts histories by length, and {config.model.name} does not read such "
+            "histories in training; set train.bucket=false"
+        )
     if model.samples == "users":
         return Users(dataset, batch_size, config.run.seed, shuffle)
     if model.kind != "sequential":
@@ -98,8 +105,8 @@ def _reader(config: Config, world: World, dataset: Dataset, model: Model) -> Rea
     if masking is not None:
         return MaskedWindows(dataset, histories, Masking(**masking), *how)
     if model.samples == "prefixes":
-        return Prefixes(dataset, histories, *how)
-    return Windows(dataset, histories, *how)
+        return Prefixes(dataset, histories, *how, bucket)
+    return Windows(dataset, histories, *how, bucket)
 
 
 def _build_clicks(config: Config, world: World, model_class: type[Model]) -> Parts:
@@ -118,6 +125,22 @@ def _build_clicks(config: Config, world: World, model_class: type[Model]) -> Par
 
 def set_up(config: Config, world: World, model: Model) -> Strategy:
     """The strategy of a config, with the model in it."""
+    if config.train.recompute:
+        layers = [one for one in model.modules() if hasattr(one, "recompute")]
+        if not layers:
+            raise ValueError(
+                f"train.recompute computes layers of transformers again, and {config.model.name} "
+                "has none; set train.recompute=false"
+            )
+        for one in layers:
+            one.recompute = True  # type: ignore[assignment]
+    if config.train.ema is not None:
+        if not any(one.requires_grad for one in model.parameters()):
+            raise ValueError(
+                f"train.ema averages dense parameters, and {config.model.name} has none; "
+                "set train.ema=null"
+            )
+        model.averages = Averages(model, config.train.ema)
     strategy = make_strategy(config.strategy, world, config.launch.join_timeout)
     strategy.setup(
         model,

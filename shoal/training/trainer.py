@@ -25,6 +25,7 @@ from shoal.data.fingerprint import mismatch
 from shoal.data.reader import Reader
 from shoal.models.base import Model
 from shoal.models.nn.dropout import begin_step, end_steps
+from shoal.training.averages import Averages
 from shoal.training.checkpoint import CheckpointError, Checkpoints, give
 from shoal.training.curves import Curves
 from shoal.training.evaluation import ClickEvaluator, Evaluator, Interval
@@ -71,6 +72,7 @@ class Trainer:
         self.config, self.strategy, self.reader = config, strategy, reader
         self.evaluator, self.folder, self.fingerprint = evaluator, folder, fingerprint
         self.world, self.model = strategy.world, strategy.model
+        self.averages: Averages | None = getattr(self.model, "averages", None)
         self.on_step = on_step
         self.cursor, self.resumed = Cursor(), False
         section = config.checkpoint
@@ -188,6 +190,8 @@ class Trainer:
                 self.strategy.prefetch(following[0])
             lr = learning_rate(config.train.optimizer, cursor.step, reader.num_batches or 0, epochs)
             loss = self.strategy.train_parts(parts, lr)
+            if self.averages is not None:
+                self.averages.update()
             total += loss
             cursor.step += 1
             cursor.batch += 1

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks
-from zoo_models import MODELS, zoo_config
+from zoo_models import DATA, MODELS, zoo_config
 
+import shoal
 import shoal.runs.build as building
 from shoal.config.schema import Config, DataSection
 from shoal.data.dataset import Dataset
@@ -25,6 +26,7 @@ from shoal.models import MODELS as NAMES
 from shoal.models import find
 from shoal.ps.server.server import Server
 from shoal.runs.build import Parts, build
+from shoal.runs.trained import Trained
 from shoal.training.trainer import seed_step
 from shoal.world.world import World
 
@@ -156,3 +158,66 @@ def test_two_processes_train_as_one(strategy: str, name: str, together: list) ->
     alone = curve(name, World())
     for rank in together:
         assert rank[f"{strategy} {name}"] == pytest.approx(alone, rel=1e-4)
+
+
+# --- ways to train that change no number, or the same everywhere
+
+
+@pytest.mark.parametrize("name", ["SASRec", "BERT4Rec", "HSTU"])
+def test_layers_computed_again_change_nothing(name: str) -> None:
+    assert curve(name, World(), train__recompute=True) == curve(name, World())
+
+
+@pytest.mark.parametrize("name", ["SASRec sampled", "STAMP", "HSTU", "FMLP"])
+def test_a_bucketed_batch_may_be_cut(name: str) -> None:
+    parts, _ = made(name, World(), train__bucket=True)
+    ids = "history", "target"
+    whole, seen = list(parts.reader.batches(0)), set()
+    for number, batch in enumerate(whole):
+        assert batch.tensor("history").shape[1] == (batch.tensor("history") > 0).sum(1).max()
+        slices = [next(parts.reader.batches(0, rank, 3, number)) for rank in range(3)]
+        for name in ids:
+            joined = torch.cat([one.tensor(name) for one in slices])
+            assert torch.equal(joined, batch.tensor(name))
+        seen |= {tuple(row) for row in batch.tensor("history").tolist()}
+    widths = [batch.tensor("history").shape[1] for batch in whole]
+    assert len(set(widths)) > 2 and widths != sorted(widths)
+    parts.reader.bucket = False
+    plain = {
+        tuple(row) for one in parts.reader.batches(0) for row in one.tensor("history").tolist()
+    }
+    assert {tuple(x for x in row if x) for row in plain} == {tuple(x for x in r if x) for r in seen}
+    seed_step(1, 0, 0, torch.device("cpu"))
+    parts.reader.bucket = True
+    assert float(parts.strategy.train_step(next(parts.reader.batches(0)))) > 0
+
+
+def test_what_a_model_cannot_do_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"train\.recompute.*GRU4Rec has none"):
+        made("GRU4Rec", World(), train__recompute=True)
+    with pytest.raises(ValueError, match=r"train\.bucket.*BERT4Rec does not read"):
+        made("BERT4Rec", World(), train__bucket=True)
+
+
+def test_averages_are_what_is_evaluated_and_come_back_with_a_run(tmp_path: Path) -> None:
+    values = {**DATA, **MODELS["SASRec"], "train.epochs": 2, "eval.repeatable": False}
+    del values["data.name"]
+    found = {}
+    for name, ema in (("plain", None), ("averaged", 0.9)):
+        given = {**values, "train.ema": ema, "run.output": str(tmp_path / name)}
+        found[name] = shoal.run(model="SASRec", dataset="planted", config_dict=given)
+    assert found["plain"]["test"] != found["averaged"]["test"]
+    trained = Trained(tmp_path / "averaged")
+    assert trained.evaluate()["test"] == pytest.approx(found["averaged"]["test"])
+    averages = trained.model.averages
+    evaluated = [one.clone() for one in averages.own]
+    trained.model.train()  # now the parameters are those that the optimizer made
+    assert not torch.equal(averages.own[0], evaluated[0])
+    assert torch.equal(averages.average_0, evaluated[0])
+    before, steps = evaluated[0].clone(), int(averages.steps)
+    decay = min(0.9, (1 + steps) / (10 + steps))
+    averages.update()
+    expected = decay * before + (1 - decay) * averages.own[0].detach()
+    torch.testing.assert_close(averages.average_0, expected)
+    with pytest.raises(ValueError, match=r"train\.ema.*BPR has none"):
+        made("BPR", World(), train__ema=0.9)

@@ -18,9 +18,11 @@ torch's integers make the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from shoal.data.random import hash64
@@ -117,6 +119,26 @@ def normal_like(x: Tensor, shared: bool = False) -> Tensor:
 def shared_dropout(x: Tensor, p: float) -> Tensor:
     """Dropout of what all processes have alike (a whole graph), with one mask for all."""
     return dropout(x, p, torch.arange(len(x), device=x.device), each=0)
+
+
+def recomputed(compute: Callable[..., Tensor], *given: Any) -> Tensor:
+    """compute(*given), of which backward makes anew what is between, instead of keeping it.
+
+    The second time masks are those of the first.
+    """
+    first, layer, again = _draws.first, _draws.layer, False
+
+    def replayed(*given: Any) -> Tensor:
+        nonlocal again
+        now = _draws.first, _draws.layer
+        _draws.first, _draws.layer = first, layer
+        made = compute(*given)
+        if again:
+            _draws.first, _draws.layer = now
+        again = True
+        return made
+
+    return torch.utils.checkpoint.checkpoint(replayed, *given, use_reentrant=False)
 
 
 def _mask_by_core(x: Tensor, p: float, key: int, first: int, rows: Tensor | None) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from shoal.data.batch import Batch
 from shoal.models.base import Facts
-from shoal.models.nn.dropout import Dropout
+from shoal.models.nn.dropout import Dropout, recomputed
 from shoal.models.sequential.base import NextItem
 
 BUCKETS = 128  # of times; log2 of seconds reaches 64 at most
@@ -32,6 +32,7 @@ class HSTU(NextItem):
     """Pointwise attention with biases of relative position and time."""
 
     reads_times = True
+    recompute = False  # whether backward computes layers again instead of keeping what they made
 
     @dataclass
     class Options(NextItem.Options):
@@ -77,7 +78,8 @@ class HSTU(NextItem):
         if self.options.use_times:
             buckets = time_buckets(batch.tensor("history_time")[:, : length + 1])
         for layer in self.layers:
-            x = layer(x, buckets)
+            again = self.recompute and self.training
+            x = recomputed(layer, x, buckets) if again else layer(x, buckets)
         return x
 
 
