@@ -13,6 +13,7 @@ from zoo_models import zoo_config
 
 from shoal.data.batch import Batch, Jagged
 from shoal.models.base import Facts
+from shoal.models.general.ease import EASE
 from shoal.models.general.ials import IALS
 from shoal.models.general.slim import SLIM
 from shoal.models.nn.dropout import (
@@ -186,14 +187,12 @@ def test_ease_and_slim_solve_what_they_say() -> None:
     x = taken.matrix(torch.arange(5)).double()
     assert x[4].tolist() == [0, 1, 0, 0, 1] and x.sum() == 9
     model = SLIM(SLIM.Options(l1=0.1, l2=0.5, sweeps=500, tolerance=1e-9), facts)
-    weights = model.weights.double()
+    weights = model.weights.T.double()
     slope = x.T @ (x @ weights - x) + 0.5 * weights + 0.1  # of the loss, where weights are above 0
     free = ~torch.eye(5, dtype=torch.bool)
     assert bool((slope[free & (weights > 0)].abs() < 1e-4).all())
     assert bool((slope[free] > -1e-4).all()) and float(weights.diagonal().abs().max()) == 0.0
-    from shoal.models.general.ease import EASE
-
-    ease = EASE(EASE.Options(reg_weight=0.7), facts).weights.double()
+    ease = EASE(EASE.Options(reg_weight=0.7), facts).weights.T.double()
     slope = x.T @ (x @ ease - x) + 0.7 * ease
     assert float(slope[free].abs().max()) < 1e-5  # free weights are where the loss is flat
     assert float(ease.diagonal().abs().max()) == 0.0
