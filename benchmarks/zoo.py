@@ -56,7 +56,7 @@ SEQUENTIAL: dict[str, Any] = {
     "train_neg_sample_args": None,
     "loss_type": "CE",
 }
-PLAIN = {"train_neg_sample_args": None}
+USERS = {"train_neg_sample_args": None, "train_batch_size": 64}  # a sample is a user
 # model -> settings of both sides, in RecBole's words. Those of a model are RecBole's defaults.
 RUNS: dict[str, dict[str, Any]] = {
     "EASE": {**GENERAL, "epochs": 1, "reg_weight": 250.0},
@@ -73,7 +73,7 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "ENMF": {
         **GENERAL,
-        **PLAIN,
+        **USERS,
         "epochs": 100,
         "embedding_size": 64,
         "dropout_prob": 0.7,
@@ -81,7 +81,7 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "MultiVAE": {
         **GENERAL,
-        **PLAIN,
+        **USERS,
         "epochs": 100,
         "mlp_hidden_dimension": [600],
         "latent_dimension": 128,
