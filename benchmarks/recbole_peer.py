@@ -1,4 +1,4 @@
-"""Runs BPR in RecBole 1.2.1 and prints one JSON line; started by `bpr_ml100k.py`.
+"""Runs a model in RecBole 1.2.1 and prints one JSON line; started by `bpr_ml100k.py`, `zoo.py`.
 
 It runs in RecBole's own environment and imports nothing of Shoal. RecBole is called through its
 own `run_recbole`, untouched but for two timers and what it needs to start at all on today's numpy
@@ -110,7 +110,10 @@ def run(rank: int, options: argparse.Namespace) -> None:
         }
 
     result = run_recbole(
-        model="BPR", dataset="ml-100k", config_file_list=[options.config], config_dict=settings
+        model=options.model,
+        dataset="ml-100k",
+        config_file_list=[options.config],
+        config_dict=settings,
     )
     if rank > 0:
         return
@@ -140,6 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", required=True, help="folder that holds ml-100k/")
     parser.add_argument("--config", required=True, help="RecBole's settings, a YAML file")
+    parser.add_argument("--model", default="BPR", help="as RecBole names it")
     parser.add_argument("--epochs", type=int, default=500)
     parser.add_argument("--stopping-step", type=int, default=10)
     parser.add_argument("--seed", type=int, default=2020)

@@ -287,6 +287,15 @@ class TrainSection(Section):
         1, ge=1, description="parts that a batch is computed in, one after the other: less memory"
     )
     compile: bool = Field(False, description="let torch.compile make the dense part faster")
+    ema: float | None = Field(
+        None, gt=0, lt=1, description="decay of a moving average of dense parameters, which is used"
+    )
+    recompute: bool = Field(
+        False, description="transformers: backward computes layers again: less memory, more time"
+    )
+    bucket: bool = Field(
+        False, description="histories of like length share a batch, which is as long as the longest"
+    )
 
 
 class EvalSection(Section):

@@ -30,6 +30,18 @@ MOST_FILES = 3  # that a message names
 MOST_LETTERS = 80  # of a value in a message
 
 
+def without_later(
+    saved: dict[str, Any], now: dict[str, Any], defaults: dict[str, Any]
+) -> dict[str, Any]:
+    """`now` less the options that a model had not yet when `saved` was, where they say nothing.
+
+    defaults: of the model's options.
+    """
+    said = saved.get("options", {})
+    kept = {k: v for k, v in now["options"].items() if k in said or v != defaults.get(k)}
+    return {**now, "options": kept}
+
+
 def mismatch(saved: dict[str, Any], now: dict[str, Any]) -> str | None:
     """Why checkpoints of `saved` do not fit a run of `now`, and the remedy; None where they do."""
     changed = [key for key in now if saved.get(key) != now[key]]

@@ -14,9 +14,18 @@ class Histories:
                                       offsets  0 0 3 4      (user 0 is padding)
     """
 
-    def __init__(self, dataset: Dataset, phases: tuple[Phase, ...], max_len: int):
+    def __init__(
+        self,
+        dataset: Dataset,
+        phases: tuple[Phase, ...],
+        max_len: int,
+        timed: bool = False,
+        asked: Phase | None = None,
+    ):
+        """`timed`: keep the times of items; `asked`: the phase whose first one is the request."""
         self.max_len = max_len
-        kept = dataset.history(phases)
+        self.times: np.ndarray | None = None  # int64, of items
+        kept = None if timed else dataset.history(phases)
         if kept is not None:
             self.items, self.offsets = kept
             return
@@ -31,6 +40,14 @@ class Histories:
         self.items = items[order]
         self.offsets = np.zeros(dataset.num_users + 1, dtype=np.int64)
         np.cumsum(np.bincount(users, minlength=dataset.num_users), out=self.offsets[1:])
+        if timed:
+            if dataset.time_field is None or dataset.time_field not in dataset.inter:
+                raise ValueError(
+                    f"data set {dataset.name!r} has no times, and this model reads the times of a "
+                    "history; name their column in data.fields.time, or choose another model"
+                )
+            self.times = times[order].astype(np.int64)
+            self._requests = _first_times(dataset, asked)
 
     def windows(self) -> Numbered:
         """Windows that cover every (item, next item) pair once, laid from the end of a sequence.
@@ -63,6 +80,44 @@ class Histories:
         found = self.items.take(starts[:, None] + column, mode="clip")
         found *= inside
         return found.astype(np.int64, copy=False)  # on disk they are shorter
+
+    def window_times(self, users: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        """Times of windows' items and of the last target: [n, max_len + 1], 0 pads."""
+        assert self.times is not None
+        starts = np.maximum(stops - 1 - self.max_len, self.offsets[users])
+        column = np.arange(self.max_len + 1)
+        inside = column < (stops - starts)[:, None]
+        return np.where(inside, self.times[np.where(inside, starts[:, None] + column, 0)], 0)
+
+    def latest_times(self, users: np.ndarray) -> np.ndarray:
+        """Times of `latest` and, behind the last item, of the request: [n, max_len + 1].
+
+        Without a request it is now: as late as the last item.
+        """
+        assert self.times is not None
+        stops = self.offsets[users + 1]
+        lengths = np.minimum(stops - self.offsets[users], self.max_len)
+        column = np.arange(self.max_len + 1)
+        inside = column < lengths[:, None]
+        found = np.zeros(inside.shape, dtype=np.int64)
+        if len(self.times):
+            starts = stops - lengths
+            found = np.where(inside, self.times[np.where(inside, starts[:, None] + column, 0)], 0)
+        rows = np.arange(len(users))
+        last = found[rows, np.maximum(lengths - 1, 0)]
+        found[rows, lengths] = np.maximum(self._requests[users], last)
+        return found
+
+
+def _first_times(dataset: Dataset, phase: Phase | None) -> np.ndarray:
+    """The time of each user's first interaction of a phase: int64 [num_users], 0 without one."""
+    found = np.zeros(dataset.num_users, dtype=np.int64)
+    if phase is not None:
+        users = dataset.user_ids(phase)
+        times = np.asarray(dataset.inter[dataset.time_field])[dataset.splits[phase]]  # type: ignore[index]
+        order = np.argsort(-times, kind="stable")  # the earliest is written last
+        found[users[order]] = times[order].astype(np.int64)
+    return found
 
 
 class Numbered:

@@ -27,6 +27,7 @@ from shoal.data.dataset import Dataset
 from shoal.data.history import Histories, Numbered
 from shoal.data.random import below, hash64, uniform, uniform_below
 from shoal.data.reader import Reader, draws_per_sample, make_sampler
+from shoal.data.sampler import log_weights
 
 _MASKS, _ITEMS, _LAST, _ENDS = 1, 2, 3, 4  # streams of random numbers
 
@@ -91,9 +92,7 @@ class MaskedWindows(Reader):
         self.logq = np.zeros(0, dtype=np.float32)
         if negatives is not None:
             popularity = np.bincount(dataset.item_ids("train"), minlength=dataset.num_items)
-            popular = negatives.distribution == "popularity"
-            weight = np.maximum(popularity, 1.0) ** (negatives.alpha if popular else 0.0)
-            self.logq = np.log(weight).astype(np.float32)
+            self.logq = log_weights(popularity, negatives.distribution, negatives.alpha)
 
     def batches(self, epoch: int, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
         for batch in super().batches(epoch, rank, size, start):

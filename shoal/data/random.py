@@ -7,6 +7,7 @@ restarts sees the same numbers. The mixing step is the finalizer of splitmix64.
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -95,6 +96,20 @@ def permutation(n: int, seed: int, epoch: int) -> np.ndarray:
 
 IN_MEMORY = 1 << 20  # samples whose order is kept in memory, 8 bytes each
 ROUNDS = 6
+
+
+class Order(Protocol):
+    """The order of an epoch's samples."""
+
+    def __getitem__(self, places: slice) -> np.ndarray:
+        """Samples at places start to stop - 1: int64 [stop - start]."""
+
+
+class Unshuffled:
+    """The samples as they are numbered."""
+
+    def __getitem__(self, places: slice) -> np.ndarray:
+        return np.arange(places.start, places.stop)
 
 
 class Shuffle:

@@ -19,7 +19,7 @@ from shoal.data.batch import Batch
 from shoal.data.dataset import Dataset
 from shoal.data.feature_table import FeatureTable
 from shoal.data.history import Histories
-from shoal.data.random import Shuffle
+from shoal.data.random import Order, Shuffle, Unshuffled, permutation
 from shoal.data.sampler import NegativeSampler, Seen
 
 
@@ -42,7 +42,7 @@ class Reader:
 
     def batches(self, epoch: int, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
         """This rank's slices of the global batches start, start + 1, ... of an epoch."""
-        order = Shuffle(self.num_samples, self.seed, epoch) if self.shuffle else None
+        order = self.order(epoch)
         # Several batches are made at once: many small numpy calls would cost more than the work.
         together = max(1, self.chunk_samples * size // self.batch_size)
         last = -(-self.num_samples // self.batch_size)
@@ -54,8 +54,7 @@ class Reader:
                 begin = number * self.batch_size
                 count = min(self.batch_size, self.num_samples - begin)
                 first, stop = count * rank // size, count * (rank + 1) // size
-                here = slice(begin + first, begin + stop)
-                parts.append(np.arange(here.start, here.stop) if order is None else order[here])
+                parts.append(order[begin + first : begin + stop])
                 firsts.append(first)
             made = self.make(np.concatenate(parts), epoch)
             stops = np.cumsum([len(part) for part in parts]).tolist()
@@ -72,6 +71,10 @@ class Reader:
             made = map(make, chunks)
         for batches in made:
             yield from batches
+
+    def order(self, epoch: int) -> Order:
+        """Sample numbers in the order of an epoch, by slices."""
+        return Shuffle(self.num_samples, self.seed, epoch) if self.shuffle else Unshuffled()
 
     def make(self, samples: np.ndarray, epoch: int) -> Batch:
         """The batch of the given sample numbers."""
@@ -122,8 +125,13 @@ class Interactions(Reader):
         return batch if self.table is None else self.table.onto(batch)
 
 
+BUCKET_BATCHES = 50  # batches whose samples are sorted by length together
+
+
 class Windows(Reader):
     """A sample is a window of one user's training sequence; each position predicts the next item.
+
+    With `bucket` samples of like length share a batch, and a batch is as long as its longest.
 
     items    a b c d e          (max_len 3)
     windows  history  b c d     target  c d e
@@ -138,8 +146,10 @@ class Windows(Reader):
         batch_size: int,
         seed: int,
         shuffle: bool = True,
+        bucket: bool = False,
     ):
         super().__init__(batch_size, seed, shuffle)
+        self.bucket = bucket
         self.user_field = dataset.user_field
         self.histories = histories
         self.windows = histories.windows()
@@ -153,9 +163,41 @@ class Windows(Reader):
         self.negatives = make_sampler(dataset, negatives, seed)
         self.num_negatives = draws_per_sample(negatives)
 
-    def make(self, samples: np.ndarray, epoch: int) -> Batch:
+    def place(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of samples: their users [n], and where the item after their last target stands [n]."""
         users, nth = self.windows.find(samples)
-        stops = self.histories.offsets[users + 1] - nth * self.histories.max_len
+        return users, self.histories.offsets[users + 1] - nth * self.histories.max_len
+
+    def lengths(self, samples: np.ndarray) -> np.ndarray:
+        """Items in the histories of samples: [n]."""
+        users, stops = self.place(samples)
+        return np.minimum(stops - 1 - self.histories.offsets[users], self.histories.max_len)
+
+    def order(self, epoch: int) -> Order:
+        if not self.bucket:
+            return super().order(epoch)
+        order = super().order(epoch)[0 : self.num_samples]
+        span = BUCKET_BATCHES * self.batch_size
+        spans = [order[start : start + span] for start in range(0, len(order), span)]
+        order = np.concatenate([one[np.argsort(self.lengths(one), kind="stable")] for one in spans])
+        # Batches of all lengths in turn; the last one, which may be smaller, stays the last.
+        whole = len(order) // self.batch_size
+        turns = permutation(whole, self.seed ^ 1, epoch) if self.shuffle else np.arange(whole)
+        batches = order[: whole * self.batch_size].reshape(whole, -1)[turns]
+        return np.concatenate([batches.reshape(-1), order[whole * self.batch_size :]])
+
+    def batches(self, epoch: int, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
+        made = super().batches(epoch, rank, size, start)
+        if not self.bucket:
+            yield from made
+            return
+        order = self.order(epoch)
+        for number, batch in enumerate(made, start):
+            together = order[number * self.batch_size : (number + 1) * self.batch_size]
+            yield _cut(batch, int(self.lengths(together).max()))
+
+    def make(self, samples: np.ndarray, epoch: int) -> Batch:
+        users, stops = self.place(samples)
         history, target = self.histories.gather(users, stops)
         ids: dict[str, Tensor] = {
             self.user_field: torch.from_numpy(users),
@@ -167,8 +209,23 @@ class Windows(Reader):
             # One draw per position, numbered by (window, position).
             index = (samples[:, None] * width + np.arange(width)).reshape(-1)
             drawn = self.negatives.draw(np.repeat(users, width), index, epoch, self.num_negatives)
-            ids["neg_item"] = torch.from_numpy(drawn).view(len(samples), width, -1)
+            shape = len(samples), width, self.num_negatives
+            ids["neg_item"] = torch.from_numpy(drawn).view(shape)
+        if self.histories.times is not None:
+            ids["history_time"] = torch.from_numpy(self.histories.window_times(users, stops))
         return Batch(len(samples), ids)  # type: ignore[arg-type]
+
+
+def _cut(batch: Batch, length: int) -> Batch:
+    """The batch with histories of so many places."""
+    ids = dict(batch.ids)
+    each_position = batch.tensor("target").dim() > 1
+    for name in ("history", "target", "neg_item") if each_position else ("history",):
+        if name in ids:
+            ids[name] = batch.tensor(name)[:, :length].contiguous()
+    if "history_time" in ids:
+        ids["history_time"] = batch.tensor("history_time")[:, : length + 1].contiguous()
+    return replace(batch, ids=ids)
 
 
 def draws_per_sample(negatives: NegativesSection | None) -> int:

@@ -284,6 +284,12 @@ class NegativeSampler:
         return items[uniform_below(bits, items.size)]
 
 
+def log_weights(popularity: np.ndarray, distribution: str, alpha: float) -> np.ndarray:
+    """ln of how often each item is drawn, up to a constant: float32 [num_items]; 0: uniformly."""
+    weight = np.maximum(popularity, 1.0) ** (alpha if distribution == "popularity" else 0.0)
+    return np.log(weight).astype(np.float32)
+
+
 def _address(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 

@@ -17,6 +17,8 @@ from shoal.data.knowledge import Knowledge
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 
+Samples = Literal["interactions", "windows", "prefixes", "users"]  # what one sample is
+
 
 @dataclass(frozen=True)
 class Output:
@@ -42,6 +44,8 @@ class Facts:
     train_users: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     train_items: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     num_negatives: int = 1
+    # ln of how often an item is drawn as a negative, up to a constant [num_items]; empty: none is
+    negative_logq: Tensor = field(default_factory=lambda: torch.empty(0))
     # of click models
     num_slots: int = 0  # features with ids
     num_dense: int = 0  # values of features with numbers
@@ -79,13 +83,18 @@ class Model(nn.Module):
     A training batch of a `general` model has ids user_field [b], item_field [b] and neg_item
     [b, k] (absent without negatives; then `labels` [b] may be there). One of a `sequential` model
     has ids history [b, l] (left-aligned, 0 pads), target [b, l] (the next item at each position, 0
-    where there is none) and neg_item [b, l, k]. When asked for scores a batch has ids
-    user_field [b] and, for sequential models, history [b, l].
+    where there is none) and neg_item [b, l, k]; one whose `samples` are prefixes has target [b] and
+    neg_item [b, k], one whose samples are users has their items in a Jagged `taken` of b lists.
+    When asked for scores a batch has ids user_field [b] and, for sequential models, history [b, l].
+    A model that `reads_times` also has history_time [b, l + 1], in seconds: the time of every item
+    of the history and, behind the last one, of the request (in training, of the last target).
     """
 
     kind: ClassVar[Literal["general", "sequential", "clicks"]] = "general"
     reads_features: ClassVar[bool] = False  # True: batches have the features of users and items
     trainable: ClassVar[bool] = True  # False: nothing to optimise, one pass decides (Pop)
+    samples: ClassVar[Samples] = "interactions"
+    reads_times: ClassVar[bool] = False
 
     @dataclass
     class Options:

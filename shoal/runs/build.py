@@ -25,10 +25,13 @@ from shoal.data.masking import MaskedWindows, Masking
 from shoal.data.prepare import load_dataset, with_side_files
 from shoal.data.prepared.dataset import Prepared
 from shoal.data.reader import Interactions, Reader, Windows
+from shoal.data.sampler import log_weights
+from shoal.data.samples import Prefixes, Users
 from shoal.data.statistics import describe
 from shoal.embedding.optim.chosen import row_optimizer_names_of
 from shoal.models import find
 from shoal.models.base import Facts, Model
+from shoal.training.averages import Averages
 from shoal.training.evaluation import ClickEvaluator, Evaluator
 from shoal.training.evaluation.clicks import TILE_ROWS
 from shoal.training.strategy import Strategy, make_strategy
@@ -75,36 +78,25 @@ def build(config: Config, world: World) -> Parts:
     dataset, table = _load(config, world, model_class.reads_features)
     if table is not None and (own := [f.name for f in table.features if f.side == "context"]):
         log.info("%s does not read features of single interactions: %s", config.model.name, own)
-    negatives = config.train.negatives
     facts = _facts(config, dataset, table)
     torch.manual_seed(config.run.seed)  # dense parameters: the same on every rank
     model = model_class(model_class.Options(**config.model.options), facts)
     strategy = set_up(config, world, model)
     sequential = model.kind == "sequential"
-    section = config.train
-    batch_size = config.samples_per_step(world.size)
-    how = (negatives, batch_size, config.run.seed, section.shuffle)
-    reader: Reader
-    if sequential:
-        histories = Histories(dataset, ("train",), config.data.max_len)
-        masking = getattr(model, "masking", None)  # how a bidirectional model wants its windows
-        if masking is None:
-            reader = Windows(dataset, histories, *how)
-        else:
-            reader = MaskedWindows(dataset, histories, Masking(**masking), *how)
-    else:
-        reader = Interactions(dataset, *how, table)
-    reader.prefetch = isinstance(dataset, Prepared)  # the disk may have to be waited for
-    evaluator = Evaluator(
-        dataset, config.eval, world, config.run.seed, config.data.max_len, sequential
-    )
+    reader = _reader(config, world, dataset, table, model)
+    max_len, timed = config.data.max_len, model.reads_times
+    evaluator = Evaluator(dataset, config.eval, world, config.run.seed, max_len, sequential, timed)
     found = fingerprint(config, dataset, table)
     return Parts(dataset, model, strategy, reader, evaluator, found)
 
 
 def _facts(config: Config, dataset: Dataset, table: FeatureTable | None, **more: Any) -> Facts:
     """What a model may know of interactions."""
-    negatives = config.train.negatives
+    negatives, logq = config.train.negatives, torch.empty(0)
+    if negatives is not None:
+        popularity = np.bincount(dataset.item_ids("train"), minlength=dataset.num_items)
+        drawn = log_weights(popularity, negatives.distribution, negatives.alpha)
+        logq = torch.from_numpy(drawn)
     return Facts(
         num_users=dataset.num_users,
         num_items=dataset.num_items,
@@ -114,12 +106,43 @@ def _facts(config: Config, dataset: Dataset, table: FeatureTable | None, **more:
         train_users=torch.from_numpy(dataset.user_ids("train")),
         train_items=torch.from_numpy(dataset.item_ids("train")),
         num_negatives=negatives.num if negatives else 0,
+        negative_logq=logq,
         features=() if table is None else table.features,
         apart=table is not None,
         table=table,
         knowledge=knowledge_of(dataset),
         **more,
     )
+
+
+def _reader(
+    config: Config, world: World, dataset: Dataset, table: FeatureTable | None, model: Model
+) -> Reader:
+    """Training samples as the model wants them."""
+    batch_size, shuffle = config.samples_per_step(world.size), config.train.shuffle
+    how = (config.train.negatives, batch_size, config.run.seed, shuffle)
+    bucket = config.train.bucket
+    if bucket and (model.samples not in ("windows", "prefixes") or hasattr(model, "masking")):
+        raise ValueError(
+            f"train.bucket sorts histories by length, and {config.model.name} does not read such "
+            "histories in training; set train.bucket=false"
+        )
+    reader: Reader
+    if model.samples == "users":
+        reader = Users(dataset, batch_size, config.run.seed, shuffle)
+    elif model.kind != "sequential":
+        reader = Interactions(dataset, *how, table)
+    else:
+        histories = Histories(dataset, ("train",), config.data.max_len, model.reads_times)
+        masking = getattr(model, "masking", None)  # how a bidirectional model wants its windows
+        if masking is not None:
+            reader = MaskedWindows(dataset, histories, Masking(**masking), *how)
+        elif model.samples == "prefixes":
+            reader = Prefixes(dataset, histories, *how, bucket)
+        else:
+            reader = Windows(dataset, histories, *how, bucket)
+    reader.prefetch = isinstance(dataset, Prepared)  # the disk may have to be waited for
+    return reader
 
 
 def _build_joined(config: Config, world: World, model_class: type[Model]) -> Parts:
@@ -208,6 +231,22 @@ def _build_clicks(config: Config, world: World, model_class: type[Model]) -> Par
 
 def set_up(config: Config, world: World, model: Model) -> Strategy:
     """The strategy of a config, with the model in it."""
+    if config.train.recompute:
+        layers = [one for one in model.modules() if hasattr(one, "recompute")]
+        if not layers:
+            raise ValueError(
+                f"train.recompute computes layers of transformers again, and {config.model.name} "
+                "has none; set train.recompute=false"
+            )
+        for one in layers:
+            one.recompute = True  # type: ignore[assignment]
+    if config.train.ema is not None:
+        if not any(one.requires_grad for one in model.parameters()):
+            raise ValueError(
+                f"train.ema averages dense parameters, and {config.model.name} has none; "
+                "set train.ema=null"
+            )
+        model.averages = Averages(model, config.train.ema)
     strategy = make_strategy(config.strategy, world, config.launch.join_timeout)
     strategy.setup(
         model,
@@ -243,21 +282,13 @@ def fingerprint(
 ) -> dict[str, Any]:
     """What a checkpoint depends on besides its own bytes."""
     digests = dataset.digests or _digests(dataset)
-    # An option that came later is told where it says something: older checkpoints fit, too.
-    kinds = find(config.model.name).Options
-    unsaid = {name: getattr(kinds, name) for name in getattr(kinds, "LATER", ())}
-    options = {
-        name: value
-        for name, value in config.model.options.items()
-        if name not in unsaid or value != unsaid[name]
-    }
     features = {}
     if table is not None:
         features = {"features": [[f.name, f.kind, f.table, f.rows, f.dim] for f in table.features]}
     return {
         **features,
         "model": config.model.name,
-        "options": options,
+        "options": config.model.options,
         "num_users": dataset.num_users,
         "num_items": dataset.num_items,
         "interactions": digests["interactions"],

@@ -80,7 +80,8 @@ class Trained:
         self.state = newest.state
         ranking = self.parts.model.options.RANKING
         saved = _for_use(self.state["fingerprint"], ranking)
-        check_fingerprint(saved, _for_use(self.parts.fingerprint, ranking), self.folder)
+        now = _for_use(self.parts.fingerprint, ranking)
+        check_fingerprint(saved, now, self.folder, self.parts.model.options)
         give(self.parts.strategy, newest)
         self.model = self.parts.model.eval()
 

@@ -12,7 +12,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,10 +21,11 @@ from torch import Tensor
 
 from shoal.config.schema import Config
 from shoal.data.batch import Batch
-from shoal.data.fingerprint import mismatch
+from shoal.data.fingerprint import mismatch, without_later
 from shoal.data.reader import Reader
 from shoal.models.base import Model
 from shoal.models.nn.dropout import begin_step, end_steps
+from shoal.training.averages import Averages
 from shoal.training.checkpoint import CheckpointError, Checkpoints, give
 from shoal.training.curves import Curves
 from shoal.training.evaluation import ClickEvaluator, Evaluator, Interval
@@ -71,6 +72,7 @@ class Trainer:
         self.config, self.strategy, self.reader = config, strategy, reader
         self.evaluator, self.folder, self.fingerprint = evaluator, folder, fingerprint
         self.world, self.model = strategy.world, strategy.model
+        self.averages: Averages | None = getattr(self.model, "averages", None)
         self.on_step = on_step
         self.cursor, self.resumed = Cursor(), False
         section = config.checkpoint
@@ -188,6 +190,8 @@ class Trainer:
                 self.strategy.prefetch(following[0])
             lr = learning_rate(config.train.optimizer, cursor.step, reader.num_batches or 0, epochs)
             loss = self.strategy.train_parts(parts, lr)
+            if self.averages is not None:
+                self.averages.update()
             total += loss
             cursor.step += 1
             cursor.batch += 1
@@ -306,7 +310,9 @@ class Trainer:
                 self.folder.forget_after(0)
             return
         state = dict(snapshot.state)
-        check_fingerprint(state.pop("fingerprint"), self.fingerprint, self.folder)
+        check_fingerprint(
+            state.pop("fingerprint"), self.fingerprint, self.folder, self.model.options
+        )
         state.pop("steps")
         give(self.strategy, snapshot)
         self.cursor = Cursor(**state)
@@ -389,9 +395,16 @@ def keep_hardest(model: Model, batch: Batch, config: Config) -> Batch:
     return replace(batch, ids={**batch.ids, "neg_item": kept})
 
 
-def check_fingerprint(saved: dict[str, Any], now: dict[str, Any], folder: RunFolder) -> None:
+def check_fingerprint(
+    saved: dict[str, Any], now: dict[str, Any], folder: RunFolder, options: Any
+) -> None:
     """A checkpoint goes on only with the model and the data it was made with."""
-    if (what := mismatch(saved, now)) is not None:
+    defaults = {
+        field.name: field.default if field.default is not MISSING else field.default_factory()  # type: ignore[misc]
+        for field in fields(options)
+        if field.default is not MISSING or field.default_factory is not MISSING
+    }
+    if (what := mismatch(saved, without_later(saved, now, defaults))) is not None:
         raise CheckpointError(f"the checkpoints in {folder.path} {what}")
 
 

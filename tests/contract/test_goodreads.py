@@ -16,7 +16,7 @@ from shoal.config.dialects import tdfo
 from shoal.config.errors import ConfigError
 from shoal.data.batch import Batch
 from shoal.data.prepared.preparing import Job, prepare
-from shoal.models.bert4rec import BERT4Rec
+from shoal.models.sequential.bert4rec import BERT4Rec
 from shoal.runs.build import build
 from shoal.runs.run import resolve
 from shoal.world.world import World

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from shoal.data.history import Histories
 from shoal.embedding.softmax.full import full_softmax_loss
-from shoal.models.bert4rec import ask
-from shoal.models.nn.losses import sampled_softmax_loss
+from shoal.models.nn.item_loss import against_negatives
 from shoal.models.nn.transformer import Attention, Transformer
+from shoal.models.sequential.bert4rec import ask
 from shoal.runs.build import Parts, build
 from shoal.runs.run import run
 from shoal.runs.trained import Trained, open_config
@@ -110,13 +110,9 @@ def test_sampled_softmax_equals_torch_and_tends_to_the_full_one() -> None:
     targets, owner = torch.tensor([2, 5, 5]), torch.tensor([0, 0, 1])
     drawn = torch.tensor([[1, 2, 7], [3, 8, 8]])
     offset = torch.randn(9)
-    loss = sampled_softmax_loss(
-        hidden,
-        (rows[targets], offset[targets]),
-        (rows[drawn], offset[drawn]),
-        owner,
-        targets,
-        drawn,
+    logq = -offset[targets], -offset[drawn]
+    loss, _ = against_negatives(
+        "sampled", hidden, targets, drawn, rows.__getitem__, logq, 8, 0.0, owner
     )
     want = 0.0
     for state, target, sample in zip(hidden, targets, owner):
@@ -127,14 +123,8 @@ def test_sampled_softmax_equals_torch_and_tends_to_the_full_one() -> None:
     # Every other item once, all equally likely: the sampled loss is the full one.
     every = torch.stack([torch.tensor([i for i in range(1, 9) if i != t]) for t in targets])
     flat = torch.zeros(9)
-    loss = sampled_softmax_loss(
-        hidden,
-        (rows[targets], flat[targets]),
-        (rows[every], flat[every]),
-        torch.arange(3),
-        targets,
-        every,
-    )
+    logq = flat[targets], flat[every]
+    loss, _ = against_negatives("sampled", hidden, targets, every, rows.__getitem__, logq, 8, 0.0)
     torch.testing.assert_close(loss, full_softmax_loss(hidden, rows, targets))
 
 

@@ -199,7 +199,7 @@ def test_wrong_sections_and_objects(write) -> None:
     assert file_errors(write("train: 5\n")) == [
         "recipe.yaml:1: train: given 5 (whole number); it is a section of epochs, batch_size, "
         "shuffle, negatives, optimizer, clip_grad_norm, eval_every, patience, print_every, "
-        "precision, accumulate, compile"
+        "precision, accumulate, compile, ema, recompute, bucket"
     ]
     assert (
         "given an object of Python type object; allowed: text"

@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoal.models.bert4rec import BERT4Rec
 from shoal.models.nn import dropout as room
 from shoal.models.nn.dropout import Dropout, begin_slice, begin_step, dropout, end_steps
 from shoal.models.nn.mlp import MLP
 from shoal.models.nn.positions import signed
 from shoal.models.nn.transformer import Transformer
-from shoal.models.sasrec import SASRec
+from shoal.models.sequential.bert4rec import BERT4Rec
+from shoal.models.sequential.sasrec import SASRec
 from shoal.world.core import load_core
 
 core = load_core()

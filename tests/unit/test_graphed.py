@@ -8,7 +8,7 @@ import torch
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch, Jagged
 from shoal.models.base import Facts
-from shoal.models.bert4rec import BERT4Rec
+from shoal.models.sequential.bert4rec import BERT4Rec
 from shoal.training.strategy import make_strategy
 from shoal.training.strategy.graphed import Graphed, pad, padded_length, tensors, with_tensors
 from shoal.training.strategy.single import Single

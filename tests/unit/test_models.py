@@ -21,7 +21,7 @@ from shoal.models import MODELS, find, lookup
 from shoal.models.base import Facts, Model
 from shoal.models.nn import transformer
 from shoal.models.nn.transformer import CausalAttention, CausalTransformer
-from shoal.models.sasrec import SASRec
+from shoal.models.sequential.sasrec import SASRec
 
 TRAINABLE = ["BPR", "NeuMF", "LightGCN", "SASRec", "SASRec-BPR"]
 
@@ -146,9 +146,9 @@ def test_a_misspelt_model_gets_the_nearest_names():
 
 def test_a_model_is_imported_only_when_asked_for(monkeypatch):
     find("BPR")
-    monkeypatch.delitem(sys.modules, "shoal.models.bpr")
+    monkeypatch.delitem(sys.modules, "shoal.models.general.bpr")
     find("Pop")
-    assert "shoal.models.bpr" not in sys.modules
+    assert "shoal.models.general.bpr" not in sys.modules
 
 
 def test_defaults_are_those_of_the_configs_people_have():
@@ -183,6 +183,10 @@ def test_defaults_are_those_of_the_configs_people_have():
         "layer_norm_eps": 1e-12,
         "initializer_range": 0.02,
         "loss_type": "CE",
+        "gbce_t": 0.75,
+        "label_smoothing": 0.0,
+        "cosine": False,
+        "temperature": 1.0,
     }
     assert SASRec.Options.DEFAULTS["data.split.by"] == "leave_one_out"
     assert SASRec.Options.DEFAULTS["train.negatives"] is None
@@ -408,12 +412,12 @@ def test_neumf_scores_in_blocks_that_do_not_divide(monkeypatch):
     _, logit = plain_neumf(model)
     users, items = torch.tensor([1, 4, 6]), torch.arange(1, 9)
     expected = torch.stack([torch.stack([logit(u, i) for i in items]) for u in users])
-    monkeypatch.setattr("shoal.models.neumf.SCORE_BLOCK", 3 * 12 * 3)  # three items at a time
+    monkeypatch.setattr("shoal.models.general.neumf.SCORE_BLOCK", 3 * 10 * 3)  # three at a time
     widest = []
-    model.mlp.register_forward_pre_hook(lambda _, args: widest.append(args[0].numel()))
+    model.mlp[4].register_forward_pre_hook(lambda _, args: widest.append(args[0].numel()))
     scores = model.score(Batch(3, {"user_id": users}), items)
     torch.testing.assert_close(scores, expected)
-    assert widest == [108, 108, 72]
+    assert widest == [90, 90, 60]
 
 
 def test_neumf_without_halves_is_refused():

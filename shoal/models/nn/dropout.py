@@ -18,13 +18,15 @@ torch's integers make the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from shoal.data.random import hash64
-from shoal.models.nn.positions import INCREMENT, kept, signed
+from shoal.models.nn.positions import INCREMENT, kept, signed, words
 from shoal.world.core import load_core
 
 _core = load_core()
@@ -96,6 +98,47 @@ def dropout(x: Tensor, p: float, rows: Tensor | None = None, each: int = 1) -> T
         mask = _mask_by_core(x, p, _key(layer), first, rows)
         return x * mask if x.dtype == torch.float32 else (x * (mask > 0)) * (1.0 / (1.0 - p))
     return (x * kept(_key_on(x.device, layer), p, x.shape, first, rows)) * (1.0 / (1.0 - p))
+
+
+def uniform_like(x: Tensor, shared: bool = False) -> Tensor:
+    """Numbers between 0 and 1, shaped as x, [b, ...]: as masks are, of (seed, step, layer, sample).
+
+    shared: x is no slice of samples but something that all processes have alike.
+    """
+    layer = _draws.layer
+    _draws.layer = layer + 1
+    first = 0 if shared else _draws.first * x.shape[1:].numel()
+    return (words(_key_on(x.device, layer), x.shape, first, None) + 0.5) * 2.0**-32
+
+
+def normal_like(x: Tensor, shared: bool = False) -> Tensor:
+    """Standard normal numbers, likewise."""
+    return (torch.erfinv(2.0 * uniform_like(x, shared).double() - 1.0) * 2.0**0.5).to(x.dtype)
+
+
+def shared_dropout(x: Tensor, p: float) -> Tensor:
+    """Dropout of what all processes have alike (a whole graph), with one mask for all."""
+    return dropout(x, p, torch.arange(len(x), device=x.device), each=0)
+
+
+def recomputed(compute: Callable[..., Tensor], *given: Any) -> Tensor:
+    """compute(*given), of which backward makes anew what is between, instead of keeping it.
+
+    The second time masks are those of the first.
+    """
+    first, layer, again = _draws.first, _draws.layer, False
+
+    def replayed(*given: Any) -> Tensor:
+        nonlocal again
+        now = _draws.first, _draws.layer
+        _draws.first, _draws.layer = first, layer
+        made = compute(*given)
+        if again:
+            _draws.first, _draws.layer = now
+        again = True
+        return made
+
+    return torch.utils.checkpoint.checkpoint(replayed, *given, use_reentrant=False)
 
 
 def _mask_by_core(x: Tensor, p: float, key: int, first: int, rows: Tensor | None) -> Tensor:

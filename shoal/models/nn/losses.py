@@ -51,31 +51,6 @@ class _PairLoss(torch.autograd.Function):
         return made[0], made[1], made[2].view_as(negatives)
 
 
-def sampled_softmax_loss(
-    hidden: Tensor,
-    positives: tuple[Tensor, Tensor],
-    negatives: tuple[Tensor, Tensor],
-    owner: Tensor,
-    targets: Tensor,
-    drawn: Tensor,
-) -> Tensor:
-    """Sum of cross entropies of a target against the negatives of its sample -> scalar.
-
-    hidden     [n, d]
-    positives  rows [n, d] of the targets and their offsets [n], added to the logits (a bias, less
-               the logarithm of how often an item is drawn: so the loss tends to the full one)
-    negatives  the same of each sample: rows [b, k, d], offsets [b, k]
-    owner      [n] sample of each position
-    targets    [n] and drawn [b, k]: ids; a negative that is the target does not count
-    """
-    rows, offsets = negatives
-    right = (hidden * positives[0]).sum(-1, keepdim=True) + positives[1].unsqueeze(1)  # [n, 1]
-    wrong = torch.bmm(rows[owner], hidden.unsqueeze(2)).squeeze(2) + offsets[owner]  # [n, k]
-    wrong = wrong.masked_fill(drawn[owner] == targets.unsqueeze(1), -torch.inf)
-    logits = torch.cat([right, wrong], 1)
-    return (logits.logsumexp(1) - logits[:, 0]).sum()
-
-
 def mean_distance(
     hidden: Tensor, items: Tensor, bias: Tensor | None, targets: Tensor, stop: int
 ) -> Tensor:

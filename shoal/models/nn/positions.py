@@ -21,7 +21,12 @@ WORD = 0xFFFFFFFF
 
 
 def kept(key: Tensor, p: float, shape: torch.Size, first: int, rows: Tensor | None) -> Tensor:
-    """Which values of a tensor are kept, bool of its shape; key int64 [1], 0 < p < 1.
+    """Which values of a tensor are kept, bool of its shape; key int64 [1], 0 < p < 1."""
+    return words(key, shape, first, rows) >= threshold(p)
+
+
+def words(key: Tensor, shape: torch.Size, first: int, rows: Tensor | None) -> Tensor:
+    """32 random bits for every value of a tensor, int64 of its shape; key int64 [1].
 
     Value i is at position first + i; with `rows` [n], value c of row r at (first + rows[r]) * width
     + c, where a row has width values.
@@ -38,7 +43,7 @@ def kept(key: Tensor, p: float, shape: torch.Size, first: int, rows: Tensor | No
     word = ((position & WORD) * (STEP - 2**32) + mixed) & WORD
     word = ((word ^ word >> 16) * 0x7FEB352D & WORD) ^ (mixed >> 32 & WORD)
     word = (word ^ word >> 15) * (0x846CA68B - 2**32) & WORD
-    return (word >= threshold(p)).view(shape)
+    return word.view(shape)
 
 
 def threshold(p: float) -> int:

@@ -9,23 +9,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.models.nn.dropout import Dropout, dropout
+from shoal.models.nn.dropout import Dropout, dropout, recomputed
 from shoal.models.nn.native import products_of
 
 Activation = Literal["gelu", "relu", "swish", "tanh", "sigmoid"]
-_ACTIVATIONS: dict[str, type[nn.Module]] = {
+ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "relu": nn.ReLU,
     "swish": nn.SiLU,
     "tanh": nn.Tanh,
     "sigmoid": nn.Sigmoid,
 }
-assert tuple(_ACTIVATIONS) == get_args(Activation)
+assert tuple(ACTIVATIONS) == get_args(Activation)
 HIDDEN = -1e9  # not -inf: a row of pads alone has no position to see, and must not become NaN
 
 
 class Transformer(nn.Module):
     """Pre-norm blocks and a last norm: [b, l, width] -> [b, l, width]."""
+
+    recompute = False  # whether backward computes layers again instead of keeping what they made
 
     def __init__(
         self,
@@ -52,7 +54,7 @@ class Transformer(nn.Module):
             attention = Attention(heads, width, attention_dropout, causal=causal)
             feed_forward = nn.Sequential(
                 nn.Linear(width, inner_width),
-                _ACTIVATIONS[activation](),
+                ACTIVATIONS[activation](),
                 nn.Linear(inner_width, width),
             )
             self.blocks += [
@@ -77,8 +79,20 @@ class Transformer(nn.Module):
         for attention, feed_forward in zip(self.blocks[::2], self.blocks[1::2]):
             # After the last look at others positions go their own ways: those not asked for stop.
             rows = wanted if feed_forward is self.blocks[-1] else None
-            x = feed_forward(attention(x, length, pads, rows), length, rows=rows)
+            layer = partial(_layer, attention, feed_forward, length, pads, rows)
+            x = recomputed(layer, x) if self.recompute and self.training else layer(x)
         return self.norm(x)
+
+
+def _layer(
+    attention: nn.Module,
+    feed_forward: nn.Module,
+    length: int,
+    pads: Tensor | None,
+    rows: Tensor | None,
+    x: Tensor,
+) -> Tensor:
+    return feed_forward(attention(x, length, pads, rows), length, rows=rows)
 
 
 class Residual(nn.Module):

@@ -39,7 +39,9 @@ class Evaluator:
         seed: int,
         max_len: int,
         sequential: bool = False,
+        timed: bool = False,
     ):
+        self.timed = timed  # whether the model reads when things happened
         self.dataset, self.section, self.world, self.seed = dataset, section, world, seed
         self.sequential, self.max_len = sequential, max_len
         popularity = np.bincount(dataset.item_ids("train"), minlength=dataset.num_items)
@@ -93,9 +95,7 @@ class Evaluator:
     def _prepared(self, phase: Phase) -> tuple[PhaseData, Histories | None]:
         if phase not in self._phases:
             self.check([phase])
-            histories = None
-            if self.sequential:
-                histories = Histories(self.dataset, EARLIER[phase], self.max_len)
+            histories = self.histories(EARLIER[phase], phase)
             data = PhaseData(self.dataset, phase, self.section, self.seed)
             self._phases[phase] = data, histories
         return self._phases[phase]
@@ -114,15 +114,22 @@ class Evaluator:
                 bounds.append((first, min(first + TILE_USERS, num_users)))
             yield bounds
 
-    def histories(self, phases: tuple[Phase, ...]) -> Histories | None:
-        """What sequential models are asked with: items of these phases; None for others."""
-        return Histories(self.dataset, phases, self.max_len) if self.sequential else None
+    def histories(self, phases: tuple[Phase, ...], asked: Phase | None = None) -> Histories | None:
+        """What sequential models are asked with: items of these phases; None for others.
+
+        asked: the phase whose first item is the request.
+        """
+        if not self.sequential:
+            return None
+        return Histories(self.dataset, phases, self.max_len, self.timed, asked)
 
     def query(self, users: np.ndarray, histories: Histories | None) -> Batch:
         """A batch that asks for scores."""
         ids = {self.dataset.user_field: torch.from_numpy(users)}
         if histories is not None:
             ids["history"] = torch.from_numpy(histories.latest(users))
+            if histories.times is not None:
+                ids["history_time"] = torch.from_numpy(histories.latest_times(users))
         return Batch(len(users), ids).to(self.world.device)  # type: ignore[arg-type]
 
     def recommend(self, model: Model, user: int, topk: int) -> list[tuple[str, float]]:

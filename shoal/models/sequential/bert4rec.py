@@ -23,7 +23,8 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Facts, Output, Retrieval
 from shoal.models.nn.dropout import Dropout
-from shoal.models.nn.losses import mean_distance, sampled_softmax_loss
+from shoal.models.nn.item_loss import LossType, against_negatives, missing_negatives
+from shoal.models.nn.losses import mean_distance
 from shoal.models.nn.transformer import Activation, Transformer
 
 
@@ -49,7 +50,8 @@ class BERT4Rec(Retrieval):
         layer_norm_eps: float = 1e-12
         initializer_range: float = 0.02
         tied: bool = False  # the items' own vectors as output layer
-        loss_type: Literal["CE", "sampled"] = "CE"  # sampled also needs train.negatives
+        loss_type: LossType = "CE"  # all but CE also need train.negatives
+        gbce_t: float = 0.75  # gBCE: 0 as plain cross entropy, 1 calibrated as CE
         mask_ratio: float = 0.2  # of the items are hidden and asked for
         random_ratio: float = 0.2  # of the hidden ones show a random item, the others the mask
         ft_ratio: float = 0.0  # of the samples end anywhere and hide their last item alone
@@ -67,7 +69,6 @@ class BERT4Rec(Retrieval):
             "eval.repeatable": True,
         }
         RANKING: ClassVar[tuple[str, ...]] = ("debias",)
-        LATER: ClassVar[tuple[str, ...]] = ("windows_from_start", "mask_last", "label_smoothing")
 
         def __post_init__(self) -> None:
             for name in ("mask_ratio", "random_ratio", "ft_ratio"):
@@ -171,26 +172,24 @@ class BERT4Rec(Retrieval):
             return Output(loss, torch.count_nonzero(targets))
 
         if "neg_item" not in batch.ids:
-            raise ValueError(
-                "BERT4Rec with loss_type sampled learns from negatives and has none; set "
-                "train.negatives.num to some hundreds, or model.loss_type to CE"
-            )
-        negatives = batch.tensor("neg_item")  # [b, k], shared by the positions of a sequence
-        owner = wanted // history.shape[1]
-        loss = sampled_softmax_loss(
-            states,
-            self._output(targets, batch.dense["target_logq"].view(-1)[wanted]),
-            self._output(negatives, batch.dense["neg_logq"]),
-            owner,
+            raise missing_negatives("BERT4Rec", self.options.loss_type)
+        loss, count = against_negatives(
+            self.options.loss_type,
+            F.pad(states, (0, 1), value=1.0),  # meets the bias
             targets,
-            negatives,
+            batch.tensor("neg_item"),  # [b, k], shared by the positions of a sequence
+            self._output,
+            (batch.dense["target_logq"].view(-1)[wanted], batch.dense["neg_logq"]),
+            self.facts.num_items - 1,
+            self.options.gbce_t,
+            owner=wanted // history.shape[1],
         )
-        return Output(loss, states.shape[0])
+        return Output(loss, count)
 
-    def _output(self, ids: Tensor, logq: Tensor) -> tuple[Tensor, Tensor]:
-        """Output rows of ids, and what is added to their logits."""
-        bias = self.embed.rows("output_bias", ids).squeeze(-1)
-        return self.embed.rows("output", ids), bias - logq
+    def _output(self, ids: Tensor) -> Tensor:
+        """Output rows of ids and, behind them, their bias: ids' shape + [d + 1]."""
+        rows = self.embed.rows("output", ids)
+        return torch.cat([rows, self.embed.rows("output_bias", ids)], -1)
 
     def encode_query(self, batch: Batch) -> Tensor:
         asked, wanted = ask(batch.tensor("history"), self.mask_token, self.facts.max_len)
@@ -200,9 +199,11 @@ class BERT4Rec(Retrieval):
     def encode_item(self, ids: Tensor) -> Tensor:
         # The softmax learns how likely an item comes next, and what is popular always is. Less all
         # of ln(popularity), the score says how much likelier than ever the history makes it.
-        bias = self.embed.rows("output_bias", ids)
-        bias = bias - self.options.debias * self.popularity[ids].unsqueeze(-1)
-        return torch.cat([self.embed.rows("output", ids), bias], -1)
+        vectors = self._output(ids)
+        if not self.options.debias:
+            return vectors
+        less = self.options.debias * self.popularity[ids].unsqueeze(-1)
+        return vectors - F.pad(less, (vectors.shape[-1] - 1, 0))
 
 
 def places(batch: Batch) -> Tensor:

@@ -21,7 +21,7 @@ from shoal.embedding.table import Init, Table
 from shoal.models.base import Facts, Model, Output
 from shoal.models.nn.mlp import MLP
 
-SCORE_BLOCK = 1 << 22  # floats of pair vectors held at a time while scoring: 16 MiB
+SCORE_BLOCK = 1 << 17  # floats of pair vectors made at a time while scoring: what a cache holds
 
 
 class NeuMF(Model):
@@ -95,20 +95,35 @@ class NeuMF(Model):
         return Output(loss, labels.numel())
 
     def score(self, batch: Batch, items: Tensor) -> Tensor:
-        users = self._rows(
-            self.facts.user_field,
-            batch.ids[self.facts.user_field].unsqueeze(1),  # type: ignore[union-attr]
-        )
-        widest = max(
-            self.predict.in_features,
-            2 * self.options.mlp_embedding_size,
-            *self.options.mlp_hidden_size,
-        )
+        """As in Model. The first layer is linear in user and item, so each is taken through it once
+        and only their sum is made for every pair."""
+        users = self._rows(self.facts.user_field, batch.tensor(self.facts.user_field).unsqueeze(1))
         # Rows are read in one go: a read may be a trip that all ranks make the same number of.
         vectors = self._rows(self.facts.item_field, torch.atleast_2d(items))  # [n] becomes [1, n]
-        block = max(1, SCORE_BLOCK // max(1, batch.size * widest))  # items at a time
-        parts = [
-            self._logits(users, {half: rows[:, i : i + block] for half, rows in vectors.items()})
-            for i in range(0, items.shape[-1], block)
-        ]
-        return torch.cat(parts, 1) if parts else torch.zeros(batch.size, 0, device=items.device)
+        weights = self.predict.weight[0]
+        scores = self.predict.bias.expand(batch.size, items.shape[-1])
+        if "mf" in self.embed:
+            width = self.options.mf_embedding_size
+            scores = scores + (users["mf"] * weights[:width] @ vectors["mf"].mT).squeeze(1)
+            weights = weights[width:]
+        if "mlp" in self.embed:
+            scores = scores + self._deep_scores(users["mlp"], vectors["mlp"], weights)
+        return scores
+
+    def _deep_scores(self, users: Tensor, items: Tensor, weights: Tensor) -> Tensor:
+        """<weights, perceptron> of pairs: [b, 1, d], [b or 1, n, d] -> [b, n]."""
+        if len(self.mlp) == 0:
+            pairs = torch.broadcast_tensors(users, items)
+            return torch.cat(pairs, -1) @ weights
+        first, *rest = [layer for layer in self.mlp if isinstance(layer, nn.Linear)]
+        user_half, item_half = first.weight.chunk(2, 1)
+        users, items = users @ user_half.T + first.bias, items @ item_half.T
+        widest = max(self.options.mlp_hidden_size)
+        block = max(1, SCORE_BLOCK // max(1, len(users) * widest))  # items at a time
+        parts = []
+        for some in items.split(block, 1):
+            hidden = (users + some).relu_()  # [b, block, width]
+            for layer in rest:
+                hidden = layer(hidden).relu_()
+            parts.append(hidden @ weights)
+        return torch.cat(parts, 1)

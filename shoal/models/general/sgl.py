@@ -1,0 +1,67 @@
+"""SGL: Self-supervised Graph Learning for Recommendation, Wu et al., SIGIR 2021.
+
+LightGCN, and two views of its graph, each without some of its edges, in which a node should look
+more like itself than like any other:
+
+    loss = BPR + ssl_weight * sum of -ln softmax(cos(z'_u, z''_v) / tau)_u, for users and for items
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from shoal.data.batch import Batch
+from shoal.models.base import Output
+from shoal.models.general.lightgcn import LightGCN
+from shoal.models.nn.contrast import contrast
+from shoal.models.nn.dropout import uniform_like
+
+
+class SGL(LightGCN):
+    """Contrast between two views of the graph; every step draws new ones."""
+
+    @dataclass
+    class Options(LightGCN.Options):
+        type: Literal["ED", "ND", "RW"] = "ED"  # drop edges, nodes, or edges anew in every layer
+        n_layers: int = 3
+        drop_ratio: float = 0.1
+        ssl_tau: float = 0.5
+        ssl_weight: float = 0.05
+        require_pow: bool = True
+
+    def forward(self, batch: Batch) -> Output:
+        nodes = self.nodes(batch)
+        first, final = self.propagate()
+        output = self.pair_loss(nodes, first, final)
+        one, other = self._view(first), self._view(first)
+        users, tau = self.facts.num_users, self.options.ssl_tau
+        taken = nodes[:, 1] - users
+        term = contrast(nodes[:, 0], one[:users], other[:users], tau)
+        term = term + contrast(taken, one[users:], other[users:], tau)
+        return Output(output.loss + self.options.ssl_weight * term, output.count)
+
+    def _view(self, first: Tensor) -> Tensor:
+        """All nodes, as they are in a graph of which something is missing."""
+        weights = self._drop()
+        layer = total = first
+        for number in range(self.options.n_layers):
+            if number and self.options.type == "RW":
+                weights = self._drop()
+            layer = self.graph(layer, weights)
+            total = total + layer
+        return total / (self.options.n_layers + 1)
+
+    def _drop(self) -> Tensor:
+        """Weights of the edges that are left; the same on all processes."""
+        graph, weights = self.graph, self.graph.weights
+        if self.options.type == "ND":
+            node = uniform_like(weights.new_empty(graph.nodes, 1), shared=True).squeeze(1)
+            kept = torch.minimum(node[graph.ends], node[graph.neighbours])
+        else:
+            edge = uniform_like(weights.new_empty(graph.num_edges, 1), shared=True).squeeze(1)
+            kept = edge[graph.edges]
+        return graph.normalised((kept >= self.options.drop_ratio).to(weights.dtype))

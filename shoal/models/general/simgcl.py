@@ -1,0 +1,60 @@
+"""SimGCL: Are Graph Augmentations Necessary? Simple Graph Contrastive Learning for Recommendation,
+Yu et al., SIGIR 2022.
+
+As SGL, but a view is the same graph with a little noise on every layer:
+
+    E(k+1) = A E(k) + sign(A E(k)) * eps * noise / |noise|        E = mean of E(1) ... E(n_layers)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shoal.data.batch import Batch
+from shoal.models.base import Output
+from shoal.models.general.lightgcn import LightGCN
+from shoal.models.nn.contrast import contrast
+from shoal.models.nn.dropout import uniform_like
+
+
+class SimGCL(LightGCN):
+    """Contrast between two noisy views."""
+
+    @dataclass
+    class Options(LightGCN.Options):
+        eps: float = 0.1  # length of the noise on a node
+        temperature: float = 0.2
+        cl_weight: float = 0.2
+        reg_weight: float = 1e-4
+        require_pow: bool = True
+
+    def forward(self, batch: Batch) -> Output:
+        nodes = self.nodes(batch)
+        first, final = self.propagate()
+        output = self.pair_loss(nodes, first, final)
+        term = self.contrasted(nodes, self.last_layer(first, True), self.last_layer(first, True))
+        return Output(output.loss + self.options.cl_weight * term, output.count)
+
+    def contrasted(self, nodes: Tensor, one: Tensor, other: Tensor) -> Tensor:
+        """The contrastive terms of a batch's users and items: scalar."""
+        users, tau = self.facts.num_users, self.options.temperature
+        term = contrast(nodes[:, 0], one[:users], other[:users], tau)
+        return term + contrast(nodes[:, 1] - users, one[users:], other[users:], tau)
+
+    def last_layer(self, first: Tensor, noisy: bool = False) -> Tensor:
+        return torch.stack(self.layers(first, noisy)).mean(0)
+
+    def layers(self, first: Tensor, noisy: bool) -> list[Tensor]:
+        """E(1) ... E(n_layers), each of all nodes."""
+        layer, found = first, []
+        for _ in range(self.options.n_layers):
+            layer = self.graph(layer)
+            if noisy:
+                noise = F.normalize(uniform_like(layer, shared=True), dim=1)
+                layer = layer + layer.sign() * noise * self.options.eps
+            found.append(layer)
+        return found

@@ -1,0 +1,60 @@
+"""UserKNN: GroupLens: An Open Architecture for Collaborative Filtering of Netnews, Resnick et al.,
+CSCW 1994, with cosine on what was taken.
+
+    score(user, item) = sum of cos(user, v) over the k nearest users v that took the item
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shoal.data.batch import Batch
+from shoal.models.base import Facts, Model
+from shoal.models.nn.taken import Taken, owners
+
+
+class UserKNN(Model):
+    """Neighbourhoods of users by cosine."""
+
+    trainable: ClassVar[bool] = False
+    neighbours: Tensor  # [num_users, k]
+    alike: Tensor  # [num_users, k]
+
+    @dataclass
+    class Options(Model.Options):
+        k: int = 100
+        shrink: float = 0.0
+
+        def __post_init__(self) -> None:
+            if self.k < 1 or self.shrink < 0.0:
+                raise ValueError(f"k is {self.k}, shrink {self.shrink}; at least 1, and at least 0")
+
+    def __init__(self, options: Options, facts: Facts):
+        super().__init__(options, facts)
+        self.taken = Taken(facts.train_users, facts.train_items, facts.num_users, facts.num_items)
+        sizes = self.taken.starts.diff().float().sqrt()
+        users = torch.arange(facts.num_users)
+        others = self.taken.matrix(users)
+        found = []
+        for some in users.split(1 << 10):
+            alike = others[some] @ others.T
+            alike = alike / (sizes[some].unsqueeze(1) * sizes + options.shrink + 1e-6)
+            alike[torch.arange(len(some)), some] = 0.0
+            found.append(alike.topk(min(options.k, facts.num_users), dim=1))
+        self.register_buffer("alike", torch.cat([values for values, _ in found]))
+        self.register_buffer("neighbours", torch.cat([index for _, index in found]))
+
+    def score(self, batch: Batch, items: Tensor) -> Tensor:
+        users = batch.tensor(self.facts.user_field)
+        near, weights = self.neighbours[users], self.alike[users].reshape(-1)  # [b, k]
+        lists = self.taken.lists(near.reshape(-1))
+        owner = owners(lists)
+        places = (owner // near.shape[1]) * self.facts.num_items + lists.values
+        scores = torch.zeros(len(users) * self.facts.num_items, device=users.device)
+        scores.index_add_(0, places, weights[owner])
+        scores = scores.view(len(users), self.facts.num_items)
+        return scores[:, items] if items.dim() == 1 else scores.gather(1, items)

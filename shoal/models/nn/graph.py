@@ -1,0 +1,70 @@
+"""The graph of users and items, and vectors that spread over it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class _Spread(torch.autograd.Function):
+    """adjacency @ x for a symmetric adjacency, whose gradient is therefore adjacency @ grad.
+
+    The matrix is in compressed rows; a bag-sum over them is the same product, and on CPUs without
+    MKL two to three times faster than torch's sparse matmul.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, starts: Tensor, neighbours: Tensor, weights: Tensor) -> Tensor:
+        ctx.save_for_backward(starts, neighbours, weights)
+        return F.embedding_bag(
+            neighbours, x, starts, mode="sum", per_sample_weights=weights, include_last_offset=True
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return _Spread.apply(grads[0].contiguous(), *ctx.saved_tensors), None, None, None
+
+
+class Graph(nn.Module):
+    """D^-1/2 A D^-1/2 of the training interactions; items are numbered after the users."""
+
+    starts: Tensor  # [nodes + 1]: node n's neighbours are neighbours[starts[n]:starts[n + 1]]
+    neighbours: Tensor  # [2 * edges]
+    ends: Tensor  # [2 * edges]: the node that each of these is a neighbour of
+    edges: Tensor  # [2 * edges]: number of the undirected edge, 0 .. edges - 1
+    weights: Tensor  # [2 * edges]
+
+    def __init__(self, users: Tensor, items: Tensor, num_users: int, num_items: int):
+        super().__init__()
+        self.nodes = nodes = num_users + num_items
+        users, items = users.long(), items.long() + num_users  # ids may come in 32 bits
+        # an edge is there or not: repeated interactions count once; `unique` also sorts by node
+        pairs = torch.unique(torch.cat([users * nodes + items, items * nodes + users]))
+        ends, neighbours = pairs // nodes, pairs % nodes
+        low, high = torch.minimum(ends, neighbours), torch.maximum(ends, neighbours)
+        _, edges = torch.unique(low * nodes + high, return_inverse=True)
+        starts = F.pad(torch.bincount(ends, minlength=nodes).cumsum(0), (1, 0))
+        made = {"starts": starts, "neighbours": neighbours, "ends": ends, "edges": edges}
+        for name, value in made.items():
+            self.register_buffer(name, value, persistent=False)  # the data makes it anew
+        ones = torch.ones(len(ends), dtype=torch.float64)
+        self.register_buffer("weights", self.normalised(ones).float(), persistent=False)
+
+    @property
+    def num_edges(self) -> int:
+        """Edges, each counted once."""
+        return len(self.ends) // 2
+
+    def normalised(self, kept: Tensor) -> Tensor:
+        """Weights of a graph with some edges only: kept [2 * edges] of 0 and 1 -> likewise."""
+        degrees = torch.zeros(self.nodes, dtype=kept.dtype, device=kept.device)
+        degrees = degrees.index_add(0, self.ends, kept).clamp(min=1.0)
+        return kept * (degrees[self.ends] * degrees[self.neighbours]).rsqrt()
+
+    def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Every node's weighted sum of its neighbours: [nodes, d] -> [nodes, d]."""
+        weights = self.weights if weights is None else weights
+        return _Spread.apply(x, self.starts, self.neighbours, weights)

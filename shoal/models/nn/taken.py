@@ -1,0 +1,69 @@
+"""What each user took in training, for models that answer from it."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.data.batch import Jagged
+
+
+class Taken(nn.Module):
+    """Every user's training items, each once: user u's are items[starts[u]:starts[u + 1]]."""
+
+    starts: Tensor  # [num_users + 1]
+    items: Tensor  # [pairs]
+
+    def __init__(self, users: Tensor, items: Tensor, num_users: int, num_items: int):
+        super().__init__()
+        self.num_items = num_items
+        pairs = torch.unique(users.long() * num_items + items)  # ids may come in 32 bits
+        counts = torch.bincount(pairs // num_items, minlength=num_users)
+        starts = F.pad(counts.cumsum(0), (1, 0))
+        for name, value in (("starts", starts), ("items", pairs % num_items)):
+            self.register_buffer(name, value, persistent=False)  # the data makes it anew
+
+    def lists(self, users: Tensor) -> Jagged:
+        """The items of users [b]: b lists."""
+        starts = self.starts[users]
+        counts = self.starts[users + 1] - starts
+        offsets = F.pad(counts.cumsum(0), (1, 0))
+        places = torch.arange(int(offsets[-1]), device=users.device)
+        places = places + (starts - offsets[:-1]).repeat_interleave(counts)
+        return Jagged(self.items[places], offsets)
+
+    def matrix(self, users: Tensor) -> Tensor:
+        """1 where a user took an item, else 0: [b] -> [b, num_items]."""
+        return multi_hot(self.lists(users), self.num_items)
+
+    def latest(self, users: Tensor, count: int) -> Tensor:
+        """At most `count` items of each user, 0 pads: [b] -> [b, count]."""
+        column = torch.arange(count, device=users.device)
+        starts, stops = self.starts[users].unsqueeze(1), self.starts[users + 1].unsqueeze(1)
+        places = starts + column
+        inside = places < stops
+        found = self.items[places.clamp(max=max(0, len(self.items) - 1))]
+        return torch.where(inside, found, 0)
+
+    def together(self) -> Tensor:
+        """How many users took both of two items: float64 [num_items, num_items]."""
+        found = torch.zeros(self.num_items, self.num_items, dtype=torch.float64)
+        users = torch.arange(len(self.starts) - 1, device=self.items.device)
+        for some in users.split(1 << 12):
+            block = self.matrix(some)
+            found += (block.T @ block).double()
+        return found
+
+
+def owners(lists: Jagged) -> Tensor:
+    """The list that each value stands in: [total]."""
+    numbers = torch.arange(len(lists), device=lists.values.device)
+    return numbers.repeat_interleave(lists.lengths)
+
+
+def multi_hot(lists: Jagged, width: int) -> Tensor:
+    """1 where a list has a value: [lists, width], float32."""
+    found = torch.zeros(len(lists), width, device=lists.values.device)
+    found[owners(lists), lists.values] = 1.0
+    return found

@@ -1,0 +1,138 @@
+"""What sequential models share: how a state of a history is asked for the next item."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shoal.data.batch import Batch
+from shoal.embedding.module import Embeddings
+from shoal.embedding.table import Init, Table
+from shoal.models.base import Facts, Model, Output, Retrieval, Samples
+from shoal.models.nn.item_loss import LossType, against_negatives, missing_negatives, over_vectors
+
+
+class Sequential(Model):
+    """Reads a history; its loss is one of several, see shoal.models.nn.item_loss.
+
+    Item vectors are one table: those that a history reads are those that are recommended.
+    """
+
+    kind = "sequential"
+    samples: ClassVar[Samples] = "windows"
+    embed: Embeddings
+    logq: Tensor
+
+    @dataclass
+    class Options(Model.Options):
+        loss_type: LossType = "CE"  # all but CE also need train.negatives
+        gbce_t: float = 0.75  # gBCE: 0 as plain cross entropy, 1 calibrated as CE
+        label_smoothing: float = 0.0  # CE: so much of the target is spread over all items
+        cosine: bool = False  # states and items are compared by angle
+        temperature: float = 1.0  # scores are divided by it
+
+        DEFAULTS: ClassVar[dict[str, Any]] = {
+            "data.split.by": "leave_one_out",
+            "data.split.order": "time",
+            "train.negatives": None,
+            "eval.repeatable": True,  # people watch and buy again, and a sequence may say so
+        }
+
+        def __post_init__(self) -> None:
+            if not 0.0 <= self.label_smoothing < 1.0:
+                raise ValueError(f"label_smoothing is {self.label_smoothing}; from 0 to below 1")
+            if not 0.0 <= self.gbce_t <= 1.0:
+                raise ValueError(f"gbce_t is {self.gbce_t}; it must be from 0 to 1")
+            if not self.temperature > 0.0:
+                raise ValueError(f"temperature is {self.temperature}; it must be above 0")
+
+    def __init__(self, options: Any, facts: Facts):
+        super().__init__(options, facts)
+        self.register_buffer("logq", facts.negative_logq, persistent=False)
+
+    def make_items(self, dim: int, std: float = 0.02, more: dict[str, Table] | None = None) -> None:
+        """The table of item vectors, and tables of further fields."""
+        items = Table("item", dim, self.facts.num_items, Init("normal", std), padding=0)
+        self.embed = Embeddings(more, history=items, target=items, neg_item=items)
+
+    def encode_item(self, ids: Tensor) -> Tensor:
+        """Item vectors: ids of any shape -> that shape + [dim]."""
+        return self.compared(self.embed.rows("target", ids))
+
+    def compared(self, vectors: Tensor) -> Tensor:
+        """Vectors as they are multiplied with others: [..., d]."""
+        return F.normalize(vectors, dim=-1) if self.options.cosine else vectors
+
+    def asked(self, states: Tensor) -> Tensor:
+        """States as they are multiplied with item vectors: [..., d]."""
+        states = self.compared(states)
+        return states if self.options.temperature == 1.0 else states / self.options.temperature
+
+    def loss(self, states: Tensor, targets: Tensor, negatives: Tensor | None) -> Output:
+        """Of states [n, d] that are asked for targets [n], against negatives [n, k]."""
+        options, states = self.options, self.asked(states)
+        if options.loss_type == "CE":
+            if options.cosine or options.label_smoothing:
+                items = self.compared(self.embed.whole("target"))
+                total = over_vectors(states, items, targets, options.label_smoothing)
+            else:
+                total = self.embed.full_softmax("target", states, targets)
+            return Output(total, len(targets))
+        if negatives is None:
+            raise missing_negatives(type(self).__name__, options.loss_type)
+        logq = (self.logq[targets], self.logq[negatives]) if len(self.logq) else None
+        num_items = self.facts.num_items - 1
+        kind, t = options.loss_type, options.gbce_t
+        return Output(
+            *against_negatives(
+                kind, states, targets, negatives, self.encode_item, logq, num_items, t
+            )
+        )
+
+    def position_ids(self, history: Tensor) -> Tensor:
+        """Numbers of the places of a history [b, l]: [l]; refuses more than the model has."""
+        if history.shape[1] > self.facts.max_len:
+            raise ValueError(
+                f"a history of {history.shape[1]} items is longer than the {self.facts.max_len} "
+                "positions the model was built with; cut it, or raise data.max_len and train again"
+            )
+        return torch.arange(history.shape[1], device=history.device)
+
+
+class NextItem(Sequential, Retrieval):
+    """A sequential model whose score is <state, item>.
+
+    `states` says what the model makes of a history: for samples `windows` a state at each position,
+    which may see no later one; for `prefixes` one state of the whole history.
+    """
+
+    def states(self, batch: Batch) -> Tensor:
+        """[b, l, d] of windows, [b, d] of prefixes; called for training and for scores alike."""
+        raise NotImplementedError  # every such model writes its own
+
+    def forward(self, batch: Batch) -> Output:
+        target = batch.tensor("target")
+        real = target > 0
+        negatives = batch.tensor("neg_item")[real] if "neg_item" in batch.ids else None
+        return self.loss(self.states(batch)[real], target[real], negatives)
+
+    def encode_query(self, batch: Batch) -> Tensor:
+        states = self.states(batch)
+        if self.samples == "windows":
+            states = at_last(states, batch.tensor("history"))
+        return self.asked(states)
+
+
+def lengths(history: Tensor) -> Tensor:
+    """How many items each history [b, l] has: [b]."""
+    return (history > 0).sum(1)
+
+
+def at_last(states: Tensor, history: Tensor) -> Tensor:
+    """States [b, l, d] at the last item of each history; an empty one is its first position."""
+    last = (lengths(history) - 1).clamp(min=0)
+    return states[torch.arange(len(last), device=last.device), last]

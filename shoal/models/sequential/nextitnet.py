@@ -1,0 +1,63 @@
+"""NextItNet: A Simple Convolutional Generative Network for Next Item Recommendation, Yuan et al.,
+WSDM 2019.
+
+Convolutions that see only what came before, with holes that grow from layer to layer:
+
+    block   x + relu(norm(conv(relu(norm(conv(x, dilation d))), dilation 2d)))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.data.batch import Batch
+from shoal.models.base import Facts
+from shoal.models.sequential.base import NextItem
+
+
+class NextItNet(NextItem):
+    """Dilated causal convolutions, trained at every position."""
+
+    @dataclass
+    class Options(NextItem.Options):
+        embedding_size: int = 64
+        kernel_size: int = 3
+        block_num: int = 5  # times that the dilations are gone through
+        dilations: list[int] = field(default_factory=lambda: [1, 4])
+
+    def __init__(self, options: Options, facts: Facts):
+        super().__init__(options, facts)
+        width = options.embedding_size
+        self.make_items(width, std=facts.num_items**-0.5)
+        self.blocks = nn.ModuleList(
+            Block(width, options.kernel_size, dilation)
+            for dilation in options.dilations * options.block_num
+        )
+        self.out = nn.Linear(width, width)
+
+    def states(self, batch: Batch) -> Tensor:
+        x = self.embed.field("history", batch)
+        for block in self.blocks:
+            x = block(x)
+        return self.out(x)
+
+
+class Block(nn.Module):
+    """Two causal convolutions beside the identity: [b, l, width] -> the same."""
+
+    def __init__(self, width: int, kernel: int, dilation: int):
+        super().__init__()
+        self.first = nn.Conv1d(width, width, kernel, dilation=dilation)
+        self.second = nn.Conv1d(width, width, kernel, dilation=2 * dilation)
+        self.norms = nn.ModuleList(nn.LayerNorm(width, eps=1e-8) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x
+        for conv, norm in zip((self.first, self.second), self.norms):
+            back = (conv.kernel_size[0] - 1) * conv.dilation[0]
+            made = conv(F.pad(out.transpose(1, 2), (back, 0))).transpose(1, 2)
+            out = F.relu(norm(made))
+        return x + out

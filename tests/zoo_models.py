@@ -1,0 +1,82 @@
+"""Every model that ranks items, small: options for quick steps, and recipes that learn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.config.schema import Config
+from shoal.runs.run import resolve
+
+DATA = {
+    "data.name": "planted",
+    "data.planted.users": 61,
+    "data.planted.items": 47,
+    "data.planted.interactions": 1000,
+    "data.max_len": 8,
+    "train.batch_size": 13,
+    "run.progress": False,
+    "run.tensorboard": False,
+}
+WIDTH, HIDDEN = {"model.embedding_size": 8}, {"model.hidden_size": 8}
+BOTH = {**WIDTH, **HIDDEN}
+TRANSFORMER = {**HIDDEN, "model.inner_size": 16}
+NEGATIVES = {"train.negatives": {"num": 5, "distribution": "popularity"}}
+# model (and what of it) -> options. A new model joins by its line.
+MODELS: dict[str, dict[str, Any]] = {
+    "Pop": {},
+    "BPR": WIDTH,
+    "NeuMF": {
+        "model.mf_embedding_size": 4,
+        "model.mlp_embedding_size": 4,
+        "model.mlp_hidden_size": [8, 4],
+    },
+    "LightGCN": WIDTH,
+    "EASE": {"model.reg_weight": 20.0},
+    "ItemKNN": {"model.k": 10},
+    "UserKNN": {"model.k": 10},
+    "SLIM": {},
+    "IALS": {**WIDTH, "model.epochs": 3},
+    "MultiVAE": {"model.mlp_hidden_dimension": [12], "model.latent_dimension": 6},
+    "ENMF": WIDTH,
+    "SimpleX": {**WIDTH, "train.negatives.num": 5},
+    "NGCF": {**WIDTH, "model.hidden_size_list": [8, 4]},
+    "SGL": WIDTH,
+    "SGL nodes": {**WIDTH, "model.type": "ND"},
+    "SimGCL": WIDTH,
+    "XSimGCL": WIDTH,
+    "SASRec": TRANSFORMER,
+    "SASRec sampled": {**TRANSFORMER, **NEGATIVES, "model.loss_type": "sampled"},
+    "SASRec gBCE": {**TRANSFORMER, **NEGATIVES, "model.loss_type": "gBCE"},
+    "SASRec smooth": {**TRANSFORMER, "model.label_smoothing": 0.1},
+    "BERT4Rec": TRANSFORMER,
+    "BERT4Rec gBCE": {**TRANSFORMER, **NEGATIVES, "model.loss_type": "gBCE"},
+    "BERT4Rec BPR": {**TRANSFORMER, **NEGATIVES, "model.loss_type": "BPR"},
+    "GRU4Rec": BOTH,
+    "GRU4Rec sampled": {**BOTH, **NEGATIVES, "model.loss_type": "sampled"},
+    "HSTU": {**HIDDEN, "model.n_heads": 2},
+    "HSTU sampled": {
+        **HIDDEN,
+        **NEGATIVES,
+        "model.loss_type": "sampled",
+        "model.cosine": True,
+        "model.temperature": 0.2,
+    },
+    "NARM": BOTH,
+    "STAMP": WIDTH,
+    "Caser": {**WIDTH, "model.nh": 2, "model.nv": 2, "model.heights": 3},
+    "NextItNet": {**WIDTH, "model.block_num": 1},
+    "FPMC": WIDTH,
+    "SRGNN": WIDTH,
+    "CORE": {**WIDTH, "model.inner_size": 16},
+    "LightSANs": TRANSFORMER,
+    "FMLP": HIDDEN,
+    "TiSASRec": TRANSFORMER,
+    "MIND": WIDTH,
+    "ComiRec": WIDTH,
+}
+
+
+def zoo_config(name: str, **values: Any) -> Config:
+    """A config of one line of MODELS; keyword a__b stands for the key a.b."""
+    given = {key.replace("__", "."): value for key, value in values.items()}
+    return resolve(values={"model": name.split()[0], **DATA, **MODELS[name], **given}).config
