@@ -31,6 +31,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "model.mlp_hidden_size": [8, 4],
     },
     "LightGCN": WIDTH,
+    "LightFM": WIDTH,
     "EASE": {"model.reg_weight": 20.0},
     "ItemKNN": {"model.k": 10},
     "UserKNN": {"model.k": 10},

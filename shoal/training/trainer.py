@@ -399,11 +399,10 @@ def check_fingerprint(
     saved: dict[str, Any], now: dict[str, Any], folder: RunFolder, options: Any
 ) -> None:
     """A checkpoint goes on only with the model and the data it was made with."""
-    defaults = {
-        field.name: field.default if field.default is not MISSING else field.default_factory()  # type: ignore[misc]
-        for field in fields(options)
-        if field.default is not MISSING or field.default_factory is not MISSING
-    }
+    defaults = {one.name: one.default for one in fields(options)}
+    for one in fields(options):
+        if one.default_factory is not MISSING:
+            defaults[one.name] = one.default_factory()
     if (what := mismatch(saved, without_later(saved, now, defaults))) is not None:
         raise CheckpointError(f"the checkpoints in {folder.path} {what}")
 
