@@ -1,4 +1,18 @@
-"""Shoal trains recommenders, distributed."""
+"""Shoal trains recommenders, distributed.
+
+run                  train, evaluate and test: shoal.run(model="BPR", dataset="ml-100k", nproc=2)
+fit                  the same for a frame of pandas, Polars or Arrow; Feature says what columns mean
+evaluate             the metrics of a trained run, once more
+recommend            the best items for a user of a trained run
+run_rank             one rank of a run, for torch.multiprocessing.spawn
+CollectiveStrategy   many processes under a PyTorch loop of your own, or an Estimator
+Embedding            rows that such a loop spreads over its processes
+EstimatorSpec        what a model_fn answers; ModeKeys, Hook and RunConfig go with it
+TrainSpec, EvalSpec  what an Estimator trains and evaluates on
+
+A model of your own is made of shoal.models.base.Model; `shoal new model NAME` writes one to begin
+with. The command line is `shoal --help`, the documentation docs/ of the project.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +24,11 @@ import time
 STARTED = time.perf_counter()  # for the start-up time that result.json states
 __version__ = "0.1.0"
 
+SPECS = ("EstimatorSpec", "EvalSpec", "Hook", "ModeKeys", "RunConfig", "TrainSpec")
 __all__ = [
-    "Feature",
-    "Interrupted",
-    "__version__",
-    "evaluate",
-    "fit",
-    "recommend",
-    "run",
-    "run_rank",
+    *("CollectiveStrategy", "Embedding", "EstimatorSpec", "EvalSpec", "Feature", "Hook"),
+    *("Interrupted", "ModeKeys", "RunConfig", "TrainSpec", "__version__"),
+    *("evaluate", "fit", "recommend", "run", "run_rank"),
 ]
 
 
@@ -37,8 +47,14 @@ if "SHOAL_LAUNCHER" in os.environ and threading.current_thread() is threading.ma
 
 def __getattr__(name: str):  # type: ignore[no-untyped-def]
     # `import shoal` stays quick: torch comes in with the first thing that is used.
-    rooms = {"run": "run", "run_rank": "run", "evaluate": "trained", "recommend": "trained"}
-    rooms |= {"fit": "fit", "Feature": "fit"}
+    rooms = {
+        **dict.fromkeys(("run", "run_rank"), "run"),
+        **dict.fromkeys(("evaluate", "recommend"), "trained"),
+        **dict.fromkeys(("fit", "Feature"), "fit"),
+        "CollectiveStrategy": "collective.strategy",
+        "Embedding": "collective.modules",
+        **dict.fromkeys(SPECS, "collective.specs"),
+    }
     if name in rooms:
         from importlib import import_module
 

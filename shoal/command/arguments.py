@@ -23,6 +23,9 @@ ONE_PROCESS = {
     "launch.servers": 0,
     "launch.first_server": 0,
 }
+# Left in a command line of fleetrun or paddle.distributed.launch; what is started is ours.
+PADDLEREC_PROGRAMS = ("trainer.py", "static_trainer.py", "static_ps_trainer.py")
+PADDLE_PORT = 6170
 TRUST = typer.Option("--trust", help="Run the code that the run folder's config names.")
 
 
@@ -36,6 +39,9 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
     rest = list(arguments)
     while rest:
         word = rest.pop(0)
+        if Path(word).name in PADDLEREC_PROGRAMS and not word.startswith("-"):
+            typer.echo(f"{word} is PaddleRec's own program; Shoal takes its part", err=True)
+            continue
         if not word.startswith("-"):
             (files if "=" not in word else overrides).append(word)
             continue
@@ -73,6 +79,32 @@ def run_arguments(
     if output is not None:
         overrides.append(f"--run.output={json.dumps(output)}")
     return files, overrides, is_run
+
+
+def as_paddle_launches(overrides: list[str]) -> list[str]:
+    """`--ips A,B --gpus 0,1`, as paddle.distributed.launch has them: a process per GPU, on each."""
+    given = {key_of(word): word.partition("=")[2] for word in overrides}
+    rest = [word for word in overrides if key_of(word) not in ("ips", "gpus")]
+    gpus = given.get("gpus")
+    nproc = len(gpus.split(",")) if gpus is not None else None
+    if gpus is not None:
+        rest.append(f"--run.gpu_ids={json.dumps(gpus)}")
+        if not {"nproc", "launch.nproc"} & given.keys():
+            rest.append(f"--launch.nproc={nproc}")
+    if "ips" in given:
+        from shoal.launch.roles import place_of
+
+        hosts = [word.strip() for word in given["ips"].split(",") if word.strip()]
+        said = given.get("nproc") or given.get("launch.nproc") or nproc
+        if said is None:
+            raise typer.BadParameter("--ips needs --gpus 0,1 or --nproc N: the processes of a host")
+        host, here = place_of(hosts), int(said)
+        if len(hosts) > 1:
+            rest += [f"--launch.ip={hosts[0]}", f"--launch.world_size={here * len(hosts)}"]
+            rest.append(f"--launch.group_offset={here * host}")
+            if not {"port", "launch.port"} & given.keys():
+                rest.append(f"--launch.port={PADDLE_PORT}")
+    return rest
 
 
 def check_resumable(resolved: Resolved, resume: bool) -> None:

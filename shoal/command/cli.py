@@ -9,7 +9,16 @@ from typing import Annotated, Any
 import typer
 
 import shoal
-from shoal.command import describing, ending, looking, preparing, starting, training, using
+from shoal.command import (
+    describing,
+    ending,
+    looking,
+    new,
+    preparing,
+    starting,
+    training,
+    using,
+)
 
 # Torch comes in with the command that needs it, so that `shoal --help` is quick.
 WORDS: dict[str, Any] = {
@@ -34,6 +43,10 @@ config_app = typer.Typer(no_args_is_help=True, help="Look at configs.")
 config_app.command("show", **WORDS)(looking.config_show)
 config_app.command("schema")(looking.config_schema)
 app.add_typer(config_app, name="config")
+
+new_app = typer.Typer(no_args_is_help=True, help="Write starting points of your own.")
+new_app.command("model")(new.model)
+app.add_typer(new_app, name="new")
 
 data_app = typer.Typer(no_args_is_help=True, help="Get data sets, and look at them.")
 data_app.command("fetch")(looking.data_fetch)

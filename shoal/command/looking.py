@@ -8,23 +8,28 @@ from typing import Annotated
 
 import typer
 
-from shoal.command.arguments import split_arguments
+from shoal.command.arguments import TRUST, split_arguments
 
 
-def models() -> None:
-    """List the models."""
-    from shoal.models import MODELS
+def models(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="One of them, or FILE.py:Class: tell what it is."),
+    ] = None,
+) -> None:
+    """List the models, or tell what one of them is."""
+    from shoal.models import MODELS, describe
 
-    for name in MODELS:
-        typer.echo(name)
+    for line in MODELS if name is None else describe(name):
+        typer.echo(line)
 
 
-def config_show(context: typer.Context) -> None:
+def config_show(context: typer.Context, trust: Annotated[bool, TRUST] = False) -> None:
     """Print the resolved config with the origin of every value."""
     from shoal import config as room
     from shoal.runs.run import resolve
 
-    typer.echo(room.show(resolve(*split_arguments(context.args))))
+    typer.echo(room.show(resolve(*split_arguments(context.args), trust=trust)))
 
 
 def config_schema() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +13,7 @@ import typer
 from shoal.command.arguments import (
     ONE_PROCESS,
     TRUST,
+    as_paddle_launches,
     check_resumable,
     key_of,
     run_arguments,
@@ -31,7 +33,6 @@ def train(
 ) -> None:
     """Train from CONFIG.yaml files (and overrides); evaluate and test the best checkpoint."""
     with importing():
-        from shoal.config.trust import check_trusted
         from shoal.launch.launched import follow_launcher, is_launched
         from shoal.runs import run
         from shoal.world.world import is_first, is_worker
@@ -39,11 +40,13 @@ def train(
     if is_worker():
         follow_launcher(f"rank-{os.environ['RANK']}")
     files, overrides, is_run = run_arguments(context.args, resume, output)
+    overrides = as_paddle_launches(overrides)
     counted = any(key_of(word) in ("nproc", "launch.nproc", "world_size") for word in overrides)
     values = ONE_PROCESS if is_run and counted else None  # not half of how it was launched before
-    resolved = run.resolve(files, overrides, values, "shoal train --resume")
-    if is_run and not trust:
-        check_trusted(resolved, files[0])
+    folder = Path(files[0]).parent if is_run else None
+    resolved = run.resolve(
+        files, overrides, values, "shoal train --resume", folder=folder, trust=trust
+    )
     check_resumable(resolved, resume)
     result = run.train(resolved, resume)
     if result and is_first() and not is_launched():
@@ -72,7 +75,6 @@ def launch(
     `-m CONFIG.yaml -o key=value` works too.
     """
     with importing():
-        from shoal.config.trust import check_trusted
         from shoal.launch.roles import find_roles
         from shoal.runs import run
         from shoal.world.world import is_worker
@@ -81,9 +83,8 @@ def launch(
         raise ValueError("shoal launch starts processes itself; run it without torchrun")
     roles = find_roles(worker_num, server_num, workers, servers, role, index)
     files, overrides, is_run = run_arguments(context.args, resume, output)
-    resolved = run.resolve_with_roles(files, overrides, roles)
-    if is_run and not trust:
-        check_trusted(resolved, files[0])
+    folder = Path(files[0]).parent if is_run else None
+    resolved = run.resolve_with_roles(files, overrides, roles, folder=folder, trust=trust)
     check_resumable(resolved, resume)
     result = run.train(resolved, resume)
     if result:

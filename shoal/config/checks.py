@@ -232,7 +232,7 @@ def click_metrics(config: Config) -> Iterator[Problem]:
     if ranking:
         yield (
             "eval.metrics",
-            f"{', '.join(ranking)} rank items for a user, and {config.model.name} predicts clicks "
+            f"{', '.join(ranking)} rank items for a user, and {config.model.title} predicts clicks "
             f"of single samples; choose among {', '.join(CLICK_METRICS)}",
         )
     if "GAUC" in chosen.metrics and config.data.is_click_log and config.data.clicks.group is None:
@@ -241,8 +241,8 @@ def click_metrics(config: Config) -> Iterator[Problem]:
     if modes != {"labeled"}:
         yield (
             "eval.mode",
-            f"given {chosen.mode}; click logs have labels, and {config.model.name} is evaluated on "
-            "them: leave it out, or write labeled",
+            f"given {chosen.mode}; click logs have labels, and {config.model.title} is evaluated "
+            "on them: leave it out, or write labeled",
         )
 
 
@@ -250,7 +250,7 @@ def click_negatives(config: Config) -> Iterator[Problem]:
     if config.train.negatives is not None:
         yield (
             "train.negatives",
-            f"{config.model.name} learns from labels, and click logs hold their own negatives: "
+            f"{config.model.title} learns from labels, and click logs hold their own negatives: "
             "leave it out, or write null",
         )
 

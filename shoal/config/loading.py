@@ -30,6 +30,9 @@ ModelLookup = Callable[[str], tuple[str, type]]
 # What the model is for, by its canonical name: general, sequential or clicks.
 KindLookup = Callable[[str], str]
 
+# Told the model's name as written and where it stands, before it is looked up; may refuse.
+ModelCheck = Callable[[str, Origin], None]
+
 CLICK_DEFAULTS: dict[str, Any] = {
     "data.name": "clicks",
     "data.split.group_by": "none",
@@ -59,6 +62,7 @@ def load(
     kinds: KindLookup = lambda name: "general",
     source: str = "python",
     command: Command | None = None,
+    allow_model: ModelCheck = lambda name, origin: None,
 ) -> Resolved:
     """Reads, translates, merges and checks a config; ConfigError tells all that is wrong.
 
@@ -68,7 +72,7 @@ def load(
     layers.insert(-1, from_python(values or {}, source))
     errors: list[str] = []
     dialects = listen(layers)
-    name, options_type = _choose_model(layers, models, dialects, errors)
+    name, options_type = _choose_model(layers, models, allow_model, dialects, errors)
     options = options_of(options_type) if options_type else None
     for dialect in dialects:
         dialect.meet(name, options)
@@ -130,7 +134,11 @@ def _read_sources(files: Sequence[str | Path], overrides: Sequence[str]) -> list
 
 
 def _choose_model(
-    layers: list[Layer], models: ModelLookup, dialects: Sequence[Dialect], errors: list[str]
+    layers: list[Layer],
+    models: ModelLookup,
+    allow: ModelCheck,
+    dialects: Sequence[Dialect],
+    errors: list[str],
 ) -> tuple[str, type | None]:
     """The model's canonical name and options; without options if there is no such model."""
     named: Named | None = None
@@ -143,7 +151,10 @@ def _choose_model(
         name, origin = named or (LEAVES["model.name"].default, DEFAULT)
         if not isinstance(name, str):
             return str(name), None  # its type is reported with all others
+        allow(name, origin)
         return models(name)
+    except ConfigError:
+        raise
     except ValueError as error:
         errors.append(str(error) if origin is DEFAULT else f"{origin}: {error}")
         return (str(named[0]) if named else LEAVES["model.name"].default), None

@@ -77,6 +77,8 @@ def json_schema(model_options: Mapping[str, type] | None = None) -> dict[str, An
                 }
             )
         forms.append({"type": "object", "properties": anonymous, "additionalProperties": False})
+        yours = {"type": "string", "pattern": ".:.", "description": "FILE.py:Class of your own"}
+        forms += [yours, {"type": "object", "properties": {"name": yours}, "required": ["name"]}]
     schema["properties"]["model"] = {
         "description": "the model: its name, or a mapping of its name and options",
         "anyOf": forms,

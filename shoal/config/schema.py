@@ -24,10 +24,15 @@ GENERATED_CLICKS = ("clicks", "planted", "planted_clicks")  # names that need no
 
 
 class ModelSection(Section):
-    name: str = Field("BPR", description="model to train, as `shoal models` lists them")
+    name: str = Field("BPR", description="as `shoal models` lists them; of your own: FILE.py:Class")
     options: dict[str, Any] = Field(
         default_factory=dict, description="the model's own options; written model.KEY in a config"
     )
+
+    @property
+    def title(self) -> str:
+        """The name without the file or package that a model of one's own stands in."""
+        return self.name.rpartition(":")[2]
 
 
 class FieldsSection(Section):

@@ -56,6 +56,11 @@ class Embeddings(nn.Module):
         return first + len(self.fields)
 
     @property
+    def attached(self) -> bool:
+        """Whether rows can be read."""
+        return self._service is not None
+
+    @property
     def service(self) -> RowService:
         """Where the rows are."""
         if self._service is None:

@@ -8,7 +8,14 @@ from shoal.world.hosts import is_loopback
 
 
 class LaunchError(RuntimeError):
-    """A rank failed, or the ranks could not be started; the text says which and why."""
+    """A rank failed, or the ranks could not be started; the text says which and why.
+
+    status: the exit status of that rank as a shell says it, 128 + the number of a signal.
+    """
+
+    def __init__(self, text: str, status: int = 1):
+        super().__init__(text)
+        self.status = status
 
 
 def host_of(section: LaunchSection) -> tuple[int, int]:
@@ -19,7 +26,8 @@ def host_of(section: LaunchSection) -> tuple[int, int]:
     if world_size % section.nproc or section.group_offset % section.nproc:
         raise ValueError(
             f"world_size={world_size} and group_offset={section.group_offset} must be multiples of "
-            f"nproc={section.nproc}: every host runs the same number of processes"
+            f"nproc={section.nproc}; where hosts run different numbers of processes, say on each "
+            "how many hosts there are and which it is: --launch.hosts=2 --launch.host=0"
         )
     return world_size // section.nproc, section.group_offset // section.nproc
 

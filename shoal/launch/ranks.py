@@ -41,6 +41,7 @@ from shoal.world.meeting import Guest, Meeting
 from shoal.world.store import MeetingStore
 
 STOPPED = (signal.SIGINT, signal.SIGTERM)
+RESUME = "; what was saved can be continued with --resume"
 
 
 def scratch_folder() -> tempfile.TemporaryDirectory:
@@ -48,8 +49,17 @@ def scratch_folder() -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory(prefix="shoal-ranks-")
 
 
-def launch(arguments: list[str], section: LaunchSection, scratch: str) -> None:
-    """Run `shoal ARGUMENTS` as this host's ranks and wait for them."""
+def launch(
+    arguments: list[str],
+    section: LaunchSection,
+    scratch: str,
+    module: str = "shoal",
+    ending: str = RESUME,
+) -> None:
+    """Run `python -m MODULE ARGUMENTS` as this host's ranks and wait for them.
+
+    ending: of the message about a rank that failed, what to do then.
+    """
     hosts, host = host_of(section)
     secret = secret_of(section)
     silence_torch()
@@ -82,12 +92,12 @@ def launch(arguments: list[str], section: LaunchSection, scratch: str) -> None:
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
         )
         try:
-            elastic_launch(config, sys.executable)("-u", "-m", "shoal", *arguments)
+            elastic_launch(config, sys.executable)("-u", "-m", module, *arguments)
         except ChildFailedError as error:
             # Ctrl-C reaches the ranks too; one of them may be seen to end before we are told.
             if all(f.exitcode in (130, -signal.SIGINT) for f in error.failures.values()):
                 raise shoal.Interrupted(signal.SIGINT) from None
-            raise LaunchError(describe_failure(error.failures, hosts, watch.hung)) from None
+            raise describe_failure(error.failures, hosts, watch.hung, ending) from None
         except SignalException as error:
             raise shoal.Interrupted(error.sigval) from None
         except (RuntimeError, OSError, TimeoutError) as error:
@@ -229,8 +239,11 @@ def _signals() -> Iterator[None]:
 
 
 def describe_failure(
-    failures: dict[int, ProcessFailure], hosts: int = 1, hung: Mapping[int, Hang] | None = None
-) -> str:
+    failures: dict[int, ProcessFailure],
+    hosts: int = 1,
+    hung: Mapping[int, Hang] | None = None,
+    ending: str = RESUME,
+) -> LaunchError:
     """One message about the rank that failed first by itself, not of those that lost it.
 
     hung: what the watch found, by the number of the process that it ended.
@@ -245,8 +258,10 @@ def describe_failure(
 
     rank, failure = min(failures.items(), key=order)
     kind, cause = failure.error_file_data.get("kind"), failure.message
+    status = 128 - failure.exitcode if failure.exitcode < 0 else failure.exitcode
     if failure.pid in hung:
-        return hung[failure.pid].tell(f"rank {rank} on host {host} (pid {failure.pid})")
+        who = f"rank {rank} on host {host} (pid {failure.pid})"
+        return LaunchError(hung[failure.pid].tell(who).replace(RESUME, ending), status)
     if failure.exitcode < 0:
         cause = f"killed by signal {-failure.exitcode} ({failure.signal_name()})"
         if failure.exitcode == -signal.SIGKILL:
@@ -262,6 +277,5 @@ def describe_failure(
         f"rank {rank} on host {host} failed (pid {failure.pid}, exit status "
         f"{failure.exitcode}): {cause}{end} The other ranks of this host were stopped"
     )
-    if kind == "error":  # one that says what to do
-        return told
-    return f"{told}; what was saved can be continued with --resume"
+    # An error says itself what to do.
+    return LaunchError(told if kind == "error" else told + ending, status)

@@ -108,6 +108,19 @@ def _by_address(roles: Roles) -> Roles:
     return roles
 
 
+def place_of(hosts: list[str]) -> int:
+    """Which of these hosts this is."""
+    here = [number for number, host in enumerate(hosts) if _is_here(f"{host}:0")]
+    if len(here) != 1:
+        what = "none" if not here else f"{len(here)} of them"
+        raise ValueError(
+            f"--ips={','.join(hosts)}: {what} is an address of this host ({socket.gethostname()}); "
+            "name every host once, or say where it stands with --ip, --port, --world_size and "
+            "--group_offset"
+        )
+    return here[0]
+
+
 def _addresses(option: str, text: str) -> list[str]:
     found = [word.strip() for word in text.split(",") if word.strip()]
     for address in found:

@@ -21,6 +21,7 @@ from shoal.world.beat import look, stack_of
 
 LOOKS = 8  # in the time after which a process hangs
 IDLE = 0.02  # of a core: heartbeats of a process that does nothing else
+QUIET = 8192  # bytes a second: the process itself looks at its launcher, which is no work
 PATIENT = 2.0  # times `seconds`, where all wait: the host of the one that hangs speaks first
 STACK_SECONDS = 1.0
 FRAMES = 12  # of a stack, the innermost ones
@@ -79,6 +80,7 @@ class _Known:
     counter: int
     still_since: float
     ticks: int  # at that time
+    moved: int  # likewise
     stopped_since: float | None = None
 
 
@@ -164,10 +166,10 @@ class Watch:
         if (
             known is None
             or counter != known.counter
-            or signs.moved != known.signs.moved
+            or signs.moved - known.moved > QUIET * (now - known.still_since) + QUIET
             or signs.ticks - known.ticks > IDLE * tick * (now - known.still_since) + 1
         ):
-            known = _Known(signs, counter, now, signs.ticks)
+            known = _Known(signs, counter, now, signs.ticks, signs.moved)
             self._known[name] = known
         if not signs.stopped:
             known.stopped_since = None

@@ -1,12 +1,21 @@
-"""The models, by name. A new model is one file here and one line in MODELS."""
+"""The models, by name. A new model is one file here and one line in MODELS.
+
+One that stands elsewhere goes by FILE.py:Class or package.module:Class (own.py).
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import inspect
+import sys
+import typing
+from collections.abc import Iterator
 from typing import Any
 
 from shoal.config.errors import did_you_mean
 from shoal.models.base import Model
+from shoal.models.own import find_own, full_name, is_own
 
 # name -> module; imported on first use, so that a run pays for one model only
 MODELS: dict[str, str] = {
@@ -54,11 +63,17 @@ MODELS: dict[str, str] = {
 
 
 def find(name: str) -> type[Model]:
-    """The class of a model; upper and lower case do not matter."""
+    """The class of a model; upper and lower case do not matter.
+
+    A name with a colon is of a class of one's own, and running its file is how it is found.
+    """
+    if is_own(name):
+        return find_own(full_name(name))
     known = {one.lower(): one for one in MODELS}
     if name.lower() not in known:
         raise ValueError(
-            f"no model is named {name!r}; there are {', '.join(MODELS)}{did_you_mean(name, MODELS)}"
+            f"no model is named {name!r}; there are {', '.join(MODELS)}, and models of your own as "
+            f"FILE.py:Class or package.module:Class{did_you_mean(name, MODELS)}"
         )
     canonical = known[name.lower()]
     return getattr(importlib.import_module(MODELS[canonical]), canonical)
@@ -67,4 +82,29 @@ def find(name: str) -> type[Model]:
 def lookup(name: str) -> tuple[str, type[Any]]:
     """A model's right spelling and its Options dataclass (what loading a config needs)."""
     model = find(name)
-    return model.__name__, model.Options
+    return full_name(name) if is_own(name) else model.__name__, model.Options
+
+
+def describe(name: str) -> Iterator[str]:
+    """What a model is, line by line: its docs, what it learns from, its options and defaults."""
+    model = find(name)
+    yield f"{model.__name__} ({model.kind})"
+    for text in (sys.modules[model.__module__].__doc__, model.__doc__):
+        if text:
+            yield ""
+            yield from inspect.cleandoc(text).splitlines()
+    hints = typing.get_type_hints(model.Options, include_extras=True)
+    for number, field in enumerate(dataclasses.fields(model.Options)):
+        if number == 0:
+            yield from ("", "options:")
+        default: Any = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        shown = "must be given" if default is dataclasses.MISSING else f"default {default!r}"
+        kind = hints[field.name]
+        kind = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+        yield f"  model.{field.name}: {kind}, {shown}"
+    for number, (key, value) in enumerate(getattr(model.Options, "DEFAULTS", {}).items()):
+        if number == 0:
+            yield from ("", "other defaults of a run:")
+        yield f"  {key}: {value!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -106,6 +107,22 @@ class Model(nn.Module):
         super().__init__()
         self.options = options
         self.facts = facts
+        self._gather: Callable[[Tensor], Tensor] | None = None
+
+    def attach(self, gather: Callable[[Tensor], Tensor] | None) -> None:
+        """Where a global batch is spread: what gathers it. A strategy says so; None: it is here."""
+        self._gather = gather
+
+    def across(self, tensor: Tensor) -> Tensor:
+        """The tensor of the whole global batch, in order of sample: [b, ...] -> [global b, ...].
+
+        Sample k of this batch is number `batch.first + k` there. Gradients go back to where their
+        samples are, so a sum over `across(x)` is the same for every number of processes. While a
+        model is evaluated, and where workers train batches of their own, the batch is all there is.
+        """
+        if self._gather is None or not self.training:
+            return tensor
+        return self._gather(tensor)
 
     def same_width(self, dim: int) -> None:
         """Refuse features of other widths, where all vectors are added or multiplied."""

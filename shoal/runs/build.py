@@ -70,14 +70,14 @@ def build(config: Config, world: World) -> Parts:
         return _build_joined(config, world, model_class)
     if config.data.format in CLICK_FORMATS or config.data.clicks.train is not None:
         raise ValueError(
-            f"{config.model.name} learns from interactions of users with items, and data.format "
+            f"{config.model.title} learns from interactions of users with items, and data.format "
             f"{config.data.format} with data.clicks is a click log; choose a click model such as "
             "LR or DeepFM (`shoal models` lists them), or name interactions with data.name"
         )
     refuse_labels(config)
     dataset, table = _load(config, world, model_class.reads_features)
     if table is not None and (own := [f.name for f in table.features if f.side == "context"]):
-        log.info("%s does not read features of single interactions: %s", config.model.name, own)
+        log.info("%s does not read features of single interactions: %s", config.model.title, own)
     facts = _facts(config, dataset, table)
     torch.manual_seed(config.run.seed)  # dense parameters: the same on every rank
     model = model_class(model_class.Options(**config.model.options), facts)
@@ -124,7 +124,7 @@ def _reader(
     bucket = config.train.bucket
     if bucket and (model.samples not in ("windows", "prefixes") or hasattr(model, "masking")):
         raise ValueError(
-            f"train.bucket sorts histories by length, and {config.model.name} does not read such "
+            f"train.bucket sorts histories by length, and {config.model.title} does not read such "
             "histories in training; set train.bucket=false"
         )
     reader: Reader
@@ -162,7 +162,7 @@ def _build_joined(config: Config, world: World, model_class: type[Model]) -> Par
     strategy = set_up(config, world, model)
     packed = any("slots" in embed.fields for embed in strategy.embeddings)
     if packed:
-        check_packable(config.model.name, features)
+        check_packable(config.model.title, features)
     samples = {
         phase: Joined(dataset, phase, table, labels, config.data.sample_weight, packed)
         for phase in ("train", "valid", "test")
@@ -187,7 +187,7 @@ def refuse_labels(config: Config) -> None:
         if getattr(config.data, key) is not None:
             raise ValueError(
                 f"data.{key} is for click models on tables of interactions (data.files, atomic "
-                f"files), and {config.model.name} reads something else here; leave it out"
+                f"files), and {config.model.title} reads something else here; leave it out"
             )
 
 
@@ -219,7 +219,7 @@ def _build_clicks(config: Config, world: World, model_class: type[Model]) -> Par
     strategy = set_up(config, world, model)
     if facts.apart and any("slots" in embed.fields for embed in strategy.embeddings):
         raise ValueError(
-            f"{config.model.name} reads all slots from one table; leave out data.features, or "
+            f"{config.model.title} reads all slots from one table; leave out data.features, or "
             "choose a model that has a table for each, such as DNN"
         )
     evaluator = ClickEvaluator(readers, config.eval, world, data.group, data.sources)
@@ -235,7 +235,7 @@ def set_up(config: Config, world: World, model: Model) -> Strategy:
         layers = [one for one in model.modules() if hasattr(one, "recompute")]
         if not layers:
             raise ValueError(
-                f"train.recompute computes layers of transformers again, and {config.model.name} "
+                f"train.recompute computes layers of transformers again, and {config.model.title} "
                 "has none; set train.recompute=false"
             )
         for one in layers:
@@ -243,7 +243,7 @@ def set_up(config: Config, world: World, model: Model) -> Strategy:
     if config.train.ema is not None:
         if not any(one.requires_grad for one in model.parameters()):
             raise ValueError(
-                f"train.ema averages dense parameters, and {config.model.name} has none; "
+                f"train.ema averages dense parameters, and {config.model.title} has none; "
                 "set train.ema=null"
             )
         model.averages = Averages(model, config.train.ema)
@@ -287,7 +287,7 @@ def fingerprint(
         features = {"features": [[f.name, f.kind, f.table, f.rows, f.dim] for f in table.features]}
     return {
         **features,
-        "model": config.model.name,
+        "model": config.model.title,
         "options": config.model.options,
         "num_users": dataset.num_users,
         "num_items": dataset.num_items,
@@ -316,7 +316,7 @@ def _digests(dataset: Dataset) -> dict[str, str]:
 def click_fingerprint(config: Config, data: ClickData, strategy: Strategy) -> dict[str, Any]:
     """What a checkpoint of a click model depends on besides its own bytes."""
     return {
-        "model": config.model.name,
+        "model": config.model.title,
         "options": config.model.options,
         **data.fingerprint,
         "optimizer": config.train.optimizer.name,

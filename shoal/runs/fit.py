@@ -25,7 +25,8 @@ from shoal.config.output import flat
 from shoal.data.dataset import Column, Dataset
 from shoal.data.features import Feature, options
 from shoal.data.sources.frames import to_polars
-from shoal.models.base import Retrieval
+from shoal.models.base import Model, Retrieval
+from shoal.models.own import give
 from shoal.runs.run import resolve, run_folder, train
 from shoal.runs.trained import Trained
 from shoal.training.evaluation import Evaluator
@@ -44,7 +45,7 @@ class Vectors(NamedTuple):
 
 
 def fit(
-    model: str,
+    model: str | type[Model],
     frame: Any,
     user: str = "user_id",
     item: str = "item_id",
@@ -74,7 +75,8 @@ def fit(
                 f"{key}={column!r}: the frame has no such column; it has "
                 f"{', '.join(frames['inter'].columns)}"
             )
-    values: dict[str, Any] = {"model": model, "data.name": "frame", **config}
+    name = give(model) if isinstance(model, type) else model
+    values: dict[str, Any] = {"model": name, "data.name": "frame", **config}
     values |= {f"data.fields.{key}": name for key, name in named.items() if name is not None}
     values |= {"data.files": {suffix: f"{suffix}.parquet" for suffix in frames}}
     if features is not None:
@@ -217,7 +219,7 @@ class Fitted:
             raise ValueError(f"{target} is there already; name a new folder")
         shutil.copytree(self.folder, target)
         place = {"data.path": str(target.resolve() / "data"), "run.output": str(target)}
-        resolved = resolve([self.folder / "config.yaml"], values=place)
+        resolved = resolve([self.folder / "config.yaml"], values=place, trust=True)  # our own
         RunFolder(target).write_config(config_room.dump(resolved.config))
         return target
 

@@ -7,6 +7,7 @@ result["test"]["recall@10"]
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -21,15 +22,26 @@ from shoal import config as config_room
 from shoal.config import Command, ConfigError, Resolved
 from shoal.config.output import flat
 from shoal.config.schema import Config
-from shoal.config.trust import check_trusted
+from shoal.config.sources import Origin, from_file
+from shoal.config.trust import check_model_trusted, check_trusted
 from shoal.embedding.optim.chosen import problems as row_optimizer_problems
 from shoal.launch.hosts import LaunchError, secret_of
 from shoal.launch.launched import GRACE_SECONDS, record_failure
 from shoal.launch.roles import Roles
 from shoal.launch.servers import END_SECONDS, Servers, knocking
 from shoal.models import find, lookup
+from shoal.models.base import Model
+from shoal.models.own import (
+    check_launchable,
+    code_of,
+    give,
+    is_file,
+    is_given,
+    is_own,
+    refuse_while_running,
+)
 from shoal.runs.build import announce, build
-from shoal.training.run_folder import RunFolder, start_logging
+from shoal.training.run_folder import RunFolder, is_run_config, start_logging
 from shoal.training.trainer import Trainer
 from shoal.world.world import PeerLost, World, connect, is_worker, set_rank
 
@@ -42,8 +54,24 @@ def resolve(
     values: dict[str, Any] | None = None,
     source: str = "python",
     command: Command | None = None,
+    folder: str | Path | None = None,
+    trust: bool = False,
 ) -> Resolved:
-    """Load a config: files, then Python values (of `source`), then command-line overrides."""
+    """Load a config: files, then Python values (of `source`), then command-line overrides.
+
+    folder: the run that one of the files is the config of; code that it names needs `trust`, and a
+    model's file is then the copy that the folder keeps.
+    """
+    config_file = None if folder is None else Path(folder) / "config.yaml"
+    if config_file is not None and trust:
+        values = {**_kept_model(config_file), **(values or {})}
+
+    def allow_model(name: str, origin: Origin) -> None:
+        # The config of a run folder is somebody's, also where it is named as a file.
+        theirs = config_file is not None or is_run_config(origin.source)
+        if theirs and not trust and is_own(name) and not is_given(name):
+            check_model_trusted(name, origin, config_file or origin.source)
+
     resolved = config_room.load(
         files,
         overrides,
@@ -52,7 +80,10 @@ def resolve(
         kinds=lambda name: find(name).kind,
         source=source,
         command=command,
+        allow_model=allow_model,
     )
+    if config_file is not None and not trust:
+        check_trusted(resolved, config_file)
     wrong = row_optimizer_problems(resolved.config.train.optimizer)
     if wrong:
         raise ConfigError([f"{resolved.origins[key]}: {text}" for key, text in wrong])
@@ -69,21 +100,34 @@ def resolve_run(
     """Load the config of a run's folder; code that it names needs `trust`."""
     RunFolder(folder).check_is_run()
     file = Path(folder) / "config.yaml"
-    resolved = resolve([file], overrides, values, source)
-    if not trust:
-        check_trusted(resolved, file)
-    return resolved
+    return resolve([file], overrides, values, source, folder=folder, trust=trust)
+
+
+def _kept_model(config_file: Path) -> dict[str, str]:
+    """The copy of its model's file that a run folder keeps, as the model's name."""
+    named = from_file(config_file).model_name()
+    if named is None or not isinstance(named[0], str) or not is_own(named[0]):
+        return {}
+    path, _, title = named[0].rpartition(":")
+    kept = RunFolder(config_file.parent).kept_code(Path(path).name)
+    return {"model.name": f"{kept}:{title}"} if is_file(named[0]) and kept is not None else {}
 
 
 def run(
-    model: str | None = None,
+    model: str | type[Model] | None = None,
     dataset: str | None = None,
     config_file_list: Sequence[str | Path] | None = None,
     config_dict: dict[str, Any] | None = None,
     resume: bool = False,
     **values: Any,
 ) -> dict[str, Any]:
-    """Train, evaluate and test; what result.json holds. Other keywords are config keys."""
+    """Train, evaluate and test; what result.json holds. Other keywords are config keys.
+
+    model: a name that `shoal models` lists, FILE.py:Class, or a class of your own.
+    """
+    refuse_while_running("shoal.run")
+    if isinstance(model, type):
+        model = give(model)
     given = {**(config_dict or {}), **values}
     given |= {key: v for key, v in (("model", model), ("dataset", dataset)) if v is not None}
     resolved = resolve(config_file_list or (), (), given)
@@ -143,6 +187,7 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     alone = section.nproc == 1 and section.world_size in (-1, 1) and not section.servers
     if is_worker() or alone:
         return train_here(resolved, resume)
+    check_launchable(resolved.config.model.name)
     if section.nproc:
         secret_of(section)  # refuse what cannot be launched before anything is made
     has_first = section.nproc > 0 and section.group_offset == 0
@@ -162,9 +207,9 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
 
 
 def resolve_with_roles(
-    files: Sequence[str | Path], overrides: Sequence[str], roles: Roles
+    files: Sequence[str | Path], overrides: Sequence[str], roles: Roles, **how: Any
 ) -> Resolved:
-    """A config for parameter servers, with what this host runs of them."""
+    """A config for parameter servers, with what this host runs of them; `how` as in resolve."""
     ip, port = roles.workers[0].rsplit(":", 1) if roles.workers else ("localhost", "0")
     values = {
         "launch.nproc": roles.nproc,
@@ -180,7 +225,7 @@ def resolve_with_roles(
     }
     why = "trains with parameter servers: leave it out, or use `shoal train --nproc=N`"
     command = Command("shoal launch", values, {"strategy.name": ("ps", why)})
-    resolved = resolve(files, overrides, command=command)
+    resolved = resolve(files, overrides, command=command, **how)
     servers = resolved.config.strategy.ps
     if roles.many_hosts and servers.keys is None and not servers.plain:
         raise ValueError(
@@ -246,9 +291,10 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     """Train as one process: alone, or as the rank that the environment says."""
     config = resolved.config
     world = connect_as(config)
+    code = code_of(config.model.name) if is_own(config.model.name) else None
     with ExitStack() as stack:
         stack.callback(world.close)
-        agree(world, "config", comparable(config))
+        agree(world, "config", comparable(config, code))
         name = world.broadcast_bytes(
             str(run_folder(config).path).encode() if world.is_main else None
         )
@@ -275,6 +321,8 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
             trainer.restore()
         if world.is_main:  # a run that is refused keeps the config that it was trained with
             folder.write_config(config_room.dump(config))
+            if code is not None:
+                folder.keep_code(*code)
         result = trainer.fit(shoal.STARTED)
         parts.strategy.close()
         log.info("run folder: %s", folder.path)
@@ -292,10 +340,13 @@ def run_folder(config: Config) -> RunFolder:
     return RunFolder(config.run.output or RunFolder.new_name(config.run.root, label(config)))
 
 
-def comparable(config: Config) -> dict[str, Any]:
-    """The values that must be the same on all ranks, by dotted key."""
+def comparable(config: Config, code: tuple[str, bytes] | None = None) -> dict[str, Any]:
+    """The values that must be the same on all ranks, by dotted key; code: a model's file."""
     values = flat(config.model_dump(mode="json", exclude={"launch", "run"}))
     values.pop("data.path")  # hosts may keep the data in different places
+    values["model.name"] = config.model.title  # and a model's file
+    if code is not None:
+        values[f"text of {code[0]} (SHA-256)"] = hashlib.sha256(code[1]).hexdigest()
     return values | {"run.seed": config.run.seed}
 
 
@@ -315,4 +366,4 @@ def agree(world: World, what: str, mine: dict[str, Any]) -> None:
 
 def label(config: Config) -> str:
     """The stem of a new run's folder."""
-    return f"{config.model.name}-{config.data.name}"
+    return f"{config.model.title}-{config.data.name}"

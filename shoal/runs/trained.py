@@ -94,7 +94,7 @@ class Trained:
         test = evaluator.evaluate(self.model, "test")
         ended = time.perf_counter()
         return {
-            "model": self.config.model.name,
+            "model": self.config.model.title,
             "dataset": self.config.data.name,
             "world_size": self.world.size,
             "best_valid": valid,
@@ -120,7 +120,7 @@ class Trained:
         dataset, evaluator = self.parts.dataset, self.parts.ranking(self.config)
         if not isinstance(dataset, Dataset) or evaluator is None:
             raise ValueError(
-                f"{self.config.model.name} predicts clicks of samples: it knows neither users nor "
+                f"{self.config.model.title} predicts clicks of samples: it knows neither users nor "
                 "a catalogue of items, so there is nothing to recommend from; use `shoal eval`"
             )
         found = np.flatnonzero(dataset.vocab[dataset.user_field][1:] == str(user)) + 1

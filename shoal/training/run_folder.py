@@ -4,6 +4,7 @@ config.yaml       the resolved config
 train.log         the log
 metrics.jsonl     a line per epoch
 result.json       the outcome
+model/            of a model of one's own: a copy of its file, and its SHA-256
 checkpoints/      see checkpoint.py
 tensorboard/      curves
 """
@@ -11,6 +12,7 @@ tensorboard/      curves
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -94,6 +96,30 @@ class RunFolder:
     def write_config(self, text: str) -> None:
         replace_durably(self.path / "config.yaml", text.encode())
 
+    def keep_code(self, name: str, text: bytes) -> None:
+        """Keep a copy of a model's file, and its hash as `sha256sum -c` reads it."""
+        folder = self.path / "model"
+        folder.mkdir(exist_ok=True)
+        old = folder / name
+        if old.is_file() and old.read_bytes() != text:
+            log.info("%s is another than the run began with: the folder keeps the new one", name)
+        replace_durably(old, text)
+        digest = hashlib.sha256(text).hexdigest()
+        replace_durably(folder / f"{name}.sha256", f"{digest}  {name}\n".encode())
+
+    def kept_code(self, name: str) -> Path | None:
+        """The copy of a model's file, its hash verified; None where there is none."""
+        file, note = self.path / "model" / name, self.path / "model" / f"{name}.sha256"
+        if not file.is_file() or not note.is_file():
+            return None
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        if note.read_text().split()[:1] != [digest]:
+            raise ValueError(
+                f"{file} is not the text that the run was trained with: its SHA-256 is {digest}, "
+                f"and {note} says another; name the model's file with --model=FILE.py:Class"
+            )
+        return file.absolute()
+
     def write_result(self, result: dict[str, Any]) -> None:
         replace_durably(self.path / "result.json", (json.dumps(result, indent=2) + "\n").encode())
 
@@ -118,6 +144,13 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, Any]]:
         path = self.path / "metrics.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def is_run_config(path: str) -> bool:
+    """Whether a file is the config of a run's folder."""
+    folder, name = os.path.split(path)
+    beside = ("checkpoints", "metrics.jsonl", "model")
+    return name == "config.yaml" and any(os.path.exists(f"{folder or '.'}/{one}") for one in beside)
 
 
 def _epoch_of(line: str) -> float:

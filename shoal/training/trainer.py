@@ -8,6 +8,7 @@ it would have done.
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import statistics
 import time
@@ -280,7 +281,7 @@ class Trainer:
             log.info("best valid : %s", self._rounded(cursor.best_valid))
             log.info("test result: %s", self._rounded(test))
         return {
-            "model": self.config.model.name,
+            "model": self.config.model.title,
             "dataset": self.config.data.name,
             "world_size": self.world.size,
             "best_valid": cursor.best_valid,
@@ -381,7 +382,7 @@ def keep_hardest(model: Model, batch: Batch, config: Config) -> Batch:
         return batch
     if model.kind == "sequential":
         raise ValueError(
-            f"dynamic negatives are not defined for the sequential model {config.model.name}; set "
+            f"dynamic negatives are not defined for the sequential model {config.model.title}; set "
             "train.negatives.dynamic=false"
         )
     drawn = batch.ids["neg_item"]
@@ -399,10 +400,12 @@ def check_fingerprint(
     saved: dict[str, Any], now: dict[str, Any], folder: RunFolder, options: Any
 ) -> None:
     """A checkpoint goes on only with the model and the data it was made with."""
-    defaults = {one.name: one.default for one in fields(options)}
+    known: dict[str, Any] = {one.name: one.default for one in fields(options)}
     for one in fields(options):
         if one.default_factory is not MISSING:
-            defaults[one.name] = one.default_factory()
+            known[one.name] = one.default_factory()
+    now = json.loads(json.dumps(now))  # as it was saved: an option may be a tuple
+    defaults = json.loads(json.dumps(known, default=str))
     if (what := mismatch(saved, without_later(saved, now, defaults))) is not None:
         raise CheckpointError(f"the checkpoints in {folder.path} {what}")
 

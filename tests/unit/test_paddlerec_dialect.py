@@ -46,7 +46,7 @@ runner:
   infer_start_epoch: 0
   infer_end_epoch: 3
   num_workers: 0
-  use_inference: False
+  use_inference: True
   save_inference_feed_varnames: ["1", "2", "dense_input"]
   save_inference_fetch_varnames: ["sigmoid_0.tmp_0"]
   sync_mode: "async"
@@ -189,6 +189,13 @@ def test_a_config_of_wide_deep(write: Write) -> None:
     assert (config.train.batch_size, config.train.print_every) == (50, 2)
 
 
+def test_a_newer_config_of_wide_deep(write: Write) -> None:
+    text = WIDE_DEEP.replace("runner:\n", "runner:\n  use_inference: True\n", 1)
+    for more in ("loader:\n  num_workers: 0\n", ""):
+        resolved = resolve([write(text + more, "wide_deep")], ["--runner.loader.num_workers=0"])
+        assert any("use_inference has no effect" in note for note in resolved.notes)
+
+
 def test_a_config_of_dlrm(write: Write) -> None:
     path = write(DLRM, "dlrm")
     config = resolve([path]).config
@@ -260,7 +267,7 @@ def test_single_keys(write: Write, word: str, key: str, want: Any) -> None:
         ("runner.use_xpu=True", "true is refused: devices are CPUs and CUDA GPUs"),
         ("runner.model_init_path=out/2", "files of Paddle's parameters are not read"),
         ("runner.warmup_model_path=out/2", "files of Paddle's parameters are not read"),
-        ("runner.use_inference=True", "true is refused: no inference model"),
+        ("runner.inference=True", "true is refused: no inference model"),
         ("runner.model_path=my_model.py", "my_model.py is refused"),
         ("runner.fs_name=hdfs://x", "is refused: files are read from folders"),
         ("runner.days={20200101..20200102}", "is refused: a run trains on fixed files"),

@@ -107,3 +107,44 @@ def test_readers_of_other_tools_count_as_code(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="my_reader"):
         resolve_run(tmp_path)
     assert resolve_run(tmp_path, trust=True).config.data.clicks.custom is not None
+
+
+def test_a_model_of_a_run_folder_is_not_run_without_trust(tmp_path: Path) -> None:
+    """Not even for its options, with which a config is read."""
+    from shoal.runs.run import resolve_run
+
+    witness, script = tmp_path / "witness", tmp_path / "planted.py"
+    script.write_text(
+        f"open({str(witness)!r}, 'w')\n"
+        "from shoal.models.general.bpr import BPR\nclass M(BPR):\n    pass\n"
+    )
+    config = tmp_path / "run" / "config.yaml"
+    config.parent.mkdir()
+    for text in (
+        f"model: {{name: '{script}:M'}}\n",
+        f"model: '{script}:M'\n",
+        f"model.name: '{script}:M'\n",
+    ):
+        config.write_text(text)
+        calls: list[Any] = [
+            lambda: resolve_run(config.parent),
+            lambda: shoal.evaluate(config.parent),
+            lambda: shoal.recommend(config.parent, "1"),
+        ]
+        for call in calls:
+            with pytest.raises(ValueError, match="--trust") as told:
+                call()
+            assert str(script) in str(told.value)
+    (config.parent / "metrics.jsonl").touch()
+    with pytest.raises(ValueError, match="--trust"):
+        resolve([config])  # to look at it, or to train the same again
+    config.write_text("model: this:M\n")  # a module would be imported
+    with pytest.raises(ValueError, match="--trust"):
+        resolve_run(config.parent)
+    assert not witness.exists()
+    config.write_text(f"model: '{script}:M'\n")
+    assert resolve_run(config.parent, trust=True).config.model.title == "M"
+    assert witness.exists()
+    # What the user names is the user's own.
+    config.write_text("model: that.py:M\n")
+    assert resolve_run(config.parent, [f"--model={script}:M"]).config.model.title == "M"

@@ -20,7 +20,7 @@ from shoal.config.errors import nearest
 from shoal.config.keys import given
 from shoal.config.sources import DEFAULT, Layer
 
-SECTIONS = ("runner", "hyper_parameters")
+SECTIONS = ("runner", "hyper_parameters", "loader")
 FOLDERS = {
     "logistic_regression": "LR",
     "fm": "FM",

@@ -16,6 +16,7 @@ NO_START = (
     "`shoal train --resume RUN`"
 )
 NO_EXPORT = "no inference model of Paddle's is written; `shoal eval RUN` uses the run's checkpoints"
+NO_PROCESSES = "files are parsed by threads (thread_num), not by processes"
 NO_DEVICE = "devices are CPUs and CUDA GPUs (run.device)"
 NO_REMOTE = "files are read from folders; mount the remote file system, or copy them"
 NO_DUMP = "layers are not dumped during training"
@@ -110,7 +111,8 @@ def _runner(said: values.Said) -> list[Row]:
         Row("thread_num", THREADS, THREADS_RULE, values.thread_num),
         Row("train_thread_num", THREADS, "likewise", values.thread_num),
         free("infer_thread_num", "thread_num holds for all files"),
-        free("num_workers", "files are parsed by threads (thread_num), not by processes"),
+        free("num_workers", NO_PROCESSES),
+        free("loader.num_workers", NO_PROCESSES),
         only("batch_generator", [False, None], "batches have train_batch_size samples"),
         only("user_define_reader", [False, None], "name it with train_reader_path"),
         only("parse_ins_id", [False, None], "samples have no ids of their own"),
@@ -160,7 +162,7 @@ def _runner(said: values.Said) -> list[Row]:
         free("infer_load_path", f"{NOT_READ}; `shoal eval RUN` evaluates a run again"),
         free("infer_start_epoch", EVALUATED),
         free("infer_end_epoch", EVALUATED),
-        only("use_inference", [False, None], NO_EXPORT),
+        free("use_inference", NO_EXPORT, note=True),
         only("inference", [False, None], NO_EXPORT),
         free("save_inference_feed_varnames", "read with use_inference only"),
         free("save_inference_fetch_varnames", "read with use_inference only"),
@@ -253,6 +255,7 @@ def table(said: values.Said) -> list[Row]:
             "put in the place of `{workspace}` in other values",
             lambda _: values.Translation(),
         ),
+        free("loader.num_workers", NO_PROCESSES),
         free("config_abs_dir", "relative paths begin at the config's own folder, there as here"),
         refused(
             "table_parameters",

@@ -37,6 +37,7 @@ from shoal.embedding.store import Every, Store
 from shoal.embedding.table import Table
 from shoal.models.base import Model, Output
 from shoal.models.nn.dropout import begin_slice
+from shoal.training.strategy.gathered import Gathered
 from shoal.world.world import World
 
 
@@ -97,8 +98,12 @@ class Strategy(ABC):
         for module in self.embeddings:
             number = module.attach(self.rows, number)
         self.dense_optimizer = make_optimizer(optimizer, self.dense)
+        self.gathered = Gathered(self.world)
+        model.attach(self.gathered if self.shares_batches else None)
         self._call: Callable[[Batch], Output] = model
         if compiled:
+            if self.shares_batches:
+                model.attach(torch.compiler.disable(self.gathered))
             for module in self.embeddings:
                 module.stay_out_of_compilation()
             self._call = torch.compile(model, dynamic=True)
@@ -132,6 +137,11 @@ class Strategy(ABC):
             )
         rules = {name: section.of(name) for name in growing}
         return {name: one for name, one in rules.items() if one.on}
+
+    @property
+    def shares_batches(self) -> bool:
+        """Whether a step of all ranks is one global batch."""
+        return True
 
     def leaf(self, table: Table, fused: bool) -> Leaf:
         """Rows in this process, on its device; `fused`: updated unseen, where that is faster."""
@@ -192,12 +202,14 @@ class Strategy(ABC):
     def backward(self, parts: Sequence[Batch], lr: float) -> Sums:
         """Leave the gradients of the summed loss on dense parameters and looked-up rows."""
         loss, count = torch.zeros((), device=self.world.device), 0
+        self.gathered.parts = len(parts)
         for part in parts:
             output = self.forward(part, lr)
             self.rows.advance()
             output.loss.backward()
             loss = loss + output.loss.detach() if len(parts) > 1 else output.loss.detach()
             count = count + output.count  # type: ignore[assignment]
+        self.gathered.parts = 1
         return Sums(loss, count)
 
     def clip(self, gradients: Gradients) -> Gradients:

@@ -50,6 +50,10 @@ class ParameterServers(Strategy):
         self.pipelined = self.section.mode == "async"  # goes on before its gradients are applied
         self._under_way: deque[Pushing] = deque()
 
+    @property
+    def shares_batches(self) -> bool:
+        return self.section.mode == "sync"  # else every worker has batches of its own
+
     # ---- setting up -----------------------------------------------------------------------------
 
     def setup(

@@ -1,0 +1,95 @@
+"""python -m shoal.launch SCRIPT ARGUMENTS: a process for each visible GPU, or --nproc of them.
+
+CUDA_VISIBLE_DEVICES=0,1 COLLECTIVE_STRATEGY=native python -m shoal.launch train.py --epochs 3
+python -m shoal.launch --nproc 2 train.py --epochs 3
+
+The script finds the others with shoal.CollectiveStrategy(). A process that fails ends all of them:
+one message names it and says why, and the exit status is that of the process. Plain torchrun starts
+the same script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+import shoal
+from shoal.config.collective import choose_backend
+from shoal.config.schema import LaunchSection
+from shoal.launch.hosts import LaunchError
+from shoal.launch.ranks import launch, scratch_folder
+
+
+def parse(words: list[str] | None = None) -> argparse.Namespace:
+    """The words before the script are ours, those after it the script's."""
+    parser = argparse.ArgumentParser(
+        prog="python -m shoal.launch",
+        description="Run a script as many processes that train together.",
+        epilog="On several hosts: the same command on each, with its own --group_offset, and "
+        "SHOAL_SECRET (any long random text) in the environment of all.",
+    )
+    parser.add_argument("--nproc", type=int, help="processes here; default: visible GPUs, or 1")
+    parser.add_argument("--world_size", type=int, default=-1, help="processes on all hosts")
+    parser.add_argument("--group_offset", type=int, default=0, help="rank of the first one here")
+    parser.add_argument("--hosts", type=int, default=0, help="where hosts differ in --nproc")
+    parser.add_argument("--host", type=int, default=0, help="with --hosts: which this is, from 0")
+    parser.add_argument("--ip", default="localhost", help="of the first host")
+    parser.add_argument("--port", type=int, default=0, help="a free one of the first host")
+    parser.add_argument(
+        "--hang_timeout", type=float, default=60.0, help="seconds without any work of a process"
+    )
+    parser.add_argument("script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    return parser.parse_args(words)
+
+
+def section_of(given: argparse.Namespace) -> LaunchSection:
+    """What is launched here."""
+    nproc = given.nproc
+    if nproc is None:
+        import torch
+
+        nproc = torch.cuda.device_count()
+        if nproc == 0:
+            print("no GPU is visible: 1 process; --nproc=N starts more", file=sys.stderr)
+            nproc = 1
+    if nproc < 1:
+        raise ValueError(f"--nproc={nproc}: there must be at least one process")
+    if not os.path.isfile(given.script):
+        raise ValueError(f"there is no script {given.script}")
+    return LaunchSection(
+        nproc=nproc,
+        world_size=given.world_size,
+        group_offset=given.group_offset,
+        hosts=given.hosts,
+        host=given.host,
+        ip=given.ip,
+        port=given.port,
+        hang_timeout=given.hang_timeout,
+    )
+
+
+def main() -> int:
+    """Launch, and the exit status."""
+    given = parse()
+    try:
+        section = section_of(given)
+        choose_backend(tell=False)
+        words = [given.script, *given.arguments]
+        with scratch_folder() as scratch:
+            launch(words, section, scratch, module="shoal.launch.script", ending="")
+    except LaunchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.status
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except shoal.Interrupted as error:
+        print(f"stopped by {error}", file=sys.stderr)
+        return 128 + error.number
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,269 @@
+"""Estimator: trains, evaluates and predicts with a model_fn, on any number of processes.
+
+A model_fn is called for every batch, and gives an EstimatorSpec. Its modules are made once and kept
+by name (strategy.module). Input functions give global batches; each process takes its slice.
+
+MODEL_DIR/
+    checkpoints/   committed ones, as everywhere; a run goes on where the newest was taken
+    tensorboard/   loss and metrics
+    train.log
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from shoal.config.errors import did_you_mean
+from shoal.runs.collective.assembly import Assembly
+from shoal.runs.collective.evaluation import Evaluation
+from shoal.runs.collective.slices import tensors
+from shoal.runs.collective.specs import (
+    EstimatorSpec,
+    EvalSpec,
+    Hook,
+    InputFn,
+    Mode,
+    ModeKeys,
+    RunConfig,
+    TrainOp,
+    TrainSpec,
+)
+from shoal.training.curves import Curves
+from shoal.training.run_folder import RunFolder, start_logging
+
+log = logging.getLogger("shoal")
+ModelFn = Callable[..., EstimatorSpec]
+
+
+class Estimator:
+    """Made by strategy.estimator(model_fn, model_dir, config, params)."""
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        model_fn: ModelFn,
+        model_dir: str | Path,
+        config: RunConfig | Mapping[str, Any] | None = None,
+        params: Mapping[str, Any] | None = None,
+    ):
+        self.assembly, self.model_fn = assembly, model_fn
+        self.world = assembly.world
+        self.folder = RunFolder(model_dir)
+        self.config = _run_config(config)
+        self.params = dict(params or {})
+        self.step = 0  # global steps that were made
+        self._batch = 0  # batches of the present input that they took
+        self._built = False
+
+    # ---- calling the model_fn -------------------------------------------------------------------
+
+    def _call(self, batch: Any, mode: Mode) -> tuple[EstimatorSpec, int]:
+        """The spec of this process's slice, and how many samples that has."""
+        features, labels, size = self._sliced(batch)
+        with self.assembly.entered():
+            spec = self.model_fn(features=features, labels=labels, mode=mode, params=self.params)
+        if not isinstance(spec, EstimatorSpec):
+            raise ValueError(f"model_fn gave {type(spec).__name__}; it gives an EstimatorSpec")
+        return spec, size
+
+    def _sliced(self, batch: Any) -> tuple[Any, Any, int]:
+        mine = self.assembly.slice(tensors(batch, self.world.device))
+        pair = isinstance(mine, tuple) and len(mine) == 2
+        features, labels = mine if pair else (mine, None)
+        return features, labels, self.assembly.slice_size
+
+    def _build(self, batch: Any, mode: Mode) -> None:
+        """Make the model's modules with a first batch, and go back to the newest checkpoint."""
+        if self._built:
+            return
+        features, labels, _ = self._sliced(batch)
+        with self.assembly.building():
+            spec = self.model_fn(features=features, labels=labels, mode=mode, params=self.params)
+        state = self.assembly.state_of(self.folder.checkpoints)
+        if mode == ModeKeys.TRAIN:
+            self.assembly.set_up(_train_op(spec))
+        elif state is None:
+            raise ValueError(f"{self.folder.path} has no checkpoint to load; train first")
+        else:
+            self.assembly.set_up_as(state["optimizer"])
+        if state is not None:
+            self.assembly.go_back()
+            self.step, self._batch = int(state["step"]), int(state["batch"])
+            log.info("%s: at step %d", self.folder.path, self.step)
+        self._built = True
+
+    # ---- training -------------------------------------------------------------------------------
+
+    def train(
+        self,
+        input_fn: InputFn,
+        steps: int | None = None,
+        max_steps: int | None = None,
+        hooks: Sequence[Hook] = (),
+    ) -> Estimator:
+        """Train on what input_fn gives, for `steps` more or until `max_steps` in all."""
+        self._train(input_fn, steps, max_steps, hooks, dict)
+        return self
+
+    def train_and_evaluate(self, train: TrainSpec, evaluate: EvalSpec) -> dict[str, float]:
+        """Train, and evaluate whenever a checkpoint was taken and at the end; the last metrics."""
+        found: dict[str, float] = {}
+
+        def look() -> dict[str, float]:
+            found.update(self.evaluate(evaluate.input_fn, evaluate.steps, evaluate.name))
+            return found
+
+        self._train(train.input_fn, None, train.max_steps, train.hooks, look)
+        return found
+
+    def _train(
+        self,
+        input_fn: InputFn,
+        steps: int | None,
+        max_steps: int | None,
+        hooks: Sequence[Hook],
+        look: Callable[[], dict[str, float]],
+    ) -> None:
+        if steps is not None and max_steps is not None:
+            raise ValueError("give steps (more) or max_steps (in all), not both")
+        with ExitStack() as stack:
+            curves = self._start(stack)
+            batches = self._from_where_it_stopped(input_fn, ModeKeys.TRAIN)
+            stop = max_steps if steps is None else self.step + steps
+            hooks = list(hooks)
+            begun, saved = False, None
+            while stop is None or self.step < stop:
+                batch = next(batches, None)
+                if batch is None:  # all of it was trained: another call begins anew
+                    self._batch = 0
+                    break
+                spec, _ = self._call(batch, ModeKeys.TRAIN)
+                if not begun:
+                    hooks += [*spec.training_hooks]
+                    hooks += spec.training_chief_hooks if self.world.is_main else ()
+                    for hook in hooks:
+                        hook.begin()
+                    begun = True
+                loss = self.assembly.train(_train_op(spec).loss)
+                self.step, self._batch = self.step + 1, self._batch + 1
+                self._tell(loss, curves)
+                ended = [hook.after_run(self.step, loss) for hook in hooks]
+                if self.step % self.config.save_checkpoints_steps == 0:
+                    saved = self._save()
+                    self._show(loss, look(), curves)
+                if self.assembly.any(ended):
+                    break
+            for hook in hooks if begun else ():
+                hook.end()
+            if begun and saved != (self.step, self._batch):
+                if saved is None or saved[0] != self.step:
+                    self._save()
+                    self._show(loss, look(), curves)
+                else:  # the input ended with it, which the checkpoint must tell
+                    self._save()
+            elif not begun:  # it was trained before
+                look()
+
+    def _start(self, stack: ExitStack) -> Curves | None:
+        if not self.world.is_main:
+            start_logging("info", self.world.rank)
+            return None
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(self.folder.locked())
+        start_logging("info", 0, self.folder.path / "train.log")
+        if not self.config.tensorboard:
+            return None
+        curves = Curves(self.folder.path / "tensorboard", None)
+        stack.callback(curves.close)
+        return curves
+
+    def _from_where_it_stopped(self, input_fn: InputFn, mode: Mode) -> Iterator[Any]:
+        """The batches that come next: those that the checkpoint has seen are passed over."""
+        batches = iter(input_fn())
+        first = next(batches, None)
+        if first is None:
+            raise ValueError("input_fn gives no batches")
+        self._build(first, mode)
+        return islice(chain([first], batches), self._batch, None)
+
+    def _tell(self, loss: float, curves: Curves | None) -> None:
+        if self.step % self.config.log_step_count_steps == 0:
+            log.info("step %d: loss %.6f", self.step, loss)
+        if curves is not None and self.step % self.config.save_summary_steps == 0:
+            curves.add(self.step, {"loss": loss})
+
+    def _show(self, loss: float, metrics: dict[str, float], curves: Curves | None) -> None:
+        if curves is not None and metrics:
+            curves.add(self.step, {"loss": loss, "valid": metrics})
+
+    def _save(self) -> tuple[int, int]:
+        state = {"step": self.step, "batch": self._batch}
+        self.assembly.save(self.folder.checkpoints, state, self.config.keep_checkpoint_max)
+        return self.step, self._batch
+
+    # ---- using ----------------------------------------------------------------------------------
+
+    def evaluate(
+        self, input_fn: InputFn, steps: int | None = None, name: str | None = None
+    ) -> dict[str, float]:
+        """Metrics of what input_fn gives, equal for every number of processes."""
+        evaluation = Evaluation(self.world)
+        for spec, size in self._run(input_fn, steps, ModeKeys.EVAL):
+            evaluation.add(spec, size)
+        found = {**evaluation.result(), "global_step": self.step}
+        shown = ", ".join(f"{key} {value:.6g}" for key, value in found.items())
+        log.info("evaluation%s: %s", f" {name}" if name else "", shown)
+        return found
+
+    def predict(self, input_fn: InputFn) -> Iterator[dict[str, Tensor]]:
+        """The predictions of every sample, in order, on every process."""
+        for spec, _ in self._run(input_fn, None, ModeKeys.PREDICT):
+            given = spec.predictions
+            if given is None:
+                raise ValueError("model_fn gave no predictions for mode infer")
+            named = given if isinstance(given, Mapping) else {"predictions": given}
+            whole = {key: self.world.all_gather(one.contiguous()) for key, one in named.items()}
+            for number in range(len(next(iter(whole.values())))):
+                yield {key: one[number] for key, one in whole.items()}
+
+    def _run(
+        self, input_fn: InputFn, steps: int | None, mode: Mode
+    ) -> Iterator[tuple[EstimatorSpec, int]]:
+        for batch in islice(input_fn(), steps):
+            self._build(batch, mode)
+            with self.assembly.resting():
+                spec, size = self._call(batch, mode)
+            yield spec, size
+
+    @property
+    def modules(self) -> nn.Module:
+        """The model's modules, by the names that model_fn gave them."""
+        return self.assembly.modules
+
+
+def _train_op(spec: EstimatorSpec) -> TrainOp:
+    if spec.train_op is None:
+        raise ValueError(
+            "model_fn gave no train_op for mode train: train_op=strategy.minimize(loss, "
+            "functools.partial(torch.optim.Adagrad, lr=0.1))"
+        )
+    return spec.train_op
+
+
+def _run_config(given: RunConfig | Mapping[str, Any] | None) -> RunConfig:
+    if isinstance(given, RunConfig):
+        return given
+    known = RunConfig.__dataclass_fields__
+    for key in given or {}:
+        if key not in known:
+            raise ValueError(
+                f"config has no {key!r}; it has {', '.join(known)}{did_you_mean(key, known)}"
+            )
+    return RunConfig(**(given or {}))

@@ -1,0 +1,115 @@
+"""What a step of a loop of one's own does: dense gradients agree, rows have an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from shoal.config.schema import OptimizerSection
+from shoal.embedding.optim.chosen import row_optimizer_of
+from shoal.world.world import World
+
+DENSE_NAMES = get_args(OptimizerSection.model_fields["name"].annotation)
+# torch's optimizer -> that of rows, the hyper-parameters it hands on, and what it must not have
+SAME: dict[type, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    torch.optim.Adagrad: (
+        "adagrad",
+        ("eps", "initial_accumulator_value", "weight_decay"),
+        ("lr_decay", "maximize"),
+    ),
+    torch.optim.Adam: ("adam", ("betas", "eps", "weight_decay"), ("amsgrad", "maximize")),
+    torch.optim.AdamW: ("adamw", ("betas", "eps", "weight_decay"), ("amsgrad", "maximize")),
+    torch.optim.SparseAdam: ("sparse_adam", ("betas", "eps"), ("maximize",)),
+    torch.optim.RMSprop: (
+        "rmsprop",
+        ("alpha", "eps", "weight_decay"),
+        ("momentum", "centered", "maximize"),
+    ),
+    torch.optim.SGD: ("sgd", ("weight_decay",), ("dampening", "nesterov", "maximize")),
+}
+
+
+class RowUpdates:
+    """The optimizer of a model that has rows alone."""
+
+    def __init__(self, step: Callable[[float], None], lr: float):
+        self._step, self.lr = step, lr
+
+    def step(self) -> None:
+        """Update the rows of the batch."""
+        self._step(self.lr)
+
+    def zero_grad(self) -> None:
+        """Nothing: gradients of rows are gone with the step."""
+
+
+def optimizer_section(
+    dense: torch.optim.Optimizer | None, rows: str | None, lr: float | None, options: dict[str, Any]
+) -> OptimizerSection:
+    """What updates rows: as told, or as the dense optimizer does."""
+    base = lr if dense is None else float(dense.param_groups[0]["lr"])
+    if rows is None and dense is None:
+        raise ValueError("name what updates the rows: strategy.optimizer(rows='adagrad', lr=0.1)")
+    if base is None:
+        raise ValueError(f"strategy.optimizer(rows={rows!r}) needs lr, the learning rate")
+    if rows is None:
+        assert dense is not None
+        rows, own = _same_as(dense)
+        options = {**own, **options}
+    if lr is not None:
+        options = {**options, "lr": lr}
+    # Backends compare what rows have with the plain optimizer of that name.
+    name = rows if rows in DENSE_NAMES else "sgd"
+    section = OptimizerSection.model_validate(
+        {"name": name, "lr": base, "rows": {"name": rows, **options}}
+    )
+    row_optimizer_of(section)  # tells what this optimizer does not have
+    return section
+
+
+def _same_as(dense: torch.optim.Optimizer) -> tuple[str, dict[str, Any]]:
+    """The row optimizer that does what torch's does, and its hyper-parameters."""
+    group = dense.param_groups[0]
+    known = SAME.get(type(dense))
+    odd = [] if known is None else [key for key in known[2] if group.get(key)]
+    if known is None or odd:
+        why = f" with {odd[0]}={group[odd[0]]}" if odd else ""
+        raise ValueError(
+            f"rows have no optimizer like {type(dense).__name__}{why}; name one for them: "
+            "strategy.optimizer(dense, rows='adagrad', lr=0.1)"
+        )
+    name, keys, _ = known
+    own = {key: group[key] for key in keys}
+    if own.get("weight_decay") == 0.0 and name != "adamw":
+        del own["weight_decay"]  # which not every backend has
+    if group.get("momentum"):
+        name, own = "momentum", {**own, "momentum": group["momentum"]}
+    return name, own
+
+
+def sum_gradients(parameters: Sequence[Tensor], weight: float, world: World, note: float) -> float:
+    """Dense gradients of the global batch, in place; the sum of all ranks' notes.
+
+    One all-reduce carries the gradients, which parameters have one at all, and the notes. A
+    parameter that no rank has a gradient of keeps none, as in the loop alone.
+    """
+    if world.size == 1:
+        return note
+    flat = [
+        torch.zeros_like(p).reshape(-1) if p.grad is None else p.grad.reshape(-1) * weight
+        for p in parameters
+    ]
+    tail = torch.tensor([*(float(p.grad is not None) for p in parameters), note])
+    joined = torch.cat([*(one.to(world.device).float() for one in flat), tail.to(world.device)])
+    summed = world.all_reduce(joined)
+    had = summed[len(summed) - len(tail) :].tolist()
+    position = 0
+    for parameter, some in zip(parameters, had):
+        piece = summed[position : position + parameter.numel()]
+        position += parameter.numel()
+        if some:
+            parameter.grad = piece.view_as(parameter).to(parameter.dtype)
+    return had[-1]
