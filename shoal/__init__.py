@@ -15,7 +15,9 @@ __all__ = [
     "Interrupted",
     "__version__",
     "evaluate",
+    "export",
     "fit",
+    "load",
     "recommend",
     "run",
     "run_rank",
@@ -39,6 +41,7 @@ def __getattr__(name: str):  # type: ignore[no-untyped-def]
     # `import shoal` stays quick: torch comes in with the first thing that is used.
     rooms = {"run": "run", "run_rank": "run", "evaluate": "trained", "recommend": "trained"}
     rooms |= {"fit": "fit", "Feature": "fit"}
+    rooms |= {"export": "artifact.export", "load": "artifact.loaded"}
     if name in rooms:
         from importlib import import_module
 

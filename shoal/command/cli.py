@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import shoal
-from shoal.command import describing, ending, looking, preparing, starting, training, using
+from shoal.command import describing, ending, looking, preparing, serving, starting, training, using
 
 # Torch comes in with the command that needs it, so that `shoal --help` is quick.
 WORDS: dict[str, Any] = {
@@ -26,7 +26,9 @@ app.command("train", **WORDS)(training.train)
 app.command("launch", **WORDS)(training.launch)
 app.command("serve", hidden=True)(training.serve)
 app.command("eval", **WORDS)(using.evaluate)
-app.command("recommend")(using.recommend)
+app.command("export")(serving.export)
+app.command("recommend")(serving.recommend)
+app.command("predict")(serving.predict)
 app.command("prepare", **WORDS)(preparing.prepare)
 app.command("models")(looking.models)
 

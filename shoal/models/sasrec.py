@@ -110,7 +110,7 @@ class SASRec(Retrieval):
         history: Tensor = batch.ids["history"]  # type: ignore[assignment]
         states = self.encode(self.embed.field("history", batch))
         last = ((history > 0).sum(1) - 1).clamp(min=0)  # an empty history is its first position
-        return states[torch.arange(len(last), device=last.device), last]
+        return states[torch.arange(last.shape[0], device=last.device), last]
 
     def encode_item(self, ids: Tensor) -> Tensor:
         return self.embed.rows("target", ids)
