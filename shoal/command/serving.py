@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -114,3 +115,58 @@ def predict(
 
     count = predict_file(artifact, input, output)
     typer.echo(f"{count} samples: {output}")
+
+
+def serve(
+    artifact: Annotated[
+        str | None, typer.Argument(help="An artifact, or a folder of them: the last is served.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen at; 0: any.")] = 8000,
+    token_file: Annotated[
+        str | None, typer.Option(help="File with the bearer token to ask for (or SHOAL_TOKEN).")
+    ] = None,
+    tls_cert: Annotated[str | None, typer.Option(help="Certificate (PEM).")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="Its key (PEM).")] = None,
+    plain: Annotated[bool, typer.Option(help="Beyond this host without token or TLS.")] = False,
+    batch: Annotated[int, typer.Option(help="Requests answered together, at most.")] = 64,
+    body_bytes: Annotated[int, typer.Option(help="Bytes of a request, at most.")] = 1 << 20,
+    seconds: Annotated[float, typer.Option(help="To send a request; to be answered.")] = 10.0,
+    refresh: Annotated[float, typer.Option(help="Seconds between looks for a newer one.")] = 2.0,
+    threads: Annotated[int, typer.Option(help="Threads that compute; 0: all cores.")] = 0,
+    announce: Annotated[str | None, typer.Option(help="File to write the address to.")] = None,
+    bind: Annotated[str | None, typer.Option(hidden=True)] = None,
+    index: Annotated[int, typer.Option(hidden=True)] = 0,
+    keys: Annotated[str | None, typer.Option(hidden=True)] = None,
+    timeout: Annotated[float, typer.Option(hidden=True)] = 10.0,
+    patience: Annotated[float, typer.Option(hidden=True)] = math.inf,
+    folder: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Serve an artifact over HTTP: recommendations, scores and clicks as JSON.
+
+    Without an artifact it is the older name of `shoal server`, one parameter server.
+    """
+    if artifact is None:
+        from shoal.command import training
+
+        bind = bind or "127.0.0.1:0"
+        training.serve(bind, index, keys, timeout, threads or 1, announce, patience, folder, plain)
+        return
+    try:
+        from shoal.runs.serving.listening import Limits, read_token
+        from shoal.runs.serving.listening import serve as listen
+    except ImportError as error:
+        raise ValueError(f"{error}; shoal serve needs pip install 'shoal-rec[serve]'") from error
+    import os
+    import signal
+
+    import torch
+
+    from shoal.training.run_folder import start_logging
+
+    start_logging("info")
+    torch.set_num_threads(threads or os.cpu_count() or 1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until it listens; then it stops in order
+    limits = Limits(body_bytes, seconds, seconds, batch=batch)
+    token = read_token(token_file)
+    listen(artifact, host, port, limits, token, tls_cert, tls_key, plain, refresh, announce)

@@ -47,7 +47,7 @@ def open_config(
     changed = dict(NO_RULES)  # nothing is counted, admitted or dropped
     strategy = resolved.config.strategy
     if strategy.name == "ps":  # rows are keyed by id: no servers are needed
-        changed["strategy.name"] = "auto"
+        changed |= {"strategy.name": "auto", "launch.servers": 0}
         if strategy.ps.mode == "geo":  # its servers keep no optimizer's state
             changed |= {"train.optimizer.name": "sgd", "train.optimizer.rows": {}}
             changed["train.optimizer.tables"] = {}

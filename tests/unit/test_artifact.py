@@ -10,66 +10,29 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exported import check_here, exported, train
 from safetensors.torch import load_file, save_file
-from small import DATA, NO_DROPOUT
 
 import shoal
-from shoal.runs.artifact import check, export, files
+from shoal.runs.artifact import export, files
 from shoal.runs.artifact.bulk import Job, recommend_many
 from shoal.runs.artifact.files import ArtifactError
-from shoal.runs.artifact.loaded import Artifact
 from shoal.runs.artifact.predict import predict_file
 from shoal.runs.artifact.ranking import dot_products, rank
 from shoal.runs.trained import Trained
 
-CLICKS = {
-    "data.clicks.planted.samples": 3000,
-    "data.clicks.planted.slots": 5,
-    "data.clicks.planted.ids_per_slot": 40,
-    "train.batch_size": 100,
-    "train.optimizer.lr": 0.01,
-    "run.progress": False,
-    "run.tensorboard": False,
-}
 RANKING = ["Pop", "BPR", "NeuMF", "LightGCN", "SASRec", "BERT4Rec"]
 CLICK_MODELS = ["LR", "FM", "DNN", "WideDeep", "DeepFM", "DCNV2", "DLRM"]
-QUICK = ("BPR", "SASRec", "DNN")
-
-
-def train(model: str, folder: Path, **more: Any) -> Path:
-    values = {"train.epochs": 1, "run.output": str(folder), "run.log_level": "warning"}
-    if model in NO_DROPOUT:
-        values |= {**DATA, **NO_DROPOUT[model], "train.batch_size": 256}
-    else:
-        values |= CLICKS
-    shoal.run(
-        model=model, config_dict={**values, **{k.replace("__", "."): v for k, v in more.items()}}
-    )
-    return folder
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("runs")
-    return {model: train(model, root / model) for model in QUICK}
+def artifacts() -> dict[str, Path]:
+    return exported()
 
 
 @pytest.fixture(scope="module")
-def artifacts(runs: dict[str, Path]) -> dict[str, Path]:
-    """Made with the check in this process: starting another is tested once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "check_apart", check_here)
-        for model, run in runs.items():
-            shoal.export(run, run.with_name(f"{model}-artifact"))
-    return {model: run.with_name(f"{model}-artifact") for model, run in runs.items()}
-
-
-def check_here(hidden: Path, rows: str, tolerance: float | None) -> dict[str, Any]:
-    files.write_manifest(hidden)
-    facts, wrong = check.compare(Artifact(hidden), load_file(hidden / export.CHECK), tolerance)
-    if wrong:
-        raise ValueError(wrong)
-    return facts
+def runs(artifacts: dict[str, Path]) -> dict[str, Path]:
+    return {model: path.with_name(f"{model}-run") for model, path in artifacts.items()}
 
 
 def test_a_fresh_process_answers_as_the_trained_model(

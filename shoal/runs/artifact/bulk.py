@@ -90,7 +90,7 @@ def _work_apart(job: Job, parts: Path, nproc: int) -> int:
 def _work(job: Job, parts: Path, rank: int, size: int, tell: Callable[[str], None]) -> int:
     """This process's chunks of users."""
     artifact = Artifact(job.artifact, check=size == 1)
-    artifact._needs_catalogue()
+    artifact.needs_catalogue()
     users = _users(artifact, job.users)
     allowed = _allowed(artifact, job)
     banned = _numbers(artifact, job.exclude) if job.exclude else None

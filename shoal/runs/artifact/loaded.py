@@ -111,7 +111,7 @@ class Artifact:
         seen: whether what was taken before may come again; by default as the model was trained.
         exclude, only: items that may not come; the items that alone may come.
         """
-        self._needs_catalogue()
+        self.needs_catalogue()
         if (user is None) == (history is None):
             raise ValueError("give a user or a history, one of them")
         if topk < 1:
@@ -120,7 +120,7 @@ class Artifact:
             numbers = self.users.numbers([user])
             taken = self.history_of(int(numbers[0]))
         else:
-            numbers, taken = np.zeros(1, np.int64), self._typed(history)
+            numbers, taken = np.zeros(1, np.int64), self.typed(history)
         again = self.repeatable if seen is None else seen
         without = [self.items.numbers(list(exclude))] + ([] if again else [taken])
         pairs = np.concatenate(without)
@@ -137,20 +137,20 @@ class Artifact:
 
     def score(self, user: object, items: Sequence[object]) -> list[float]:
         """Scores of items for one user."""
-        self._needs_catalogue()
+        self.needs_catalogue()
         numbers, wanted = self.users.numbers([user]), self.items.numbers(items)
         query = self.query(numbers, [self.history_of(int(numbers[0]))])
         return self._scores(query, wanted)[0].tolist()
 
     def score_history(self, history: Sequence[object], items: Sequence[object]) -> list[float]:
         """Scores of items for a history, oldest first."""
-        self._needs_catalogue()
-        query = self.query(np.zeros(1, np.int64), [self._typed(history)])
+        self.needs_catalogue()
+        query = self.query(np.zeros(1, np.int64), [self.typed(history)])
         return self._scores(query, self.items.numbers(items))[0].tolist()
 
     def vectors(self, what: str, words: Sequence[object]) -> Tensor:
         """Vectors of users or items: [n, dim]. Their dot product is the score."""
-        self._needs_catalogue()
+        self.needs_catalogue()
         if self.kind != "retrieval":
             raise ValueError(f"{self.model} scores pairs: its users and items have no vectors")
         if what == "item":
@@ -221,7 +221,12 @@ class Artifact:
         flat = np.repeat(offsets[users] - (ends - lengths), lengths) + np.arange(lengths.sum())
         return np.repeat(np.arange(len(users)), lengths), items[flat].astype(np.int64)
 
-    def _typed(self, history: Sequence[object]) -> np.ndarray:
+    def prepare(self) -> None:
+        """Read now what would else be read when it is first needed."""
+        _ = self.catalogue, self._histories, self.users.find("")
+
+    def typed(self, history: Sequence[object]) -> np.ndarray:
+        """Numbers of a history's items; refused by a model that does not read histories."""
         if not self.reads_histories:
             raise ValueError(
                 f"{self.model} learned a vector for each user of its data, and a history has none: "
@@ -231,7 +236,8 @@ class Artifact:
             )
         return self.items.numbers(list(history))
 
-    def _needs_catalogue(self) -> None:
+    def needs_catalogue(self) -> None:
+        """Refuse what a click model cannot answer."""
         if self.kind == "clicks":
             raise ValueError(
                 f"{self.model} predicts clicks of samples: it knows neither users nor a catalogue "

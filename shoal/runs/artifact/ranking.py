@@ -10,12 +10,14 @@ So the costly part of a top-k, looking at every score more than once, is left ou
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, Queue
 
 import numpy as np
 import torch
 from torch import Tensor
 
-TILE = 256  # queries at a time
+TILE = 128  # queries at a time
 BLOCK = 1 << 15  # items at a time
 GROUP = 32
 BUFFER = 1 << 27  # scores held at a time, at most: 512 MiB
@@ -46,24 +48,50 @@ def rank(
     """
     topk = min(topk, num_items)
     tile = tile_of(num_items)
-    buffer = torch.empty(min(tile, num_queries), num_items)
     places = torch.empty(num_queries, topk, dtype=torch.int64)
     values = torch.empty(num_queries, topk)
     if without is not None:
         order = np.argsort(without[0], kind="stable")
         without = without[0][order], without[1][order]
-    for a in range(0, num_queries, tile):
+    free: Queue[Tensor] = Queue()  # buffers that no thread uses now
+
+    def work(a: int) -> None:
         b = min(a + tile, num_queries)
-        scores = buffer[: b - a]
+        try:
+            buffer = free.get_nowait()
+        except Empty:
+            buffer = torch.empty(min(tile, num_queries), num_items)
         pairs = None
         if without is not None:
             low, high = np.searchsorted(without[0], (a, b))
-            pairs = (
-                torch.from_numpy(without[0][low:high] - a),
-                torch.from_numpy(without[1][low:high]),
-            )
-        places[a:b], values[a:b] = _rank_tile(fill, a, b, scores, topk, pairs)
+            rows, items = without[0][low:high] - a, without[1][low:high]
+            pairs = torch.from_numpy(rows), torch.from_numpy(items)
+        places[a:b], values[a:b] = _rank_tile(fill, a, b, buffer[: b - a], topk, pairs)
+        free.put(buffer)
+
+    each(work, range(0, num_queries, tile))
     return places, values
+
+
+def each(work: Callable[[int], None], tiles: range) -> None:
+    """Do the work of every tile, a thread for each of torch's: tiles need not wait for each other,
+    as the parts of one product would on a machine that others use too.
+    """
+    threads, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
+    if threads == 1 or len(tiles) < 2:
+        for a in tiles:
+            work(a)
+        return
+
+    def alone(a: int) -> None:
+        with torch.inference_mode(inference):
+            work(a)
+
+    try:
+        with ThreadPoolExecutor(threads, initializer=lambda: torch.set_num_threads(1)) as pool:
+            list(pool.map(alone, tiles))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _rank_tile(

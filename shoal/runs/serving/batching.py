@@ -1,0 +1,64 @@
+"""Micro-batching: requests that wait while others are computed are answered together.
+
+Nobody waits for a batch to fill: while one is computed, what comes gathers; then all of it, at most
+`most`, is the next. So one request alone is as quick as it can be, and many at once share the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+Work = Callable[[Sequence[Any]], Sequence[Any]]  # requests -> an answer or an exception for each
+
+
+class Full(Exception):
+    """More requests wait than may."""
+
+
+class Batcher:
+    """One queue of requests and the thread that answers them."""
+
+    def __init__(self, work: Work, most: int, waiting: int, threads: ThreadPoolExecutor):
+        self.work, self.most, self.waiting, self.threads = work, most, waiting, threads
+        self.batches = self.requests = 0
+        self._queue: list[tuple[Any, asyncio.Future]] = []
+        self._running: asyncio.Task | None = None
+
+    async def ask(self, request: Any) -> Any:
+        """The answer to one request."""
+        if len(self._queue) >= self.waiting:
+            raise Full
+        future = asyncio.get_running_loop().create_future()
+        self._queue.append((request, future))
+        if self._running is None:
+            self._running = asyncio.create_task(self._run())
+        return await future
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._queue:
+                batch, self._queue = self._queue[: self.most], self._queue[self.most :]
+                batch = [one for one in batch if not one[1].done()]  # whoever left is not answered
+                if not batch:
+                    continue
+                self.batches += 1
+                self.requests += len(batch)
+                try:
+                    answers = await loop.run_in_executor(
+                        self.threads, self.work, [request for request, _ in batch]
+                    )
+                except Exception as error:
+                    answers = [error] * len(batch)
+                for (_, future), answer in zip(batch, answers):
+                    if future.done():
+                        continue
+                    if isinstance(answer, Exception):
+                        future.set_exception(answer)
+                    else:
+                        future.set_result(answer)
+        finally:
+            self._running = None
