@@ -32,6 +32,7 @@ app.command("recommend")(serving.recommend)
 app.command("predict")(serving.predict)
 app.command("prepare", **WORDS)(preparing.prepare)
 app.command("models")(looking.models)
+app.command("runs")(looking.runs)
 
 config_app = typer.Typer(no_args_is_help=True, help="Look at configs.")
 config_app.command("show", **WORDS)(looking.config_show)

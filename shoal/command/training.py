@@ -13,6 +13,7 @@ from shoal.command.arguments import (
     ONE_PROCESS,
     TRUST,
     check_resumable,
+    daily_arguments,
     key_of,
     run_arguments,
 )
@@ -27,6 +28,11 @@ def train(
         typer.Option("--resume", help="Continue the run in --output (or in the folder given)."),
     ] = False,
     output: Annotated[str | None, typer.Option(help="Folder of the run.")] = None,
+    start: Annotated[
+        str | None,
+        typer.Option("--from", help="Go on from this run, with its config and --data."),
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="With --from: folder of the data set.")] = None,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Train from CONFIG.yaml files (and overrides); evaluate and test the best checkpoint."""
@@ -41,6 +47,9 @@ def train(
     files, overrides, is_run = run_arguments(context.args, resume, output)
     counted = any(key_of(word) in ("nproc", "launch.nproc", "world_size") for word in overrides)
     values = ONE_PROCESS if is_run and counted else None  # not half of how it was launched before
+    if start is not None and not is_run:
+        files, values = daily_arguments(start, data, output, files)
+        is_run = True
     resolved = run.resolve(files, overrides, values, "shoal train --resume")
     if is_run and not trust:
         check_trusted(resolved, files[0])

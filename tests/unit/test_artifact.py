@@ -19,6 +19,7 @@ from shoal.runs.artifact.bulk import Job, recommend_many
 from shoal.runs.artifact.files import ArtifactError
 from shoal.runs.artifact.predict import predict_file
 from shoal.runs.artifact.ranking import dot_products, rank
+from shoal.runs.listing import list_runs
 from shoal.runs.trained import Trained
 
 RANKING = ["Pop", "BPR", "NeuMF", "LightGCN", "SASRec", "BERT4Rec"]
@@ -254,6 +255,17 @@ def test_ranking_is_exact() -> None:
         expected = torch.topk(scores, topk, dim=1)
         torch.testing.assert_close(values, expected.values)
         torch.testing.assert_close(scores.gather(1, places), expected.values)
+
+
+def test_runs_are_listed(runs: dict[str, Path]) -> None:
+    found = {one.folder.name: one for one in list_runs(runs["BPR"].parent)}
+    one = found["BPR-run"]
+    assert (one.model, one.data, one.metric, one.epochs) == ("BPR", "planted", "mrr@10", 1)
+    result = json.loads((runs["BPR"] / "result.json").read_text())
+    assert one.test == result["test"]["mrr@10"] and one.exported[0].endswith("/BPR")
+    assert found["DNN-run"].model == "DNN"
+    with pytest.raises(ValueError, match="no folder"):
+        list_runs(runs["BPR"] / "nowhere")
 
 
 @pytest.mark.slow
