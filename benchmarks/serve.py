@@ -5,9 +5,9 @@
 A SASRec model (50 positions, width 64) is trained for an epoch on planted data and exported. The
 peer is what one writes first: FastAPI on uvicorn (httptools, uvloop), a `def` endpoint that runs
 the trained torch model on one history and takes torch.topk. Both answer POST {"history": [...],
-"topk": 10} with JSON; both have the same threads. Clients keep their connection and ask again as
-soon as they are answered. The two take turns; printed are medians over rounds. Needs
-`shoal-rec[serve]` and `fastapi`.
+"topk": 10} with JSON; torch has one thread for each request or batch. Clients keep their connection
+and ask again as soon as they are answered. The two take turns; printed are medians over rounds.
+Needs `shoal-rec[serve]` and `fastapi`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def prepare(root: Path, options: argparse.Namespace) -> None:
             "data.name": "planted",
             "data.planted.users": 4000,
             "data.planted.items": options.items,
-            "data.planted.interactions": 60_000,
+            "data.planted.interactions": 20_000,
             "data.max_len": MAX_LEN,
             "train.epochs": 1,
             "train.eval_every": 0,
@@ -178,7 +178,7 @@ def peer(options: argparse.Namespace) -> None:
     from shoal.runs.trained import Trained
 
     trained = Trained(options.peer)
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(1)  # its endpoints run in threads already
     model, dataset = trained.model, trained.parts.dataset
     words = dataset.vocab[dataset.item_field].tolist()
     numbers = {word: k for k, word in enumerate(words)}

@@ -60,6 +60,9 @@ def recommend(
         bool | None, typer.Option("--seen/--no-seen", help="Whether seen items may come again.")
     ] = None,
     nproc: Annotated[int, typer.Option(help="Processes, with --all or --users.")] = 1,
+    approximate: Annotated[
+        bool, typer.Option("--approximate", help="Rank by an index; its recall is told.")
+    ] = False,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """The best items for a user or a history, or for all users into a file; original ids."""
@@ -74,7 +77,7 @@ def recommend(
 
         if output is None:
             raise ValueError("--all needs a file to write to: --output top.parquet")
-        job = Job(run, output, topk, users, exclude, only, category, seen)
+        job = Job(run, output, topk, users, exclude, only, category, seen, approximate)
         count = recommend_many(job, nproc, lambda text: None)
         typer.echo(f"{count} users: {output}")
         return
@@ -165,8 +168,9 @@ def serve(
     from shoal.training.run_folder import start_logging
 
     start_logging("info")
-    torch.set_num_threads(threads or os.cpu_count() or 1)
+    torch.set_num_threads(1)  # batches side by side, see Api
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until it listens; then it stops in order
-    limits = Limits(body_bytes, seconds, seconds, batch=batch)
+    cores = threads or os.cpu_count() or 1
+    limits = Limits(body_bytes, seconds, seconds, batch=batch, threads=cores)
     token = read_token(token_file)
     listen(artifact, host, port, limits, token, tls_cert, tls_key, plain, refresh, announce)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import shoal
 from shoal.runs.artifact import export, files
-from shoal.runs.artifact.bulk import Job, recommend_many
+from shoal.runs.artifact.bulk import Job, recommend_chunk, recommend_many
 from shoal.runs.artifact.files import ArtifactError
 from shoal.runs.artifact.predict import predict_file
 from shoal.runs.artifact.ranking import dot_products, rank
@@ -223,6 +223,23 @@ def test_all_users_into_a_file(artifacts: dict[str, Path], tmp_path: Path) -> No
     found = set(pl.read_ndjson(tmp_path / "some.jsonl")["item"].to_list())
     allowed = set(items.filter(pl.col("genre") == "b")["item"]) - {"3", "5"}
     assert found and found <= allowed
+
+
+def test_an_index_finds_most_of_it(artifacts: dict[str, Path], tmp_path: Path) -> None:
+    reason = "--approximate needs the extra `index`"
+    pytest.importorskip("usearch.index", reason=reason, exc_type=ImportError)
+    from shoal.runs.artifact.index import Approximate
+
+    loaded = shoal.load(artifacts["BPR"])
+    index = Approximate(loaded)
+    assert index.recall(10) > 0.9
+    users = np.arange(1, 60)
+    exact, scores = recommend_chunk(loaded, users, 10)
+    found, near = recommend_chunk(loaded, users, 10, index=index)
+    for row in range(len(users)):
+        assert not set(found[row]) & set(loaded.history_of(int(users[row])))
+    assert (exact == found).mean() > 0.9
+    np.testing.assert_allclose(near[exact == found], scores[exact == found], rtol=1e-4)
 
 
 def test_clicks_of_a_file(artifacts: dict[str, Path], tmp_path: Path) -> None:

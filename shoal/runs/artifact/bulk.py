@@ -39,6 +39,7 @@ class Job:
     only: str | None = None  # a file of the items that alone may come
     category: str | None = None  # FILE:COLUMN=VALUE: items of a table that have this value
     seen: bool | None = None  # whether what was taken may come again; None: as trained
+    approximate: bool = False  # by an index, whose recall is told
 
 
 def recommend_many(job: Job, nproc: int = 1, tell: Callable[[str], None] = print) -> int:
@@ -95,10 +96,22 @@ def _work(job: Job, parts: Path, rank: int, size: int, tell: Callable[[str], Non
     allowed = _allowed(artifact, job)
     banned = _numbers(artifact, job.exclude) if job.exclude else None
     chunks = range(0, len(users), CHUNK_USERS)
+    index = None
+    if job.approximate:
+        from shoal.runs.artifact.index import Approximate
+
+        if allowed is not None:
+            raise ValueError("an index ranks the whole catalogue: leave --only and --category out")
+        index = Approximate(artifact)
+        if rank == 0:
+            text = f"approximate: recall@{job.topk} is {index.recall(job.topk):.4f}"
+            print(text, file=sys.stderr, flush=True)
     done = 0
     for number in range(rank, len(chunks), size):
         some = users[chunks[number] : chunks[number] + CHUNK_USERS]
-        found, scores = recommend_chunk(artifact, some, job.topk, allowed, banned, job.seen)
+        found, scores = recommend_chunk(
+            *(artifact, some, job.topk, allowed, banned, job.seen, index)
+        )
         suffix = Path(job.output).suffix
         _write(artifact, some, found, scores, parts / f"{number:08d}{suffix}")
         done += len(some)
@@ -113,6 +126,7 @@ def recommend_chunk(
     allowed: np.ndarray | None = None,
     banned: np.ndarray | None = None,
     seen: bool | None = None,
+    index: Any = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Items [b, k] (0: none left) and scores [b, k] of known users, by number."""
     again = artifact.repeatable if seen is None else seen
@@ -122,7 +136,10 @@ def recommend_chunk(
     if banned is not None and len(banned):
         rows = np.concatenate([rows, np.repeat(np.arange(len(users)), len(banned))])
         items = np.concatenate([items, np.tile(banned, len(users))])
-    return artifact.rank(artifact.query_of_known(users), topk, (rows, items), allowed)
+    query = artifact.query_of_known(users)
+    if index is not None:
+        return index.rank(query, topk, (rows, items))
+    return artifact.rank(query, topk, (rows, items), allowed)
 
 
 def _users(artifact: Artifact, file: str | None) -> np.ndarray:

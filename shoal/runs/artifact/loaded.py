@@ -158,7 +158,7 @@ class Artifact:
         if what != "user":
             raise ValueError(f"vectors of {what!r}; there are user and item")
         numbers = self.users.numbers(words)
-        return self._queries(self.query(numbers, [self.history_of(int(n)) for n in numbers]))
+        return self.queries(self.query(numbers, [self.history_of(int(n)) for n in numbers]))
 
     def similar_items(self, item: object, topk: int = 10) -> Ranking:
         """Items whose vectors point the same way: [(item, cosine), ...], without itself."""
@@ -295,7 +295,7 @@ class Artifact:
         ids = None if allowed is None else torch.from_numpy(allowed)
         if self.kind == "retrieval":
             vectors = self.catalogue if ids is None else self.catalogue[ids]
-            return dot_products(self._queries(query), vectors)
+            return dot_products(self.queries(query), vectors)
 
         def fill(a: int, b: int, first: int, last: int, out: Tensor) -> None:
             part = {name: value[a:b] for name, value in query.items()}
@@ -304,7 +304,8 @@ class Artifact:
 
         return fill
 
-    def _queries(self, query: Mapping[str, Tensor]) -> Tensor:
+    def queries(self, query: Mapping[str, Tensor]) -> Tensor:
+        """Query vectors [b, dim] of a model that has such."""
         users = query[self.user_field]
         if self.graph is not None:
             with torch.inference_mode():
@@ -331,7 +332,7 @@ class Artifact:
             if self.kind == "scorer":
                 return self._pair_scores(query, torch.from_numpy(items))
             vectors = self.tables["item_vectors"].rows(torch.from_numpy(items))
-            return self._queries(query) @ vectors.T
+            return self.queries(query) @ vectors.T
 
     def _look_up(self, table: str, ids: Tensor | Jagged) -> Tensor:
         return self.tables[table].pooled(ids)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -55,6 +56,7 @@ class Limits:
     answer_seconds: float = 10.0  # to be answered
     waiting: int = 1024  # requests that wait for a batch
     batch: int = 64  # requests answered together
+    threads: int = 1  # batches computed at a time, one core each
 
 
 class Refused(Exception):
@@ -74,10 +76,13 @@ class Api:
         self.service, self.limits, self.token, self.local = service, limits, token, local
         self.figures = Figures()
         self.stopping = False
-        # One thread computes: torch's own threads share the cores, and batches form meanwhile.
-        self.threads = ThreadPoolExecutor(1, thread_name_prefix="model")
+        # Batches side by side, each on one core: the parts of one small product would wait for
+        # each other, the longer the busier the machine is.
+        self.threads = ThreadPoolExecutor(limits.threads, "model", torch.set_num_threads, (1,))
         self.batchers = {
-            kind: Batcher(self._work(kind), limits.batch, limits.waiting, self.threads)
+            kind: Batcher(
+                *(self._work(kind), limits.batch, limits.waiting, self.threads, limits.threads)
+            )
             for kind in QUESTIONS
         }
 

@@ -114,9 +114,9 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
 
         def stop() -> None:
-            self.api.stopping = True
-            self.force_exit = self.should_exit  # the second time: at once
-            self.should_exit = True
+            if self.api.stopping:  # the second time: at once
+                self.force_exit = True
+            self.api.stopping = self.should_exit = True
 
         numbers = (signal.SIGINT, signal.SIGTERM)
         if threading.current_thread() is threading.main_thread():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -28,7 +29,7 @@ WRONG = {
 }
 
 
-def describe(questions: dict[str, type[BaseModel]], token: bool) -> dict[str, Any]:
+def describe(questions: Mapping[str, type[BaseModel]], token: bool) -> dict[str, Any]:
     """The OpenAPI document of the service."""
     paths: dict[str, Any] = {}
     schemas: dict[str, Any] = {}

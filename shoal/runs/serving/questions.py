@@ -74,7 +74,8 @@ class Predict(Question):
 def answer_recommend(model: Artifact, asked: Sequence[Recommend]) -> list[Any]:
     """[{item, score}, ...] for each, or the error that it gets."""
     answers: list[Any] = [None] * len(asked)
-    together, users, histories, rows, banned = [], [], [], [], []
+    together: list[int] = []
+    users, histories, rows, banned = [], [], [], []
     for number, one in enumerate(asked):
         try:
             model.needs_catalogue()
