@@ -78,6 +78,7 @@ def train(root: Path, name: str, how: str, epochs: int, before: str | None) -> t
         "train.eval_every": epochs,  # once, at the end
         "eval.metrics": ["NDCG"],
         "eval.valid_metric": "NDCG@10",
+        "run.threads": 1,
         "run.progress": False,
         "run.tensorboard": False,
         "run.log_level": "warning",

@@ -6,7 +6,8 @@ A SASRec model (50 positions, width 64) is trained for an epoch on planted data 
 peer is what one writes first: FastAPI on uvicorn (httptools, uvloop), a `def` endpoint that runs
 the trained torch model on one history and takes torch.topk. Both answer POST {"history": [...],
 "topk": 10} with JSON; torch has one thread for each request or batch. Clients keep their connection
-and ask again as soon as they are answered. The two take turns; printed are medians over rounds.
+and ask again as soon as they are answered. The two take turns; printed are medians over rounds,
+and the CPU time of the service for each request, which other load on the machine does not change.
 Needs `shoal-rec[serve]` and `fastapi`.
 """
 
@@ -43,16 +44,16 @@ def main() -> None:
         print(
             f"{platform.machine()}, {os.cpu_count()} cores, clients included; {options.items} items"
         )
-        print("| clients | FastAPI + torch, requests/s | p50, ms | p99, ms |", end="")
-        print(" Shoal, requests/s | p50, ms | p99, ms | ratio |")
-        print("| --- " * 8 + "|")
+        print("| clients | FastAPI + torch, requests/s | p50, ms | p99, ms | CPU ms |", end="")
+        print(" Shoal, requests/s | p50, ms | p99, ms | CPU ms | requests/s | CPU |")
+        print("| --- " * 11 + "|")
         found: dict[tuple[str, int], list[dict[str, float]]] = {}
         for _ in range(options.rounds):
             for side in ("fastapi", "shoal"):
                 process, url = start(side, root, options)
                 try:
                     for clients in options.clients:
-                        one = measure(url, root, clients, options)
+                        one = measure(url, root, clients, options, process.pid)
                         found.setdefault((side, clients), []).append(one)
                 finally:
                     process.terminate()
@@ -64,10 +65,12 @@ def main() -> None:
                 rates.append([one["rate"] for one in rounds])
                 cells += [
                     f"{statistics.median(one[key] for one in rounds):.{digits}f}"
-                    for key, digits in (("rate", 0), ("p50", 1), ("p99", 1))
+                    for key, digits in (("rate", 0), ("p50", 1), ("p99", 1), ("cpu", 2))
                 ]
             ratio = statistics.median(b / a for a, b in zip(*rates))
-            print(f"| {clients} | {' | '.join(cells)} | {ratio:.2f} |")
+            costs = [[one["cpu"] for one in found[side, clients]] for side in ("fastapi", "shoal")]
+            less = statistics.median(a / b for a, b in zip(*costs))
+            print(f"| {clients} | {' | '.join(cells)} | {ratio:.2f} × | 1/{less:.2f} |")
 
 
 def prepare(root: Path, options: argparse.Namespace) -> None:
@@ -119,18 +122,29 @@ def start(side: str, root: Path, options: argparse.Namespace) -> tuple[subproces
             time.sleep(0.1)
 
 
-def measure(url: str, root: Path, clients: int, options: argparse.Namespace) -> dict[str, float]:
+def measure(
+    url: str, root: Path, clients: int, options: argparse.Namespace, pid: int
+) -> dict[str, float]:
     """Requests per second and their times, by clients in a process of their own."""
+    used = cpu_seconds(pid)
     words = [__file__, "--load", url, "--clients", str(clients), f"--items={options.items}"]
     words += [f"--seconds={options.seconds}", f"--names={root / 'names.json'}"]
     done = subprocess.run([sys.executable, *words], stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout)
+    found = json.loads(done.stdout)
+    return {**found, "cpu": 1e3 * (cpu_seconds(pid) - used) / found["all"]}
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has used so far: other load on the machine does not count."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def load(options: argparse.Namespace) -> dict[str, float]:
     """Clients that ask again as soon as they are answered."""
     host, port = options.load.removeprefix("http://").split(":")
     times: list[float] = []
+    asked = 0
     bodies = []
     draw = random.Random(0)
     known = json.loads(Path(options.names).read_text())
@@ -143,6 +157,7 @@ async def load(options: argparse.Namespace) -> dict[str, float]:
     counted = end - options.seconds  # a second to warm up
 
     async def client(number: int) -> None:
+        nonlocal asked
         reader, writer = await asyncio.open_connection(host, int(port))
         while time.perf_counter() < end:
             begun = time.perf_counter()
@@ -151,6 +166,7 @@ async def load(options: argparse.Namespace) -> dict[str, float]:
             assert b" 200 " in head[:20], head
             size = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
             answer = await reader.readexactly(size)
+            asked += 1
             if begun >= counted:
                 times.append(time.perf_counter() - begun)
         assert len(json.loads(answer)["items"]) == 10
@@ -159,6 +175,7 @@ async def load(options: argparse.Namespace) -> dict[str, float]:
     await asyncio.gather(*(client(k) for k in range(options.clients[0])))
     times.sort()
     return {
+        "all": asked,
         "rate": len(times) / options.seconds,
         "p50": 1e3 * times[len(times) // 2],
         "p99": 1e3 * times[int(len(times) * 0.99)],
