@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from shoal.command.arguments import TRUST
+from shoal.command.starting import importing
 
 
 def export(
@@ -32,7 +33,8 @@ def export(
     """
     if rows not in ("float32", "float16", "int8"):
         raise ValueError(f"--rows is {rows!r}; it must be float32, float16 or int8")
-    from shoal.runs.artifact.export import export
+    with importing():
+        from shoal.runs.artifact.export import export
 
     found = export(run, to, rows, delta, histories, tolerance, trust)  # type: ignore[arg-type]
     typer.echo(
@@ -85,7 +87,8 @@ def recommend(
     from rich.table import Table
 
     if is_run:
-        from shoal.runs.trained import recommend
+        with importing():
+            from shoal.runs.trained import recommend
 
         assert user is not None
         found = recommend(run, user, topk, trust)
@@ -156,8 +159,9 @@ def serve(
         training.serve(bind, index, keys, timeout, threads or 1, announce, patience, folder, plain)
         return
     try:
-        from shoal.runs.serving.listening import Limits, read_token
-        from shoal.runs.serving.listening import serve as listen
+        with importing():
+            from shoal.runs.serving.listening import Limits, read_token
+            from shoal.runs.serving.listening import serve as listen
     except ImportError as error:
         raise ValueError(f"{error}; shoal serve needs pip install 'shoal-rec[serve]'") from error
     import os
