@@ -305,7 +305,9 @@ def test_every_strategy(
     model: str, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export, "check_apart", check_here)
-    more = {"launch__servers": 2} if strategy == "ps" else {}
+    more: dict[str, Any] = {"launch__join_timeout": 180.0}
+    if strategy == "ps":
+        more["launch__servers"] = 2
     nproc = 2 if strategy == "ps" else 3
     run = train(model, tmp_path / "run", strategy__name=strategy, launch__nproc=nproc, **more)
     assert json.loads((run / "result.json").read_text())["world_size"] == nproc

@@ -122,8 +122,7 @@ class Artifact:
         else:
             numbers, taken = np.zeros(1, np.int64), self.typed(history)
         again = self.repeatable if seen is None else seen
-        without = [self.items.numbers(list(exclude))] + ([] if again else [taken])
-        pairs = np.concatenate(without)
+        pairs = np.concatenate([self.items.numbers(list(exclude)), *([] if again else [taken])])
         allowed = None if only is None else np.unique(self.items.numbers(list(only)))
         found, scores = self.rank(
             self.query(numbers, [taken]), topk, (np.zeros_like(pairs), pairs), allowed
@@ -168,8 +167,7 @@ class Artifact:
         fill = dot_products(own / own.norm(dim=1, keepdim=True).clamp(min=1e-12), units)
         without = (np.zeros(2, np.int64), np.array([0, number[0]]))
         found, scores = rank(fill, 1, len(units), topk, without)
-        items, cosines = _plain(found, scores, None)
-        return self.named(items[0], cosines[0])
+        return self.named(*(one[0] for one in _plain(found, scores, None)))
 
     @cached_property
     def _units(self) -> Tensor:
