@@ -28,7 +28,7 @@ SPECS = ("EstimatorSpec", "EvalSpec", "Hook", "ModeKeys", "RunConfig", "TrainSpe
 __all__ = [
     *("CollectiveStrategy", "Embedding", "EstimatorSpec", "EvalSpec", "Feature", "Hook"),
     *("Interrupted", "ModeKeys", "RunConfig", "TrainSpec", "__version__"),
-    *("evaluate", "fit", "recommend", "run", "run_rank"),
+    *("evaluate", "export", "fit", "load", "recommend", "run", "run_rank"),
 ]
 
 
@@ -51,6 +51,8 @@ def __getattr__(name: str):  # type: ignore[no-untyped-def]
         **dict.fromkeys(("run", "run_rank"), "run"),
         **dict.fromkeys(("evaluate", "recommend"), "trained"),
         **dict.fromkeys(("fit", "Feature"), "fit"),
+        "export": "artifact.export",
+        "load": "artifact.loaded",
         "CollectiveStrategy": "collective.strategy",
         "Embedding": "collective.modules",
         **dict.fromkeys(SPECS, "collective.specs"),

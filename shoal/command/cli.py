@@ -15,6 +15,7 @@ from shoal.command import (
     looking,
     new,
     preparing,
+    serving,
     starting,
     training,
     using,
@@ -33,11 +34,15 @@ app = typer.Typer(
 )
 app.command("train", **WORDS)(training.train)
 app.command("launch", **WORDS)(training.launch)
-app.command("serve", hidden=True)(training.serve)
+app.command("server", hidden=True)(training.serve)
+app.command("serve")(serving.serve)
 app.command("eval", **WORDS)(using.evaluate)
-app.command("recommend")(using.recommend)
+app.command("export")(serving.export)
+app.command("recommend")(serving.recommend)
+app.command("predict")(serving.predict)
 app.command("prepare", **WORDS)(preparing.prepare)
 app.command("models")(looking.models)
+app.command("runs")(looking.runs)
 
 config_app = typer.Typer(no_args_is_help=True, help="Look at configs.")
 config_app.command("show", **WORDS)(looking.config_show)

@@ -24,6 +24,27 @@ def models(
         typer.echo(line)
 
 
+def runs(
+    root: Annotated[str, typer.Argument(help="Folder that holds runs.")] = "runs",
+) -> None:
+    """List runs: model, data, the deciding metric, where they were exported."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from shoal.runs.listing import list_runs
+
+    table = Table("run", "model", "data", "metric", "best valid", "test", "epochs", "exported to")
+    for one in list_runs(root):
+        figures = ["–" if x is None else f"{x:.4f}" for x in (one.best_valid, one.test)]
+        epochs = "not finished" if one.epochs is None else str(one.epochs)
+        exported = ", ".join(one.exported[-1:]) or "–"
+        before = "" if one.start is None else f" ← {Path(one.start).name}"
+        table.add_row(
+            one.folder.name + before, one.model, one.data, one.metric, *figures, epochs, exported
+        )
+    Console().print(table)
+
+
 def config_show(context: typer.Context, trust: Annotated[bool, TRUST] = False) -> None:
     """Print the resolved config with the origin of every value."""
     from shoal import config as room

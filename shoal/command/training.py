@@ -15,6 +15,7 @@ from shoal.command.arguments import (
     TRUST,
     as_paddle_launches,
     check_resumable,
+    daily_arguments,
     key_of,
     run_arguments,
 )
@@ -29,6 +30,11 @@ def train(
         typer.Option("--resume", help="Continue the run in --output (or in the folder given)."),
     ] = False,
     output: Annotated[str | None, typer.Option(help="Folder of the run.")] = None,
+    start: Annotated[
+        str | None,
+        typer.Option("--from", help="Go on from this run, with its config and --data."),
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="With --from: folder of the data set.")] = None,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Train from CONFIG.yaml files (and overrides); evaluate and test the best checkpoint."""
@@ -43,6 +49,9 @@ def train(
     overrides = as_paddle_launches(overrides)
     counted = any(key_of(word) in ("nproc", "launch.nproc", "world_size") for word in overrides)
     values = ONE_PROCESS if is_run and counted else None  # not half of how it was launched before
+    if start is not None and not is_run:
+        files, values = daily_arguments(start, data, output, files)
+        is_run = True
     folder = Path(files[0]).parent if is_run else None
     resolved = run.resolve(
         files, overrides, values, "shoal train --resume", folder=folder, trust=trust

@@ -1,4 +1,4 @@
-"""Commands that use a trained run: `shoal eval` and `shoal recommend`."""
+"""Commands that use a trained run: `shoal eval`."""
 
 from __future__ import annotations
 
@@ -41,22 +41,3 @@ def evaluate(
     result = evaluate_run(run, resolved, output)
     if is_first():
         print_result(result)
-
-
-def recommend(
-    run: Annotated[str, typer.Argument(help="Folder of a run.")],
-    user: Annotated[str, typer.Option(help="A user's id as the data has it.")],
-    topk: Annotated[int, typer.Option(help="How many items.")] = 10,
-    trust: Annotated[bool, TRUST] = False,
-) -> None:
-    """The best items for one user; original ids in and out."""
-    with importing():
-        from rich.console import Console
-        from rich.table import Table
-
-        from shoal.runs.trained import recommend
-
-    table = Table("rank", "item", "score", title=f"for user {user}")
-    for number, (item, score) in enumerate(recommend(run, user, topk, trust), start=1):
-        table.add_row(str(number), item, f"{score:.4f}")
-    Console().print(table)

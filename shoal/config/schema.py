@@ -427,6 +427,16 @@ class LaunchSection(Section):
     )
 
 
+class StartSection(Section):
+    """What training begins with, where that is not nothing."""
+
+    run: str | None = Field(None, description="folder of a run to go on from (`--from`)")
+    words: str | None = Field(None, description="folder of a run whose ids keep their numbers")
+    pretrained: dict[str, str] = Field(
+        default_factory=dict, description="table -> FILE.npy; FILE.txt has the ids of its rows"
+    )
+
+
 class RunSection(Section):
     seed: int = 2020
     output: str | None = Field(None, description="folder of the run; null: a new one under root")
@@ -453,6 +463,7 @@ class Config(Section):
     train: TrainSection = Field(default_factory=TrainSection)
     eval: EvalSection = Field(default_factory=EvalSection)
     rows: RowsSection = Field(default_factory=RowsSection)
+    start: StartSection = Field(default_factory=StartSection)
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
     strategy: StrategySection = Field(default_factory=StrategySection)
     launch: LaunchSection = Field(default_factory=LaunchSection)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ from shoal.data.statistics import describe
 from shoal.embedding.optim.chosen import row_optimizer_names_of
 from shoal.models import find
 from shoal.models.base import Facts, Model
+from shoal.runs.daily.growth import grow
+from shoal.runs.daily.start import known_words
 from shoal.training.averages import Averages
 from shoal.training.evaluation import ClickEvaluator, Evaluator
 from shoal.training.evaluation.clicks import TILE_ROWS
@@ -78,6 +81,13 @@ def build(config: Config, world: World) -> Parts:
     dataset, table = _load(config, world, model_class.reads_features)
     if table is not None and (own := [f.name for f in table.features if f.side == "context"]):
         log.info("%s does not read features of single interactions: %s", config.model.title, own)
+    if config.start.words is not None:
+        if table is not None:
+            raise ValueError(
+                "start.words: vocabularies of features do not grow yet; go on from a run without "
+                "features, or train anew"
+            )
+        dataset = grow(dataset, known_words(Path(config.start.words)))
     facts = _facts(config, dataset, table)
     torch.manual_seed(config.run.seed)  # dense parameters: the same on every rank
     model = model_class(model_class.Options(**config.model.options), facts)

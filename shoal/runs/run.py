@@ -24,6 +24,7 @@ from shoal.config.output import flat
 from shoal.config.schema import Config
 from shoal.config.sources import Origin, from_file
 from shoal.config.trust import check_model_trusted, check_trusted
+from shoal.data.dataset import Dataset
 from shoal.embedding.optim.chosen import problems as row_optimizer_problems
 from shoal.launch.hosts import LaunchError, secret_of
 from shoal.launch.launched import GRACE_SECONDS, record_failure
@@ -41,6 +42,8 @@ from shoal.models.own import (
     refuse_while_running,
 )
 from shoal.runs.build import announce, build
+from shoal.runs.daily.growth import save_vocabularies
+from shoal.runs.daily.start import begin
 from shoal.training.run_folder import RunFolder, is_run_config, start_logging
 from shoal.training.trainer import Trainer
 from shoal.world.world import PeerLost, World, connect, is_worker, set_rank
@@ -317,16 +320,34 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
         trainer = Trainer(
             config, parts.strategy, parts.reader, parts.evaluator, folder, parts.fingerprint
         )
-        if resume:
-            trainer.restore()
+        before: dict[str, float] = {}
+        restored = resume and trainer.restore()
+        if not restored and (config.start.run is not None or config.start.pretrained):
+            begin(config, parts.strategy, parts.dataset, world)
+            before = validate_first(trainer)
         if world.is_main:  # a run that is refused keeps the config that it was trained with
             folder.write_config(config_room.dump(config))
             if code is not None:
                 folder.keep_code(*code)
+            if isinstance(parts.dataset, Dataset):
+                save_vocabularies(folder.path, parts.dataset)
         result = trainer.fit(shoal.STARTED)
+        if before and world.is_main:
+            result["before"] = before
+            folder.write_result(result)
         parts.strategy.close()
         log.info("run folder: %s", folder.path)
         return {**result, "folder": str(folder.path)}
+
+
+def validate_first(trainer: Trainer) -> dict[str, float]:
+    """Progressive validation: how well what was known foretells the new data, before it is seen."""
+    if not trainer.config.train.eval_every or trainer.config.start.run is None:
+        return {}
+    trainer.evaluator.check(["valid"])
+    values = trainer.evaluator.evaluate(trainer.model, "valid")
+    log.info("before training: %s", values)
+    return values
 
 
 def _leave(why: str) -> None:

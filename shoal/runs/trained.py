@@ -45,9 +45,12 @@ def open_config(
     values = {"strategy.graph": False, **(values or {})}  # steps are recorded for training alone
     resolved = resolve_run(folder, overrides, values, origin, trust)
     changed = dict(NO_RULES)  # nothing is counted, admitted or dropped
+    changed |= {"start.run": None, "start.pretrained": {}}  # all of it is in the checkpoints
+    if resolved.config.start.words is not None:
+        changed["start.words"] = str(folder)
     strategy = resolved.config.strategy
     if strategy.name == "ps":  # rows are keyed by id: no servers are needed
-        changed["strategy.name"] = "auto"
+        changed |= {"strategy.name": "auto", "launch.servers": 0}
         if strategy.ps.mode == "geo":  # its servers keep no optimizer's state
             changed |= {"train.optimizer.name": "sgd", "train.optimizer.rows": {}}
             changed["train.optimizer.tables"] = {}

@@ -301,15 +301,17 @@ class Trainer:
     def _best_name(self) -> str:
         return str(self.folder.checkpoints / f"step-{self.cursor.best_step:09d}")
 
-    def restore(self) -> None:
-        """Go on where the run's folder says: to be called before `fit`."""
+    def restore(self) -> bool:
+        """Go on where the run's folder says; False where it says nothing. To be called before
+        `fit`.
+        """
         self.resumed = True
         snapshot = self.checkpoints.load_newest()
         if snapshot is None:
             log.info("%s has no checkpoint yet: starting from the beginning", self.folder.path)
             if self.world.is_main:
                 self.folder.forget_after(0)
-            return
+            return False
         state = dict(snapshot.state)
         check_fingerprint(
             state.pop("fingerprint"), self.fingerprint, self.folder, self.model.options
@@ -331,6 +333,7 @@ class Trainer:
             self.cursor.batch,
             self.cursor.step,
         )
+        return True
 
     # ---- showing --------------------------------------------------------------------------------
 

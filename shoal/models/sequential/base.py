@@ -135,4 +135,4 @@ def lengths(history: Tensor) -> Tensor:
 def at_last(states: Tensor, history: Tensor) -> Tensor:
     """States [b, l, d] at the last item of each history; an empty one is its first position."""
     last = (lengths(history) - 1).clamp(min=0)
-    return states[torch.arange(len(last), device=last.device), last]
+    return states[torch.arange(last.shape[0], device=last.device), last]

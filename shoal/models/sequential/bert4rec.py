@@ -224,5 +224,5 @@ def ask(history: Tensor, mask_token: int, max_len: int) -> tuple[Tensor, Tensor]
     width = min(longer.shape[1], max_len)
     first = (lengths + 1 - width).clamp(min=0)
     column = torch.arange(width, device=history.device)
-    rows = width * torch.arange(len(history), device=history.device)
+    rows = width * torch.arange(history.shape[0], device=history.device)
     return longer.gather(1, first + column), rows + (lengths - first).view(-1)

@@ -45,4 +45,4 @@ class ComiRec(MultiInterest):
 
     def chosen(self, interests: Tensor, target: Tensor) -> Tensor:
         nearest = (interests @ target.unsqueeze(2)).squeeze(2).argmax(1)
-        return interests[torch.arange(len(nearest), device=nearest.device), nearest]
+        return interests[torch.arange(nearest.shape[0], device=nearest.device), nearest]

@@ -1,0 +1,180 @@
+"""Commands that put a model into service: export, recommend, predict, serve, runs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.command.arguments import TRUST
+from shoal.command.starting import importing
+
+
+def export(
+    run: Annotated[str, typer.Argument(help="Folder of a run.")],
+    to: Annotated[str, typer.Option(help="Folder of the artifact; must not be there yet.")],
+    rows: Annotated[str, typer.Option(help="float32, float16 or int8.")] = "float32",
+    delta: Annotated[
+        str | None, typer.Option(help="Write only rows that differ from this artifact's.")
+    ] = None,
+    histories: Annotated[
+        bool, typer.Option(help="What users took goes along (to leave it out, and for sequences).")
+    ] = True,
+    tolerance: Annotated[
+        float | None, typer.Option(help="How far answers may differ, as a part of the largest.")
+    ] = None,
+    trust: Annotated[bool, TRUST] = False,
+) -> None:
+    """Export a run's best checkpoint as an artifact that needs neither config nor data.
+
+    A fresh process loads it and must answer as the trained model does, or nothing is left behind.
+    """
+    if rows not in ("float32", "float16", "int8"):
+        raise ValueError(f"--rows is {rows!r}; it must be float32, float16 or int8")
+    with importing():
+        from shoal.runs.artifact.export import export
+
+    found = export(run, to, rows, delta, histories, tolerance, trust)  # type: ignore[arg-type]
+    typer.echo(
+        f"checked in a fresh process: answers differ by at most {found['largest_difference']:.3g} "
+        f"({found['allowed']:.3g} allowed); rows ({rows}) "
+        f"by at most {found['largest_row_error']:.3g}"
+    )
+    typer.echo(f"artifact: {to}")
+
+
+def recommend(
+    run: Annotated[str, typer.Argument(metavar="RUN|ARTIFACT", help="Folder of either.")],
+    user: Annotated[str | None, typer.Option(help="A user's id as the data has it.")] = None,
+    history: Annotated[
+        str | None, typer.Option(help="Items, oldest first, with commas between them.")
+    ] = None,
+    everybody: Annotated[bool, typer.Option("--all", help="For all users, into --output.")] = False,
+    users: Annotated[str | None, typer.Option(help="File of users, one in a line.")] = None,
+    topk: Annotated[int, typer.Option(help="How many items.")] = 10,
+    output: Annotated[str | None, typer.Option(help="FILE.parquet, .csv or .jsonl")] = None,
+    exclude: Annotated[str | None, typer.Option(help="File of items that may not come.")] = None,
+    only: Annotated[str | None, typer.Option(help="File of items that alone may come.")] = None,
+    category: Annotated[str | None, typer.Option(help="FILE:COLUMN=VALUE, items that may.")] = None,
+    seen: Annotated[
+        bool | None, typer.Option("--seen/--no-seen", help="Whether seen items may come again.")
+    ] = None,
+    nproc: Annotated[int, typer.Option(help="Processes, with --all or --users.")] = 1,
+    approximate: Annotated[
+        bool, typer.Option("--approximate", help="Rank by an index; its recall is told.")
+    ] = False,
+    trust: Annotated[bool, TRUST] = False,
+) -> None:
+    """The best items for a user or a history, or for all users into a file; original ids."""
+    many = everybody or users is not None
+    if many + (user is not None) + (history is not None) != 1:
+        raise ValueError("say for whom: --user ID, --history A,B,C, --all or --users FILE")
+    is_run = (Path(run) / "config.yaml").is_file()
+    if is_run and (many or history is not None):
+        raise ValueError(f"{run} is a run; `shoal export {run} --to DIR` first, then use DIR")
+    if many:
+        from shoal.runs.artifact.bulk import Job, recommend_many
+
+        if output is None:
+            raise ValueError("--all needs a file to write to: --output top.parquet")
+        job = Job(run, output, topk, users, exclude, only, category, seen, approximate)
+        count = recommend_many(job, nproc, lambda text: None)
+        typer.echo(f"{count} users: {output}")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    if is_run:
+        with importing():
+            from shoal.runs.trained import recommend
+
+        assert user is not None
+        found = recommend(run, user, topk, trust)
+    else:
+        from shoal.runs.artifact.bulk import items_of_category, read_lines
+        from shoal.runs.artifact.loaded import load
+
+        model = load(run)
+        allowed = None if only is None else read_lines(only)
+        if category is not None:
+            chosen = items_of_category(category)
+            allowed = chosen if allowed is None else [one for one in allowed if one in chosen]
+        words = None if history is None else [one.strip() for one in history.split(",")]
+        banned = [] if exclude is None else read_lines(exclude)
+        found = model.recommend(user, words, topk, banned, allowed, seen)
+    who = f"user {user}" if history is None else f"history {history}"
+    table = Table("rank", "item", "score", title=f"for {who}")
+    for number, (item, score) in enumerate(found, start=1):
+        table.add_row(str(number), item, f"{score:.4f}")
+    Console().print(table)
+
+
+def predict(
+    artifact: Annotated[str, typer.Argument(help="Folder of an artifact.")],
+    input: Annotated[str, typer.Option(help="Samples, in the format of the training data.")],
+    output: Annotated[str, typer.Option(help="FILE.parquet, .csv or .jsonl")],
+) -> None:
+    """Predict the clicks of samples: a line for each, in their order."""
+    from shoal.runs.artifact.predict import predict_file
+
+    count = predict_file(artifact, input, output)
+    typer.echo(f"{count} samples: {output}")
+
+
+def serve(
+    artifact: Annotated[
+        str | None, typer.Argument(help="An artifact, or a folder of them: the last is served.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen at; 0: any.")] = 8000,
+    token_file: Annotated[
+        str | None, typer.Option(help="File with the bearer token to ask for (or SHOAL_TOKEN).")
+    ] = None,
+    tls_cert: Annotated[str | None, typer.Option(help="Certificate (PEM).")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="Its key (PEM).")] = None,
+    plain: Annotated[bool, typer.Option(help="Beyond this host without token or TLS.")] = False,
+    batch: Annotated[int, typer.Option(help="Requests answered together, at most.")] = 64,
+    body_bytes: Annotated[int, typer.Option(help="Bytes of a request, at most.")] = 1 << 20,
+    seconds: Annotated[float, typer.Option(help="To send a request; to be answered.")] = 10.0,
+    refresh: Annotated[float, typer.Option(help="Seconds between looks for a newer one.")] = 2.0,
+    threads: Annotated[int, typer.Option(help="Threads that compute; 0: all cores.")] = 0,
+    announce: Annotated[str | None, typer.Option(help="File to write the address to.")] = None,
+    bind: Annotated[str | None, typer.Option(hidden=True)] = None,
+    index: Annotated[int, typer.Option(hidden=True)] = 0,
+    keys: Annotated[str | None, typer.Option(hidden=True)] = None,
+    timeout: Annotated[float, typer.Option(hidden=True)] = 10.0,
+    patience: Annotated[float, typer.Option(hidden=True)] = math.inf,
+    folder: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Serve an artifact over HTTP: recommendations, scores and clicks as JSON.
+
+    Without an artifact it is the older name of `shoal server`, one parameter server.
+    """
+    if artifact is None:
+        from shoal.command import training
+
+        bind = bind or "127.0.0.1:0"
+        training.serve(bind, index, keys, timeout, threads or 1, announce, patience, folder, plain)
+        return
+    try:
+        with importing():
+            from shoal.runs.serving.listening import Limits, read_token
+            from shoal.runs.serving.listening import serve as listen
+    except ImportError as error:
+        raise ValueError(f"{error}; shoal serve needs pip install 'shoal-rec[serve]'") from error
+    import os
+    import signal
+
+    import torch
+
+    from shoal.training.run_folder import start_logging
+
+    start_logging("info")
+    torch.set_num_threads(1)  # batches side by side, see Api
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until it listens; then it stops in order
+    cores = threads or os.cpu_count() or 1
+    limits = Limits(body_bytes, seconds, seconds, batch=batch, threads=cores)
+    token = read_token(token_file)
+    listen(artifact, host, port, limits, token, tls_cert, tls_key, plain, refresh, announce)

@@ -1,0 +1,175 @@
+"""The files of an artifact: written in a hidden folder, committed whole, checked when read.
+
+    manifest.json              bytes and SHA-256 of every other file, and of itself
+    signature.json             what the model is asked and what it answers
+    README.md                  the model card
+    graph-NAME.json            the dense graph (graph.py)
+    dense.safetensors          the tensors that it reads
+    rows-TABLE.safetensors     rows, a table each; ids-TABLE, scale-TABLE where it has them
+    words-FIELD.safetensors    the ids of users and items as the data has them
+    histories.safetensors      what each user took, in order
+
+The author of an artifact may be anybody: a manifest can name only regular files of its own folder,
+and nothing is believed before its checksum was right.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from shoal.training.committed import digest
+from shoal.world.durable import count, is_plain_name, open_regular, sync_folder, write_durably
+
+FORMAT = 1
+MANIFEST, SIGNATURE = "manifest.json", "signature.json"
+JSON_BYTES = 1 << 26  # of a manifest, a signature or a graph
+HEADER_BYTES = 512  # of a file that holds one tensor: room is left before its size is known
+NAMES = {
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.int8: "I8",
+    torch.int64: "I64",
+    torch.int32: "I32",
+}
+
+
+class ArtifactError(ValueError):
+    """An artifact is absent, damaged, or was not made by a version that this one understands."""
+
+
+class TensorFile:
+    """A safetensors file of one tensor [n, ...] that is written in parts, n known at the end."""
+
+    def __init__(self, path: Path, name: str, dtype: torch.dtype, shape: tuple[int, ...] = ()):
+        self.path, self.name, self.dtype, self.shape, self.rows = path, name, dtype, shape, 0
+        self._file = open(path, "wb")  # noqa: SIM115 (closed when all parts have come)
+        self._file.write(b" " * HEADER_BYTES)
+
+    def add(self, part: Tensor) -> None:
+        """The next rows: [k, ...]."""
+        assert part.dtype == self.dtype and part.shape[1:] == self.shape
+        part.contiguous().numpy().tofile(self._file)
+        self.rows += len(part)
+
+    def close(self) -> None:
+        """Write the header, and wait until the disk has it all."""
+        end = self._file.tell() - HEADER_BYTES
+        shape = [self.rows, *self.shape]
+        facts = {"dtype": NAMES[self.dtype], "shape": shape, "data_offsets": [0, end]}
+        text = json.dumps({self.name: facts}).encode().ljust(HEADER_BYTES - 8)
+        self._file.seek(0)
+        self._file.write((HEADER_BYTES - 8).to_bytes(8, "little") + text)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+def begin(path: Path) -> Path:
+    """The hidden folder that an artifact is written into, empty; refuses a place that is taken."""
+    if path.exists():
+        raise ValueError(f"{path} is there already; name a folder that is not")
+    hidden = path.parent / f".{path.name}.new"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(hidden, ignore_errors=True)
+        hidden.mkdir()
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}; name another folder") from error
+    return hidden
+
+
+def write_manifest(folder: Path) -> None:
+    """Count and sum up every file of a folder."""
+    files = {p.name: count(p) for p in sorted(folder.iterdir()) if p.name != MANIFEST}
+    manifest: dict[str, Any] = {"format": FORMAT, "files": files}
+    manifest["sha256"] = digest(manifest)
+    write_durably(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+    sync_folder(folder)
+
+
+def commit(hidden: Path, path: Path) -> None:
+    """Show an artifact that is whole."""
+    os.rename(hidden, path)
+    sync_folder(path.parent)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of an artifact: its own checksum is right, and names are plain."""
+    if not (folder / MANIFEST).exists():
+        raise ArtifactError(
+            f"{folder} is no artifact: it has no {MANIFEST}; `shoal export` makes one"
+        )
+    manifest = _read_json(folder / MANIFEST)
+    try:
+        stated = manifest.pop("sha256")
+        if stated != digest(manifest):
+            raise ArtifactError(f"artifact {folder} is damaged: its manifest was changed")
+        if manifest["format"] != FORMAT:
+            raise ArtifactError(
+                f"artifact {folder} has format {manifest['format']}; this version reads {FORMAT}"
+            )
+        for name, facts in manifest["files"].items():
+            if not is_plain_name(name) or not isinstance(facts["bytes"], int):
+                raise ArtifactError(f"artifact {folder} is damaged: {name!r} is no plain name")
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ArtifactError(f"artifact {folder} is damaged: its manifest lacks {error}") from error
+    return {**manifest, "sha256": stated}
+
+
+def verify(folder: Path, manifest: dict[str, Any]) -> None:
+    """Every byte of every file is what the manifest says."""
+    for name, facts in manifest["files"].items():
+        try:
+            found = count(folder / name, facts["bytes"])
+        except OSError as error:
+            raise ArtifactError(
+                f"artifact {folder} is damaged: {name}: {error.strerror}"
+            ) from error
+        if found["bytes"] != facts["bytes"]:
+            raise ArtifactError(f"artifact {folder} is damaged: {name} is not of its size")
+        if found != facts:
+            raise ArtifactError(f"artifact {folder} is damaged: {name} fails its checksum")
+
+
+def read_json(folder: Path, name: str, manifest: dict[str, Any]) -> dict[str, Any]:
+    """A JSON file that the manifest names."""
+    if name not in manifest["files"]:
+        raise ArtifactError(f"artifact {folder} is damaged: it has no {name}")
+    return _read_json(folder / name)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        with open_regular(path, links=False) as file:
+            text = file.read(JSON_BYTES + 1)
+        if len(text) > JSON_BYTES:
+            raise ArtifactError(f"{path} is too long: more than {JSON_BYTES} bytes")
+        value = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"cannot read {path}: {error}") from error
+    if not isinstance(value, dict):
+        raise ArtifactError(f"{path} is damaged: it is no mapping")
+    return value
+
+
+def read_tensors(
+    folder: Path, name: str, manifest: dict[str, Any], wanted: Iterable[str] | None = None
+) -> dict[str, Tensor]:
+    """Tensors of a file that the manifest names; they stay on disk until they are read."""
+    if name not in manifest["files"]:
+        raise ArtifactError(f"artifact {folder} is damaged: it has no {name}")
+    try:
+        with safe_open(folder / name, "pt") as file:
+            names = list(file.keys()) if wanted is None else list(wanted)
+            return {one: file.get_tensor(one) for one in names}
+    except (SafetensorError, OSError) as error:
+        raise ArtifactError(f"artifact {folder} is damaged: {name}: {error}") from error

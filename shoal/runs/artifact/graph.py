@@ -1,0 +1,238 @@
+"""Graph: a model's dense computation as plain JSON, run node by node.
+
+torch.export makes it (trace.py). Torch's own files of exported programs may hold pickles, and
+reading them evaluates text; so the graph is written as a list of calls of operators, of which those
+below alone are known, and each only computes tensors from tensors:
+
+    {"name": "linear", "op": "aten.linear.default", "args": [{"node": "x"}, {"node": "w"}]}
+
+Rows come in at nodes `shoal.lookup`: ids in, rows of a table out. The tables stay outside.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.data.batch import Jagged
+from shoal.runs.artifact.files import ArtifactError
+
+LOOKUP = "shoal.lookup"
+NODES = 100_000
+ELEMENTS = 1 << 30  # of one tensor that a graph makes for CHECKED samples
+CHECKED = 64
+_KNOWN = """
+    _log_softmax _safe_softmax _softmax _to_copy _unsafe_view abs adaptive_avg_pool1d add addmm
+    alias all amax amin any arange argmax argsort avg_pool1d avg_pool2d baddbmm batch_norm
+    bitwise_and bitwise_not bitwise_or bmm broadcast_tensors bucketize cat chunk clamp clamp_max
+    clamp_min clone constant_pad_nd contiguous conv1d conv2d cos cosine_similarity count_nonzero
+    cumsum detach div dot dropout einsum elu embedding eq exp expand expand_as flatten flip floor
+    floor_divide full full_like gather ge gelu glu group_norm gt hardtanh index index_select
+    isfinite isnan layer_norm le leaky_relu lift_fresh_copy linalg_vector_norm linear log log1p
+    log_softmax logical_and logical_not logical_or lt masked_fill matmul max max_pool1d max_pool2d
+    maximum mean min minimum mish mm mul mv native_layer_norm ne neg new_full new_ones new_zeros
+    norm ones ones_like outer pad permute pow prelu reciprocal relu remainder repeat
+    repeat_interleave reshape rms_norm rsqrt rsub scalar_tensor scaled_dot_product_attention scatter
+    scatter_add searchsorted select selu sigmoid sign silu sin slice softmax softplus sort split
+    split_with_sizes sqrt square squeeze stack sub sum swapaxes sym_numel sym_size t tanh tile to
+    topk transpose tril triu type_as unbind unflatten unfold unsqueeze view view_as where zeros
+    zeros_like
+"""
+_NUMBERS = "add sub mul floordiv mod neg getitem ge le gt lt eq ne truediv"
+OPERATORS = frozenset(_KNOWN.split())
+PLAIN: dict[str, Callable] = {
+    **{f"operator.{name}": getattr(operator, name) for name in _NUMBERS.split()},
+    "math.max": max,
+    "math.min": min,
+    "torch.sym_max": max,
+    "torch.sym_min": min,
+    "math.trunc": math.trunc,
+}
+DTYPES = {
+    str(one).removeprefix("torch."): one
+    for one in (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.bool)
+}
+FORMATS = {
+    str(one).removeprefix("torch."): one for one in (torch.contiguous_format, torch.preserve_format)
+}
+Lookup = Callable[[str, "Tensor | Jagged"], Tensor]
+
+
+class Lists:
+    """Ids of several per place, in the place of a tensor [b, s]: lookups sum their rows."""
+
+    def __init__(self, jagged: Jagged, places: int):
+        self.jagged, self.shape = jagged, (len(jagged) // places, places)
+
+
+class Graph:
+    """A graph that was read, ready to run."""
+
+    def __init__(self, document: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str):
+        self.where = where
+        try:
+            self._build(document, tensors)
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, ArtifactError):
+                raise
+            raise ArtifactError(f"{where} is damaged: {error}") from error
+
+    def _build(self, document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        self.inputs: dict[str, dict[str, Any]] = {one["name"]: one for one in document["inputs"]}
+        self.tables: list[str] = list(document["tables"])
+        self.constants = {name: tensors[key] for name, key in document["dense"].items()}
+        self.output: str = document["output"]
+        nodes = document["nodes"]
+        if len(nodes) > NODES:
+            raise ArtifactError(f"{self.where} has {len(nodes)} nodes; {NODES} are the most")
+        known = {*self.inputs, *self.constants}
+        self.steps = []
+        for node in nodes:
+            function = self._function(node["op"])
+            used: set[str] = set()
+            args = _decode(node["args"], known)
+            kwargs = {key: _decode(value, known) for key, value in node["kwargs"].items()}
+            _names([args, *kwargs.values()], used)
+            self.steps.append((str(node["name"]), function, args, kwargs, used))
+            known.add(str(node["name"]))
+        if self.output not in known:
+            raise ArtifactError(f"{self.where} has no node {self.output!r} to answer with")
+        # What no later node reads is let go of.
+        self.last: list[list[str]] = [[] for _ in self.steps]
+        seen = {self.output, *self.inputs, *self.constants}
+        for number in range(len(self.steps) - 1, -1, -1):
+            used = self.steps[number][-1]
+            self.last[number] = list(used - seen)
+            seen |= used
+
+    def _function(self, name: str) -> Callable | None:
+        if name == LOOKUP:
+            return None
+        if name in PLAIN:
+            return PLAIN[name]
+        room, _, rest = name.partition(".")
+        operation, _, overload = rest.partition(".")
+        if room != "aten" or operation not in OPERATORS:
+            raise ArtifactError(f"{self.where} calls {name!r}, which is no operator of a graph")
+        if operation in ("view", "_unsafe_view"):  # how a result lies in memory is the machine's
+            operation, overload = "reshape", "default"
+        return getattr(getattr(torch.ops.aten, operation), overload)
+
+    def __call__(self, inputs: Mapping[str, Tensor | Jagged], lookup: Lookup) -> Tensor:
+        """The answer for inputs by name; `lookup` gives rows."""
+        values: dict[str, Any] = dict(self.constants)
+        for name, facts in self.inputs.items():
+            given = inputs[name]
+            values[name] = Lists(given, facts["shape"][1]) if isinstance(given, Jagged) else given
+        for (name, function, args, kwargs, _), done in zip(self.steps, self.last):
+            found = _resolve(args, values)
+            if function is None:
+                values[name] = _look_up(lookup, found[0], found[1])
+            elif found and isinstance(found[0], Lists):
+                values[name] = self._of_lists(function, found)
+            else:
+                more = {key: _resolve(value, values) for key, value in kwargs.items()}
+                values[name] = function(*found, **more)
+            for one in done:
+                del values[one]
+        return values[self.output]
+
+    def _of_lists(self, function: Callable, found: list[Any]) -> int:
+        if function is torch.ops.aten.sym_size.int:
+            return found[0].shape[found[1]]
+        raise ValueError(f"{self.where} takes one id in each slot, and this sample has several")
+
+    def check(self, dims: Mapping[str, int]) -> None:
+        """Refuse a graph that would make tensors beyond all measure, before any memory is taken."""
+        asked = {
+            name: torch.empty(
+                [CHECKED if n is None else n for n in facts["shape"]],
+                dtype=DTYPES[facts["dtype"]],
+                device="meta",
+            )
+            for name, facts in self.inputs.items()
+        }
+        values: dict[str, Any] = {
+            **{name: one.to("meta") for name, one in self.constants.items()},
+            **asked,
+        }
+        try:
+            for name, function, args, kwargs, _ in self.steps:
+                found = _resolve(args, values)
+                if function is None:
+                    shape = (*found[0].shape, dims[found[1]])
+                    values[name] = torch.empty(shape, device="meta")
+                else:
+                    more = {key: _resolve(value, values) for key, value in kwargs.items()}
+                    if function in _MAKERS:
+                        more["device"] = "meta"
+                    values[name] = function(*found, **more)
+                made = values[name] if isinstance(values[name], (list, tuple)) else [values[name]]
+                for one in made:
+                    if isinstance(one, Tensor) and one.numel() > ELEMENTS:
+                        raise ArtifactError(
+                            f"{self.where} makes a tensor of {one.numel()} numbers for {CHECKED} "
+                            f"samples; {ELEMENTS} are the most"
+                        )
+        except (RuntimeError, TypeError, LookupError, NotImplementedError) as error:
+            raise ArtifactError(f"{self.where} is damaged: {name}: {error}") from error
+
+
+_MAKERS = {
+    torch.ops.aten.arange.default,
+    torch.ops.aten.arange.start,
+    torch.ops.aten.arange.start_step,
+    torch.ops.aten.full.default,
+    torch.ops.aten.ones.default,
+    torch.ops.aten.zeros.default,
+    torch.ops.aten.scalar_tensor.default,
+}
+
+
+def _look_up(lookup: Lookup, ids: Tensor | Lists, table: str) -> Tensor:
+    if isinstance(ids, Lists):
+        rows = lookup(table, ids.jagged)
+        return rows.view(*ids.shape, rows.shape[-1])
+    return lookup(table, ids)
+
+
+class _Node(str):
+    """The name of a node, where an argument is its value."""
+
+
+def _decode(value: Any, known: set[str]) -> Any:
+    """An argument as JSON has it -> with names of nodes, types and formats in their places."""
+    if isinstance(value, list):
+        return [_decode(one, known) for one in value]
+    if not isinstance(value, dict):
+        return value
+    ((what, name),) = value.items()
+    if what == "node":
+        if name not in known:
+            raise ArtifactError(f"a node {name!r} is read before it is made")
+        return _Node(name)
+    if what == "float":
+        return float(name)
+    allowed: dict[str, Any] = {"dtype": DTYPES, "memory_format": FORMATS}[what]  # type: ignore[assignment]
+    return allowed[name]
+
+
+def _names(value: Any, found: set[str]) -> None:
+    if isinstance(value, _Node):
+        found.add(str(value))
+    elif isinstance(value, list):
+        for one in value:
+            _names(one, found)
+
+
+def _resolve(value: Any, values: Mapping[str, Any]) -> Any:
+    if isinstance(value, _Node):
+        return values[value]
+    if isinstance(value, list):
+        return [_resolve(one, values) for one in value]
+    return value

@@ -1,0 +1,399 @@
+"""Artifact: a trained model in use, without its config and its data.
+
+import shoal
+model = shoal.load("exported/BPR")
+model.recommend("196", topk=10)                 # for a user that it knows: [(item, score), ...]
+model.recommend(history=["50", "181"])          # for a history, where the model reads histories
+model.score("196", ["50", "181"])
+model.similar_items("50")
+model.vectors("item", ["50"])                   # [1, dim]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.config.errors import did_you_mean
+from shoal.data.batch import Jagged
+from shoal.runs.artifact import files
+from shoal.runs.artifact.files import ArtifactError
+from shoal.runs.artifact.graph import Graph
+from shoal.runs.artifact.ranking import Fill, Pairs, dot_products, rank
+from shoal.runs.artifact.tables import RowTable
+from shoal.runs.artifact.words import Words
+
+DELTAS = 64  # that may lie upon each other
+PAIRS = 1 << 16  # that a graph scores at a time
+Ranking = list[tuple[str, float]]
+
+
+class Artifact:
+    """A model that was exported; `shoal.load` opens one."""
+
+    def __init__(self, folder: str | Path, check: bool = True):
+        """check=False leaves out the checksums (of an artifact that was checked just now)."""
+        self.folder = Path(folder)
+        self.manifest = files.read_manifest(self.folder)
+        if check:
+            files.verify(self.folder, self.manifest)
+        self.signature = files.read_json(self.folder, files.SIGNATURE, self.manifest)
+        try:
+            self._open(check)
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ArtifactError(f"artifact {folder} is damaged: signature: {error}") from error
+
+    def _open(self, check: bool) -> None:
+        signature = self.signature
+        self.model, self.kind = str(signature["model"]), signature["kind"]
+        if self.kind not in ("retrieval", "scorer", "clicks"):
+            raise ArtifactError(f"artifact {self.folder} is damaged: kind {self.kind!r}")
+        self.tables = self._tables(check)
+        self.graph: Graph | None = None
+        if signature["graph"] is not None:
+            dense = files.read_tensors(self.folder, "dense.safetensors", self.manifest)
+            document = files.read_json(self.folder, "graph.json", self.manifest)
+            self.graph = Graph(document, dense, f"{self.folder}/graph.json")
+            self.graph.check({name: table.dim for name, table in self.tables.items()})
+        if self.kind == "clicks":
+            return
+        self.max_len, self.repeatable = int(signature["max_len"]), bool(signature["repeatable"])
+        self.user_field, self.item_field = signature["user_field"], signature["item_field"]
+        self.users = Words(self.folder, self.manifest, "users")
+        self.items = Words(self.folder, self.manifest, "items")
+        if self.kind == "retrieval" and self.tables["item_vectors"].size != len(self.items):
+            raise ArtifactError(f"artifact {self.folder} is damaged: vectors and words of items")
+
+    def _tables(self, check: bool) -> dict[str, RowTable]:
+        facts = self.signature["tables"]
+        own = {
+            name: RowTable(self.folder, self.manifest, one.get("same_as", name), one)
+            for name, one in facts.items()
+        }
+        base = self.signature["base"]
+        if base is None:
+            return own
+        below = open_base(self.folder, base, check)
+        for name, table in own.items():
+            if name in below.tables and below.tables[name].dim == table.dim:
+                table.below = below.tables[name]
+        return own
+
+    # ---- what the model is asked ----------------------------------------------------------------
+
+    @property
+    def reads_histories(self) -> bool:
+        """Whether it recommends for a history, of anybody."""
+        if self.kind == "clicks":
+            return False
+        if self.graph is None:
+            return self.signature["query"] == "constant"
+        used = {name for name, facts in self.graph.inputs.items() if facts["used"]}
+        return self.user_field not in used
+
+    def recommend(
+        self,
+        user: object = None,
+        history: Sequence[object] | None = None,
+        topk: int = 10,
+        exclude: Iterable[object] = (),
+        only: Iterable[object] | None = None,
+        seen: bool | None = None,
+    ) -> Ranking:
+        """The best items for a user, or for a history (oldest first): [(item, score), ...].
+
+        seen: whether what was taken before may come again; by default as the model was trained.
+        exclude, only: items that may not come; the items that alone may come.
+        """
+        self.needs_catalogue()
+        if (user is None) == (history is None):
+            raise ValueError("give a user or a history, one of them")
+        if topk < 1:
+            raise ValueError(f"topk is {topk}; it must be 1 or more")
+        if history is None:
+            numbers = self.users.numbers([user])
+            taken = self.history_of(int(numbers[0]))
+        else:
+            numbers, taken = np.zeros(1, np.int64), self.typed(history)
+        again = self.repeatable if seen is None else seen
+        pairs = np.concatenate([self.items.numbers(list(exclude)), *([] if again else [taken])])
+        allowed = None if only is None else np.unique(self.items.numbers(list(only)))
+        found, scores = self.rank(
+            self.query(numbers, [taken]), topk, (np.zeros_like(pairs), pairs), allowed
+        )
+        return self.named(found[0], scores[0])
+
+    def named(self, items: np.ndarray, scores: np.ndarray) -> Ranking:
+        """Numbers of items and their scores, as words; places without an item are left out."""
+        kept = items > 0
+        return list(zip(self.items.all[items[kept]].tolist(), scores[kept].tolist()))
+
+    def score(self, user: object, items: Sequence[object]) -> list[float]:
+        """Scores of items for one user."""
+        self.needs_catalogue()
+        numbers, wanted = self.users.numbers([user]), self.items.numbers(items)
+        query = self.query(numbers, [self.history_of(int(numbers[0]))])
+        return self._scores(query, wanted)[0].tolist()
+
+    def score_history(self, history: Sequence[object], items: Sequence[object]) -> list[float]:
+        """Scores of items for a history, oldest first."""
+        self.needs_catalogue()
+        query = self.query(np.zeros(1, np.int64), [self.typed(history)])
+        return self._scores(query, self.items.numbers(items))[0].tolist()
+
+    def vectors(self, what: str, words: Sequence[object]) -> Tensor:
+        """Vectors of users or items: [n, dim]. Their dot product is the score."""
+        self.needs_catalogue()
+        if self.kind != "retrieval":
+            raise ValueError(f"{self.model} scores pairs: its users and items have no vectors")
+        if what == "item":
+            return self.tables["item_vectors"].rows(torch.from_numpy(self.items.numbers(words)))
+        if what != "user":
+            raise ValueError(f"vectors of {what!r}; there are user and item")
+        numbers = self.users.numbers(words)
+        return self.queries(self.query(numbers, [self.history_of(int(n)) for n in numbers]))
+
+    def similar_items(self, item: object, topk: int = 10) -> Ranking:
+        """Items whose vectors point the same way: [(item, cosine), ...], without itself."""
+        own = self.vectors("item", [item])
+        number = self.items.numbers([item])
+        units = self._units
+        fill = dot_products(own / own.norm(dim=1, keepdim=True).clamp(min=1e-12), units)
+        without = (np.zeros(2, np.int64), np.array([0, number[0]]))
+        found, scores = rank(fill, 1, len(units), topk, without)
+        return self.named(*(one[0] for one in _plain(found, scores, None)))
+
+    @cached_property
+    def _units(self) -> Tensor:
+        vectors = self.catalogue
+        return vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-12)
+
+    @cached_property
+    def catalogue(self) -> Tensor:
+        """The vectors of all items [num_items, dim], padding included."""
+        return self.tables["item_vectors"].whole()
+
+    @cached_property
+    def _histories(self) -> tuple[np.ndarray, np.ndarray] | None:
+        if "histories.safetensors" not in self.manifest["files"]:
+            return None
+        found = files.read_tensors(self.folder, "histories.safetensors", self.manifest)
+        items, offsets = found["items"].numpy(), found["offsets"].numpy()
+        if (
+            offsets.dtype != np.int64
+            or len(offsets) != len(self.users) + 1
+            or offsets[0] != 0
+            or offsets[-1] != len(items)
+            or bool((np.diff(offsets) < 0).any())
+            or (len(items) and not 0 <= items.min() <= items.max() < len(self.items))
+        ):
+            raise ArtifactError(f"artifact {self.folder} is damaged: its histories")
+        return items, offsets
+
+    def history_of(self, user: int) -> np.ndarray:
+        """What a known user took, oldest first: numbers of items."""
+        if self._histories is None:
+            if self.reads_histories or not self.repeatable:
+                raise ValueError(
+                    f"{self.folder} was exported without histories (--no-histories): give the "
+                    "history yourself, or export again with them"
+                )
+            return np.zeros(0, np.int64)
+        items, offsets = self._histories
+        return items[offsets[user] : offsets[user + 1]].astype(np.int64)
+
+    def seen_pairs(self, users: np.ndarray) -> Pairs:
+        """What each of these users took, as pairs: place in `users` [m], item [m]."""
+        if self._histories is None:
+            self.history_of(0)
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        items, offsets = self._histories
+        lengths = offsets[users + 1] - offsets[users]
+        ends = np.cumsum(lengths)
+        flat = np.repeat(offsets[users] - (ends - lengths), lengths) + np.arange(lengths.sum())
+        return np.repeat(np.arange(len(users)), lengths), items[flat].astype(np.int64)
+
+    def prepare(self) -> None:
+        """Read now what would else be read when it is first needed."""
+        _ = self.catalogue, self._histories, self.users.find("")
+
+    def typed(self, history: Sequence[object]) -> np.ndarray:
+        """Numbers of a history's items; refused by a model that does not read histories."""
+        if not self.reads_histories:
+            raise ValueError(
+                f"{self.model} learned a vector for each user of its data, and a history has none: "
+                "it cannot recommend for somebody new. Go on training with these interactions "
+                "(shoal train --from), take a model that reads histories such as SASRec, or ask "
+                "for similar_items"
+            )
+        return self.items.numbers(list(history))
+
+    def needs_catalogue(self) -> None:
+        """Refuse what a click model cannot answer."""
+        if self.kind == "clicks":
+            raise ValueError(
+                f"{self.model} predicts clicks of samples: it knows neither users nor a catalogue "
+                "of items; use predict"
+            )
+
+    # ---- by numbers, many at a time -------------------------------------------------------------
+
+    def query(self, users: np.ndarray, histories: Sequence[np.ndarray] | None) -> dict[str, Tensor]:
+        """What the model is given to ask for users [b] with these histories, oldest first."""
+        found = {self.user_field: torch.from_numpy(users)}
+        if self.graph is not None and "history" in self.graph.inputs:
+            assert histories is not None
+            padded = np.zeros((len(users), self.max_len), np.int64)
+            for row, items in zip(padded, histories):
+                last = items[-self.max_len :]
+                row[: len(last)] = last
+            found["history"] = torch.from_numpy(padded)
+        return found
+
+    def query_of_known(self, users: np.ndarray) -> dict[str, Tensor]:
+        """The same for users that the model knows, with the histories that it has of them."""
+        histories = None
+        if self.graph is not None and "history" in self.graph.inputs:
+            histories = [self.history_of(int(user)) for user in users]
+        return self.query(users, histories)
+
+    def rank(
+        self,
+        query: Mapping[str, Tensor],
+        topk: int,
+        without: Pairs | None = None,
+        allowed: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The best items of each query [b, k] (0: none left) and their scores [b, k].
+
+        allowed: the items that alone may come, ascending; `without`: pairs that may not.
+        """
+        size = len(query[self.user_field])
+        num_items = len(self.items) if allowed is None else len(allowed)
+        pads = np.zeros(size, np.int64)
+        rows, banned = without if without is not None else (pads[:0], pads[:0])
+        if allowed is None:
+            rows = np.concatenate([rows, np.arange(size)])
+            banned = np.concatenate([banned, pads])
+        else:
+            place = np.searchsorted(allowed, banned).clip(max=max(0, num_items - 1))
+            inside = allowed[place] == banned if num_items else np.zeros(len(banned), bool)
+            rows, banned = rows[inside], place[inside]
+        with torch.inference_mode():
+            found, scores = rank(self._fill(query, allowed), size, num_items, topk, (rows, banned))
+        return _plain(found, scores, allowed)
+
+    def _fill(self, query: Mapping[str, Tensor], allowed: np.ndarray | None) -> Fill:
+        ids = None if allowed is None else torch.from_numpy(allowed)
+        if self.kind == "retrieval":
+            vectors = self.catalogue if ids is None else self.catalogue[ids]
+            return dot_products(self.queries(query), vectors)
+
+        def fill(a: int, b: int, first: int, last: int, out: Tensor) -> None:
+            part = {name: value[a:b] for name, value in query.items()}
+            wanted = torch.arange(first, last) if ids is None else ids[first:last]
+            out.copy_(self._pair_scores(part, wanted))
+
+        return fill
+
+    def queries(self, query: Mapping[str, Tensor]) -> Tensor:
+        """Query vectors [b, dim] of a model that has such."""
+        users = query[self.user_field]
+        if self.graph is not None:
+            with torch.inference_mode():
+                return self.graph(query, self._look_up)
+        if self.signature["query"] == "constant":
+            return torch.ones(len(users), 1)
+        return self.tables["query_vectors"].rows(users)
+
+    def _pair_scores(self, query: Mapping[str, Tensor], items: Tensor) -> Tensor:
+        """Scores of items [n] for every query: [b, n], pairs at a time."""
+        assert self.graph is not None
+        size, parts = len(query[self.user_field]), []
+        step = max(1, PAIRS // max(1, size))
+        for first in range(0, len(items), step):
+            some = items[first : first + step]
+            pairs = {name: one.repeat_interleave(len(some), 0) for name, one in query.items()}
+            pairs["items"] = some.repeat(size)
+            parts.append(self.graph(pairs, self._look_up).view(size, len(some)))
+        return torch.cat(parts, 1) if parts else torch.zeros(size, 0)
+
+    def _scores(self, query: Mapping[str, Tensor], items: np.ndarray) -> Tensor:
+        """Scores of items [n] for every query: [b, n]."""
+        with torch.inference_mode():
+            if self.kind == "scorer":
+                return self._pair_scores(query, torch.from_numpy(items))
+            vectors = self.tables["item_vectors"].rows(torch.from_numpy(items))
+            return self.queries(query) @ vectors.T
+
+    def _look_up(self, table: str, ids: Tensor | Jagged) -> Tensor:
+        return self.tables[table].pooled(ids)
+
+    # ---- click models ---------------------------------------------------------------------------
+
+    def logits(self, fields: Mapping[str, Tensor | Jagged]) -> Tensor:
+        """The log odds of a click of samples, by field: [b]."""
+        if self.kind != "clicks":
+            raise ValueError(f"{self.model} ranks items: it predicts no clicks; use recommend")
+        assert self.graph is not None
+        missing = self.graph.inputs.keys() - fields.keys()
+        if missing:
+            word = min(missing)
+            raise ValueError(f"samples have no {word!r}{did_you_mean(word, fields)}")
+        with torch.inference_mode():
+            return self.graph(fields, self._look_up)
+
+    def predict(self, fields: Mapping[str, Tensor | Jagged]) -> Tensor:
+        """The probability of a click of samples, by field: [b]."""
+        return torch.sigmoid(self.logits(fields).double())
+
+
+def _plain(
+    found: Tensor, scores: Tensor, allowed: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Places -> numbers of items, 0 where none was left."""
+    places, values = found.numpy(), scores.numpy()
+    items = places if allowed is None else allowed[places]
+    return np.where(np.isneginf(values), 0, items), values
+
+
+def open_base(folder: Path, base: Mapping[str, Any], check: bool = True) -> Artifact:
+    """The artifact that a delta builds upon: it lies beside it, and is the very same one."""
+    name = base["name"]
+    if not files.is_plain_name(name) or len(list(_chain(folder, name))) > DELTAS:
+        raise ArtifactError(f"artifact {folder} is damaged: its base {name!r} cannot be")
+    path = folder.parent / name
+    if not path.is_dir():
+        raise ArtifactError(
+            f"artifact {folder} is a delta of {name}, which is not beside it; bring it there, or "
+            "export a whole one"
+        )
+    found = Artifact(path, check)
+    if found.manifest["sha256"] != base["sha256"]:
+        raise ArtifactError(f"artifact {folder} is a delta of another {name}; export it anew")
+    return found
+
+
+def _chain(folder: Path, name: str) -> Iterable[str]:
+    """The names of all artifacts below a delta, as their signatures say, until one is whole."""
+    for _ in range(DELTAS + 1):
+        yield name
+        path = folder.parent / name
+        if not (path / files.MANIFEST).is_file():
+            return
+        below = files.read_json(path, files.SIGNATURE, files.read_manifest(path))
+        base = below.get("base")
+        if not isinstance(base, dict) or not files.is_plain_name(base.get("name")):
+            return
+        name = base["name"]
+
+
+def load(folder: str | Path) -> Artifact:
+    """Open an artifact of `shoal export`. Every byte is checked first."""
+    return Artifact(folder)

@@ -1,0 +1,106 @@
+"""Growth: vocabularies that grow from day to day. Known ids keep their numbers, new ones follow.
+
+A run leaves its vocabularies in its folder (vocabulary.safetensors). A run that goes on from it
+numbers its data by them, so that rows, which are keyed by number, stay those of their ids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from shoal.data.dataset import Column, Columns, Dataset, Ragged
+from shoal.world.durable import open_regular, replace_durably
+
+FILE = "vocabulary.safetensors"
+
+
+def save_vocabularies(folder: Path, dataset: Dataset) -> None:
+    """Leave the words of every field in a run's folder."""
+    tensors = {}
+    for field, words in dataset.vocab.items():
+        parts = [str(word).encode() for word in words]
+        offsets = np.zeros(len(parts) + 1, np.int64)
+        np.cumsum([len(part) for part in parts], out=offsets[1:])
+        text = np.frombuffer(b"".join(parts), np.uint8).copy()
+        tensors[f"{field}/bytes"] = torch.from_numpy(text)
+        tensors[f"{field}/offsets"] = torch.from_numpy(offsets)
+    replace_durably(folder / FILE, save(tensors))
+
+
+def read_vocabularies(file: Path) -> dict[str, list[str]]:
+    """Field -> words, by number."""
+    try:
+        open_regular(file, links=False).close()
+        with safe_open(file, "pt") as tensors:
+            names = set(tensors.keys())
+            found = {}
+            for name in sorted(names):
+                field, _, what = name.rpartition("/")
+                if what != "offsets" or f"{field}/bytes" not in names:
+                    continue
+                offsets = tensors.get_tensor(name).tolist()
+                text = tensors.get_tensor(f"{field}/bytes").numpy().tobytes()
+                if offsets[:1] != [0] or offsets[-1] != len(text) or sorted(offsets) != offsets:
+                    raise ValueError(f"{file} is damaged: the words of {field!r}")
+                found[field] = [text[a:b].decode("utf-8", "replace") for a, b in pairwise(offsets)]
+            return found
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"cannot read {file}: {error}") from error
+
+
+def grow(dataset: Dataset, known: dict[str, list[str]]) -> Dataset:
+    """The same data with known words under their numbers and new ones after them."""
+    vocab, number_of = {}, {}
+    for field, words in dataset.vocab.items():
+        index = {word: k for k, word in enumerate(known.get(field, words.tolist()))}
+        numbers = [index.setdefault(word, len(index)) for word in words.tolist()]
+        number_of[field] = np.array(numbers, dtype=np.int64)
+        vocab[field] = np.empty(len(index), dtype=object)
+        vocab[field][:] = list(index)
+    user, item = dataset.user_field, dataset.item_field
+
+    def renumbered(columns: Columns) -> Columns:
+        return {name: _renumber(one, number_of.get(name)) for name, one in columns.items()}
+
+    def aligned(columns: Columns, field: str) -> Columns:
+        moved, size = number_of[field], len(vocab[field])
+        return {name: _move(one, moved, size) for name, one in renumbered(columns).items()}
+
+    return replace(
+        dataset,
+        inter=renumbered(dataset.inter),
+        users=aligned(dataset.users, user),
+        items=aligned(dataset.items, item),
+        extra={suffix: renumbered(columns) for suffix, columns in dataset.extra.items()},
+        vocab=vocab,
+    )
+
+
+def _renumber(column: Column, numbers: np.ndarray | None) -> Column:
+    if numbers is None:
+        return column
+    if isinstance(column, Ragged):
+        return Ragged(numbers[column.values], column.offsets)
+    return numbers[column]
+
+
+def _move(column: Column, moved: np.ndarray, size: int) -> Column:
+    """Row i of a side table becomes row moved[i] of `size`; rows in between are empty."""
+    if isinstance(column, Ragged):
+        lengths = np.zeros(size, np.int64)
+        lengths[moved] = np.diff(column.offsets)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        starts = np.zeros(size, np.int64)
+        starts[moved] = column.offsets[:-1]
+        flat = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return Ragged(column.values[flat], offsets)
+    out = np.zeros((size, *column.shape[1:]), column.dtype)
+    out[moved] = column
+    return out

@@ -1,0 +1,166 @@
+"""Start: what training begins with, where that is not nothing: another run, or given vectors.
+
+Rows and their optimizer's state, dense parameters and theirs come from the run's best checkpoint;
+rows of new ids begin as rows do. The learning rate begins anew, and so does the count of epochs.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save as format_tensors
+
+from shoal.config.errors import did_you_mean
+from shoal.config.schema import Config
+from shoal.data.dataset import Dataset
+from shoal.embedding.module import Embeddings
+from shoal.embedding.store import Rows
+from shoal.runs.daily.growth import FILE, read_vocabularies
+from shoal.training.checkpoint import Checkpoints, Snapshot, give
+from shoal.training.snapshot import table_of
+from shoal.training.strategy.base import Strategy
+from shoal.world.world import World
+
+log = logging.getLogger("shoal")
+
+
+def begin(config: Config, strategy: Strategy, dataset: Any, world: World) -> None:
+    """Give a model that was set up what the config says it begins with."""
+    if config.start.run is not None:
+        _go_on(Path(config.start.run), config, strategy, dataset, world)
+    for table, file in config.start.pretrained.items():
+        _take_vectors(table, file, strategy, dataset)
+
+
+def _go_on(run: Path, config: Config, strategy: Strategy, dataset: Any, world: World) -> None:
+    checkpoints = Checkpoints(run / "checkpoints", world, rows_apart=strategy.saves_rows)
+    snapshot = checkpoints.load_newest()
+    if snapshot is None:
+        raise ValueError(f"start.run: {run} has no checkpoint to go on from; train it first")
+    best = snapshot.state["best_step"]
+    if best is not None and best != snapshot.state["step"]:
+        snapshot = checkpoints.load_step(best)
+    before = snapshot.state["fingerprint"]
+    if before["model"] != config.model.name or before["options"] != config.model.options:
+        raise ValueError(
+            f"start.run: {run} is {before['model']} with options {before['options']}, and this is "
+            f"{config.model.name} with {config.model.options}; go on with the same model"
+        )
+    if not strategy.model.trainable:
+        raise ValueError(f"{config.model.name} learns nothing to go on from; train it anew")
+    if isinstance(dataset, Dataset):
+        _make_room(snapshot, strategy, before["num_items"], dataset.num_items)
+        log.info(
+            "going on from %s (step %d): %d new users, %d new items",
+            *(run, snapshot.state["step"], dataset.num_users - before["num_users"]),
+            dataset.num_items - before["num_items"],
+        )
+    else:
+        log.info("going on from %s (step %d)", run, snapshot.state["step"])
+    give(strategy, snapshot)
+
+
+def _make_room(snapshot: Snapshot, strategy: Strategy, old: int, new: int) -> None:
+    """Rows behind the last item (a mask token) come behind the new ones."""
+    if new == old:
+        return
+    wider = {
+        table.name
+        for module in strategy.model.modules()
+        if isinstance(module, Embeddings)
+        for table in module.tables.values()
+        if table.rows is not None
+        and table.rows > new
+        and strategy.model.facts.user_field
+        not in [field for field, one in module.fields.items() if one == table]
+    }
+    if wider and strategy.saves_rows:
+        raise ValueError(
+            "start.run: a model with a row of its own behind the items does not go on with "
+            "parameter servers; use another strategy"
+        )
+    for file, data in snapshot.files.items():
+        if table_of(file) in wider and data is not None:
+            tensors = parse_tensors(data if isinstance(data, bytes) else data.read_bytes())
+            ids = tensors["ids"]
+            tensors["ids"] = torch.where(ids >= old, ids + (new - old), ids)
+            snapshot.files[file] = format_tensors(tensors)
+
+
+def _take_vectors(name: str, file: str, strategy: Strategy, dataset: Any) -> None:
+    """Rows of a table from FILE.npy [n, dim]; FILE.txt beside it has their ids, one in a line."""
+    stores = strategy.stores
+    if name not in stores:
+        near = did_you_mean(name, stores)
+        raise ValueError(
+            f"start.pretrained: no table is named {name!r}; there are {', '.join(stores)}{near}"
+        )
+    store = stores[name]
+    try:
+        vectors = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"start.pretrained: cannot read {file}: {error}") from error
+    if vectors.ndim != 2 or vectors.shape[1] != store.table.dim or vectors.dtype.kind != "f":
+        raise ValueError(
+            f"start.pretrained: {file} is {vectors.dtype} {list(vectors.shape)}; table {name!r} "
+            f"takes numbers [n, {store.table.dim}]"
+        )
+    place = _places(name, file, len(vectors), store.table.rows, strategy, dataset)
+    taken = 0
+    for rows in store.export(1 << 16):
+        where = place[rows.ids.numpy()]
+        kept = where >= 0
+        values = rows.values.clone()
+        values[torch.from_numpy(kept)] = torch.from_numpy(
+            np.ascontiguousarray(vectors[where[kept]], dtype=np.float32)
+        )
+        taken += int(kept.sum())
+        store.restore(Rows(rows.ids, values, rows.state))
+    log.info("table %s: %d rows begin as %s says", name, taken, file)
+
+
+def _places(
+    name: str, file: str, count: int, size: int | None, strategy: Strategy, dataset: Any
+) -> np.ndarray:
+    """For every id of a table its row in the file; -1: none."""
+    if size is None or not isinstance(dataset, Dataset):
+        raise ValueError(f"start.pretrained: table {name!r} grows; only fixed ones take vectors")
+    ids = Path(file).with_suffix(".txt")
+    place = np.full(size, -1, np.int64)
+    if not ids.exists():
+        if count != size:
+            raise ValueError(
+                f"start.pretrained: {file} has {count} rows and table {name!r} {size}; write the "
+                f"ids that its rows belong to into {ids.name} beside it, one in a line"
+            )
+        return np.arange(size)
+    words = ids.read_text().splitlines()
+    if len(words) != count:
+        raise ValueError(f"start.pretrained: {ids} has {len(words)} lines for {count} rows")
+    of_users = any(
+        isinstance(module, Embeddings)
+        and any(t.name == name and f == dataset.user_field for f, t in module.fields.items())
+        for module in strategy.model.modules()
+    )
+    field = dataset.user_field if of_users else dataset.item_field
+    number = {word: k for k, word in enumerate(dataset.vocab[field].tolist())}
+    for row, word in enumerate(words):
+        if number.get(word.strip(), 0) > 0:
+            place[number[word.strip()]] = row
+    return place
+
+
+def known_words(folder: Path) -> dict[str, list[str]]:
+    """The words of a run, as it left them."""
+    file = folder / FILE
+    if not file.is_file():
+        raise ValueError(
+            f"{folder} has no {FILE}: it was trained by a version that left none; train it once "
+            "more, then go on from it"
+        )
+    return read_vocabularies(file)

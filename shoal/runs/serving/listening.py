@@ -1,0 +1,197 @@
+"""Listening: uvicorn around a service, with its signals, timeouts and encryption."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from shoal.runs.serving.app import Api, Limits
+from shoal.runs.serving.service import Service
+
+log = logging.getLogger("shoal")
+HEAD_BYTES = 1 << 16
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class Bounded(HttpToolsProtocol):
+    """A connection whose request head must come whole, in time, and not be endless."""
+
+    seconds = 10.0
+    _head = 0
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._head = 0
+        self._end()
+        self._timer = self.loop.call_later(self.seconds, self._refuse, b"408 Request Timeout")
+
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._timer is None:  # another request on the same connection
+            self._begin()
+
+    def on_headers_complete(self) -> None:
+        self._end()
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        if self._timer is not None:
+            self._head += len(data)
+        super().data_received(data)
+        if self._timer is not None and self._head > HEAD_BYTES:
+            self._refuse(b"431 Request Header Fields Too Large")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end()
+        super().connection_lost(exc)
+
+    def _refuse(self, status: bytes) -> None:
+        self._end()
+        if not self.transport.is_closing():
+            if self._head:
+                self.transport.write(b"HTTP/1.1 " + status + b"\r\nconnection: close\r\n\r\n")
+            self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """Signals are the command's affair: it stops in order, and ends with 0."""
+
+    api: Api
+
+    @classmethod
+    def of(
+        cls,
+        artifact: str | Path,
+        limits: Limits,
+        token: str | None = None,
+        local: bool = True,
+        certificate: str | None = None,
+        key: str | None = None,
+    ) -> Server:
+        """The server of an artifact, ready to run."""
+        api = Api(Service(artifact), limits, token, local)
+        http = type("Connection", (Bounded,), {"seconds": limits.seconds})
+        config = uvicorn.Config(
+            api.app(),
+            http=http,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            ws="none",
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=30,
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
+            backlog=1024,
+        )
+        server = cls(config)
+        server.api = api
+        return server
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+
+        def stop() -> None:
+            if self.api.stopping:  # the second time: at once
+                self.force_exit = True
+            self.api.stopping = self.should_exit = True
+
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        if threading.current_thread() is threading.main_thread():
+            for number in numbers:
+                loop.add_signal_handler(number, stop)
+        yield
+
+
+def serve(
+    artifact: str | Path,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    limits: Limits | None = None,
+    token: str | None = None,
+    certificate: str | None = None,
+    key: str | None = None,
+    plain: bool = False,
+    refresh: float = 2.0,
+    announce: str | Path | None = None,
+) -> None:
+    """Serve an artifact until a signal comes."""
+    limits = limits or Limits()
+    local = host in LOOPBACK
+    if not local and not plain and (token is None or certificate is None):
+        raise ValueError(
+            f"--host {host} is reached by others: give a token (--token-file) and encryption "
+            "(--tls-cert, --tls-key), or say --plain where something in front of it sees to that"
+        )
+    if (certificate is None) != (key is None):
+        raise ValueError("--tls-cert and --tls-key belong together")
+    for file in (certificate, key):
+        if file is not None and not Path(file).is_file():
+            raise ValueError(f"there is no file {file}")
+    server = Server.of(artifact, limits, token, local, certificate, key)
+    service = server.api.service
+    listener = listen(host, port)
+    stop = threading.Event()
+    watcher = threading.Thread(target=service.watch, args=(refresh, stop), name="watch artifacts")
+    watcher.start()
+    url = f"http{'s' if certificate else ''}://{host}:{listener.getsockname()[1]}"
+    log.info("serving %s at %s (/docs tells what may be asked)", service.model.folder, url)
+    if announce is not None:
+        Path(announce).write_text(url)
+    try:
+        server.run(sockets=[listener])
+    finally:
+        stop.set()
+        watcher.join()
+        server.api.threads.shutdown()
+    log.info("stopped")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket at an address; refuses one that is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ValueError(
+            f"cannot listen at {host}:{port}: {error.strerror}; name another with --host, --port"
+        ) from error
+    return listener
+
+
+def read_token(file: str | None) -> str | None:
+    """The token of a file, or of SHOAL_TOKEN; None where there is neither."""
+    if file is None:
+        return os.environ.get("SHOAL_TOKEN") or None
+    try:
+        text = Path(file).read_text().strip()
+    except OSError as error:
+        raise ValueError(f"--token-file {file}: {error.strerror}") from error
+    if len(text) < 16 or not text.isascii() or not text.isprintable():
+        raise ValueError(f"--token-file {file} must hold 16 plain characters or more")
+    return text

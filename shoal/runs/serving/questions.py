@@ -1,0 +1,213 @@
+"""What may be asked: the bodies of requests, bounded, and how a model answers many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from shoal.data.batch import Jagged
+from shoal.data.clicks.samples import Layout
+from shoal.runs.artifact.loaded import Artifact
+
+MOST_ITEMS = 10_000  # in a list of a request
+MOST_TOPK = 1_000
+MOST_SAMPLES = 10_000
+MOST_IDS = 1_000  # in one slot
+Word = Annotated[str, Field(min_length=1, max_length=512)]
+Words = Annotated[list[Word], Field(max_length=MOST_ITEMS)]
+
+
+class Question(BaseModel):
+    """Base: unknown keys are refused; numbers stand for ids as text."""
+
+    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+
+
+class Who(Question):
+    """A user that the model knows, or a history, oldest first."""
+
+    user: Word | None = Field(None, description="a user's id as the data has it")
+    history: Words | None = Field(None, description="items, oldest first")
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Who:
+        if (self.user is None) == (self.history is None):
+            raise ValueError("give user or history, one of them")
+        return self
+
+
+class Recommend(Who):
+    """The best items."""
+
+    topk: int = Field(10, ge=1, le=MOST_TOPK)
+    exclude: Words = Field([], description="items that may not come")
+    only: Words | None = Field(None, description="items that alone may come")
+    seen: bool | None = Field(None, description="whether items taken before may come again")
+
+
+class Score(Who):
+    """Scores of items."""
+
+    items: Annotated[list[Word], Field(min_length=1, max_length=MOST_ITEMS)]
+
+
+class Similar(Question):
+    """Items whose vectors point the same way."""
+
+    item: Word
+    topk: int = Field(10, ge=1, le=MOST_TOPK)
+
+
+Ids = int | Annotated[list[int], Field(max_length=MOST_IDS)] | float
+
+
+class Predict(Question):
+    """Clicks of samples: a value for each slot (an id or several) and each dense column."""
+
+    samples: Annotated[list[dict[str, Ids]], Field(min_length=1, max_length=MOST_SAMPLES)]
+
+
+def answer_recommend(model: Artifact, asked: Sequence[Recommend]) -> list[Any]:
+    """[{item, score}, ...] for each, or the error that it gets."""
+    answers: list[Any] = [None] * len(asked)
+    together: list[int] = []
+    users, histories, rows, banned = [], [], [], []
+    for number, one in enumerate(asked):
+        try:
+            model.needs_catalogue()
+            if one.only is not None:  # another catalogue than the others'
+                found = model.recommend(
+                    one.user, one.history, one.topk, one.exclude, one.only, one.seen
+                )
+                answers[number] = _listed(found)
+                continue
+            user, taken = whose(model, one)
+            out = model.items.numbers(one.exclude)
+            if not (model.repeatable if one.seen is None else one.seen):
+                out = np.concatenate([out, taken])
+            rows.append(np.full(len(out), len(together)))
+            banned.append(out)
+            together.append(number)
+            users.append(user)
+            histories.append(taken)
+        except ValueError as error:
+            answers[number] = error
+    if together:
+        query = model.query(np.array(users, dtype=np.int64), histories)
+        most = max(asked[number].topk for number in together)
+        items, scores = model.rank(query, most, (np.concatenate(rows), np.concatenate(banned)))
+        for place, number in enumerate(together):
+            topk = asked[number].topk
+            answers[number] = _listed(model.named(items[place, :topk], scores[place, :topk]))
+    return answers
+
+
+def whose(model: Artifact, one: Who) -> tuple[int, np.ndarray]:
+    """The number of a user (0: somebody) and the history."""
+    if one.history is not None:
+        return 0, model.typed(one.history)
+    user = int(model.users.numbers([one.user])[0])
+    return user, model.history_of(user)
+
+
+def _listed(found: list[tuple[str, float]]) -> dict[str, Any]:
+    return {"items": [{"item": item, "score": score} for item, score in found]}
+
+
+def answer_score(model: Artifact, asked: Sequence[Score]) -> list[Any]:
+    """Scores of each."""
+    answers: list[Any] = []
+    for one in asked:
+        try:
+            if one.history is not None:
+                answers.append({"scores": model.score_history(one.history, one.items)})
+            else:
+                answers.append({"scores": model.score(one.user, one.items)})
+        except ValueError as error:
+            answers.append(error)
+    return answers
+
+
+def answer_similar(model: Artifact, asked: Sequence[Similar]) -> list[Any]:
+    """Similar items of each."""
+    answers: list[Any] = []
+    for one in asked:
+        try:
+            answers.append(_listed(model.similar_items(one.item, one.topk)))
+        except ValueError as error:
+            answers.append(error)
+    return answers
+
+
+def answer_predict(model: Artifact, asked: Sequence[Predict]) -> list[Any]:
+    """Probabilities of each; samples of all requests are predicted together."""
+    answers: list[Any] = [None] * len(asked)
+    parts, places = [], []
+    for number, one in enumerate(asked):
+        try:
+            parts.append(_samples(model, one.samples))
+            places.append(number)
+        except ValueError as error:
+            answers[number] = error
+    if parts:
+        fields = _joined(model, parts)
+        chances = model.predict(fields).tolist()
+        first = 0
+        for number in places:
+            last = first + len(asked[number].samples)
+            answers[number] = {"clicks": chances[first:last]}
+            first = last
+    return answers
+
+
+def _samples(model: Artifact, samples: Sequence[dict[str, Any]]) -> tuple[list[list[int]], list]:
+    """The ids of every slot, sample after sample, and the dense values of every sample."""
+    if model.kind != "clicks":
+        raise ValueError(f"{model.model} ranks items: it predicts no clicks; ask /v1/recommend")
+    facts = model.signature["layout"]
+    slots, dense = facts["slots"], facts["dense"]
+    known = {*slots, *dense}
+    lists: list[list[int]] = []
+    values = []
+    for sample in samples:
+        unknown = sample.keys() - known
+        if unknown:
+            raise ValueError(f"no column is named {min(unknown)[:80]!r}; there are {_some(known)}")
+        for name in slots:
+            ids = sample.get(name, 0)
+            ids = ids if isinstance(ids, list) else [ids]
+            if any(not isinstance(one, int) or not -(2**63) <= one < 2**63 for one in ids):
+                raise ValueError(f"{name}: ids are whole numbers of 64 bits")
+            lists.append(ids or [0])
+        row = [sample.get(name, 0.0) for name in dense]
+        if any(isinstance(one, list) or not abs(one) < 3.4e38 for one in row):
+            raise ValueError("dense values are finite numbers")
+        values.append(row)
+    return lists, values
+
+
+def _some(known: set[str]) -> str:
+    names = sorted(known)
+    return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+
+
+def _joined(model: Artifact, parts: list[tuple[list[list[int]], list]]) -> dict[str, Any]:
+    facts = model.signature["layout"]
+    layout = Layout(tuple(facts["slots"]), tuple(facts["dense"]), facts["label"], facts["rows"])
+    lists = [one for part, _ in parts for one in part]
+    flat = np.array([value for one in lists for value in one], dtype=np.int64)
+    ids = torch.from_numpy(np.ascontiguousarray(layout.fold(flat)))
+    fields: dict[str, Any] = {}
+    if all(len(one) == 1 for one in lists):
+        fields["slots"] = ids.view(-1, len(layout.slots))
+    else:
+        lengths = torch.tensor([0] + [len(one) for one in lists])
+        fields["slots"] = Jagged(ids, lengths.cumsum(0))
+    if layout.dense:
+        rows = [row for _, values in parts for row in values]
+        fields["dense"] = torch.tensor(rows, dtype=torch.float32)
+    return fields

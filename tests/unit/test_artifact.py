@@ -1,0 +1,315 @@
+"""Artifacts: models answer as they were trained, from any strategy; what is damaged is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exported import check_here, exported, train
+from safetensors.torch import load_file, save_file
+
+import shoal
+from shoal.runs.artifact import export, files
+from shoal.runs.artifact.bulk import Job, recommend_chunk, recommend_many
+from shoal.runs.artifact.files import ArtifactError
+from shoal.runs.artifact.predict import predict_file
+from shoal.runs.artifact.ranking import dot_products, rank
+from shoal.runs.listing import list_runs
+from shoal.runs.trained import Trained
+
+RANKING = ["Pop", "BPR", "NeuMF", "LightGCN", "SASRec", "BERT4Rec"]
+CLICK_MODELS = ["LR", "FM", "DNN", "WideDeep", "DeepFM", "DCNV2", "DLRM"]
+
+
+@pytest.fixture(scope="module")
+def artifacts() -> dict[str, Path]:
+    return exported()
+
+
+@pytest.fixture(scope="module")
+def runs(artifacts: dict[str, Path]) -> dict[str, Path]:
+    return {model: path.with_name(f"{model}-run") for model, path in artifacts.items()}
+
+
+def test_a_fresh_process_answers_as_the_trained_model(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
+    found = shoal.export(runs["BPR"], tmp_path / "artifact")
+    assert found["largest_difference"] <= found["allowed"] and found["lists"] > 0
+    assert not list(tmp_path.glob(".*"))
+    card = (tmp_path / "artifact" / "README.md").read_text()
+    assert "ndcg@10" in card and "fresh process" in card
+    noted = json.loads((runs["BPR"] / "exports.json").read_text())
+    assert noted[-1]["to"] == str(tmp_path / "artifact")
+    with pytest.raises(ValueError, match="is there already"):
+        shoal.export(runs["BPR"], tmp_path / "artifact")
+
+
+def test_an_artifact_that_answers_otherwise_is_not_left(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil(hidden: Path, rows: str, tolerance: float | None) -> dict[str, Any]:
+        file = hidden / "rows-item_vectors.safetensors"
+        values = load_file(file)["values"]
+        values[5] += 0.01
+        save_file({"values": values}, file)
+        return check_here(hidden, rows, tolerance)
+
+    monkeypatch.setattr(export, "check_apart", spoil)
+    with pytest.raises(ValueError, match="differ"):
+        shoal.export(runs["BPR"], tmp_path / "artifact")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("model", ["SASRec", "BPR"])
+def test_known_users_are_recommended_what_the_run_recommends(
+    model: str, runs: dict[str, Path], artifacts: dict[str, Path]
+) -> None:
+    trained, loaded = Trained(runs[model]), shoal.load(artifacts[model])
+    for user in loaded.users.all[[1, 7, 40]]:
+        expected, found = trained.recommend(user, 10), loaded.recommend(user, topk=10)
+        assert [item for item, _ in found] == [item for item, _ in expected]
+        np.testing.assert_allclose([s for _, s in found], [s for _, s in expected], rtol=1e-5)
+        scores = loaded.score(user, [item for item, _ in found])
+        np.testing.assert_allclose(scores, [s for _, s in found], rtol=1e-4, atol=1e-6)
+
+
+def test_a_history_typed_by_hand_is_one_of_the_data(artifacts: dict[str, Path]) -> None:
+    loaded = shoal.load(artifacts["SASRec"])
+    for user in (3, 12, 60):
+        history = loaded.items.all[loaded.history_of(user)].tolist()
+        assert loaded.recommend(history=history) == loaded.recommend(loaded.users.all[user])
+    assert len(loaded.recommend(history=["1"], topk=5)) == 5
+    with pytest.raises(ValueError, match="cannot recommend for somebody new"):
+        shoal.load(artifacts["BPR"]).recommend(history=["1"])
+
+
+def test_filters(artifacts: dict[str, Path]) -> None:
+    loaded = shoal.load(artifacts["BPR"])
+    user = loaded.users.all[5]
+    best = [item for item, _ in loaded.recommend(user, topk=10)]
+    taken = set(loaded.items.all[loaded.history_of(5)])
+    assert not taken & set(best)
+    assert taken & {item for item, _ in loaded.recommend(user, topk=90, seen=True)}
+    assert best[0] not in [item for item, _ in loaded.recommend(user, exclude=best[:1])]
+    assert [item for item, _ in loaded.recommend(user, only=best[2:5])] == best[2:5]
+    similar = loaded.similar_items(best[0], topk=3)
+    assert len(similar) == 3 and best[0] not in dict(similar)
+    vectors = loaded.vectors("item", best[:2]) @ loaded.vectors("user", [user])[0]
+    np.testing.assert_allclose(vectors, loaded.score(user, best[:2]), rtol=1e-5)
+    with pytest.raises(ValueError, match="'nobody' is not known"):
+        loaded.recommend("nobody")
+
+
+def test_one_byte_changed_is_refused(artifacts: dict[str, Path], tmp_path: Path) -> None:
+    for name in sorted(path.name for path in artifacts["SASRec"].iterdir()):
+        folder = tmp_path / "copy"
+        shutil.copytree(artifacts["SASRec"], folder)
+        data = bytearray((folder / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (folder / name).write_bytes(data)
+        with pytest.raises(ArtifactError):
+            shoal.load(folder)
+        shutil.rmtree(folder)
+
+
+def _rewrite(folder: Path, name: str, change: Any) -> None:
+    """Change a JSON file as an author may: with checksums that are right."""
+    document = json.loads((folder / name).read_text())
+    change(document)
+    (folder / name).write_text(json.dumps(document))
+    (folder / files.MANIFEST).unlink()
+    files.write_manifest(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "why"),
+    [
+        ("graph.json", lambda d: d["nodes"][0].update(op="aten.from_file.default"), "no operator"),
+        ("graph.json", lambda d: d["nodes"][0].update(op="os.system"), "no operator"),
+        ("graph.json", lambda d: d["nodes"][0].update(op="aten.__class__.x"), "no operator"),
+        (
+            "graph.json",
+            lambda d: d["nodes"].insert(
+                0, {"name": "x", "op": "aten.zeros.default", "args": [[1 << 40]], "kwargs": {}}
+            ),
+            "makes a tensor of",
+        ),
+        ("graph.json", lambda d: d.update(output="nowhere"), "no node"),
+        ("signature.json", lambda d: d["tables"]["item"].update(dim=3), "not of its shape"),
+        ("signature.json", lambda d: d.update(base={"name": "../x", "sha256": ""}), "cannot be"),
+        ("signature.json", lambda d: d.pop("tables"), "damaged"),
+    ],
+)
+def test_an_author_cannot_do_harm(
+    name: str, change: Any, why: str, artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(artifacts["SASRec"], folder)
+    _rewrite(folder, name, change)
+    with pytest.raises(ArtifactError, match=why):
+        shoal.load(folder)
+
+
+def test_a_link_or_a_path_is_no_file_of_an_artifact(
+    artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(artifacts["BPR"], folder)
+    (folder / "README.md").rename(tmp_path / "README.md")
+    (folder / "README.md").symlink_to(tmp_path / "README.md")
+    with pytest.raises(ArtifactError, match=r"README.md"):
+        shoal.load(folder)
+    manifest = json.loads((folder / files.MANIFEST).read_text())
+    manifest.pop("sha256")
+    manifest["files"]["../README.md"] = manifest["files"].pop("README.md")
+    manifest["sha256"] = files.digest(manifest)
+    (folder / files.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(ArtifactError, match="no plain name"):
+        shoal.load(folder)
+
+
+def test_a_delta_holds_what_changed(
+    artifacts: dict[str, Path], runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "check_apart", check_here)
+    base, delta = artifacts["BPR"], artifacts["BPR"].with_name("delta")
+    changed = base.with_name("BPR-changed")  # as if two rows had been other the day before
+    shutil.copytree(base, changed)
+    file = changed / "rows-item_vectors.safetensors"
+    values = load_file(file)["values"].clone()
+    values[[4, 9]] += 1.0
+    save_file({"values": values}, file)
+    files.write_manifest(changed)
+    shoal.export(runs["BPR"], delta, delta=changed)
+    assert load_file(delta / "ids-item_vectors.safetensors")["ids"].tolist() == [4, 9]
+    whole, loaded = shoal.load(base), shoal.load(delta)
+    assert torch.equal(whole.catalogue, loaded.catalogue)
+    assert whole.recommend("1") == loaded.recommend("1")
+    shutil.rmtree(changed)
+    with pytest.raises(ArtifactError, match="not beside it"):
+        shoal.load(delta)
+
+
+def test_all_users_into_a_file(artifacts: dict[str, Path], tmp_path: Path) -> None:
+    import polars as pl
+
+    loaded = shoal.load(artifacts["BPR"])
+    (tmp_path / "banned.txt").write_text("3\n5\nunknown\n")
+    items = pl.DataFrame({"item": loaded.items.all[1:], "genre": ["a", "b"] * 48 + ["a"]})
+    items.write_csv(tmp_path / "items.csv")
+    for suffix, read in ((".parquet", pl.read_parquet), (".csv", pl.read_csv)):
+        job = Job(str(artifacts["BPR"]), str(tmp_path / f"top{suffix}"), topk=7)
+        assert recommend_many(job, tell=lambda text: None) == len(loaded.users) - 1
+        table = read(tmp_path / f"top{suffix}")
+        for user in loaded.users.all[[2, 77]]:
+            mine = table.filter(pl.col("user").cast(pl.String) == user)
+            assert mine["item"].cast(pl.String).to_list() == [
+                item for item, _ in loaded.recommend(user, topk=7)
+            ]
+    job = Job(
+        str(artifacts["BPR"]),
+        str(tmp_path / "some.jsonl"),
+        topk=5,
+        exclude=str(tmp_path / "banned.txt"),
+        category=f"{tmp_path}/items.csv:genre=b",
+    )
+    recommend_many(job, tell=lambda text: None)
+    found = set(pl.read_ndjson(tmp_path / "some.jsonl")["item"].to_list())
+    allowed = set(items.filter(pl.col("genre") == "b")["item"]) - {"3", "5"}
+    assert found and found <= allowed
+
+
+def test_an_index_finds_most_of_it(artifacts: dict[str, Path], tmp_path: Path) -> None:
+    reason = "--approximate needs the extra `index`"
+    pytest.importorskip("usearch.index", reason=reason, exc_type=ImportError)
+    from shoal.runs.artifact.index import Approximate
+
+    loaded = shoal.load(artifacts["BPR"])
+    index = Approximate(loaded)
+    assert index.recall(10) > 0.9
+    users = np.arange(1, 60)
+    exact, scores = recommend_chunk(loaded, users, 10)
+    found, near = recommend_chunk(loaded, users, 10, index=index)
+    for row in range(len(users)):
+        assert not set(found[row]) & set(loaded.history_of(int(users[row])))
+    assert (exact == found).mean() > 0.9
+    np.testing.assert_allclose(near[exact == found], scores[exact == found], rtol=1e-4)
+
+
+def test_clicks_of_a_file(artifacts: dict[str, Path], tmp_path: Path) -> None:
+    import polars as pl
+
+    lines = ["1:3 2:4 3:5 4:6 5:7", "1:1 2:2 3:3 4:4 5:5", "1:3 1:9 2:4 3:5 4:6 5:7"]
+    layout = shoal.load(artifacts["DNN"]).signature["layout"]
+    names = layout["slots"]
+    lines = [" ".join(f"{names[int(t[0]) - 1]}{t[1:]}" for t in line.split()) for line in lines]
+    dense = " ".join(f"{name}:0.5" for name in layout["dense"])
+    lines = [f"{line} {dense}".strip() for line in lines]
+    (tmp_path / "samples.txt").write_text("\n".join(lines) + "\n")
+    assert predict_file(artifacts["DNN"], tmp_path / "samples.txt", tmp_path / "out.csv") == 3
+    chances = pl.read_csv(tmp_path / "out.csv")["click"].to_list()
+    assert all(0 < one < 1 for one in chances) and len(set(chances)) == 3
+    labelled = "\n".join(f"{layout['label']}:1 {line}" for line in lines)
+    (tmp_path / "labelled.txt").write_text(labelled + "\n")
+    predict_file(artifacts["DNN"], tmp_path / "labelled.txt", tmp_path / "again.csv")
+    assert (tmp_path / "again.csv").read_text() == (tmp_path / "out.csv").read_text()
+
+
+def test_ranking_is_exact() -> None:
+    torch.manual_seed(1)
+    queries, vectors = torch.randn(300, 8), torch.randn(4001, 8)
+    without = np.repeat(np.arange(300), 4), np.tile(np.array([0, 31, 32, 4000]), 300)
+    scores = queries @ vectors.T
+    scores[without[0], without[1]] = -torch.inf
+    for topk in (1, 10, 50, 4001):
+        places, values = rank(dot_products(queries, vectors), 300, 4001, topk, without)
+        expected = torch.topk(scores, topk, dim=1)
+        torch.testing.assert_close(values, expected.values)
+        torch.testing.assert_close(scores.gather(1, places), expected.values)
+
+
+def test_runs_are_listed(runs: dict[str, Path]) -> None:
+    found = {one.folder.name: one for one in list_runs(runs["BPR"].parent)}
+    one = found["BPR-run"]
+    assert (one.model, one.data, one.metric, one.epochs) == ("BPR", "planted", "mrr@10", 1)
+    result = json.loads((runs["BPR"] / "result.json").read_text())
+    assert one.test == result["test"]["mrr@10"] and one.exported[0].endswith("/BPR")
+    assert found["DNN-run"].model == "DNN"
+    with pytest.raises(ValueError, match="no folder"):
+        list_runs(runs["BPR"] / "nowhere")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("model", [*RANKING, *CLICK_MODELS])
+def test_every_model(
+    model: str, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "check_apart", check_here)
+    run = train(model, tmp_path / "run")
+    found = shoal.export(run, tmp_path / "artifact", rows)  # type: ignore[arg-type]
+    assert found["largest_difference"] <= found["allowed"]
+    assert (found["largest_row_error"] == 0.0) or rows != "float32"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "sharded", "ps"])
+@pytest.mark.parametrize("model", ["BPR", "NeuMF", "SASRec", "DeepFM"])
+def test_every_strategy(
+    model: str, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "check_apart", check_here)
+    more: dict[str, Any] = {"launch__join_timeout": 180.0}
+    if strategy == "ps":
+        more["launch__servers"] = 2
+    nproc = 2 if strategy == "ps" else 3
+    run = train(model, tmp_path / "run", strategy__name=strategy, launch__nproc=nproc, **more)
+    assert json.loads((run / "result.json").read_text())["world_size"] == nproc
+    found = shoal.export(run, tmp_path / "artifact")
+    assert found["largest_difference"] <= found["allowed"]
