@@ -52,6 +52,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "BERT4Rec": TRANSFORMER,
     "BERT4Rec gBCE": {**TRANSFORMER, **NEGATIVES, "model.loss_type": "gBCE"},
     "BERT4Rec BPR": {**TRANSFORMER, **NEGATIVES, "model.loss_type": "BPR"},
+    "SASRec in_batch": {**TRANSFORMER, "model.loss_type": "in_batch"},
+    "BERT4Rec in_batch": {**TRANSFORMER, "model.loss_type": "in_batch"},
     "GRU4Rec": BOTH,
     "GRU4Rec sampled": {**BOTH, **NEGATIVES, "model.loss_type": "sampled"},
     "HSTU": {**HIDDEN, "model.n_heads": 2},
@@ -74,7 +76,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "TiSASRec": TRANSFORMER,
     "MIND": WIDTH,
     "ComiRec": WIDTH,
+    "DirectAU": WIDTH,
+    "CL4SRec": {**TRANSFORMER, "model.cl_weight": 1.0},
+    "DSSM": {**WIDTH, "model.mlp_hidden_size": [12]},
+    "YoutubeDNN": {**WIDTH, "model.mlp_hidden_size": [12]},
+    "Word2Vec": {**WIDTH, "model.window": 3},
 }
+# These look across the global batch: what they say of a part of it is another thing.
+ACROSS = ["DirectAU", "CL4SRec", "DSSM", "YoutubeDNN", "SASRec in_batch", "BERT4Rec in_batch"]
 
 
 def zoo_config(name: str, **values: Any) -> Config:

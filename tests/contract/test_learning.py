@@ -119,6 +119,14 @@ SLOW: dict[str, tuple[dict[str, Any], int]] = {
     "TiSASRec": ({**TRANSFORMER, **SEQUENCE}, 25),
     "MIND": ({**WIDTH, "model.interests": 2, **PREFIX}, 8),
     "ComiRec": ({**WIDTH, "model.interests": 2, **PREFIX}, 9),
+    "DirectAU": ({**WIDTH, "model.gamma": 0.5}, 15),
+    "DSSM": ({**WIDTH, "model.mlp_hidden_size": [32]}, 15),
+    "YoutubeDNN": ({**WIDTH, "model.mlp_hidden_size": [32], **PREFIX}, 10),
+    "Word2Vec": (
+        {**WIDTH, "model.window": 20, **PREFIX, "train.optimizer.lr": 0.01},
+        15,
+    ),
+    "CL4SRec": ({**TRANSFORMER, **SEQUENCE}, 25),
     "SASRec sampled": (
         {
             **TRANSFORMER,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from shoal.models.nn.dropout import (
     uniform_like,
 )
 from shoal.models.nn.graph import Graph
+from shoal.models.nn.in_batch import alike, in_batch_softmax, uniformity
 from shoal.models.nn.item_loss import against_negatives
 from shoal.models.nn.taken import Taken
 from shoal.models.sequential.hstu import HSTULayer, time_buckets
@@ -68,6 +70,32 @@ def test_losses_against_negatives_are_their_formulas() -> None:
             kind, states, targets, drawn, rows.__getitem__, both, 8, 0.6
         )
         assert float(loss) == pytest.approx(value, rel=1e-5) and count == counts[kind]
+
+
+def test_losses_over_the_batch_are_their_formulas() -> None:
+    torch.manual_seed(4)
+    queries, items, logq = torch.randn(4, 3), torch.randn(4, 3), torch.randn(9)
+    ids = torch.tensor([5, 2, 5, 8])
+    items[2] = items[0]
+    expected = 0.0
+    for i in range(4):
+        others = [j for j in range(4) if ids[j] != ids[i]]
+        logits = [float(queries[i] @ items[j] - logq[ids[j]]) for j in [i, *others]]
+        expected += math.log(sum(map(math.exp, logits))) - logits[0]
+    found = in_batch_softmax(queries, items, ids, lambda x: x, logq)
+    assert float(found) == pytest.approx(expected, rel=1e-5)
+
+    one, other = F.normalize(queries, dim=1), F.normalize(items, dim=1)
+    views, expected = torch.cat([one, other]), 0.0
+    for i in range(8):
+        logits = {j: float(views[i] @ views[j]) / 0.5 for j in range(8) if j != i}
+        total = sum(math.exp(value) for value in logits.values())
+        expected += math.log(total) - logits[(i + 4) % 8]
+    assert float(alike(one, other, 0, lambda x: x, 0.5)) == pytest.approx(expected, rel=1e-5)
+
+    pairs = [float((a - b).square().sum()) for a, b in combinations(one, 2)]
+    expected = math.log(sum(math.exp(-2 * apart) for apart in pairs) / len(pairs))
+    assert float(uniformity(one, lambda x: x)) == pytest.approx(expected, rel=1e-5)
 
 
 def test_label_smoothing_is_torchs_and_none_of_it_is_the_softmax_over_the_table() -> None:

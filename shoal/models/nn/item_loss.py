@@ -20,7 +20,7 @@ from torch import Tensor
 
 from shoal.models.nn.losses import bpr_loss
 
-LossType = Literal["CE", "sampled", "gBCE", "BPR"]
+LossType = Literal["CE", "sampled", "in_batch", "gBCE", "BPR"]
 
 
 def against_negatives(

@@ -13,6 +13,7 @@ from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Facts, Model, Output, Retrieval, Samples
+from shoal.models.nn.in_batch import in_batch_softmax
 from shoal.models.nn.item_loss import LossType, against_negatives, missing_negatives, over_vectors
 
 
@@ -29,7 +30,7 @@ class Sequential(Model):
 
     @dataclass
     class Options(Model.Options):
-        loss_type: LossType = "CE"  # all but CE also need train.negatives
+        loss_type: LossType = "CE"  # sampled, gBCE and BPR also need train.negatives
         gbce_t: float = 0.75  # gBCE: 0 as plain cross entropy, 1 calibrated as CE
         label_smoothing: float = 0.0  # CE: so much of the target is spread over all items
         cosine: bool = False  # states and items are compared by angle
@@ -52,7 +53,11 @@ class Sequential(Model):
 
     def __init__(self, options: Any, facts: Facts):
         super().__init__(options, facts)
-        self.register_buffer("logq", facts.negative_logq, persistent=False)
+        logq = facts.negative_logq
+        if options.loss_type == "in_batch":  # items are drawn as often as they occur
+            logq = torch.bincount(facts.train_items, minlength=facts.num_items)
+            logq = logq.clamp(min=1).float().log()
+        self.register_buffer("logq", logq, persistent=False)
 
     def make_items(self, dim: int, std: float = 0.02, more: dict[str, Table] | None = None) -> None:
         """The table of item vectors, and tables of further fields."""
@@ -81,6 +86,10 @@ class Sequential(Model):
                 total = over_vectors(states, items, targets, options.label_smoothing)
             else:
                 total = self.embed.full_softmax("target", states, targets)
+            return Output(total, len(targets))
+        if options.loss_type == "in_batch":
+            items = self.encode_item(targets)
+            total = in_batch_softmax(states, items, targets, self.across, self.logq)
             return Output(total, len(targets))
         if negatives is None:
             raise missing_negatives(type(self).__name__, options.loss_type)

@@ -23,6 +23,7 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Facts, Output, Retrieval
 from shoal.models.nn.dropout import Dropout
+from shoal.models.nn.in_batch import in_batch_softmax
 from shoal.models.nn.item_loss import LossType, against_negatives, missing_negatives
 from shoal.models.nn.losses import mean_distance
 from shoal.models.nn.transformer import Activation, Transformer
@@ -50,7 +51,7 @@ class BERT4Rec(Retrieval):
         layer_norm_eps: float = 1e-12
         initializer_range: float = 0.02
         tied: bool = False  # the items' own vectors as output layer
-        loss_type: LossType = "CE"  # all but CE also need train.negatives
+        loss_type: LossType = "CE"  # sampled, gBCE and BPR also need train.negatives
         gbce_t: float = 0.75  # gBCE: 0 as plain cross entropy, 1 calibrated as CE
         mask_ratio: float = 0.2  # of the items are hidden and asked for
         random_ratio: float = 0.2  # of the hidden ones show a random item, the others the mask
@@ -171,6 +172,10 @@ class BERT4Rec(Retrieval):
                 loss = loss + self.options.label_smoothing * distance
             return Output(loss, torch.count_nonzero(targets))
 
+        if self.options.loss_type == "in_batch":
+            asked, items = F.pad(states, (0, 1), value=1.0), self._output(targets)
+            loss = in_batch_softmax(asked, items, targets, self.across, self.popularity)
+            return Output(loss, len(targets))
         if "neg_item" not in batch.ids:
             raise missing_negatives("BERT4Rec", self.options.loss_type)
         loss, count = against_negatives(

@@ -1,0 +1,70 @@
+"""What retrieval models share: two towers, and negatives from the global batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shoal.data.batch import Batch
+from shoal.embedding.module import Embeddings
+from shoal.models.base import Facts, Output, Retrieval
+from shoal.models.nn.in_batch import in_batch_softmax
+
+
+class InBatch(Retrieval):
+    """A query and an item of each sample; the items of all other samples are its negatives."""
+
+    embed: Embeddings
+    logq: Tensor
+
+    @dataclass
+    class Options(Retrieval.Options):
+        embedding_size: int = 64
+        cosine: bool = True  # vectors are compared by angle
+        temperature: float = 0.1  # scores are divided by it
+        correct: bool = True  # less ln of how often an item occurs: popular ones are drawn more
+
+        DEFAULTS: ClassVar[dict[str, Any]] = {"train.negatives": None}
+
+        def __post_init__(self) -> None:
+            if not self.temperature > 0.0:
+                raise ValueError(f"temperature is {self.temperature}; it must be above 0")
+
+    def __init__(self, options: Any, facts: Facts):
+        super().__init__(options, facts)
+        counts = torch.bincount(facts.train_items, minlength=facts.num_items)
+        self.register_buffer("logq", counts.clamp(min=1).float().log(), persistent=False)
+
+    def query(self, batch: Batch) -> Tensor:
+        """The query tower: [b, d]."""
+        raise NotImplementedError  # every such model writes its own
+
+    def item(self, rows: Tensor) -> Tensor:
+        """The item tower: rows [..., d] -> [..., d]."""
+        return rows
+
+    def encode_query(self, batch: Batch) -> Tensor:
+        return self._compared(self.query(batch)) / self.options.temperature
+
+    def encode_item(self, ids: Tensor) -> Tensor:
+        return self._compared(self.item(self.embed.rows(self.target, ids)))
+
+    @property
+    def target(self) -> str:
+        """The field of a batch that is asked for."""
+        return self.facts.item_field
+
+    def _compared(self, vectors: Tensor) -> Tensor:
+        return F.normalize(vectors, dim=-1) if self.options.cosine else vectors
+
+    def forward(self, batch: Batch) -> Output:
+        ids = batch.tensor(self.target)
+        items = self._compared(self.item(self.embed.field(self.target, batch)))
+        logq = self.logq if self.options.correct else None
+        queries = self.encode_query(batch)
+        loss = in_batch_softmax(queries, items, ids, self.across, logq)
+        return Output(loss, batch.size)

@@ -1,0 +1,59 @@
+"""YoutubeDNN: Deep Neural Networks for YouTube Recommendations, Covington et al., RecSys 2016: the
+candidate generation.
+
+    query = relu layers of [user, mean of the history]        score = <query, item>
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from shoal.data.batch import Batch
+from shoal.embedding.module import Embeddings
+from shoal.embedding.table import Init, Table
+from shoal.models.base import Facts, Samples
+from shoal.models.nn.mlp import MLP
+from shoal.models.retrieval.base import InBatch
+
+
+class YoutubeDNN(InBatch):
+    """A perceptron over the mean of what a user took, asked for the next item."""
+
+    kind = "sequential"
+    samples: ClassVar[Samples] = "prefixes"
+
+    @dataclass
+    class Options(InBatch.Options):
+        mlp_hidden_size: list[int] = field(default_factory=lambda: [128, 64])
+        dropout_prob: float = 0.0
+
+        DEFAULTS: ClassVar[dict[str, Any]] = {
+            "data.split.by": "leave_one_out",
+            "data.split.order": "time",
+            "train.negatives": None,
+            "eval.repeatable": True,
+        }
+
+    def __init__(self, options: Options, facts: Facts):
+        super().__init__(options, facts)
+        width, init = options.embedding_size, Init("normal", options.embedding_size**-0.5)
+        users = Table("user", width, facts.num_users, init)
+        items = Table("item", width, facts.num_items, init, padding=0)
+        self.embed = Embeddings({facts.user_field: users, "history": items, "target": items})
+        sizes = [2 * width, *options.mlp_hidden_size]
+        layers = MLP(sizes, options.dropout_prob)
+        self.tower = nn.Sequential(layers, nn.Linear(sizes[-1], width))
+
+    @property
+    def target(self) -> str:
+        return "target"
+
+    def query(self, batch: Batch) -> Tensor:
+        rows = self.embed(batch, [self.facts.user_field, "history"])
+        count = (batch.tensor("history") > 0).sum(1, keepdim=True).clamp(min=1)
+        mean = rows["history"].sum(1) / count
+        return self.tower(torch.cat([rows[self.facts.user_field], mean], 1))
