@@ -95,15 +95,16 @@ def fit(
         one.write_parquet(data / f"{suffix}.parquet")
     place = {"data.path": str(data), "run.output": str(folder.path)}
     train(resolved.with_values(place, "shoal.fit"))
-    return Fitted(folder.path)
+    return Fitted(folder.path, trust=True)  # it was trained here, just now
 
 
 class Fitted:
     """A trained model: its figures, its vectors and recommendations. Ids are the frame's own."""
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path, trust: bool = False):
+        """Open the folder of `save`, or of a run; trust: run code that it names (a model)."""
         self.folder = Path(folder)
-        self.trained = Trained(folder, trust=True)  # whoever trained it just now, or opens it here
+        self.trained = Trained(folder, trust=trust)
         self.result: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
 
     # ---- figures --------------------------------------------------------------------------------
