@@ -8,7 +8,7 @@ the trained torch model on one history and takes torch.topk. Both answer POST {"
 "topk": 10} with JSON; torch has one thread for each request or batch. Clients keep their connection
 and ask again as soon as they are answered. The two take turns; printed are medians over rounds,
 and the CPU time of the service for each request, which other load on the machine does not change.
-Needs `shoal-rec[serve]` and `fastapi`.
+Needs the extra `serve` and `fastapi`.
 """
 
 from __future__ import annotations

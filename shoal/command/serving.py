@@ -163,7 +163,7 @@ def serve(
             from shoal.runs.serving.listening import Limits, read_token
             from shoal.runs.serving.listening import serve as listen
     except ImportError as error:
-        raise ValueError(f"{error}; shoal serve needs pip install 'shoal-rec[serve]'") from error
+        raise ValueError(f"{error}; for serve: pip install '.[serve]' in the clone") from error
     import os
     import signal
 

@@ -58,7 +58,7 @@ def _fetch(url: str, key: str) -> list[Path]:
         from fsspec.core import url_to_fs
     except ImportError as error:
         raise ValueError(
-            f"{key}: {url} is remote, and reading it needs fsspec: pip install 'shoal-rec[remote]' "
+            f"{key}: {url} is remote: pip install '.[remote]' in the clone reads it with fsspec "
             "(and what its scheme needs, such as s3fs)"
         ) from error
     try:
