@@ -119,9 +119,11 @@ class NeuMF(Model):
         user_half, item_half = first.weight.chunk(2, 1)
         users, items = users @ user_half.T + first.bias, items @ item_half.T
         widest = max(self.options.mlp_hidden_size)
-        block = max(1, SCORE_BLOCK // max(1, len(users) * widest))  # items at a time
+        blocks = (items,)  # in an export, where the size of a batch is a symbol, all at once
+        if isinstance(size := users.shape[0], int):
+            blocks = items.split(max(1, SCORE_BLOCK // max(1, size * widest)), 1)
         parts = []
-        for some in items.split(block, 1):
+        for some in blocks:
             hidden = (users + some).relu_()  # [b, block, width]
             for layer in rest:
                 hidden = layer(hidden).relu_()
