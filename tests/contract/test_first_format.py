@@ -15,12 +15,12 @@ EXPECTED = json.loads((FOLDER / "expected.json").read_text())
 SERVERS = ["launch", "--worker_num=2", "--server_num=1"]
 
 
+LONG = ("bpr-ddp", "bert4rec-sharded", "dnn-rules")
+
+
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in ("bpr-ddp", "dnn-rules") else ())
-        for name in EXPECTED
-    ],
+    [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in EXPECTED],
 )
 def test_a_checkpoint_of_the_first_format_goes_on_to_the_same_numbers(
     name: str, tmp_path: Path

@@ -77,6 +77,7 @@ NEGATIVES = {"num": 20, "distribution": "popularity"}
 ORDERED = ["NextItNet", "GRU4Rec", "HSTU"]
 # Those that are seen to learn when there is time: `make test-all`.
 SLOW: dict[str, tuple[dict[str, Any], int]] = {
+    "LightFM": (WIDTH, 15),
     "EASE": ({"model.reg_weight": 50.0}, 0),
     "ItemKNN": ({"model.k": 50}, 0),
     "UserKNN": ({"model.k": 50}, 0),
@@ -161,8 +162,12 @@ def test_every_model_has_a_recipe() -> None:
     assert {name.split()[0] for name in RECIPES | SLOW} | {"Pop", *ORDERED} == ranking
 
 
+LONG = ("SASRec", "BERT4Rec", *SLOW)  # BERT4Rec learns within seconds in tests/unit, too
+
+
 @pytest.mark.parametrize(
-    "model", [*RECIPES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+    "model",
+    [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in RECIPES | SLOW],
 )
 def test_beats_popularity(model: str, popularity: dict[str, float]) -> None:
     options, epochs = (RECIPES | SLOW)[model]

@@ -221,6 +221,7 @@ def in_short(world: World) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_two_processes_in_short(alone: list[float], tmp_path: Path) -> None:
     for rank in run_ranks(in_short, 2, tmp_path / "ranks"):
         assert rank["losses"] == pytest.approx(alone, rel=1e-5)

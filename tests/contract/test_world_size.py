@@ -143,7 +143,9 @@ def alone() -> dict[str, Any]:
     return everything(World())
 
 
-@pytest.fixture(scope="module", params=[2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=[3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))]
+)
 def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return run_ranks(everything, request.param, tmp_path_factory.mktemp("ranks") / "out")
 

@@ -98,6 +98,7 @@ for name in {names}:
 """
 
 
+@pytest.mark.slow
 def test_who_needs_the_core_says_so_at_once() -> None:
     ran = run(IMPORT.format(names=USERS))
     assert ran.returncode == 0, ran.stderr

@@ -75,6 +75,7 @@ def test_a_run_folder_runs_no_code_without_trust(trained: Path, tmp_path: Path, 
     assert not witness.exists()
 
 
+@pytest.mark.slow
 def test_commands_ask_for_trust(trained: Path, tmp_path: Path) -> None:
     witness = tmp_path / "witness"
     script = tmp_path / "program.py"
