@@ -69,8 +69,8 @@ def test_missing_files(write, tmp_path: Path) -> None:
         ("strategy.zzz", "keys of strategy are: name"),
         (
             "zzz.yyy",
-            "the sections are: model, data, train, eval, rows, start, checkpoint, strategy, launch, "
-            "run",
+            "the sections are: model, data, train, eval, rows, start, checkpoint, strategy, "
+            "launch, run",
         ),
         ("data.threshold.rating", "data.threshold holds one value: a mapping of texts to numbers"),
         (
