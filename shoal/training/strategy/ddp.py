@@ -36,5 +36,4 @@ class DDP(Collective):
         return loss
 
     def make_rows(self, tables: dict[str, Table]) -> ReplicatedRows:
-        leaves = {name: self.leaf(table, self.fused) for name, table in tables.items()}
-        return ReplicatedRows(leaves, self.rules, self.world)
+        return ReplicatedRows(self.make_leaves(tables, self.fused), self.rules, self.world)
