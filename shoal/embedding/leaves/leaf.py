@@ -75,6 +75,9 @@ class Leaf(ABC):
         """The rows themselves [rows, dim], to be read until the next push; None: they cannot be."""
         return None
 
+    def announce(self, ids: Sequence[Tensor]) -> None:
+        """A hint: these ids [n_k] are pulled soon. A leaf whose rows are far gets them ready."""
+
     def forget(self) -> None:
         """Drop every row of a growing table, and every count."""
         counted = self.admission is not None

@@ -6,11 +6,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from shoal.config.tiers import TiersSection, show_size
 from shoal.embedding.leaves import native
 from shoal.embedding.leaves.admission import Admission
 from shoal.embedding.leaves.device import Device
@@ -101,8 +103,17 @@ def make_leaves(
     device: torch.device | str = "cpu",
     fused: bool = False,
     backend: Literal["auto", "gpu"] = "auto",
+    tiers: TiersSection | None = None,
 ) -> dict[str, Leaf]:
-    """A leaf for each table; on a GPU those of one width and optimizer are read in one launch."""
+    """A leaf for each table; on a GPU those of one width and optimizer are read in one launch.
+
+    tiers: what they may take of host memory together, and where the other rows lie.
+    """
+    if tiers is not None and tiers.ssd is not None:
+        return _make_tiered(tables, optimizers, seed, admissions, tiers)
+    if tiers is not None and tiers.gpu is not None and torch.device(device).type == "cuda":
+        check_gpu_budget(tables, optimizers, tiers.gpu)
+        device = device if tiers.gpu else "cpu"
     together: dict[RowOptimizer, list[str]] = {}
     for name, table in tables.items():
         if backend == "gpu" or lives_on_gpu(table, admissions.get(name), device):
@@ -122,6 +133,49 @@ def make_leaves(
                 table, optimizers[name], seed, admission=admission, device=device, fused=fused
             )
     return {name: made[name] for name in tables}
+
+
+def check_gpu_budget(
+    tables: Mapping[str, Table], optimizers: Mapping[str, RowOptimizer], budget: int
+) -> None:
+    """Refuse tables that take more of a GPU's memory than they may; 0: none of them goes there."""
+    from shoal.embedding.leaves.budgets import row_bytes
+
+    need = sum((t.rows or 0) * row_bytes(t, optimizers[name]) for name, t in tables.items())
+    if 0 < budget < need:
+        raise ValueError(
+            f"rows.tiers.gpu: given {show_size(budget)}, and the tables need {show_size(need)} of "
+            "GPU memory: raise it, set it to 0 to keep rows in host memory (with rows.tiers.host "
+            "and rows.tiers.ssd also on a disk), or spread them over more GPUs (sharded)"
+        )
+
+
+def _make_tiered(
+    tables: Mapping[str, Table],
+    optimizers: Mapping[str, RowOptimizer],
+    seed: int,
+    admissions: Mapping[str, Admission | None],
+    tiers: TiersSection,
+) -> dict[str, Leaf]:
+    """Leaves in host memory, over a disk those that have no room there."""
+    from shoal.embedding.leaves.budgets import share_out
+    from shoal.embedding.leaves.tiered import Tiered
+
+    assert tiers.ssd is not None
+    made: dict[str, Leaf] = {}
+    for name, share in share_out(tables, optimizers, tiers).items():
+        table, admission = tables[name], admissions.get(name)
+        if share.slots is None:
+            made[name] = make_local(table, optimizers[name], seed, admission=admission)
+            continue
+        if admission is not None:
+            raise ValueError(
+                f"table {name!r} has rows on a disk (rows.tiers) and counts its ids "
+                "(rows.admission, rows.decay, rows.shrink): rows on a disk are neither counted nor "
+                "dropped; leave out one of the two"
+            )
+        made[name] = Tiered(table, optimizers[name], seed, share.slots, Path(tiers.ssd))
+    return made
 
 
 def _by_kind(stores: Sequence[Leaf]) -> dict[Any, list[int]]:

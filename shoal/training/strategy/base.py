@@ -91,7 +91,8 @@ class Strategy(ABC):
         self.tables = tables
         check_tables(optimizer, tables)
         self.row_optimizers = {name: row_optimizer_of(optimizer, name) for name in tables}
-        self.rules = self._make_rules(tables, rows or RowsSection())
+        rows = rows or RowsSection()
+        self.tiers, self.rules = rows.tiers, self._make_rules(tables, rows)
         self.dense = [p for p in model.parameters() if p.requires_grad]
         self.rows = self.make_rows(tables)
         number = 0
@@ -152,6 +153,7 @@ class Strategy(ABC):
             admissions={name: admission_of(self.rules.get(name)) for name in tables},
             device=self.world.device,
             fused=fused and self.clip_grad_norm is None,  # which needs all gradients at once
+            tiers=self.tiers,
         )
 
     @property
