@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from shoal.config.section import Section
+from shoal.config.tiers import TiersSection
 
 
 class AdmissionSection(Section):
@@ -119,6 +120,7 @@ class RowsSection(RowRules):
         description="table -> threshold, min_score, min_norm, max_age, capacity, order, for that "
         "table alone",
     )
+    tiers: TiersSection = Field(default_factory=TiersSection)
 
     def of(self, table: str) -> RowRules:
         """The rules of one table."""

@@ -393,8 +393,8 @@ class StrategySection(Section):
     fused: bool = Field(
         True,
         description="rows are updated where their gradients are made, which are never stored: "
-        "single on a GPU in Triton kernels (Adam); single and sharded on CPUs in the core's "
-        "softmax over a whole table, which under ddp writes them",
+        "in the softmax over a whole table of single and sharded, on a GPU by Triton kernels "
+        "(Adam, single alone), on CPUs by the core; ddp writes them",
     )
     graph: bool = Field(
         False,

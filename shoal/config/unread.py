@@ -31,7 +31,11 @@ class Readers:
 
 
 SHARDED, SERVERS = Readers(("sharded",)), Readers(("ps",))
+IN_PROCESS = Readers(("single", "ddp", "sharded"), refused=True)
 READ_BY = {
+    "rows.tiers.gpu": IN_PROCESS,  # a user would count on memory that servers take all the same
+    "rows.tiers.host": IN_PROCESS,
+    "rows.tiers.ssd": IN_PROCESS,
     "strategy.backend": Readers(("sharded",), refused=True),
     "strategy.place": SHARDED,
     "strategy.row_by": SHARDED,

@@ -7,6 +7,7 @@ import torch
 
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch, Jagged
+from shoal.embedding.store import EVERY
 from shoal.models.base import Facts
 from shoal.models.sequential.bert4rec import BERT4Rec
 from shoal.training.strategy import make_strategy
@@ -118,7 +119,7 @@ def test_recorded_steps_equal_unrecorded_ones(dropout):
             batch = strategy.receive(masked_batch(20 if step % 3 else 7, seed=step % 4))
             torch.cuda.manual_seed(step)
             losses.append(strategy.train_step(batch, lr=0.01 / (1 + step // 6)))
-        rows = [store.values for store in strategy.stores.values()]
+        rows = [store.pull(EVERY) for store in strategy.stores.values()]
         results.append([torch.stack(losses), *learned(strategy.model), *rows])
         assert all(store.step == 12 for store in strategy.stores.values())
     for recorded, plain in zip(*results):

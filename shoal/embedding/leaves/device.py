@@ -68,6 +68,11 @@ class Device(Leaf):
         """All rows of the table."""
         return len(self.values)
 
+    @property
+    def recordable(self) -> bool:  # type: ignore[override]
+        """With kernels alone: they read the step's numbers on the device."""
+        return self.kernels is not None
+
     @cached_property
     def _every(self) -> Tensor:
         return torch.arange(len(self.values), device=self.device)

@@ -86,6 +86,7 @@ class GrowingGpuTables(GpuTables):
         grads: Tensor,
         pooling: Pooling | None = None,
         clicks: Tensor | None = None,
+        shows: Tensor | None = None,
     ) -> None:
         """Count the ids, give rows to those that earned one, and update those that have one."""
         self.join()
@@ -94,7 +95,7 @@ class GrowingGpuTables(GpuTables):
             given = self.admission
             rule = given.threshold, given.show_coefficient, given.click_coefficient
         found = gpu_index.admit(
-            self.index, segments, self.steps, self.free, self.used, rule, clicks
+            self.index, segments, self.steps, self.free, self.used, rule, clicks, shows
         )
         index_ids = self.index.ids
         gpu_update.update(segments, grads, pooling, self.arena, self.optimizer, index_ids, found)

@@ -132,9 +132,17 @@ def _insert(ids, starts, paddings, has_padding, wrong, bases, index_ids, entries
 
 
 @triton.jit
-def _admit(keys, starts, total, clicks, steps, index_rows, show, click, last_step, free, used,
-           found, COUNTED: tl.constexpr, CLICKS: tl.constexpr, THRESHOLD: tl.constexpr,
-           SHOW: tl.constexpr, CLICK: tl.constexpr, SHARE: tl.constexpr, BLOCK: tl.constexpr):
+def _sum_between(running, begin, end, here):
+    """Of a running sum of integers: what lies from begin to end."""
+    before = tl.load(running + begin - 1, mask=here & (begin > 0), other=0)
+    return (tl.load(running + end - 1, mask=here, other=0) - before).to(tl.float32)
+
+
+@triton.jit
+def _admit(keys, starts, total, clicks, shown, steps, index_rows, show, click, last_step, free,
+           used, found, COUNTED: tl.constexpr, CLICKS: tl.constexpr, SHOWN: tl.constexpr,
+           THRESHOLD: tl.constexpr, SHOW: tl.constexpr, CLICK: tl.constexpr, SHARE: tl.constexpr,
+           BLOCK: tl.constexpr):
     count = tl.load(total)
     if tl.program_id(0) * BLOCK < count:
         segment = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -146,12 +154,14 @@ def _admit(keys, starts, total, clicks, steps, index_rows, show, click, last_ste
         earned = here
         if COUNTED:
             end = tl.load(starts + segment + 1, mask=here, other=0)
-            shows = tl.load(show + place, mask=here, other=0.0) + (end - begin).to(tl.float32)
+            shows = tl.load(show + place, mask=here, other=0.0)
+            if SHOWN:
+                shows += _sum_between(shown, begin, end, here)
+            else:
+                shows += (end - begin).to(tl.float32)
             clicked = tl.load(click + place, mask=here, other=0.0)
-            if CLICKS:  # their running sum, of integers
-                before = tl.load(clicks + begin - 1, mask=here & (begin > 0), other=0)
-                upto = tl.load(clicks + end - 1, mask=here, other=0)
-                clicked += (upto - before).to(tl.float32) * SHARE
+            if CLICKS:
+                clicked += _sum_between(clicks, begin, end, here) * SHARE
             tl.store(show + place, shows, mask=here)
             tl.store(click + place, clicked, mask=here)
             tl.store(last_step + place, tl.load(steps) + tl.zeros_like(place), mask=here)
@@ -234,11 +244,13 @@ def admit(
     used: Tensor,
     rule: tuple[float, float, float] | None = None,
     clicks: Tensor | None = None,
+    shows: Tensor | None = None,
 ) -> Tensor:
     """Count the ids of segments (keys are places) and give rows to those that have earned one.
 
     free [rows] int32 lists rows, from used [1] on those without an owner. rule: threshold, show
-    and click coefficient, None: nobody counts, every id has its row at once. clicks [n] float32.
+    and click coefficient, None: nobody counts, every id has its row at once. clicks [n] float32,
+    shows [n] float32 of whole numbers (None: 1 each).
     Returns [segments] int32: the row; -1 for none; -2 - row for one that is new.
     """
     n = len(segments.keys)
@@ -247,12 +259,14 @@ def admit(
     summed = none
     if clicks is not None:
         summed = (clicks * (1 << CLICK_BITS)).to(torch.int64)[segments.order].cumsum(0)
+    shown = none if shows is None else shows.to(torch.int64)[segments.order].cumsum(0)
     threshold, show, click = (0.0, 0.0, 0.0) if rule is None else rule
     _admit[(triton.cdiv(n, BLOCK),)](
         segments.keys,
         segments.starts,
         segments.count,
         summed,
+        shown,
         steps,
         index.rows,
         index.show,
@@ -263,6 +277,7 @@ def admit(
         found,
         COUNTED=rule is not None,
         CLICKS=clicks is not None,
+        SHOWN=shows is not None,
         THRESHOLD=threshold,
         SHOW=show,
         CLICK=click,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from shoal.embedding.leaves import gpu_lookup
 from shoal.embedding.leaves.admission import Admission, Pending, Shrink
 from shoal.embedding.leaves.gpu_growing import GrowingGpuTables
 from shoal.embedding.leaves.gpu_lookup import Lookup, Pooling
+from shoal.embedding.leaves.gpu_segments import Segments
 from shoal.embedding.leaves.gpu_tables import GpuTables
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.leaves.pooling import Bags
@@ -65,6 +67,16 @@ class GpuLeaf(Leaf):
     def _every(self) -> Tensor:
         return torch.arange(len(self), device=self.device)
 
+    @cached_property
+    def _every_segments(self) -> Segments:
+        """Every row once: the same in every step that updates all of them."""
+        return self.group.sort(self._look_up(self._every))
+
+    @property
+    def recordable(self) -> bool:  # type: ignore[override]
+        """A growing table is not: it may have to move its rows between two steps."""
+        return not self.group.grows
+
     def lend(self) -> Tensor | None:
         """The rows themselves [rows, dim], to be read until the next push; None: they cannot be."""
         whole = self.table.rows is not None and self.dtype == torch.float32
@@ -72,7 +84,31 @@ class GpuLeaf(Leaf):
 
     def pull(self, ids: Ids) -> Tensor:
         """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
-        return pull_many([self], [ids])[0]
+        whole = self.lend() if isinstance(ids, Every) else None
+        return pull_many([self], [ids])[0] if whole is None else whole.clone()
+
+    @classmethod
+    def pull_many(cls, leaves: Sequence[Any], ids: Sequence[Ids]) -> list[Tensor]:
+        return pull_many(leaves, ids)
+
+    @classmethod
+    def push_many(
+        cls, leaves: Sequence[Any], ids: Sequence[Ids], grads: Sequence[Tensor], lr: float
+    ) -> None:
+        push_many(leaves, ids, grads, lr)
+
+    @classmethod
+    def begin_many(cls, leaves: Sequence[Any], lr: float) -> None:
+        for members in _by_group(leaves).values():
+            together = [leaves[k] for k in members]
+            if len({leaf.step for leaf in together}) > 1:
+                raise ValueError(  # the numbers of a step are the group's
+                    f"table {together[0].table.name!r} and others of its width had different "
+                    "numbers of steps, so theirs cannot be recorded: set strategy.graph=false"
+                )
+            together[0].begin(lr)
+            for leaf in together:
+                leaf.step = together[0].step
 
     def push(
         self,
@@ -83,11 +119,14 @@ class GpuLeaf(Leaf):
         shows: Tensor | None = None,
     ) -> None:
         """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
-        if shows is not None:
-            raise ValueError(f"table {self.table.name!r}: rows on a GPU count each id given once")
         flat = self.flat_ids(ids)
         grads = self.flat_grads(grads, len(flat))
-        self._push(self._look_up(flat), grads, lr, None, self.check_clicks(clicks, len(flat)))
+        if isinstance(ids, Every):
+            self._begin_unless_recorded(lr, self._look_up(flat))
+            self.group.apply(self._every_segments, grads)
+            return
+        clicks, shows = (self.check_clicks(one, len(flat)) for one in (clicks, shows))
+        self._push(self._look_up(flat), grads, lr, None, clicks, shows)
 
     def pull_bags(self, ids: Tensor, bags: Bags) -> Tensor:
         """Pooled rows, without making the single ones: [bags, dim]."""
@@ -121,13 +160,14 @@ class GpuLeaf(Leaf):
         lr: float,
         pooling: Pooling | None = None,
         clicks: Tensor | None = None,
+        shows: Tensor | None = None,
     ) -> None:
         self._begin_unless_recorded(lr, lookup)
         if not len(lookup.ids):
             return
         segments = self.group.sort(lookup)
         if isinstance(self.group, GrowingGpuTables):
-            self.group.apply(segments, grads, pooling, clicks)
+            self.group.apply(segments, grads, pooling, clicks, shows)
         else:
             self.group.apply(segments, grads, pooling)
 
@@ -229,6 +269,12 @@ def pull_many(leaves: Sequence[GpuLeaf], ids: Sequence[Ids]) -> list[Tensor]:
     """Rows of several leaves, those of a group in one launch: ids[k] [n_k] -> [n_k, dim_k]."""
     result: dict[int, Tensor] = {}
     for group, members in _by_group(leaves).items():
+        for k in members:
+            if isinstance(ids[k], Every) and leaves[k].lend() is not None:
+                result[k] = leaves[k].pull(ids[k])
+        members = [k for k in members if k not in result]
+        if not members:
+            continue
         flat = [leaves[k].flat_ids(ids[k]) for k in members]
         counts = [0] * len(group.tables)
         for k, part in zip(members, flat):
@@ -243,7 +289,8 @@ def push_many(
 ) -> None:
     """One step of several leaves, each given once; those of a group in one launch."""
     for group, members in _by_group(leaves).items():
-        if len({leaves[k].step for k in members}) > 1:  # each has numbers of its own
+        whole = any(isinstance(ids[k], Every) for k in members)
+        if whole or len({leaves[k].step for k in members}) > 1:  # each has numbers of its own
             for k in members:
                 leaves[k].push(ids[k], grads[k], lr)
             continue

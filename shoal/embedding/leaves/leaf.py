@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ COUNTERS = {"show": torch.float32, "click": torch.float32, "last_step": torch.in
 
 class Leaf(ABC):
     """A Store that holds its rows in this process. Subclasses hold the memory."""
+
+    recordable = False  # whether a push may be part of a CUDA graph; see `begin_many`
 
     def __init__(
         self,
@@ -72,6 +75,9 @@ class Leaf(ABC):
         """The rows themselves [rows, dim], to be read until the next push; None: they cannot be."""
         return None
 
+    def announce(self, ids: Sequence[Tensor]) -> None:
+        """A hint: these ids [n_k] are pulled soon. A leaf whose rows are far gets them ready."""
+
     def forget(self) -> None:
         """Drop every row of a growing table, and every count."""
         counted = self.admission is not None
@@ -98,6 +104,27 @@ class Leaf(ABC):
         that Adam's bias correction needs. With counters, each of the ids was clicked `clicks` [n]
         times (none) and shown `shows` [n] times (once).
         """
+
+    # Leaves of one kind together, which some kinds do in one call. Any: a kind's own class.
+
+    @classmethod
+    def pull_many(cls, leaves: Sequence[Any], ids: Sequence[Ids]) -> list[Tensor]:
+        """Rows of several leaves: ids[k] [n_k] -> [n_k, dim_k]; a leaf may come twice."""
+        return [leaf.pull(part) for leaf, part in zip(leaves, ids)]
+
+    @classmethod
+    def push_many(
+        cls, leaves: Sequence[Any], ids: Sequence[Ids], grads: Sequence[Tensor], lr: float
+    ) -> None:
+        """One step of several leaves, each given once."""
+        for leaf, part, grad in zip(leaves, ids, grads):
+            leaf.push(part, grad, lr)
+
+    @classmethod
+    def begin_many(cls, leaves: Sequence[Any], lr: float) -> None:
+        """Count a step of leaves that are `recordable`: their recorded push is replayed next."""
+        for leaf in leaves:
+            leaf.begin(lr)
 
     @abstractmethod
     def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Literal
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from shoal.config.tiers import TiersSection, show_size
 from shoal.embedding.leaves import native
 from shoal.embedding.leaves.admission import Admission
 from shoal.embedding.leaves.device import Device
@@ -19,7 +22,7 @@ from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.store import Ids
 from shoal.embedding.table import Table
 
-BACKENDS = ("auto", "native", "reference", "device")
+BACKENDS = ("auto", "native", "reference", "device", "gpu")
 
 
 def make_local(
@@ -27,7 +30,7 @@ def make_local(
     optimizer: RowOptimizer,
     seed: int,
     *,
-    backend: Literal["auto", "native", "reference", "device"] = "auto",
+    backend: Literal["auto", "native", "reference", "device", "gpu"] = "auto",
     threads: int | None = None,
     admission: Admission | None = None,
     dtype: torch.dtype = torch.float32,
@@ -37,12 +40,17 @@ def make_local(
     """A leaf that holds the table's rows here; `threads=None` means torch's number of threads.
 
     dtype=torch.bfloat16 halves the memory of values (not of state); updates round stochastically.
-    On a GPU the rows of a fixed table live in its memory; those of a growing one stay on the host.
-    Rows that are read whole are tensors on the host as well: they are lent without a copy.
-    `fused` lets rows on a GPU be updated by Triton kernels, where there are any for the optimizer.
+    On a GPU rows live in its memory, where Triton is installed those of growing tables too; see
+    `lives_on_gpu`. Rows that are read whole are tensors on the host as well: they are lent without
+    a copy. `fused` lets such rows on a GPU be updated where nobody sees their gradients.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r} is not known; known are {', '.join(BACKENDS)}")
+    on_gpu = backend == "auto" and lives_on_gpu(table, admission, device)
+    if backend == "gpu" or on_gpu:
+        from shoal.embedding.leaves import gpu_leaf
+
+        return gpu_leaf.make_gpu_leaves([table], optimizer, seed, device, dtype, [admission])[0]
     as_tensors = table.rows is not None and (torch.device(device).type != "cpu" or table.whole)
     as_tensors = as_tensors and admission is None and dtype == torch.float32
     if backend == "device" or (backend == "auto" and as_tensors):
@@ -70,14 +78,127 @@ def _warn_once() -> None:
     )
 
 
+def lives_on_gpu(table: Table, admission: Admission | None, device: torch.device | str) -> bool:
+    """Whether rows are kept by the kernels of GpuLeaf: on a GPU, where Triton is installed.
+
+    Not those of an output layer, which its softmax updates in a pass of its own, nor those that a
+    Bloom filter admits, which counts in host memory.
+    """
+    if torch.device(device).type != "cuda" or table.whole or not _has_triton():
+        return False
+    return admission is None or not admission.bloom_counters
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def make_leaves(
+    tables: Mapping[str, Table],
+    optimizers: Mapping[str, RowOptimizer],
+    seed: int,
+    *,
+    admissions: Mapping[str, Admission | None],
+    device: torch.device | str = "cpu",
+    fused: bool = False,
+    backend: Literal["auto", "gpu"] = "auto",
+    tiers: TiersSection | None = None,
+) -> dict[str, Leaf]:
+    """A leaf for each table; on a GPU those of one width and optimizer are read in one launch.
+
+    tiers: what they may take of host memory together, and where the other rows lie.
+    """
+    if tiers is not None and tiers.ssd is not None:
+        return _make_tiered(tables, optimizers, seed, admissions, tiers)
+    if tiers is not None and tiers.gpu is not None and torch.device(device).type == "cuda":
+        check_gpu_budget(tables, optimizers, tiers.gpu)
+        device = device if tiers.gpu else "cpu"
+    together: dict[RowOptimizer, list[str]] = {}
+    for name, table in tables.items():
+        if backend == "gpu" or lives_on_gpu(table, admissions.get(name), device):
+            together.setdefault(optimizers[name], []).append(name)
+    made: dict[str, Leaf] = {}
+    for optimizer, names in together.items():
+        from shoal.embedding.leaves import gpu_leaf
+
+        some = [tables[name] for name in names]
+        rules = [admissions.get(name) for name in names]
+        leaves = gpu_leaf.make_gpu_leaves(some, optimizer, seed, device, admissions=rules)
+        made.update(zip(names, leaves))
+    for name, table in tables.items():
+        if name not in made:
+            admission = admissions.get(name)
+            made[name] = make_local(
+                table, optimizers[name], seed, admission=admission, device=device, fused=fused
+            )
+    return {name: made[name] for name in tables}
+
+
+def check_gpu_budget(
+    tables: Mapping[str, Table], optimizers: Mapping[str, RowOptimizer], budget: int
+) -> None:
+    """Refuse tables that take more of a GPU's memory than they may; 0: none of them goes there."""
+    from shoal.embedding.leaves.budgets import row_bytes
+
+    need = sum((t.rows or 0) * row_bytes(t, optimizers[name]) for name, t in tables.items())
+    if 0 < budget < need:
+        raise ValueError(
+            f"rows.tiers.gpu: given {show_size(budget)}, and the tables need {show_size(need)} of "
+            "GPU memory: raise it, set it to 0 to keep rows in host memory (with rows.tiers.host "
+            "and rows.tiers.ssd also on a disk), or spread them over more GPUs (sharded)"
+        )
+
+
+def _make_tiered(
+    tables: Mapping[str, Table],
+    optimizers: Mapping[str, RowOptimizer],
+    seed: int,
+    admissions: Mapping[str, Admission | None],
+    tiers: TiersSection,
+) -> dict[str, Leaf]:
+    """Leaves in host memory, over a disk those that have no room there."""
+    from shoal.embedding.leaves.budgets import share_out
+    from shoal.embedding.leaves.tiered import Tiered
+
+    assert tiers.ssd is not None
+    made: dict[str, Leaf] = {}
+    for name, share in share_out(tables, optimizers, tiers).items():
+        table, admission = tables[name], admissions.get(name)
+        if share.slots is None:
+            made[name] = make_local(table, optimizers[name], seed, admission=admission)
+            continue
+        if admission is not None:
+            raise ValueError(
+                f"table {name!r} has rows on a disk (rows.tiers) and counts its ids "
+                "(rows.admission, rows.decay, rows.shrink): rows on a disk are neither counted nor "
+                "dropped; leave out one of the two"
+            )
+        made[name] = Tiered(table, optimizers[name], seed, share.slots, Path(tiers.ssd))
+    return made
+
+
+def _by_kind(stores: Sequence[Leaf]) -> dict[Any, list[int]]:
+    """The numbers of the stores of each class."""
+    kinds: dict[Any, list[int]] = {}
+    for k, store in enumerate(stores):
+        kinds.setdefault(type(store), []).append(k)
+    return kinds
+
+
 def pull_all(stores: Sequence[Leaf], ids: Sequence[Ids]) -> list[Tensor]:
-    """Rows of several stores, native ones in one call: ids[k] [n_k] -> [n_k, dim_k]."""
-    together = [k for k, store in enumerate(stores) if isinstance(store, native.Native)]
-    if len(together) < 2:
-        return [store.pull(part) for store, part in zip(stores, ids)]
-    pulled = native.pull_many([stores[k] for k in together], [ids[k] for k in together])  # type: ignore[misc]
-    rows = dict(zip(together, pulled))
-    return [rows[k] if k in rows else stores[k].pull(ids[k]) for k in range(len(stores))]
+    """Rows of several stores, those of a kind in one call: ids[k] [n_k] -> [n_k, dim_k]."""
+    rows: dict[int, Tensor] = {}
+    for kind, members in _by_kind(stores).items():
+        pulled = kind.pull_many([stores[k] for k in members], [ids[k] for k in members])
+        rows.update(zip(members, pulled))
+    return [rows[k] for k in range(len(stores))]
+
+
+def begin_all(stores: Sequence[Leaf], lr: float) -> None:
+    """Count a step of stores whose recorded push is replayed next."""
+    for kind, members in _by_kind(stores).items():
+        kind.begin_many([stores[k] for k in members], lr)
 
 
 def push_all(
@@ -86,28 +207,23 @@ def push_all(
     lr: float,
     counts: Sequence[Tensor | None] = (),
 ) -> None:
-    """One step of several stores, native ones in one call; parts[k]: ids, grads of stores[k].
+    """One step of several stores, those of a kind in one call; parts[k]: ids, grads of stores[k].
 
     counts[k] [n, 2], of a store with counters: how often each id was shown, and clicked.
     """
     counts = counts or [None] * len(stores)
-    together = [
-        k
-        for k, store in enumerate(stores)
-        if isinstance(store, native.Native) and counts[k] is None
-    ]
-    if together:
-        native.push_many(
-            [stores[k] for k in together],  # type: ignore[misc]
-            [parts[k][0] for k in together],
-            [parts[k][1] for k in together],
+    uncounted = [k for k in range(len(stores)) if counts[k] is None]
+    for kind, members in _by_kind([stores[k] for k in uncounted]).items():
+        some = [uncounted[k] for k in members]
+        kind.push_many(
+            [stores[k] for k in some],
+            [parts[k][0] for k in some],
+            [parts[k][1] for k in some],
             lr,
         )
     for store, (ids, grads), counted in zip(stores, parts, counts):
         if counted is not None:
             push_counted(store, ids, grads, lr, counted)
-        elif not isinstance(store, native.Native):
-            store.push(ids, grads, lr)
 
 
 def push_counted(store: Leaf, ids: Ids, grads: Tensor, lr: float, counts: Tensor) -> None:

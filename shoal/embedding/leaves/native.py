@@ -98,6 +98,16 @@ class Native(Leaf):
         shows = self.check_clicks(shows, ids.numel())
         _push([self], [ids], [grads], [None], [None], lr, clicks, shows)
 
+    @classmethod
+    def pull_many(cls, leaves: Sequence[Any], ids: Sequence[Ids]) -> list[Tensor]:
+        return pull_many(leaves, ids)
+
+    @classmethod
+    def push_many(
+        cls, leaves: Sequence[Any], ids: Sequence[Ids], grads: Sequence[Tensor], lr: float
+    ) -> None:
+        push_many(leaves, ids, grads, lr)
+
     def pull_bags(self, ids: Tensor, bags: Bags) -> Tensor:
         """Pooled rows, without making the single ones: [bags, dim]."""
         ids = self.flat_ids(ids)

@@ -52,6 +52,14 @@ class LocalRows(RowService):
         self._labels: Labels = {}
         self._pulled: dict[str, list[Pulled]] = {name: [] for name in self.leaves}
 
+    def announce(self, batch: object, lookups: Sequence[Lookup]) -> None:
+        ids: dict[str, list[Tensor]] = {}
+        for one in lookups:
+            if not isinstance(one.ids, Every):
+                ids.setdefault(one.table, []).append(one.ids.reshape(-1))
+        for name, parts in ids.items():
+            self.leaves[name].announce(parts)
+
     def begin(
         self, batch: object, lookups: Sequence[Lookup], labels: Labels, lr: float = 0.0
     ) -> None:

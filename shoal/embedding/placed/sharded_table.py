@@ -13,9 +13,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from shoal.config.tiers import TiersSection
 from shoal.embedding.leaves.admission import Admission, Filter, Pending, Shrink
 from shoal.embedding.leaves.leaf import COUNTERS, Leaf, fits
-from shoal.embedding.leaves.local import make_local, push_counted
+from shoal.embedding.leaves.local import make_leaves, make_local, push_counted
 from shoal.embedding.leaves.native import filter_facts_of
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placed.placement import Layout
@@ -42,6 +43,7 @@ class ShardedTable:
         seed: int,
         fused: bool = False,
         admission: Admission | None = None,
+        tiers: TiersSection | None = None,
     ):
         self.table, self.layout, self.world = layout.table, layout, world
         self.optimizer, self.admission = optimizer, admission
@@ -54,7 +56,7 @@ class ShardedTable:
         self.leaf: Leaf | None = None
         if layout.holds(world.rank):
             self.leaf = make_leaf(
-                layout, world.rank, optimizer, seed, world.device, fused, admission
+                layout, world.rank, optimizer, seed, world.device, fused, admission, tiers
             )
         self._step = 0
 
@@ -325,8 +327,11 @@ def make_leaf(
     device: torch.device | str = "cpu",
     fused: bool = False,
     admission: Admission | None = None,
+    tiers: TiersSection | None = None,
 ) -> Leaf:
     """The leaf of one rank: its share of the rows, each beginning at the table's own values.
+
+    tiers: the table's share of what this rank's rows may take.
 
     A row's initial value hangs on its id, but a dense leaf counts from 0: so the values come from a
     growing table, which knows every id's initial value and holds nothing.
@@ -340,10 +345,10 @@ def make_leaf(
                 f"table {table.name!r} grows, and a growing table cannot be cut by columns yet; "
                 "place it by row"
             )
-        return make_local(table, optimizer, seed, admission=admission, device=device)
+        return _make(table, optimizer, seed, device, False, admission, tiers)
     # The padding id never travels; its row stays at the zeros it is given here.
     own = Table(table.name, width, layout.shares[rank], Init("constant", 0.0), whole=table.whole)
-    leaf = make_local(own, optimizer, seed, device=device, fused=fused)
+    leaf = _make(own, optimizer, seed, device, fused, None, tiers)
     source = make_local(grown, RowOptimizer("sgd"), seed)
     ids = layout.ids(rank)
     begin = optimizer.initial_state()
@@ -356,6 +361,27 @@ def make_leaf(
         }
         leaf.restore(Rows(keys, source.pull(some)[:, first:last].contiguous(), state))
     return leaf
+
+
+def _make(
+    table: Table,
+    optimizer: RowOptimizer,
+    seed: int,
+    device: torch.device | str,
+    fused: bool,
+    admission: Admission | None,
+    tiers: TiersSection | None,
+) -> Leaf:
+    name = table.name
+    return make_leaves(
+        {name: table},
+        {name: optimizer},
+        seed,
+        admissions={name: admission},
+        device=device,
+        fused=fused,
+        tiers=tiers,
+    )[name]
 
 
 def _floats(part: Tensor) -> Tensor:

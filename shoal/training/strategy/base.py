@@ -27,7 +27,7 @@ from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch
 from shoal.embedding.leaves.admission import admission_of
 from shoal.embedding.leaves.leaf import Leaf
-from shoal.embedding.leaves.local import make_local
+from shoal.embedding.leaves.local import make_leaves
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.chosen import check_tables, row_optimizer_of
 from shoal.embedding.optim.dense import make_optimizer, restore_state, state_tensors
@@ -91,7 +91,8 @@ class Strategy(ABC):
         self.tables = tables
         check_tables(optimizer, tables)
         self.row_optimizers = {name: row_optimizer_of(optimizer, name) for name in tables}
-        self.rules = self._make_rules(tables, rows or RowsSection())
+        rows = rows or RowsSection()
+        self.tiers, self.rules = rows.tiers, self._make_rules(tables, rows)
         self.dense = [p for p in model.parameters() if p.requires_grad]
         self.rows = self.make_rows(tables)
         number = 0
@@ -143,15 +144,16 @@ class Strategy(ABC):
         """Whether a step of all ranks is one global batch."""
         return True
 
-    def leaf(self, table: Table, fused: bool) -> Leaf:
+    def make_leaves(self, tables: dict[str, Table], fused: bool) -> dict[str, Leaf]:
         """Rows in this process, on its device; `fused`: updated unseen, where that is faster."""
-        return make_local(
-            table,
-            self.row_optimizers[table.name],
+        return make_leaves(
+            tables,
+            self.row_optimizers,
             self.seed,
-            admission=admission_of(self.rules.get(table.name)),
+            admissions={name: admission_of(self.rules.get(name)) for name in tables},
             device=self.world.device,
             fused=fused and self.clip_grad_norm is None,  # which needs all gradients at once
+            tiers=self.tiers,
         )
 
     @property

@@ -24,6 +24,10 @@ class DDP(Collective):
         super().__init__(world)
         self.fused = fused and self.world.device.type == "cpu"  # a GPU's kernels never write them
 
+    def prefetch(self, batch: Batch) -> None:
+        """Let rows that are far away be got ready."""
+        self.rows.announce(batch, self.lookups(batch))
+
     def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
         lr = self.lr(lr)
         sums = self.backward(parts, lr)
@@ -36,5 +40,4 @@ class DDP(Collective):
         return loss
 
     def make_rows(self, tables: dict[str, Table]) -> ReplicatedRows:
-        leaves = {name: self.leaf(table, self.fused) for name, table in tables.items()}
-        return ReplicatedRows(leaves, self.rules, self.world)
+        return ReplicatedRows(self.make_leaves(tables, self.fused), self.rules, self.world)

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch, Jagged
-from shoal.embedding.leaves.device import Device
+from shoal.embedding.leaves.leaf import Leaf
+from shoal.embedding.leaves.local import begin_all
 from shoal.embedding.service import RowService
 from shoal.embedding.table import Table
 from shoal.models.base import Model
@@ -66,13 +67,13 @@ class Graphed(Single):
 
     def make_rows(self, tables: dict[str, Table]) -> RowService:
         rows = super().make_rows(tables)
-        self._leaves = []
+        self._leaves: list[Leaf] = []
         for name in tables:
             leaf = rows.leaf(name)
-            if not isinstance(leaf, Device) or leaf.kernels is None:
+            if leaf is None or not leaf.recordable:
                 raise ValueError(
-                    f"strategy.graph needs Triton and tables in the GPU's memory; {name!r} is not: "
-                    "set strategy.graph=false"
+                    f"strategy.graph needs Triton and tables of fixed size in the GPU's memory; "
+                    f"{name!r} is not: set strategy.graph=false"
                 )
             self._leaves.append(leaf)
         return rows
@@ -101,8 +102,7 @@ class Graphed(Single):
                 self._loss.copy_(super().train_parts([found.batch], lr))
         else:
             found.feed(batch)
-        for leaf in self._leaves:
-            leaf.begin(lr)
+        begin_all(self._leaves, lr)
         found.graph.replay()
         return self._loss.clone()
 
@@ -181,7 +181,7 @@ def padded_length(count: int) -> int:
 
 def tensors(batch: Batch) -> dict[str, Tensor]:
     """Every tensor of a batch, by a name."""
-    found: dict[str, Tensor | None] = {"labels": batch.labels}
+    found: dict[str, Tensor | None] = {"labels": batch.labels, "weights": batch.weights}
     found |= {f"dense.{name}": x for name, x in batch.dense.items()}
     for name, ids in batch.ids.items():
         if isinstance(ids, Jagged):
@@ -203,4 +203,5 @@ def with_tensors(batch: Batch, given: dict[str, Tensor]) -> Batch:
         else:
             ids[name] = given[f"ids.{name}"]
     dense = {name: given[f"dense.{name}"] for name in batch.dense}
-    return Batch(batch.size, ids, dense, given.get("labels"), batch.first)
+    labels, weights = given.get("labels"), given.get("weights")
+    return Batch(batch.size, ids, dense, labels, batch.first, weights)

@@ -1,0 +1,132 @@
+"""Rows in host memory over rows on a disk, beside all rows in host memory.
+
+    python benchmarks/tiered.py                 # one table ten times the host budget, zipf ids
+    python benchmarks/tiered.py --folder /ssd   # where the disk is; else a temporary folder
+
+A step is what a worker does with rows: pull of the batch's rows, push of gradients as many; the
+next batch is announced before. `model` adds products of the batch as large as a small click model
+has, beside which rows are read ahead. Both leaves run in one process, turn by turn, on the same
+ids; at the end some rows of both are compared, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from shoal.embedding.leaves.budgets import row_bytes
+from shoal.embedding.leaves.leaf import Leaf
+from shoal.embedding.leaves.native import Native
+from shoal.embedding.leaves.tiered import Tiered, Traffic
+from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.table import Init, Table
+
+
+def draw(step: int, args: argparse.Namespace) -> Tensor:
+    """Zipf ids of one step, the same in every run: [ids]."""
+    generator = torch.Generator().manual_seed(step)
+    u = torch.rand(args.batch * args.slots, generator=generator, dtype=torch.float64)
+    rest = 1.0 - args.power
+    rank = (1.0 + u * (args.rows**rest - 1.0)) ** (1.0 / rest)
+    return (rank.long() * 0x9E3779B1) % args.rows  # frequent ids lie anywhere
+
+
+def run(leaf: Leaf, steps: range, args: argparse.Namespace, model: list[Tensor]) -> float:
+    """Seconds of a step, the mean: rows are written to the disk in some steps alone."""
+    total = 0.0
+    grads = torch.full((args.batch * args.slots, args.dim), 1e-3)
+    following = draw(steps[0], args)
+    for step in steps:
+        ids, following = following, draw(step + 1, args)
+        begin = time.perf_counter()
+        leaf.announce([following])
+        rows = leaf.pull(ids)
+        x = rows.view(args.batch, -1)
+        for weight in model:
+            x = x @ weight
+        leaf.push(ids, grads, 0.01)
+        total += time.perf_counter() - begin
+    return total / len(steps)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--dim", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=1024)
+    parser.add_argument("--slots", type=int, default=26, help="ids of a sample")
+    parser.add_argument("--power", type=float, default=1.05, help="of the law of frequencies")
+    parser.add_argument("--share", type=float, default=0.1, help="of the table in host memory")
+    parser.add_argument("--steps", type=int, default=60, help="that are measured, of each")
+    parser.add_argument("--warm", type=int, default=150, help="steps before")
+    parser.add_argument("--optimizer", default="adagrad")
+    parser.add_argument("--folder", type=Path)
+    args = parser.parse_args()
+    optimizer = RowOptimizer(args.optimizer)
+    table = Table("table", args.dim, args.rows, Init("uniform", 0.01))
+    total = args.rows * row_bytes(table, optimizer)
+    folder = args.folder or Path(tempfile.mkdtemp())
+    threads = torch.get_num_threads()
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, {threads} threads, "
+        f"torch {torch.__version__}"
+    )
+    print(
+        f"{args.rows:,} x {args.dim}, {args.optimizer}: {total / 1e9:.2f} GB, "
+        f"{args.share:.0%} of its rows in host memory; {args.batch:,} x {args.slots} ids a step, "
+        f"power {args.power}"
+    )
+    memory = Native(table, optimizer, 1)
+    # All rows have been updated once: none is free for being at its beginning.
+    ours = Tiered(table, optimizer, 1, int(args.rows * args.share), folder)
+    for start in range(0, args.rows, 1 << 16):
+        ids = torch.arange(start, min(start + (1 << 16), args.rows))
+        for leaf in (memory, ours):
+            leaf.push(ids, torch.full((len(ids), args.dim), 1e-3), 0.01)
+    hidden = [torch.randn(args.slots * args.dim, 256) * 0.01, torch.randn(256, 256) * 0.01]
+    hidden.append(torch.randn(256, args.slots * args.dim) * 0.01)
+    print(f"{'a step':24}{'in memory ms':>14}{'tiered ms':>12}{'rate':>8}{'hits':>8}{'ahead':>8}")
+    first = 0
+    for name, model in (("rows alone", []), ("rows and a model", hidden * 3)):
+        for leaf in (ours, memory):
+            run(leaf, range(first, first + args.warm), args, [])
+        first += args.warm
+        ours.traffic = Traffic()
+        sides: dict[int, list[float]] = {0: [], 1: []}
+        for _ in range(3):
+            part = range(first, first + args.steps // 3)
+            for side, leaf in enumerate((memory, ours)):
+                sides[side].append(run(leaf, part, args, model))
+            first += len(part)
+        plain, tiers = (statistics.median(sides[side]) for side in (0, 1))
+        seen = ours.traffic
+        found = seen.hot + seen.ahead + seen.cold
+        print(
+            f"{name:24}{1e3 * plain:14.2f}{1e3 * tiers:12.2f}{plain / tiers:8.0%}"
+            f"{seen.hot / found:8.1%}{seen.ahead / found:8.1%}"
+        )
+    some = torch.randint(0, args.rows, (10_000,))
+    equal = torch.equal(ours.pull(some), memory.pull(some))
+    print(
+        f"rows are {'equal' if equal else 'NOT EQUAL'}; host memory {ours.memory / 1e6:.0f} MB "
+        f"(all rows: {memory.memory / 1e6:.0f}), disk {ours.log.bytes / 1e6:.0f} MB, "
+        f"{seen.evicted:,} rows written"
+    )
+    ours.log.close()
+    if not equal:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

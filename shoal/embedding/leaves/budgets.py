@@ -1,0 +1,63 @@
+"""Budgets: how many rows of each table a tier has room for.
+
+Tables that fit into an even share of the budget have all their rows there; what they leave is
+shared evenly by the others. A table that grows counts as larger than any budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shoal.config.tiers import TiersSection, show_size
+from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.table import Table
+
+INDEX_FIXED, INDEX_GROWING = 8, 24  # bytes of the index for a row that host memory may lack
+SLOT = 16  # bytes beside a row in host memory: whose it is, when it was used
+FEWEST = 64  # rows in memory below which a tier makes no sense
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a table has of a budget."""
+
+    bytes: int
+    slots: int | None  # rows in memory; None: all of them
+
+
+def row_bytes(table: Table, optimizer: RowOptimizer) -> int:
+    """Bytes of a row's values and its optimizer's state."""
+    kinds = list(optimizer.state_names().values())
+    return 4 * (table.dim * (1 + kinds.count("dim")) + kinds.count("row"))
+
+
+def share_out(
+    tables: Mapping[str, Table], optimizers: Mapping[str, RowOptimizer], tiers: TiersSection
+) -> dict[str, Share]:
+    """The share of host memory of each table; without a budget each has all it needs."""
+    sizes = {name: row_bytes(table, optimizers[name]) for name, table in tables.items()}
+    if tiers.host is None:
+        return {name: Share(sizes[name] * (t.rows or 0), None) for name, t in tables.items()}
+    left, shares = tiers.host, {}
+    by_size = sorted(tables, key=lambda n: sizes[n] * (tables[n].rows or 1 << 60))
+    for done, name in enumerate(by_size):
+        rows, share = tables[name].rows, left // (len(tables) - done)
+        whole = None if rows is None else rows * sizes[name]
+        if whole is not None and whole <= share:
+            shares[name] = Share(whole, None)
+        else:
+            index = (rows or 0) * INDEX_FIXED
+            each = sizes[name] + SLOT + (INDEX_GROWING if rows is None else 0)
+            slots = (share - index) // each
+            if slots < FEWEST:
+                need = (index + FEWEST * each) * (len(tables) - done) + tiers.host - left
+                raise ValueError(
+                    f"rows.tiers.host: given {show_size(tiers.host)}, of which table {name!r} has "
+                    f"{show_size(share)}; the index of its rows and the fewest that make sense in "
+                    f"memory need {show_size(index + FEWEST * each)}: give at least "
+                    f"{show_size(need)}, fewer or smaller tables, or more processes (sharded)"
+                )
+            shares[name] = Share(share, slots)
+        left -= shares[name].bytes
+    return {name: shares[name] for name in tables}

@@ -1,0 +1,398 @@
+"""Tiered: a leaf whose rows are in host memory while they are used, and on a disk otherwise.
+
+    index   id -> code: 0, never updated; 1 to slots, in host memory; above, a place of the log
+    hot     a table of the native core with a row for each slot
+    cold    a RowLog: values and optimizer state, id by id
+
+A row is updated in a slot, always: cold ones are staged before (`pull` and `push` do it, and read
+ahead what `announce` named), by slots whose rows were not used for longest, which are written to
+the log first. So every number is that of a leaf which has all rows in memory, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shoal.embedding.leaves.admission import Shrink
+from shoal.embedding.leaves.leaf import Leaf
+from shoal.embedding.leaves.native import Native, _ids
+from shoal.embedding.leaves.row_log import RowLog
+from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.store import Ids, Rows
+from shoal.embedding.table import Init, Table
+
+SHARE = 16  # one of so many slots, at least, is freed at a time
+NOBODY = 1 << 62  # the time of a slot without a row
+AT_ONCE = 1 << 16  # rows that pass through memory on their way at a time
+
+
+@dataclass
+class Traffic:
+    """What ids that were pulled found so far; of equal ones only the first finds a cold row."""
+
+    hot: int = 0
+    ahead: int = 0  # on the disk, but read before they were asked for
+    cold: int = 0
+    evicted: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of ids whose row was in memory when they were asked for."""
+        return (self.hot + self.ahead) / max(1, self.hot + self.ahead + self.cold)
+
+
+class Tiered(Leaf):
+    """Rows of one table, `slots` of them in host memory and the others in a folder."""
+
+    def __init__(
+        self,
+        table: Table,
+        optimizer: RowOptimizer,
+        seed: int,
+        slots: int,
+        folder: Path,
+        *,
+        threads: int | None = None,
+        segment_rows: int | None = None,
+    ):
+        super().__init__(table, optimizer, seed)
+        if slots < 1:
+            raise ValueError(f"table {table.name!r}: {slots} rows in memory; it must be 1 or more")
+        self.slots, self.folder = slots, folder
+        plain, zeros = RowOptimizer("sgd"), Init("constant", 0.0)
+        kept = Table(table.name, table.dim, slots, zeros)
+        self.hot = Native(kept, optimizer, seed, threads=threads)
+        begin = replace(table, rows=None, init=Init(*table.resolved_init))
+        self._begin = Native(begin, plain, seed, threads=threads)  # holds nothing: initial values
+        self._index_table = Table(table.name, 2, table.rows, zeros)
+        self._plain, self._threads = plain, threads
+        # Widths in float32 of what a record holds after its id.
+        self._pieces = {
+            key: shape[1] if len(shape) > 1 else 1
+            for key, (shape, _) in self.state_shapes(1).items()
+        }
+        floats = table.dim + sum(self._pieces.values())
+        self._floats = floats
+        self.log = RowLog(folder, table.name, 1 + -(-floats // 2), segment_rows)
+        self._pool = ThreadPoolExecutor(1, f"rows of {table.name}")
+        self.traffic = Traffic()
+        self._clear()
+
+    def _clear(self) -> None:
+        self.index = Native(self._index_table, self._plain, 0, threads=self._threads)
+        self.owner = torch.full((self.slots,), -1, dtype=torch.int64)
+        self.used = torch.full((self.slots,), NOBODY)  # the time of the last use
+        self.free = torch.arange(self.slots - 1, -1, -1)
+        self.held = 0  # rows, hot and cold
+        self.time = 0
+        self._pulled: tuple[Tensor, Tensor] | None = None  # the last ids, and their codes now
+        self._ahead: deque[Future[tuple[Tensor, Tensor, Tensor]]] = deque(maxlen=2)
+
+    def __len__(self) -> int:
+        """Rows held: all of a fixed table, those that were updated of a growing one."""
+        return self.held if self.table.rows is None else self.table.rows
+
+    @property
+    def memory(self) -> int:
+        """Bytes of host memory that rows, state and index take."""
+        return self.hot.memory + self.index.memory + 16 * self.slots
+
+    # ---- reading and updating --------------------------------------------------------------------
+
+    def announce(self, ids: Sequence[Tensor]) -> None:
+        """These ids are pulled soon: what is cold of them is read meanwhile."""
+        flat, segments = self._inside(torch.cat(list(ids))), self.log.snapshot()
+        self._ahead.append(self._pool.submit(self._read_ahead, flat, segments, self.log.next))
+
+    def pull(self, ids: Ids) -> Tensor:
+        """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
+        flat = self._inside(ids)
+        codes = self._codes(flat)
+        if len(flat) > self.slots and len(_distinct(flat)[0]) > self.slots // 2:
+            # More than a step: to be read alone, and slots stay whose they are.
+            return torch.cat([self._peek(some).values for some in flat.split(AT_ONCE)])
+        before = self.traffic.cold + self.traffic.ahead
+        if bool((codes > self.slots).any()):
+            codes = self._stage(flat, codes)
+        else:
+            self._note(codes)
+        self.traffic.hot += len(flat) - (self.traffic.cold + self.traffic.ahead - before)
+        self._pulled = flat, codes
+        if bool(codes.all()):
+            return self.hot.pull(codes - 1)
+        rows = self._begin.pull(flat)
+        here = codes.nonzero().squeeze(1)
+        rows[here] = self.hot.pull(codes[here] - 1)
+        return rows
+
+    def push(
+        self,
+        ids: Ids,
+        grads: Tensor,
+        lr: float,
+        clicks: Tensor | None = None,
+        shows: Tensor | None = None,
+    ) -> None:
+        """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
+        self.check_clicks(clicks, len(grads))
+        self.check_clicks(shows, len(grads))  # neither: its ids are not counted
+        flat = self._inside(ids)
+        grads = self.flat_grads(grads, len(flat))
+        if self.table.padding is not None and len(flat):
+            real = flat != self.table.padding
+            if not bool(real.all()):
+                flat, grads = flat[real], grads[real]
+        if self._pulled is not None and self._pulled[0] is flat:  # they are where they were
+            codes = self._pulled[1]
+        else:
+            codes = self._codes(flat)
+        if not bool(codes.all()) or bool((codes > self.slots).any()):
+            codes = self._stage(flat, codes, make=True)
+        else:
+            self._note(codes)
+        self.hot.step = self._step
+        self.hot.push(codes - 1, grads, lr)
+        self._step += 1
+
+    def _codes(self, ids: Tensor) -> Tensor:
+        """Where the rows of ids [n] are: see above."""
+        return self.index.pull(ids).view(torch.int64).squeeze(1)
+
+    def _note(self, codes: Tensor) -> None:
+        """Rows in slots are used now."""
+        self.time += 1
+        slots = codes - 1
+        self.used.index_fill_(0, slots if bool(codes.all()) else slots[slots >= 0], self.time)
+
+    def _stage(self, ids: Tensor, codes: Tensor, make: bool = False) -> Tensor:
+        """Give slots to all rows of ids [n] that are cold; `make`: to those that never were too."""
+        self.time += 1
+        hot = (codes > 0) & (codes <= self.slots)
+        self.used.index_fill_(0, codes[hot] - 1, self.time)  # so that they stay
+        wanted = _distinct(ids[codes > self.slots])[0]
+        fresh = _distinct(ids[codes == 0])[0] if make else ids[:0]
+        given = self._take_slots(len(wanted) + len(fresh))
+        if len(wanted):
+            places = self._codes(wanted) - self.slots - 1  # which making room may have changed
+            records = self._take_ahead(wanted, places)
+            self.log.kill(places)
+            at = given[: len(wanted)]
+            self.hot.restore(self._rows(records, at))
+            self._occupy(wanted, at)
+        if len(fresh):
+            at = given[len(wanted) :]
+            for some, slots in zip(fresh.split(AT_ONCE), at.split(AT_ONCE)):
+                self.hot.restore(self._initial(some, slots))
+            self._occupy(fresh, at)
+            self.held += len(fresh)
+        return self._codes(ids)
+
+    def _occupy(self, ids: Tensor, slots: Tensor) -> None:
+        self.owner.index_copy_(0, slots, ids)
+        self.used.index_fill_(0, slots, self.time)
+        self._set_codes(ids, slots + 1)
+
+    def _set_codes(self, ids: Tensor, codes: Tensor) -> None:
+        self._pulled = None
+        self.index.assign(ids, codes.contiguous().view(torch.float32).view(-1, 2))
+
+    def _take_slots(self, count: int) -> Tensor:
+        """Ascending slots [count] without an owner; others' rows go to the log for it."""
+        if len(self.free) < count:
+            self._evict(count - len(self.free))
+        taken = self.free[len(self.free) - count :].sort().values
+        self.free = self.free[: len(self.free) - count]
+        return taken
+
+    def _evict(self, count: int) -> None:
+        """Write rows that were not used for longest to the log, `count` or more."""
+        idle = (self.used < self.time).nonzero().squeeze(1)
+        if len(idle) < count:
+            raise ValueError(
+                f"table {self.table.name!r}: one step uses more rows than the {self.slots:,} that "
+                "its share of rows.tiers.host has room for: raise it, or train in smaller batches "
+                "(train.batch_size)"
+            )
+        count = min(len(idle), max(count, self.slots // SHARE))
+        times = self.used.index_select(0, idle)
+        victims = idle.index_select(0, times.topk(count, largest=False, sorted=False).indices)
+        for slots in victims.split(AT_ONCE):
+            ids = self.owner.index_select(0, slots)
+            places = self.log.append(self._records(ids, self.hot._read(slots)))
+            self._set_codes(ids, places + self.slots + 1)
+        self.used.index_fill_(0, victims, NOBODY)
+        self.free = torch.cat([self.free, victims])
+        self.traffic.evicted += count
+        self._compact()
+
+    def _compact(self) -> None:
+        """Copy what lives in segments that are mostly dead, and remove their files."""
+        for number, ids in self.log.sparse():
+            places = number * self.log.segment_rows + torch.arange(len(ids))
+            lives = self._codes(ids.contiguous()) == places + self.slots + 1
+            for some in places[lives].split(AT_ONCE):
+                if len(some):
+                    records = self.log.read(some)
+                    moved = self.log.append(records)
+                    self._set_codes(records[:, 0].contiguous(), moved + self.slots + 1)
+                    self.log.kill(some)
+            self.log.drop(number)
+
+    # ---- rows on their way -----------------------------------------------------------------------
+
+    def _read_ahead(
+        self, ids: Tensor, segments: dict[int, Tensor], end: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Of cold rows: ids ascending, places, records. In a thread: it changes nothing."""
+        codes = self._codes(ids)
+        places = codes - self.slots - 1
+        cold = (places >= 0) & (places < end)
+        wanted, first = _distinct(ids[cold])
+        places = places[cold][first]
+        return wanted, places, self.log.read(places, segments)
+
+    def _take_ahead(self, ids: Tensor, places: Tensor) -> Tensor:
+        """Records of cold rows, ascending ids, at places: those read ahead, and now the others."""
+        records = torch.empty(len(ids), self.log.words, dtype=torch.int64)
+        missing = torch.ones(len(ids), dtype=torch.bool)
+        for k, future in enumerate(list(self._ahead)):
+            if k == 0 or future.done():  # of the batch after this one nothing is waited for
+                found, at, there = future.result()
+                if len(found):
+                    match = torch.searchsorted(found, ids).clamp(max=len(found) - 1)
+                    # A record that was copied or staged since then has another place.
+                    same = found.index_select(0, match) == ids
+                    same &= missing & (at.index_select(0, match) == places)
+                    if bool(same.all()):
+                        records, missing = there.index_select(0, match), ~same
+                        break
+                    known = same.nonzero().squeeze(1)
+                    records.index_copy_(0, known, there.index_select(0, match[known]))
+                    missing &= ~same
+        late = missing.nonzero().squeeze(1)
+        self.traffic.cold += len(late)
+        self.traffic.ahead += len(ids) - len(late)
+        if len(late):
+            records.index_copy_(0, late, self.log.read(places[late]))
+        return records
+
+    def _records(self, ids: Tensor, rows: Rows) -> Tensor:
+        """Rows as the log has them: [n, words] int64."""
+        floats = torch.zeros(len(ids), 2 * self.log.words)
+        state = [rows.state[key].view(len(ids), -1) for key in self._pieces]
+        torch.cat([rows.values, *state], 1, out=floats[:, 2 : 2 + self._floats])
+        records = floats.view(torch.int64)
+        records[:, 0] = ids
+        return records
+
+    def _rows(self, records: Tensor, ids: Tensor) -> Rows:
+        """The opposite, under other ids."""
+        floats = records.view(torch.float32)[:, 2 : 2 + self._floats]
+        widths = [self.table.dim, *self._pieces.values()]
+        values, *state = (part.contiguous() for part in floats.split(widths, 1))
+        shapes = self.state_shapes(len(ids))
+        named = {key: part.view(shapes[key][0]) for key, part in zip(self._pieces, state)}
+        return Rows(ids, values, named)
+
+    def _initial(self, ids: Tensor, keys: Tensor | None = None) -> Rows:
+        """Rows that never learned, under their ids or others."""
+        begin, shapes = self.optimizer.initial_state(), self.state_shapes(len(ids))
+        state = {key: torch.full(shape, begin[key]) for key, (shape, _) in shapes.items()}
+        return Rows(ids if keys is None else keys, self._begin.pull(ids), state)
+
+    def _peek(self, ids: Tensor) -> Rows:
+        """Rows of ids [n], wherever they are and stay."""
+        codes = self._codes(ids)
+        rows = self._initial(ids)
+        hot = ((codes > 0) & (codes <= self.slots)).nonzero().squeeze(1)
+        cold = (codes > self.slots).nonzero().squeeze(1)
+        found = [(hot, self.hot._read(codes[hot] - 1))] if len(hot) else []
+        if len(cold):
+            records = self.log.read(codes[cold] - self.slots - 1)
+            found.append((cold, self._rows(records, ids[cold])))
+        for at, part in found:
+            rows.values[at] = part.values
+            for key, piece in part.state.items():
+                rows.state[key][at] = piece
+        return rows
+
+    # ---- checkpoints -----------------------------------------------------------------------------
+
+    def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
+        """Every row held, in chunks of ascending id."""
+        if self.table.rows is not None:
+            for start in range(0, self.table.rows, chunk_rows):
+                yield self._peek(torch.arange(start, min(start + chunk_rows, self.table.rows)))
+            return
+        known = _ids(self.index._core.sorted_ids())
+        for ids in known.split(chunk_rows):
+            if len(ids):
+                yield self._peek(ids.clone())
+
+    def restore(self, rows: Rows) -> None:
+        """Take over rows, values and state; a chunk that does not fit changes nothing."""
+        self.check_rows(rows)
+        keep = torch.ones_like(rows.ids, dtype=torch.bool)
+        if self.table.padding is not None:  # it reads as zeros, whatever the chunk says
+            keep = rows.ids != self.table.padding
+        for some in keep.nonzero().squeeze(1).split(max(1, min(AT_ONCE, self.slots // 2))):
+            state = {key: part[some] for key, part in rows.state.items()}
+            self._put(Rows(rows.ids[some], rows.values[some], state))
+
+    def _put(self, rows: Rows) -> None:
+        """Rows into slots; those that were cold are dead in the log."""
+        self.time += 1
+        codes = self._codes(rows.ids)
+        hot = (codes > 0) & (codes <= self.slots)
+        self.used[codes[hot] - 1] = self.time
+        cold = codes > self.slots
+        self.log.kill(codes[cold] - self.slots - 1)
+        self._set_codes(rows.ids[cold], torch.zeros_like(codes[cold]))
+        self.held += int((codes == 0).sum())
+        codes[~hot] = self._take_slots(int((~hot).sum())) + 1
+        slots, order = (codes - 1).sort()
+        state = {key: part[order] for key, part in rows.state.items()}
+        self.hot.restore(Rows(slots, rows.values[order], state))
+        self._occupy(rows.ids[order], slots)
+
+    def _assign(self, ids: Tensor, values: Tensor) -> None:
+        step = max(1, min(AT_ONCE, self.slots // 2))
+        for some, new in zip(self._inside(ids).split(step), values.split(step)):
+            order = some.argsort()
+            rows = self._peek(some[order])
+            self.restore(Rows(rows.ids, new[order].contiguous(), rows.state))
+
+    def forget(self) -> None:
+        """Drop every row of a growing table."""
+        self.log.clear()
+        self._clear()
+
+    def shrink(self, rule: Shrink) -> int:
+        """Refused: rows on a disk would have to be looked at one by one."""
+        raise ValueError(
+            f"table {self.table.name!r} has rows on a disk (rows.tiers), and such rows are not "
+            "dropped: leave out rows.shrink, or rows.tiers"
+        )
+
+    def _inside(self, ids: Ids) -> Tensor:
+        flat = self.flat_ids(ids)
+        if self.table.rows is not None and len(flat):
+            for bound in flat.aminmax():
+                if not 0 <= int(bound) < self.table.rows:
+                    raise self.outside(int(bound))
+        return flat
+
+
+def _distinct(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct ones of ids [n], ascending, and where each stands first."""
+    ascending, order = ids.sort(stable=True)
+    new = torch.ones_like(ids, dtype=torch.bool)
+    torch.ne(ascending[1:], ascending[:-1], out=new[1:])
+    return ascending[new], order[new]

@@ -1,0 +1,165 @@
+"""Whole training steps on rows in GPU memory against rows in host memory.
+
+On a GPU where there is one, else by Triton's interpreter (see test_gpu_rows.py).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from click_batches import global_batch, make_model
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+with pytest.MonkeyPatch.context() as patch:
+    if DEVICE.type == "cpu":
+        patch.setenv("TRITON_INTERPRET", "1")
+    triton = pytest.importorskip("triton", reason="Triton is not installed")
+    from shoal.embedding.leaves import gpu_leaf
+
+    @triton.jit
+    def probe(numbers):
+        for _ in range(0, triton.language.load(numbers)):
+            pass
+
+    try:
+        probe[(1,)](torch.ones(1, dtype=torch.int32, device=DEVICE))
+    except triton.runtime.errors.InterpreterError as error:
+        reason = f"this Triton's interpreter fails with this NumPy: {error}"
+        pytest.skip(reason, allow_module_level=True)
+
+from shoal.config.row_rules import RowsSection  # noqa: E402
+from shoal.config.schema import OptimizerSection  # noqa: E402
+from shoal.embedding.leaves.admission import Admission  # noqa: E402
+from shoal.embedding.leaves.local import (  # noqa: E402
+    begin_all,
+    lives_on_gpu,
+    make_leaves,
+    make_local,
+    pull_all,
+    push_all,
+)
+from shoal.embedding.optim.rows import RowOptimizer  # noqa: E402
+from shoal.embedding.placed.local import LocalRows  # noqa: E402
+from shoal.embedding.store import EVERY  # noqa: E402
+from shoal.embedding.table import Init, Table  # noqa: E402
+from shoal.training.strategy.single import Single  # noqa: E402
+from shoal.world.world import World  # noqa: E402
+
+slow = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def interpret(monkeypatch):
+    if DEVICE.type == "cpu":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+class OnGpu(Single):
+    """Single, whose rows are a GpuLeaf's wherever it computes."""
+
+    def make_rows(self, tables):
+        admissions = {name: self.rules.get(name) for name in tables}
+        admissions = {n: None if r is None else Admission(2.0) for n, r in admissions.items()}
+        leaves = make_leaves(
+            tables,
+            self.row_optimizers,
+            self.seed,
+            admissions=admissions,
+            device=self.world.device,
+            backend="gpu",
+        )
+        assert all(isinstance(leaf, gpu_leaf.GpuLeaf) for leaf in leaves.values())
+        return LocalRows(leaves, self.rules, self.world.device)
+
+
+def curve(strategy, model, kind, rows, optimizer, steps, clip=None, counted=False):
+    section = OptimizerSection(name=optimizer, lr=0.05)
+    rules = RowsSection(admission={"threshold": 2.0}) if counted else None
+    strategy.setup(make_model(model, rows), section, 1, clip, rows=rules)
+    losses = []
+    for step in range(1, steps + 1):
+        batch = strategy.receive(global_batch(step, kind, rows))
+        losses.append(float(strategy.train_step(batch)))
+    return losses, strategy.stores
+
+
+CASES = [  # model, ids, rows, optimizer, steps
+    ("DLRM", "one", "fixed", "adagrad", 2),
+    pytest.param("DeepFM", "lists", "grows", "adam", 4, marks=slow),
+    *(
+        pytest.param(model, kind, rows, optimizer, 8, marks=slow)
+        for model in ("DLRM", "DeepFM")
+        for kind in ("one", "weighted")
+        for rows in ("fixed", "grows")
+        for optimizer in ("sgd", "adagrad", "adam")
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "kind", "rows", "optimizer", "steps"), CASES)
+def test_training_steps_are_those_of_rows_in_host_memory(model, kind, rows, optimizer, steps):
+    how = model, kind, rows, optimizer, steps
+    got, mine = curve(OnGpu(World(DEVICE)), *how)
+    want, theirs = curve(Single(World()), *how)
+    assert got == pytest.approx(want, rel=1e-5, abs=1e-6)
+    for name, store in theirs.items():
+        assert mine[name].step == store.step == steps
+        assert len(mine[name]) == len(store)
+        for one, other in zip(mine[name].export(), store.export(), strict=True):
+            assert torch.equal(one.ids, other.ids)
+            torch.testing.assert_close(one.values, other.values, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("clip", [None, pytest.param(0.1, marks=slow)])
+def test_rows_are_admitted_as_in_host_memory(clip):
+    how = "DLRM", "one", "grows", "adagrad", 3, clip, True
+    got, mine = curve(OnGpu(World(DEVICE)), *how)
+    want, theirs = curve(Single(World()), *how)
+    assert got == pytest.approx(want, rel=1e-5, abs=1e-6)
+    for name, store in theirs.items():
+        (one,), (other,) = mine[name].export(), store.export()
+        assert torch.equal(one.ids, other.ids)
+        for key in ("show", "click", "last_step"):
+            assert torch.equal(one.state[key], other.state[key])
+        (one,), (other,) = mine[name].export_pending(), store.export_pending()
+        assert torch.equal(one.ids, other.ids)
+        assert torch.equal(one.show, other.show)
+
+
+def test_many_tables_step_together_and_every_row_at_once():
+    tables = {
+        name: Table(name, dim, 20, Init("uniform", 0.1), 0)
+        for name, dim in (("a", 4), ("b", 4), ("c", 6))
+    }
+    optimizers = dict.fromkeys(tables, RowOptimizer("adam"))
+    made = make_leaves(tables, optimizers, 1, admissions={}, device=DEVICE, backend="gpu")
+    ours = list(made.values())
+    theirs = [
+        make_local(table, optimizers["a"], 1, backend="reference") for table in tables.values()
+    ]
+    assert ours[0].group is ours[1].group and ours[0].group is not ours[2].group
+    torch.manual_seed(0)
+    for ids in ([torch.tensor([3, 3, 0, 7])] * 3, [EVERY, torch.tensor([5, 1]), EVERY]):
+        got, want = pull_all(ours, ids), pull_all(theirs, ids)
+        for one, other in zip(got, want):
+            torch.testing.assert_close(one.cpu(), other)
+        grads = [torch.randn_like(rows) for rows in want]
+        push_all(ours, [(i, g.to(DEVICE)) for i, g in zip(ids, grads)], 0.1)
+        push_all(theirs, list(zip(ids, grads)), 0.1)
+        assert [leaf.step for leaf in ours] == [leaf.step for leaf in theirs]
+    for one, other in zip(ours, theirs):
+        torch.testing.assert_close(one.pull(EVERY).cpu(), other.pull(EVERY))
+    assert all(leaf.recordable for leaf in ours)
+    begin_all(ours, 0.1)
+    assert [leaf.step for leaf in ours] == [3, 3, 3]
+    ours[1].step = 9
+    with pytest.raises(ValueError, match=r"strategy\.graph=false"):
+        begin_all(ours, 0.1)
+
+
+def test_which_tables_live_on_a_gpu():
+    table = Table("t", 4, None)
+    assert lives_on_gpu(table, None, "cuda") and lives_on_gpu(table, Admission(2.0), "cuda")
+    assert not lives_on_gpu(table, Admission(2.0, bloom_counters=64), "cuda")
+    assert not lives_on_gpu(Table("t", 4, 9, whole=True), None, "cuda")
+    assert not lives_on_gpu(table, None, "cpu")
