@@ -107,7 +107,9 @@ def test_training_steps_are_those_of_rows_in_host_memory(model, kind, rows, opti
         assert len(mine[name]) == len(store)
         for one, other in zip(mine[name].export(), store.export(), strict=True):
             assert torch.equal(one.ids, other.ids)
-            torch.testing.assert_close(one.values, other.values, rtol=1e-4, atol=1e-5)
+            # Dense products round otherwise on a GPU, and Adam makes steps of small gradients too.
+            near = 1e-5 if DEVICE.type == "cpu" else 2e-3
+            torch.testing.assert_close(one.values, other.values, rtol=1e-4, atol=near)
 
 
 @pytest.mark.parametrize("clip", [None, pytest.param(0.1, marks=slow)])
