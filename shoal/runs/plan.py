@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shoal.config.schema import Config, StrategySection
-from shoal.config.tiers import show_size
+from shoal.config.tiers import TiersSection, show_size
 from shoal.embedding.leaves.budgets import (
     INDEX_FIXED,
     INDEX_GROWING,
@@ -26,7 +26,7 @@ from shoal.embedding.leaves.budgets import (
     row_bytes,
     share_out,
 )
-from shoal.embedding.leaves.local import check_gpu_budget, lives_on_gpu
+from shoal.embedding.leaves.local import gpu_need, lives_on_gpu
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placed.planner import plan_tables
 from shoal.embedding.service import RowService
@@ -103,13 +103,15 @@ def plan_tables_of(
     what, held, here = _holders(config, tables, optimizers)
     tiers, on_gpu = config.rows.tiers, device.type == "cuda" and what != "server"
     on_gpu = on_gpu and tiers.gpu != 0 and tiers.ssd is None
-    if on_gpu and tiers.gpu is not None:
-        check_gpu_budget(held, optimizers, tiers.gpu)
-    shares = share_out(held, optimizers, tiers)
-    lines = [("table", "rows", "dim", "values", "state", "index", "where")]
+    over_host = on_gpu and tiers.gpu is not None and gpu_need(held, optimizers) > tiers.gpu
+    budget = TiersSection(host=tiers.gpu, ssd="") if over_host else tiers
+    shares = share_out(held, optimizers, budget)
+    lines: list[tuple[str, ...]] = [("table", "rows", "dim", "values", "state", "index", "where")]
     total = {"gpu": 0, "host": 0, "ssd": 0}
     for name, table in held.items():
         lines.append(_line(table, optimizers[name], shares[name], on_gpu, total))
+    if over_host:  # slots are on the GPU, the other rows in host memory
+        total = {"gpu": total["host"], "host": total["ssd"], "ssd": 0}
     text = _columns(lines)
     place = ", ".join(f"{show_size(n)} of {key}" for key, n in total.items() if n) or "nothing yet"
     told = [
@@ -167,14 +169,15 @@ def _line(
     """A table's line; adds what it takes to `total`."""
     each, rows = row_bytes(table, optimizer), table.rows
     values, state = 4 * table.dim, each - 4 * table.dim
-    if on_gpu and (lives_on_gpu(table, None, "cuda") or rows is not None):
+    if share.slots is None and on_gpu and (lives_on_gpu(table, None, "cuda") or rows is not None):
         where, index = "gpu", INDEX_GROWING if rows is None else 0
         total["gpu"] += (rows or 0) * each
     elif share.slots is None:
         where, index = "host", INDEX_GROWING if rows is None else 0
         total["host"] += (rows or 0) * each
     else:
-        where, index = f"{share.slots:,} rows in host, ssd", INDEX_FIXED
+        where = f"{share.slots:,} rows in {'gpu, host' if on_gpu else 'host, ssd'}"
+        index = INDEX_FIXED
         if rows is None:
             index = INDEX_GROWING
         total["host"] += share.slots * (each + SLOT) + (rows or share.slots) * index
