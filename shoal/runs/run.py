@@ -289,9 +289,9 @@ def connect_as(config: Config) -> World:
     how = (launch.join_timeout, run.threads, run.gpu_ids, launch.shared_memory, launch.encrypt)
     if run.share_gpu and is_worker():
         choose_gpus(run.gpu_ids, tell=False)
-        device = pick_device(run.device, int(os.environ.get("LOCAL_RANK", 0)))
-        if device.type == "cuda":
-            return SharedGpu(connect("cpu", *how), device)
+        if pick_device(run.device).type == "cuda":
+            inner = connect("cpu", *how)
+            return SharedGpu(inner, pick_device(run.device, inner.rank))
     return connect(run.device, *how)
 
 
