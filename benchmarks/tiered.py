@@ -28,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from shoal.embedding.leaves.budgets import row_bytes
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.leaves.native import Native
-from shoal.embedding.leaves.tiered import Tiered, Traffic
+from shoal.embedding.leaves.tiered import Tiered
+from shoal.embedding.leaves.traffic import Traffic
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
 

@@ -24,7 +24,12 @@ ONE_PROCESS = {
     "launch.first_server": 0,
 }
 # Left in a command line of fleetrun or paddle.distributed.launch; what is started is ours.
-PADDLEREC_PROGRAMS = ("trainer.py", "static_trainer.py", "static_ps_trainer.py")
+PADDLEREC_PROGRAMS = (
+    "trainer.py",
+    "static_trainer.py",
+    "static_ps_trainer.py",
+    "static_gpubox_trainer.py",
+)
 PADDLE_PORT = 6170
 TRUST = typer.Option("--trust", help="Run the code that the run folder's config names.")
 

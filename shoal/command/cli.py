@@ -14,6 +14,7 @@ from shoal.command import (
     ending,
     looking,
     new,
+    planning,
     preparing,
     serving,
     starting,
@@ -41,6 +42,7 @@ app.command("export")(serving.export)
 app.command("recommend")(serving.recommend)
 app.command("predict")(serving.predict)
 app.command("prepare", **WORDS)(preparing.prepare)
+app.command("plan", **WORDS)(planning.plan)
 app.command("models")(looking.models)
 app.command("runs")(looking.runs)
 

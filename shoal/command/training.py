@@ -90,10 +90,16 @@ def launch(
 
     if is_worker():
         raise ValueError("shoal launch starts processes itself; run it without torchrun")
-    roles = find_roles(worker_num, server_num, workers, servers, role, index)
     files, overrides, is_run = run_arguments(context.args, resume, output)
     folder = Path(files[0]).parent if is_run else None
-    resolved = run.resolve_with_roles(files, overrides, roles, folder=folder, trust=trust)
+    resolved = None
+    if server_num is None and workers is None and servers is None and role is None:
+        # PaddleRec's gpubox is launched, and has no servers: its rows are with the workers.
+        more = [] if worker_num is None else [f"--launch.nproc={worker_num}"]
+        resolved = run.resolve(files, [*overrides, *more], folder=folder, trust=trust)
+    if resolved is None or resolved.config.strategy.name != "sharded":
+        roles = find_roles(worker_num, server_num, workers, servers, role, index)
+        resolved = run.resolve_with_roles(files, overrides, roles, folder=folder, trust=trust)
     check_resumable(resolved, resume)
     result = run.train(resolved, resume)
     if result:

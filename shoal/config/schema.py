@@ -445,6 +445,11 @@ class RunSection(Section):
     gpu_ids: str | None = Field(
         None, description='GPUs to use, e.g. "0,1,2,3"; null: all, "": none'
     )
+    share_gpu: bool = Field(
+        False,
+        description="several processes may use one GPU, to compare strategies: what they send each "
+        "other passes through host memory",
+    )
     threads: int = Field(0, ge=0, description="threads per process; 0: cores / processes")
     tf32: bool = Field(
         False, description="matrix products on a GPU round their factors to 10 bits: much faster"

@@ -114,9 +114,13 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
+        go = torch.device(device).type == "cuda"  # the other way the host must wait
         return Batch(
             self.size,
-            {name: ids.to(device) for name, ids in self.ids.items()},
+            {
+                name: ids.to(device) if isinstance(ids, Jagged) else ids.to(device, non_blocking=go)
+                for name, ids in self.ids.items()
+            },
             {name: x.to(device, non_blocking=True) for name, x in self.dense.items()},
             None if self.labels is None else self.labels.to(device, non_blocking=True),
             self.first,

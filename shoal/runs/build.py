@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shoal.config.schema import CLICK_FORMATS, Config
+from shoal.config.schema import CLICK_FORMATS, Config, StrategySection
 from shoal.config.unread import refuse_unread
 from shoal.data.clicks import ClickData, InMemory, Layout, open_clicks
 from shoal.data.clicks.apart import Apart, log_features
@@ -41,6 +42,7 @@ from shoal.training.strategy import Strategy, make_strategy
 from shoal.world.world import World
 
 log = logging.getLogger("shoal")
+MakeStrategy = Callable[[StrategySection, World, float], Strategy]
 
 
 @dataclass
@@ -62,15 +64,15 @@ class Parts:
         return Evaluator(self.dataset, *how)
 
 
-def build(config: Config, world: World) -> Parts:
-    """Load the data, construct the model and set it up with its strategy."""
+def build(config: Config, world: World, make: MakeStrategy = make_strategy) -> Parts:
+    """Load the data, construct the model and set it up with its strategy, as `make` makes it."""
     refuse_unread(config, world.size, world.device.type)
     torch.set_float32_matmul_precision("high" if config.run.tf32 else "highest")
     model_class = find(config.model.name)
     if model_class.kind == "clicks":
         if config.data.is_click_log:
-            return _build_clicks(config, world, model_class)
-        return _build_joined(config, world, model_class)
+            return _build_clicks(config, world, model_class, make)
+        return _build_joined(config, world, model_class, make)
     if config.data.format in CLICK_FORMATS or config.data.clicks.train is not None:
         raise ValueError(
             f"{config.model.title} learns from interactions of users with items, and data.format "
@@ -91,7 +93,7 @@ def build(config: Config, world: World) -> Parts:
     facts = _facts(config, dataset, table)
     torch.manual_seed(config.run.seed)  # dense parameters: the same on every rank
     model = model_class(model_class.Options(**config.model.options), facts)
-    strategy = set_up(config, world, model)
+    strategy = set_up(config, world, model, make)
     sequential = model.kind == "sequential"
     reader = _reader(config, world, dataset, table, model)
     max_len, timed = config.data.max_len, model.reads_times
@@ -155,7 +157,9 @@ def _reader(
     return reader
 
 
-def _build_joined(config: Config, world: World, model_class: type[Model]) -> Parts:
+def _build_joined(
+    config: Config, world: World, model_class: type[Model], make: MakeStrategy
+) -> Parts:
     """The parts for a click model and labelled interactions, with the features of both sides."""
     dataset, table = _load(config, world, True)
     assert table is not None
@@ -169,7 +173,7 @@ def _build_joined(config: Config, world: World, model_class: type[Model]) -> Par
     )
     torch.manual_seed(config.run.seed)
     model = model_class(model_class.Options(**config.model.options), facts)
-    strategy = set_up(config, world, model)
+    strategy = set_up(config, world, model, make)
     packed = any("slots" in embed.fields for embed in strategy.embeddings)
     if packed:
         check_packable(config.model.title, features)
@@ -201,7 +205,9 @@ def refuse_labels(config: Config) -> None:
             )
 
 
-def _build_clicks(config: Config, world: World, model_class: type[Model]) -> Parts:
+def _build_clicks(
+    config: Config, world: World, model_class: type[Model], make: MakeStrategy
+) -> Parts:
     """The same for a click model and a click log."""
     refuse_labels(config)
     data = open_clicks(config, world, TILE_ROWS)
@@ -226,7 +232,7 @@ def _build_clicks(config: Config, world: World, model_class: type[Model]) -> Par
         readers = {phase: Apart(one, features) for phase, one in readers.items()}
     torch.manual_seed(config.run.seed)
     model = model_class(model_class.Options(**config.model.options), facts)
-    strategy = set_up(config, world, model)
+    strategy = set_up(config, world, model, make)
     if facts.apart and any("slots" in embed.fields for embed in strategy.embeddings):
         raise ValueError(
             f"{config.model.title} reads all slots from one table; leave out data.features, or "
@@ -239,7 +245,7 @@ def _build_clicks(config: Config, world: World, model_class: type[Model]) -> Par
     return Parts(data, model, strategy, reader, evaluator, found)
 
 
-def set_up(config: Config, world: World, model: Model) -> Strategy:
+def set_up(config: Config, world: World, model: Model, make: MakeStrategy) -> Strategy:
     """The strategy of a config, with the model in it."""
     if config.train.recompute:
         layers = [one for one in model.modules() if hasattr(one, "recompute")]
@@ -257,7 +263,7 @@ def set_up(config: Config, world: World, model: Model) -> Strategy:
                 "set train.ema=null"
             )
         model.averages = Averages(model, config.train.ema)
-    strategy = make_strategy(config.strategy, world, config.launch.join_timeout)
+    strategy = make(config.strategy, world, config.launch.join_timeout)
     strategy.setup(
         model,
         config.train.optimizer,

@@ -46,6 +46,8 @@ from shoal.runs.daily.growth import save_vocabularies
 from shoal.runs.daily.start import begin
 from shoal.training.run_folder import RunFolder, is_run_config, start_logging
 from shoal.training.trainer import Trainer
+from shoal.world.gpus import choose_gpus, pick_device
+from shoal.world.sharing import SharedGpu
 from shoal.world.world import PeerLost, World, connect, is_worker, set_rank
 
 log = logging.getLogger("shoal")
@@ -284,10 +286,13 @@ def _launch_ranks(resolved: Resolved, servers: Servers | None, resume: bool) -> 
 def connect_as(config: Config) -> World:
     """The world that a config asks for."""
     run, launch = config.run, config.launch
-    return connect(
-        *(run.device, launch.join_timeout, run.threads, run.gpu_ids),
-        *(launch.shared_memory, launch.encrypt),
-    )
+    how = (launch.join_timeout, run.threads, run.gpu_ids, launch.shared_memory, launch.encrypt)
+    if run.share_gpu and is_worker():
+        choose_gpus(run.gpu_ids, tell=False)
+        if pick_device(run.device).type == "cuda":
+            inner = connect("cpu", *how)
+            return SharedGpu(inner, pick_device(run.device, inner.rank))
+    return connect(run.device, *how)
 
 
 def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:

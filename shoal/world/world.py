@@ -224,8 +224,8 @@ class Group(World):
         if self.device.type == "cuda" and torch.cuda.device_count() < local_size:
             raise WorldError(
                 f"{local_size} processes on this host but {torch.cuda.device_count()} GPU(s): each "
-                "process needs its own; lower --nproc, name more in run.gpu_ids, or set "
-                "run.device=cpu"
+                "process needs its own; lower --nproc, name more in run.gpu_ids, let them share "
+                "with run.share_gpu=true, or set run.device=cpu"
             )
         address, port = env.get("MASTER_ADDR", "localhost"), int(env.get("MASTER_PORT", 29500))
         # Gloo otherwise resolves the host's name, which many machines do not answer for, or

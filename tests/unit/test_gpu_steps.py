@@ -38,6 +38,7 @@ from shoal.embedding.leaves.local import (  # noqa: E402
     pull_all,
     push_all,
 )
+from shoal.embedding.leaves.tiered import Tiered  # noqa: E402
 from shoal.embedding.optim.rows import RowOptimizer  # noqa: E402
 from shoal.embedding.placed.local import LocalRows  # noqa: E402
 from shoal.embedding.store import EVERY  # noqa: E402
@@ -165,3 +166,27 @@ def test_which_tables_live_on_a_gpu():
     assert not lives_on_gpu(table, Admission(2.0, bloom_counters=64), "cuda")
     assert not lives_on_gpu(Table("t", 4, 9, whole=True), None, "cuda")
     assert not lives_on_gpu(table, None, "cpu")
+
+
+@pytest.mark.parametrize("rows", [200, pytest.param(None, marks=slow)])
+def test_rows_in_gpu_memory_over_host_memory(rows):
+    table = Table("t", 5, rows, Init("uniform", 0.1), 0)
+    optimizer = RowOptimizer("adam")
+    ours = Tiered(table, optimizer, 3, 50, None, device=DEVICE, segment_rows=16)
+    theirs = make_local(table, optimizer, 3, backend="native")
+    for step in range(6):
+        torch.manual_seed(step)
+        ids = torch.randint(0, 200, (40,))
+        ours.announce([ids])
+        rows_there = ours.pull(ids)
+        assert rows_there.device.type == DEVICE.type
+        torch.testing.assert_close(rows_there.cpu(), theirs.pull(ids), rtol=1e-5, atol=1e-6)
+        grads = torch.randn(40, 5)
+        ours.push(ids, grads.to(DEVICE), 0.05)
+        theirs.push(ids, grads, 0.05)
+    assert ours.traffic.evicted > 0 and ours.log.folder is None and len(ours.log)
+    for one, other in zip(ours.export(64), theirs.export(64), strict=True):
+        assert torch.equal(one.ids, other.ids)
+        torch.testing.assert_close(one.values, other.values, rtol=1e-5, atol=1e-6)
+        for key, part in one.state.items():
+            torch.testing.assert_close(part, other.state[key], rtol=1e-5, atol=1e-6)

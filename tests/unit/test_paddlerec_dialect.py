@@ -502,3 +502,37 @@ def test_every_key_of_the_configs_above_is_in_the_table() -> None:
 def test_the_table_in_the_docs_is_the_one_in_the_code() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "paddlerec.md"
     assert table_text() in page.read_text()
+
+
+GPUBOX = "runner: {sync_mode: gpubox, use_fleet: True, use_gpu: True, reader_type: InmemoryDataset}"
+
+
+def test_gpubox_reads_the_variables_of_its_script(write: Write, monkeypatch) -> None:
+    monkeypatch.setenv("FLAGS_selected_gpus", "0,1,2,3")
+    monkeypatch.setenv("PADDLE_PSERVERS_IP_PORT_LIST", "127.0.0.1:29011")
+    monkeypatch.setenv("PADDLE_PSERVER_PORT_ARRAY", "(29011)")
+    path = write(GPUBOX)
+    resolved = resolve([path])
+    config, told = resolved.config, "\n".join(resolved.notes)
+    assert (config.strategy.name, config.run.device) == ("sharded", "cuda")
+    assert (config.run.gpu_ids, config.launch.nproc) == ("0,1,2,3", 4)
+    assert config.data.clicks.reader == "memory"
+    assert "4 processes" in told and "PADDLE_PSERVER_PORT_ARRAY" in told
+    assert "InmemoryDataset alone" not in told
+    told = "\n".join(resolve([path], ["--runner.reader_type=QueueDataset"]).notes)
+    assert "InmemoryDataset alone" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PADDLE_PSERVERS_IP_PORT_LIST", "10.0.0.1:29011"),
+        ("PADDLE_PSERVERS_IP_PORT_LIST", "127.0.0.1:29011,127.0.0.1:29012"),
+        ("FLAGS_selected_gpus", "0,gpu1"),
+        ("TRAINING_ROLE", "PSERVER"),
+        ("PADDLE_TRAINERS_NUM", "2"),
+    ],
+)
+def test_gpubox_refuses_by_name(name, value, write: Write, monkeypatch) -> None:
+    monkeypatch.setenv(name, value)
+    assert f"{name} is" in errors_of(write(GPUBOX))

@@ -23,6 +23,7 @@ from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
 from shoal.embedding.store import EVERY, Rows
 from shoal.embedding.table import Init, Table
 from shoal.runs.run import resolve
+from shoal.runs.run import train as train_run
 from shoal.training.strategy import make_strategy
 from shoal.training.strategy.single import Single
 from shoal.world.world import World
@@ -276,3 +277,53 @@ def test_tiers_of_servers_and_counted_rows_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"rows\.tiers\.host: .*strategy\.name=single"):
         values = {"strategy.name": "ps", **{f"rows.tiers.{k}": v for k, v in tiers.items()}}
         resolve(values=values)
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from shoal.embedding.leaves.row_log import RowLog
+from shoal.runs import run
+from test_tiered import killed_config
+append, out, left = RowLog.append, Path(sys.argv[1]), 5
+def half(self, records):
+    global left
+    left -= any(out.rglob("*.safetensors"))  # something is committed
+    if left == 0:
+        append(self, records[: len(records) // 2])
+        os.kill(os.getpid(), 9)
+    return append(self, records)
+RowLog.append = half
+run.train(killed_config(out), False)
+"""
+
+
+def killed_config(folder):
+    values = {
+        "model": "BPR",
+        "data.format": "planted",
+        "train.epochs": 3,
+        "train.batch_size": 200,
+        "train.optimizer.lr": 0.01,
+        "rows.tiers.host": "1MB",
+        "rows.tiers.ssd": str(folder / "ssd"),
+        "run.output": str(folder / "run"),
+        "run.progress": False,
+        "run.tensorboard": False,
+    }
+    return resolve(values=values)
+
+
+@pytest.mark.slow
+def test_a_kill_in_the_middle_of_a_spill_loses_nothing_committed(tmp_path):
+    child = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path / "killed")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+    assert child.returncode == -signal.SIGKILL
+    assert list((tmp_path / "killed" / "ssd").glob("shoal-rows-*/0.rows"))  # left behind
+    resumed = train_run(killed_config(tmp_path / "killed"), True)
+    whole = train_run(killed_config(tmp_path / "whole"), False)
+    assert resumed["test"] == whole["test"]
+    assert not list((tmp_path / "killed" / "ssd").glob("shoal-rows-*/0.rows"))

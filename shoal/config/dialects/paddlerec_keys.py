@@ -39,10 +39,11 @@ def _runner(said: values.Said) -> list[Row]:
         # who trains, and where
         Row(
             "sync_mode",
-            ("strategy.ps.mode", "strategy.name"),
+            ("strategy.ps.mode", "strategy.name", "run.gpu_ids", "launch.nproc"),
             "sync, async, geo: the mode of the servers that `shoal launch` starts; without servers "
-            "it has no effect. gpubox: strategy.name sharded. heter is refused",
-            values.sync_mode,
+            "it has no effect. gpubox: strategy.name sharded, on the GPUs of FLAGS_selected_gpus "
+            "where that is set. heter is refused",
+            partial(values.sync_mode, said),
         ),
         same("geo_step", "strategy.ps.geo_step", "batches between exchanges, in geo"),
         Row(

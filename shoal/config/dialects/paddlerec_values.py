@@ -5,6 +5,7 @@ What a key means there may depend on other keys, so most functions take what els
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 from collections.abc import Callable, Collection, Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.config.dialects.base import Row, Translation
+from shoal.config.dialects.paddlerec_gpubox import read_gpubox
 from shoal.config.errors import did_you_mean
 from shoal.config.sources import BARE
 from shoal.config.yaml_io import inline
@@ -108,17 +110,13 @@ def train_batch_size(value: Any) -> Translation:
     return Translation({"train.batch_size": value}, per_process={"train.batch_size"})
 
 
-def sync_mode(value: Any) -> Translation:
+def sync_mode(said: Said, value: Any) -> Translation:
     if value is None:
         return Translation()
     if value in ("sync", "async", "geo"):
         return Translation({"strategy.ps.mode": value})
     if value == "gpubox":
-        note = (
-            "sync_mode gpubox (parameter servers on GPUs) is strategy sharded: the rows of every "
-            "table are divided over the GPUs, and no servers are needed"
-        )
-        return Translation({"strategy.name": "sharded"}, notes=[note])
+        return read_gpubox(said.runner("reader_type"), os.environ)
     if value == "heter":
         raise ValueError(
             "heter is refused: a model is not cut into a CPU and a GPU part; use async, or gpubox"

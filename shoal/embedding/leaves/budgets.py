@@ -33,9 +33,15 @@ def row_bytes(table: Table, optimizer: RowOptimizer) -> int:
 
 
 def share_out(
-    tables: Mapping[str, Table], optimizers: Mapping[str, RowOptimizer], tiers: TiersSection
+    tables: Mapping[str, Table],
+    optimizers: Mapping[str, RowOptimizer],
+    tiers: TiersSection,
+    key: str = "rows.tiers.host",
 ) -> dict[str, Share]:
-    """The share of host memory of each table; without a budget each has all it needs."""
+    """The share of host memory of each table; without a budget each has all it needs.
+
+    `key` is what the budget is called in messages.
+    """
     sizes = {name: row_bytes(table, optimizers[name]) for name, table in tables.items()}
     if tiers.host is None:
         return {name: Share(sizes[name] * (t.rows or 0), None) for name, t in tables.items()}
@@ -53,7 +59,7 @@ def share_out(
             if slots < FEWEST:
                 need = (index + FEWEST * each) * (len(tables) - done) + tiers.host - left
                 raise ValueError(
-                    f"rows.tiers.host: given {show_size(tiers.host)}, of which table {name!r} has "
+                    f"{key}: given {show_size(tiers.host)}, of which table {name!r} has "
                     f"{show_size(share)}; the index of its rows and the fewest that make sense in "
                     f"memory need {show_size(index + FEWEST * each)}: give at least "
                     f"{show_size(need)}, fewer or smaller tables, or more processes (sharded)"

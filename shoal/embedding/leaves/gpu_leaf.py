@@ -200,6 +200,11 @@ class GpuLeaf(Leaf):
         self.group.check()
         return self.group.export(self.number, chunk_rows)
 
+    def _read(self, ids: Tensor) -> Rows:
+        """Rows of a fixed table, in host memory."""
+        at = ids.to(self.device) + self.group.first_rows[self.number]
+        return self.group._rows(ids, at)
+
     def restore(self, rows: Rows) -> None:
         """Take over rows, values and state; a chunk that does not fit changes nothing."""
         self.check_rows(rows)

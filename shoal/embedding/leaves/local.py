@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from shoal.config.tiers import TiersSection, show_size
+from shoal.config.tiers import TiersSection
 from shoal.embedding.leaves import native
 from shoal.embedding.leaves.admission import Admission
 from shoal.embedding.leaves.device import Device
@@ -109,11 +109,21 @@ def make_leaves(
 
     tiers: what they may take of host memory together, and where the other rows lie.
     """
-    if tiers is not None and tiers.ssd is not None:
+    tiers = tiers or TiersSection()
+    if torch.device(device).type == "cuda" and tiers.gpu != 0 and tiers.ssd is None:
+        if tiers.gpu is not None and gpu_need(tables, optimizers) > tiers.gpu:
+            given = TiersSection(host=tiers.gpu, ssd="")  # shared out as host memory is
+            return _make_tiered(tables, optimizers, seed, admissions, given, device)
+    elif tiers.ssd is not None:
+        if tiers.gpu and torch.device(device).type == "cuda":
+            raise ValueError(
+                "rows.tiers.gpu and rows.tiers.ssd: rows are in GPU memory over host memory, or in "
+                "host memory over a disk, not in all three: set rows.tiers.gpu=0, or leave out ssd "
+                "and host"
+            )
         return _make_tiered(tables, optimizers, seed, admissions, tiers)
-    if tiers is not None and tiers.gpu is not None and torch.device(device).type == "cuda":
-        check_gpu_budget(tables, optimizers, tiers.gpu)
-        device = device if tiers.gpu else "cpu"
+    elif tiers.gpu == 0:
+        device = "cpu"
     together: dict[RowOptimizer, list[str]] = {}
     for name, table in tables.items():
         if backend == "gpu" or lives_on_gpu(table, admissions.get(name), device):
@@ -135,19 +145,11 @@ def make_leaves(
     return {name: made[name] for name in tables}
 
 
-def check_gpu_budget(
-    tables: Mapping[str, Table], optimizers: Mapping[str, RowOptimizer], budget: int
-) -> None:
-    """Refuse tables that take more of a GPU's memory than they may; 0: none of them goes there."""
+def gpu_need(tables: Mapping[str, Table], optimizers: Mapping[str, RowOptimizer]) -> int:
+    """Bytes that the rows of fixed tables take, with their state; growing ones count nothing."""
     from shoal.embedding.leaves.budgets import row_bytes
 
-    need = sum((t.rows or 0) * row_bytes(t, optimizers[name]) for name, t in tables.items())
-    if 0 < budget < need:
-        raise ValueError(
-            f"rows.tiers.gpu: given {show_size(budget)}, and the tables need {show_size(need)} of "
-            "GPU memory: raise it, set it to 0 to keep rows in host memory (with rows.tiers.host "
-            "and rows.tiers.ssd also on a disk), or spread them over more GPUs (sharded)"
-        )
+    return sum((t.rows or 0) * row_bytes(t, optimizers[name]) for name, t in tables.items())
 
 
 def _make_tiered(
@@ -156,25 +158,34 @@ def _make_tiered(
     seed: int,
     admissions: Mapping[str, Admission | None],
     tiers: TiersSection,
+    device: torch.device | str | None = None,
 ) -> dict[str, Leaf]:
-    """Leaves in host memory, over a disk those that have no room there."""
+    """Leaves in host memory, over a disk those that have no room there.
+
+    With a device: in its memory, over host memory.
+    """
     from shoal.embedding.leaves.budgets import share_out
     from shoal.embedding.leaves.tiered import Tiered
 
     assert tiers.ssd is not None
     made: dict[str, Leaf] = {}
-    for name, share in share_out(tables, optimizers, tiers).items():
+    key = "rows.tiers.host" if device is None else "rows.tiers.gpu"
+    for name, share in share_out(tables, optimizers, tiers, key).items():
         table, admission = tables[name], admissions.get(name)
         if share.slots is None:
-            made[name] = make_local(table, optimizers[name], seed, admission=admission)
+            where: torch.device | str = "cpu" if device is None else device
+            made[name] = make_local(
+                table, optimizers[name], seed, admission=admission, device=where
+            )
             continue
         if admission is not None:
             raise ValueError(
-                f"table {name!r} has rows on a disk (rows.tiers) and counts its ids "
-                "(rows.admission, rows.decay, rows.shrink): rows on a disk are neither counted nor "
+                f"table {name!r} has rows in tiers (rows.tiers) and counts its ids "
+                "(rows.admission, rows.decay, rows.shrink): such rows are neither counted nor "
                 "dropped; leave out one of the two"
             )
-        made[name] = Tiered(table, optimizers[name], seed, share.slots, Path(tiers.ssd))
+        folder = Path(tiers.ssd) if device is None else None
+        made[name] = Tiered(table, optimizers[name], seed, share.slots, folder, device=device)
     return made
 
 

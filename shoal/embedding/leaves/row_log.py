@@ -28,13 +28,15 @@ ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 class RowLog:
-    """Records of `words` int64 each under a folder; words is without the checksum."""
+    """Records of `words` int64 each, in a folder or in host memory; words: without the checksum."""
 
-    def __init__(self, folder: Path, name: str, words: int, segment_rows: int | None = None):
+    def __init__(self, folder: Path | None, name: str, words: int, segment_rows: int | None = None):
         self.name, self.words = name, words
         self.segment_rows = segment_rows or max(1, SEGMENT_BYTES // (8 * (words + 1)))
-        self.folder, lock = _own_folder(folder)
-        self._remove = weakref.finalize(self, _remove_folder, self.folder, lock)
+        self.folder: Path | None = None  # None: segments are in host memory, without files
+        if folder is not None:
+            self.folder, lock = _own_folder(folder)
+            self._remove = weakref.finalize(self, _remove_folder, self.folder, lock)
         generator = torch.Generator().manual_seed(words)
         top = 1 << 62
         self.weights = torch.randint(-top, top, (words,), generator=generator) | 1
@@ -47,8 +49,13 @@ class RowLog:
         return sum(self.live.values())
 
     @property
+    def where(self) -> str:
+        """Where the records are, for messages."""
+        return "host memory" if self.folder is None else str(self.folder)
+
+    @property
     def bytes(self) -> int:
-        """On the disk."""
+        """On the disk, or in host memory."""
         return len(self.segments) * self.segment_rows * 8 * (self.words + 1)
 
     def append(self, records: Tensor) -> Tensor:
@@ -86,7 +93,7 @@ class RowLog:
             if bool(wrong.any()):
                 place = int(ascending[start:stop][wrong][0])
                 raise ValueError(
-                    f"table {self.name!r}: record {place} of its rows in {self.folder} is damaged "
+                    f"table {self.name!r}: record {place} of its rows in {self.where} is damaged "
                     "(its checksum does not fit): look after that disk, and resume from the last "
                     "checkpoint, which does not hang on these files"
                 )
@@ -110,7 +117,8 @@ class RowLog:
         """Remove a segment none of whose records is needed."""
         assert self.live[number] == 0
         del self.segments[number], self.live[number]
-        self._file(number).unlink()
+        if self.folder is not None:
+            _file(self.folder, number).unlink()
 
     def clear(self) -> None:
         """Remove everything."""
@@ -122,17 +130,22 @@ class RowLog:
     def close(self) -> None:
         """Remove the folder."""
         self.segments = {}
-        self._remove()
+        if self.folder is not None:
+            self._remove()
 
     def _sums(self, records: Tensor, places: Tensor) -> Tensor:
         """Odd weights: no change of one word goes unseen, and of several hardly any."""
         return (records * self.weights).sum(1) + places * ODD
 
-    def _file(self, number: int) -> Path:
-        return self.folder / f"{number}.rows"
-
     def _open_segment(self, number: int) -> None:
-        path, size = self._file(number), self.segment_rows * (self.words + 1)
+        size = self.segment_rows * (self.words + 1)
+        self.live[number] = 0
+        if self.folder is None:
+            pinned = torch.cuda.is_available()  # a GPU reads such memory faster
+            made = torch.empty(size, dtype=torch.int64, pin_memory=pinned)
+            self.segments[number] = made.view(self.segment_rows, self.words + 1)
+            return
+        path = _file(self.folder, number)
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         try:
             os.posix_fallocate(file, 0, 8 * size)  # a full disk is told here, not by a signal
@@ -147,7 +160,18 @@ class RowLog:
             os.close(file)
         mapped = torch.from_file(str(path), shared=True, size=size, dtype=torch.int64)
         self.segments[number] = mapped.view(self.segment_rows, self.words + 1)
-        self.live[number] = 0
+
+
+def _file(folder: Path, number: int) -> Path:
+    return folder / f"{number}.rows"
+
+
+def distinct(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct ones of ids [n], ascending, and where each stands first."""
+    ascending, order = ids.sort(stable=True)
+    new = torch.ones_like(ids, dtype=torch.bool)
+    torch.ne(ascending[1:], ascending[:-1], out=new[1:])
+    return ascending[new], order[new]
 
 
 def _runs(ascending: Tensor, segment_rows: int) -> Iterator[tuple[int, int, int]]:

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,8 @@ from torch import Tensor
 from shoal.embedding.leaves.admission import Shrink
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.leaves.native import Native, _ids
-from shoal.embedding.leaves.row_log import RowLog
+from shoal.embedding.leaves.row_log import RowLog, distinct
+from shoal.embedding.leaves.traffic import Traffic
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.store import Ids, Rows
 from shoal.embedding.table import Init, Table
@@ -33,23 +35,12 @@ NOBODY = 1 << 62  # the time of a slot without a row
 AT_ONCE = 1 << 16  # rows that pass through memory on their way at a time
 
 
-@dataclass
-class Traffic:
-    """What ids that were pulled found so far; of equal ones only the first finds a cold row."""
-
-    hot: int = 0
-    ahead: int = 0  # on the disk, but read before they were asked for
-    cold: int = 0
-    evicted: int = 0
-
-    @property
-    def hit_rate(self) -> float:
-        """The share of ids whose row was in memory when they were asked for."""
-        return (self.hot + self.ahead) / max(1, self.hot + self.ahead + self.cold)
-
-
 class Tiered(Leaf):
-    """Rows of one table, `slots` of them in host memory and the others in a folder."""
+    """Rows of one table, `slots` of them in host memory and the others in a folder.
+
+    With a device, slots are in its memory (by the kernels of GpuLeaf); without a folder, the other
+    rows are in host memory.
+    """
 
     def __init__(
         self,
@@ -57,8 +48,9 @@ class Tiered(Leaf):
         optimizer: RowOptimizer,
         seed: int,
         slots: int,
-        folder: Path,
+        folder: Path | None,
         *,
+        device: torch.device | str | None = None,
         threads: int | None = None,
         segment_rows: int | None = None,
     ):
@@ -68,7 +60,14 @@ class Tiered(Leaf):
         self.slots, self.folder = slots, folder
         plain, zeros = RowOptimizer("sgd"), Init("constant", 0.0)
         kept = Table(table.name, table.dim, slots, zeros)
-        self.hot = Native(kept, optimizer, seed, threads=threads)
+        self.device = torch.device("cpu" if device is None else device)
+        self.hot: Any = None
+        if device is None:
+            self.hot = Native(kept, optimizer, seed, threads=threads)
+        else:  # Triton comes in with it
+            from shoal.embedding.leaves.gpu_leaf import make_gpu_leaves
+
+            self.hot = make_gpu_leaves([kept], optimizer, seed, self.device)[0]
         begin = replace(table, rows=None, init=Init(*table.resolved_init))
         self._begin = Native(begin, plain, seed, threads=threads)  # holds nothing: initial values
         self._index_table = Table(table.name, 2, table.rows, zeros)
@@ -101,8 +100,9 @@ class Tiered(Leaf):
 
     @property
     def memory(self) -> int:
-        """Bytes of host memory that rows, state and index take."""
-        return self.hot.memory + self.index.memory + 16 * self.slots
+        """Bytes of host memory that rows, state and index take; less the log's."""
+        hot = self.hot.memory if isinstance(self.hot, Native) else 0
+        return hot + self.index.memory + 16 * self.slots
 
     # ---- reading and updating --------------------------------------------------------------------
 
@@ -115,9 +115,10 @@ class Tiered(Leaf):
         """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
         flat = self._inside(ids)
         codes = self._codes(flat)
-        if len(flat) > self.slots and len(_distinct(flat)[0]) > self.slots // 2:
+        if len(flat) > self.slots and len(distinct(flat)[0]) > self.slots // 2:
             # More than a step: to be read alone, and slots stay whose they are.
-            return torch.cat([self._peek(some).values for some in flat.split(AT_ONCE)])
+            parts = [self._peek(some).values for some in flat.split(AT_ONCE)]
+            return torch.cat(parts).to(self.device)
         before = self.traffic.cold + self.traffic.ahead
         if bool((codes > self.slots).any()):
             codes = self._stage(flat, codes)
@@ -127,10 +128,9 @@ class Tiered(Leaf):
         self._pulled = flat, codes
         if bool(codes.all()):
             return self.hot.pull(codes - 1)
-        rows = self._begin.pull(flat)
+        rows = self._begin.pull(flat).to(self.device)
         here = codes.nonzero().squeeze(1)
-        rows[here] = self.hot.pull(codes[here] - 1)
-        return rows
+        return rows.index_copy_(0, here.to(self.device), self.hot.pull(codes[here] - 1))
 
     def push(
         self,
@@ -148,7 +148,7 @@ class Tiered(Leaf):
         if self.table.padding is not None and len(flat):
             real = flat != self.table.padding
             if not bool(real.all()):
-                flat, grads = flat[real], grads[real]
+                flat, grads = flat[real], grads[real.to(grads.device)]
         if self._pulled is not None and self._pulled[0] is flat:  # they are where they were
             codes = self._pulled[1]
         else:
@@ -176,8 +176,8 @@ class Tiered(Leaf):
         self.time += 1
         hot = (codes > 0) & (codes <= self.slots)
         self.used.index_fill_(0, codes[hot] - 1, self.time)  # so that they stay
-        wanted = _distinct(ids[codes > self.slots])[0]
-        fresh = _distinct(ids[codes == 0])[0] if make else ids[:0]
+        wanted = distinct(ids[codes > self.slots])[0]
+        fresh = distinct(ids[codes == 0])[0] if make else ids[:0]
         given = self._take_slots(len(wanted) + len(fresh))
         if len(wanted):
             places = self._codes(wanted) - self.slots - 1  # which making room may have changed
@@ -215,9 +215,10 @@ class Tiered(Leaf):
         """Write rows that were not used for longest to the log, `count` or more."""
         idle = (self.used < self.time).nonzero().squeeze(1)
         if len(idle) < count:
+            key = "rows.tiers.gpu" if self.log.folder is None else "rows.tiers.host"
             raise ValueError(
                 f"table {self.table.name!r}: one step uses more rows than the {self.slots:,} that "
-                "its share of rows.tiers.host has room for: raise it, or train in smaller batches "
+                f"its share of {key} has room for: raise it, or train in smaller batches "
                 "(train.batch_size)"
             )
         count = min(len(idle), max(count, self.slots // SHARE))
@@ -254,7 +255,7 @@ class Tiered(Leaf):
         codes = self._codes(ids)
         places = codes - self.slots - 1
         cold = (places >= 0) & (places < end)
-        wanted, first = _distinct(ids[cold])
+        wanted, first = distinct(ids[cold])
         places = places[cold][first]
         return wanted, places, self.log.read(places, segments)
 
@@ -381,6 +382,11 @@ class Tiered(Leaf):
             "dropped: leave out rows.shrink, or rows.tiers"
         )
 
+    def flat_grads(self, grads: Tensor, n: int) -> Tensor:
+        if self.device.type == "cpu" or grads.shape != (n, self.table.dim):
+            return super().flat_grads(grads, n)
+        return grads.detach().to(self.device).contiguous()
+
     def _inside(self, ids: Ids) -> Tensor:
         flat = self.flat_ids(ids)
         if self.table.rows is not None and len(flat):
@@ -388,11 +394,3 @@ class Tiered(Leaf):
                 if not 0 <= int(bound) < self.table.rows:
                     raise self.outside(int(bound))
         return flat
-
-
-def _distinct(ids: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct ones of ids [n], ascending, and where each stands first."""
-    ascending, order = ids.sort(stable=True)
-    new = torch.ones_like(ids, dtype=torch.bool)
-    torch.ne(ascending[1:], ascending[:-1], out=new[1:])
-    return ascending[new], order[new]

@@ -1,0 +1,228 @@
+"""DLRM end to end on one GPU, beside plain PyTorch.
+
+    python benchmarks/dlrm_gpu.py                  # rates, phases and AUC
+    python benchmarks/dlrm_gpu.py --optimizers adam --skip-auc
+
+26 slots of width 64 in one table, 13 dense values, batch 65,536; batches lie in pinned host memory
+and are copied to the GPU in every step. Plain PyTorch: the same layers, nn.Embedding(sparse=True),
+torch.optim's sparse optimizer for it and a fused one for the rest. Shares of the phases are of the
+GPU's time by the names of kernels. AUC: of batches that were not trained on, whose labels hang on
+weights of the ids, after as many steps in every precision.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from shoal.config.schema import OptimizerSection
+from shoal.data.batch import Batch
+from shoal.models.base import Facts
+from shoal.models.dlrm import DLRM
+from shoal.training.strategy.graphed import Graphed
+from shoal.training.strategy.single import Single
+from shoal.world.world import World
+
+SLOTS, DENSE = 26, 13
+SETS = 8  # of batches, in turn
+PHASES = {
+    "rows": ("_gather", "_locate", "_update", "_sum_pieces", "_list", "_count_seg", "_find",
+             "_insert", "_admit", "_write_numbers", "embedding", "sparse", "coalesce", "unique"),
+    "sorting": ("sort", "radix", "scan"),
+    "products": ("gemm", "cutlass", "nvjet", "bmm", "sm90", "sm80"),
+    "copies": ("memcpy", "memset", "copy"),
+    "dense optimizer": ("adam", "multi_tensor", "adagrad", "foreach"),
+}  # fmt: skip
+
+
+def make_batches(args: argparse.Namespace, count: int, seed: int) -> list[Batch]:
+    """Zipf ids and labels that hang on them; in pinned memory where there is a GPU."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    each = args.rows // SLOTS
+    for _ in range(count):
+        u = torch.rand(args.batch, SLOTS, generator=generator, dtype=torch.float64)
+        rest = 1.0 - args.power
+        rank = (1.0 + u * (each**rest - 1.0)) ** (1.0 / rest)
+        ids = rank.long().clamp(max=each) - 1 + torch.arange(SLOTS) * each
+        dense = torch.randn(args.batch, DENSE, generator=generator)
+        weight = torch.sin(ids.double() * 12.9898).float()  # of each id, the same every time
+        logit = weight.sum(1) * 0.5 + dense[:, 0] * 0.5
+        noise = torch.rand(args.batch, generator=generator)
+        labels = (noise < torch.sigmoid(logit)).float()
+        if args.device == "cuda":
+            ids, dense, labels = ids.pin_memory(), dense.pin_memory(), labels.pin_memory()
+        made.append(Batch(args.batch, {"slots": ids}, {"dense": dense}, labels))
+    return made
+
+
+def make_model(args: argparse.Namespace) -> DLRM:
+    torch.manual_seed(1)
+    facts = Facts(num_slots=SLOTS, num_dense=DENSE, rows=args.rows)
+    return DLRM(DLRM.Options(dim=args.dim), facts)
+
+
+class Plain(nn.Module):
+    """The same layers on an embedding of torch's."""
+
+    def __init__(self, args: argparse.Namespace):
+        super().__init__()
+        own = make_model(args)
+        self.bottom, self.dots, self.top = own.bottom, own.dots, own.top
+        self.table = nn.Embedding(args.rows, args.dim, sparse=True)
+        nn.init.uniform_(self.table.weight, -0.01, 0.01)
+
+    def forward(self, ids: Tensor, dense: Tensor) -> Tensor:
+        vectors = self.table(ids)
+        first = self.bottom(dense)
+        dots = self.dots(torch.cat([first.unsqueeze(1), vectors], 1))
+        return self.top(torch.cat([first, dots], 1))
+
+
+def plain_step(args: argparse.Namespace, optimizer: str) -> Callable[[Batch], None]:
+    model = Plain(args).to(args.device)
+    rows = [model.table.weight]
+    rest = [p for p in model.parameters() if p is not model.table.weight]
+    if optimizer == "adam":
+        optimizers = [torch.optim.SparseAdam(rows, lr=args.lr)]
+        optimizers.append(torch.optim.Adam(rest, lr=args.lr, fused=True))
+    else:
+        optimizers = [torch.optim.Adagrad(rows, lr=args.lr), torch.optim.Adagrad(rest, lr=args.lr)]
+
+    def step(batch: Batch) -> None:
+        batch = batch.to(args.device)
+        logits = model(batch.ids["slots"], batch.dense["dense"])
+        binary_cross_entropy_with_logits(logits, batch.labels).backward()
+        for one in optimizers:
+            one.step()
+            one.zero_grad(set_to_none=True)
+
+    return step
+
+
+def make_strategy(args: argparse.Namespace, optimizer: str, graph: bool, precision: str) -> Single:
+    torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
+    strategy = (Graphed if graph else Single)(World(args.device))
+    section = OptimizerSection(name="sparse_adam" if optimizer == "adam" else optimizer, lr=args.lr)
+    autocast = "bfloat16" if precision == "bfloat16" else "float32"
+    strategy.setup(make_model(args), section, 1, precision=autocast)
+    return strategy
+
+
+def own_step(strategy: Single) -> Callable[[Batch], None]:
+    return lambda batch: strategy.train_step(strategy.receive(batch)) and None
+
+
+def rate(step: Callable[[Batch], None], batches: list[Batch], args: argparse.Namespace) -> float:
+    """Samples a second."""
+    wait = torch.cuda.synchronize if args.device == "cuda" else lambda: None
+    for k in range(args.warm):
+        step(batches[k % SETS])
+    wait()
+    begin = time.perf_counter()
+    for k in range(args.steps):
+        step(batches[k % SETS])
+    wait()
+    return args.steps * args.batch / (time.perf_counter() - begin)
+
+
+def phases(step: Callable[[Batch], None], batches: list[Batch]) -> str:
+    """Shares of the GPU's time."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
+        for batch in batches[:5]:
+            step(batch)
+        torch.cuda.synchronize()
+    shares = dict.fromkeys([*PHASES, "other"], 0.0)
+    for event in found.key_averages():
+        if event.device_type != torch.autograd.DeviceType.CUDA:
+            continue
+        name = event.key.lower()
+        phase = next((p for p, words in PHASES.items() if any(w in name for w in words)), "other")
+        shares[phase] += event.self_device_time_total
+    total = sum(shares.values()) or 1.0
+    return ", ".join(f"{name} {share / total:.0%}" for name, share in shares.items())
+
+
+def auc(scores: Tensor, labels: Tensor) -> float:
+    order = scores.argsort()
+    ranks = torch.empty(len(scores), dtype=torch.float64, device=scores.device)
+    ranks[order] = torch.arange(1, len(scores) + 1, dtype=torch.float64, device=scores.device)
+    positive = labels.sum(dtype=torch.float64)
+    total = ranks[labels > 0].sum() - positive * (positive + 1) / 2
+    return float(total / (positive * (len(labels) - positive)))
+
+
+def measure_auc(args: argparse.Namespace, optimizer: str, precision: str, graph: bool) -> float:
+    strategy = make_strategy(args, optimizer, graph, precision)
+    step = own_step(strategy)
+    for seed in range(args.auc_steps // SETS):
+        for batch in make_batches(args, SETS, 1000 + seed):
+            step(batch)
+    strategy.settle()
+    model = strategy.model.eval()
+    half = precision == "bfloat16"
+    with torch.no_grad(), torch.autocast(args.device, torch.bfloat16) if half else nullcontext():
+        held = [batch.to(args.device) for batch in make_batches(args, 4, 999)]
+        scores = torch.cat([model.logits(batch).float() for batch in held])
+    return auc(scores, torch.cat([batch.labels for batch in held]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--rows", type=int, default=10_000_016, help="of the table, all slots")
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=65_536)
+    parser.add_argument("--power", type=float, default=1.05)
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--warm", type=int, default=10)
+    parser.add_argument("--auc-steps", type=int, default=80)
+    parser.add_argument("--optimizers", nargs="+", default=["adagrad", "adam"])
+    parser.add_argument("--skip-auc", action="store_true")
+    args = parser.parse_args()
+    args.rows = args.rows // SLOTS * SLOTS
+    on_gpu = args.device == "cuda"
+    where = torch.cuda.get_device_name() if on_gpu else "CPU (only to try the script)"
+    print(f"{where}, torch {torch.__version__}; {args.rows:,} x {args.dim}, batch {args.batch:,}")
+    batches = make_batches(args, SETS, 0)
+    print(f"{'':34}{'samples/s':>14}{'x plain':>9}")
+    for optimizer in args.optimizers:
+        torch.set_float32_matmul_precision("highest")
+        plain = rate(plain_step(args, optimizer), batches, args)
+        print(f"{'plain PyTorch, ' + optimizer:34}{plain:14,.0f}{1:9.2f}")
+        for precision in ("float32", "tf32", "bfloat16"):
+            for graph in (False, True) if on_gpu and optimizer == "adam" else (False,):
+                strategy = make_strategy(args, optimizer, graph, precision)
+                step = own_step(strategy)
+                found = rate(step, batches, args)
+                name = f"shoal, {optimizer}, {precision}{', graph' if graph else ''}"
+                print(f"{name:34}{found:14,.0f}{found / plain:9.2f}")
+                if on_gpu:
+                    print(f"    {phases(step, batches)}")
+                del strategy, step
+                if on_gpu:
+                    torch.cuda.empty_cache()
+    if not args.skip_auc:
+        print(f"\n{'AUC after ' + str(args.auc_steps) + ' steps, adam':34}{'':>14}{'less':>9}")
+        first = None
+        for precision, graph in (("float32", False), ("tf32", on_gpu), ("bfloat16", on_gpu)):
+            found = measure_auc(args, "adam", precision, graph)
+            first = found if first is None else first
+            print(f"{precision + (', graph' if graph else ''):34}{found:14.5f}{first - found:9.5f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""What the rows of a run take of this machine: GPU memory, host memory, disk.
+
+The data is read and the model is made, as for the run itself; rows are not. Tables that grow have
+no size yet: what one of their rows takes is printed, and nothing of it is counted.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shoal.config.schema import Config, StrategySection
+from shoal.config.tiers import TiersSection, show_size
+from shoal.embedding.leaves.budgets import (
+    INDEX_FIXED,
+    INDEX_GROWING,
+    SLOT,
+    Share,
+    row_bytes,
+    share_out,
+)
+from shoal.embedding.leaves.local import gpu_need, lives_on_gpu
+from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.placed.planner import plan_tables
+from shoal.embedding.service import RowService
+from shoal.embedding.table import Table
+from shoal.runs.build import build
+from shoal.training.strategy import Strategy
+from shoal.world.gpus import pick_device
+from shoal.world.world import World
+
+USABLE = 0.8  # of a memory, for rows; the rest is the model's, the data's and the system's
+DISK_FACTOR = 2  # of what lives in a log, see docs/tiers.md
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is for rows, in bytes."""
+
+    host: int
+    gpu: int | None  # of each; None: the run computes on CPUs
+
+    @classmethod
+    def here(cls, device: torch.device) -> Machine:
+        """This one."""
+        host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        gpu = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None
+        return cls(host, gpu)
+
+
+class _Planned(Exception):
+    """The tables of a model, instead of their rows."""
+
+    def __init__(self, tables: dict[str, Table], optimizers: dict[str, RowOptimizer]):
+        super().__init__()
+        self.tables, self.optimizers = tables, optimizers
+
+
+class _OnlyTables(Strategy):
+    """Stops where a strategy would make rows."""
+
+    name = "plan"
+
+    def make_rows(self, tables: dict[str, Table]) -> RowService:
+        raise _Planned(tables, self.row_optimizers)
+
+    def train_parts(self, parts: object, lr: float | None = None) -> Tensor:
+        raise NotImplementedError  # it never gets that far
+
+
+def plan_run(config: Config, machine: Machine | None = None) -> str:
+    """A table of what each process holds; ValueError with the nearest remedy if it cannot fit."""
+    device = pick_device(config.run.device, 0)
+    alone = StrategySection(name="single")
+    try:
+        build(
+            config.model_copy(update={"strategy": alone}),
+            World(torch.device("cpu")),
+            lambda section, world, timeout: _OnlyTables(world),
+        )
+    except _Planned as found:
+        tables, optimizers = found.tables, found.optimizers
+    else:
+        return f"{config.model.title} has no tables: there are no rows to place"
+    return plan_tables_of(config, tables, optimizers, device, machine or Machine.here(device))
+
+
+def plan_tables_of(
+    config: Config,
+    tables: Mapping[str, Table],
+    optimizers: Mapping[str, RowOptimizer],
+    device: torch.device,
+    machine: Machine,
+) -> str:
+    """The same of known tables."""
+    what, held, here = _holders(config, tables, optimizers)
+    tiers, on_gpu = config.rows.tiers, device.type == "cuda" and what != "server"
+    on_gpu = on_gpu and tiers.gpu != 0 and tiers.ssd is None
+    over_host = on_gpu and tiers.gpu is not None and gpu_need(held, optimizers) > tiers.gpu
+    budget = TiersSection(host=tiers.gpu, ssd="") if over_host else tiers
+    shares = share_out(held, optimizers, budget)
+    lines: list[tuple[str, ...]] = [("table", "rows", "dim", "values", "state", "index", "where")]
+    total = {"gpu": 0, "host": 0, "ssd": 0}
+    for name, table in held.items():
+        lines.append(_line(table, optimizers[name], shares[name], on_gpu, total))
+    if over_host:  # slots are on the GPU, the other rows in host memory
+        total = {"gpu": total["host"], "host": total["ssd"], "ssd": 0}
+    text = _columns(lines)
+    place = ", ".join(f"{show_size(n)} of {key}" for key, n in total.items() if n) or "nothing yet"
+    told = [
+        f"each {what} holds, {here} of them on this machine:",
+        text,
+        f"each {what}: {place}; this machine has {show_size(machine.host)} of host memory"
+        + ("" if machine.gpu is None else f", a GPU {show_size(machine.gpu)}"),
+    ]
+    if tiers.ssd is not None:
+        free = shutil.disk_usage(_existing(Path(tiers.ssd))).free
+        told.append(f"{tiers.ssd}: {show_size(free)} free, up to {show_size(here * total['ssd'])}")
+        if here * total["ssd"] > free:
+            raise ValueError(
+                "\n".join(told)
+                + f"\nrows.tiers.ssd: rows may take {show_size(here * total['ssd'])} there, and "
+                f"{show_size(free)} are free: name a larger disk, or raise rows.tiers.host"
+            )
+    _refuse_too_much(config, what, here, total, machine, told)
+    return "\n".join(told)
+
+
+def _holders(
+    config: Config, tables: Mapping[str, Table], optimizers: Mapping[str, RowOptimizer]
+) -> tuple[str, dict[str, Table], int]:
+    """Who holds rows, what the fullest of them holds, and how many of them this machine has."""
+    launch, name = config.launch, config.strategy.name
+    here = max(1, launch.nproc)
+    size = max(here, launch.world_size)
+    if name == "ps":
+        servers = max(launch.servers, len(config.strategy.ps.addresses or ()), 1)
+        part = {
+            key: replace(table, rows=None if table.rows is None else -(-table.rows // servers))
+            for key, table in tables.items()
+        }
+        return "server", part, max(1, launch.servers)
+    if name != "sharded" or size == 1:
+        return ("process" if size == 1 else "rank"), dict(tables), here
+    plan = plan_tables(tables, size, config.strategy, optimizers)
+    fullest = max(range(size), key=plan.bytes_on)
+    part = {
+        key: replace(
+            layout.table,
+            dim=layout.width(fullest),
+            rows=None if layout.grows else layout.shares[fullest],
+        )
+        for key, layout in plan.layouts.items()
+        if layout.holds(fullest)
+    }
+    return "rank", part, here
+
+
+def _line(
+    table: Table, optimizer: RowOptimizer, share: Share, on_gpu: bool, total: dict[str, int]
+) -> tuple[str, ...]:
+    """A table's line; adds what it takes to `total`."""
+    each, rows = row_bytes(table, optimizer), table.rows
+    values, state = 4 * table.dim, each - 4 * table.dim
+    if share.slots is None and on_gpu and (lives_on_gpu(table, None, "cuda") or rows is not None):
+        where, index = "gpu", INDEX_GROWING if rows is None else 0
+        total["gpu"] += (rows or 0) * each
+    elif share.slots is None:
+        where, index = "host", INDEX_GROWING if rows is None else 0
+        total["host"] += (rows or 0) * each
+    else:
+        where = f"{share.slots:,} rows in {'gpu, host' if on_gpu else 'host, ssd'}"
+        index = INDEX_FIXED
+        if rows is None:
+            index = INDEX_GROWING
+        total["host"] += share.slots * (each + SLOT) + (rows or share.slots) * index
+        total["ssd"] += DISK_FACTOR * max(0, (rows or 0) - share.slots) * (each + 16)
+    sizes = [values, state, index]
+    shown = [f"{n} B a row" if rows is None else show_size(n * rows) for n in sizes]
+    return table.name, "grows" if rows is None else f"{rows:,}", str(table.dim), *shown, where
+
+
+def _refuse_too_much(
+    config: Config, what: str, here: int, total: dict[str, int], machine: Machine, told: list[str]
+) -> None:
+    """Refuse what takes more than a memory has, with the nearest configuration that fits."""
+    size = max(1, config.launch.nproc, config.launch.world_size)
+    host_room = int(USABLE * machine.host)
+    if machine.gpu is not None and total["gpu"] > (gpu_room := int(USABLE * machine.gpu)):
+        spread = config.strategy.name == "sharded"
+        gpus = math.ceil(total["gpu"] * (size if spread else 1) / gpu_room)
+        remedy = f"spread them over {gpus} GPUs (--strategy.name=sharded --launch.nproc={gpus})"
+        if here * total["gpu"] <= host_room:
+            remedy = f"keep rows in host memory (--rows.tiers.gpu=0), or {remedy}"
+        else:
+            budget = show_size(host_room // here).replace(" ", "")
+            remedy += f", or --rows.tiers.host={budget} --rows.tiers.ssd=FOLDER"
+        raise ValueError(
+            "\n".join(told) + f"\nthe rows of a {what} need {show_size(total['gpu'])} of GPU "
+            f"memory, and there is room for {show_size(gpu_room)}: {remedy}"
+        )
+    if here * total["host"] > host_room:
+        budget = show_size(host_room // here).replace(" ", "")
+        remedy = f"--rows.tiers.host={budget} --rows.tiers.ssd=FOLDER"
+        if what == "server":
+            servers = math.ceil(here * total["host"] / host_room)
+            remedy = f"servers on {servers} such machines (strategy.ps.addresses)"
+        raise ValueError(
+            "\n".join(told) + f"\nthe rows of {here} {what}(s) need "
+            f"{show_size(here * total['host'])} of host memory, and there is room for "
+            f"{show_size(host_room)}: {remedy}"
+        )
+
+
+def _columns(lines: list[tuple[str, ...]]) -> str:
+    widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if k in (0, 6) else cell.rjust(width)
+            for k, (cell, width) in enumerate(zip(line, widths))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that exists."""
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
