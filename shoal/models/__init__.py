@@ -57,13 +57,13 @@ MODELS: dict[str, str] = {
     "DSSM": "shoal.models.retrieval.dssm",
     "YoutubeDNN": "shoal.models.retrieval.youtubednn",
     "Word2Vec": "shoal.models.retrieval.word2vec",
-    "LR": "shoal.models.lr",
-    "FM": "shoal.models.fm",
-    "DNN": "shoal.models.dnn",
-    "WideDeep": "shoal.models.widedeep",
-    "DeepFM": "shoal.models.deepfm",
-    "DCNV2": "shoal.models.dcnv2",
-    "DLRM": "shoal.models.dlrm",
+    "LR": "shoal.models.clicks.lr",
+    "FM": "shoal.models.clicks.fm",
+    "DNN": "shoal.models.clicks.dnn",
+    "WideDeep": "shoal.models.clicks.widedeep",
+    "DeepFM": "shoal.models.clicks.deepfm",
+    "DCNV2": "shoal.models.clicks.dcnv2",
+    "DLRM": "shoal.models.clicks.dlrm",
 }
 
 

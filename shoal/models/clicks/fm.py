@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from shoal.data.batch import Batch
 from shoal.embedding.table import Init
 from shoal.models.base import Facts
-from shoal.models.lr import LR
+from shoal.models.clicks.lr import LR
 from shoal.models.nn.interactions import sum_of_dots
 
 
