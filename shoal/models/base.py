@@ -271,14 +271,14 @@ class ClickModel(Model):
         if len(self.facts.labels) < 2 and batch.weights is None and self._logistic:
             loss = binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
         else:
-            loss = self._losses(logits, batch).sum()
+            loss = self.losses(logits, batch).sum()
         return Output(loss, batch.size, logits.detach())
 
     @property
     def _logistic(self) -> bool:
         return all(one.loss == "logistic" and one.weight == 1.0 for one in self.facts.labels)
 
-    def _losses(self, logits: Tensor, batch: Batch) -> Tensor:
+    def losses(self, logits: Tensor, batch: Batch) -> Tensor:
         """The loss of every sample, all labels together: [b]."""
         assert batch.labels is not None
         wanted = max(1, len(self.facts.labels))
