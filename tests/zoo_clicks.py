@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from click_batches import DENSE, ROWS, SLOTS, global_batch
 
-from shoal.data.batch import Batch
-from shoal.data.features import Label
+from shoal.data.batch import Batch, Jagged
+from shoal.data.features import Feature, Label
 from shoal.models import find
 from shoal.models.base import ClickModel, Facts
 
@@ -45,7 +45,20 @@ LABELS: dict[str, dict[str, Any]] = {
     "ESMM": TOWERS,
     "AITM": TOWERS,
 }
-CLICKS |= LABELS
+HISTORIES: dict[str, dict[str, Any]] = {
+    "DIN": {**SMALL, "attention_layers": [5]},
+    "DIEN": SMALL,
+    "BST": SMALL,
+    "DSIN": {**SMALL, "sessions": 2},
+}
+CLICKS |= LABELS | HISTORIES
+LENGTH = 5
+SEEN = (  # what models with histories read
+    Feature("item_id", "id", "item", rows=ROWS),
+    Feature("seen", "sequence", "user", rows=ROWS, table="item_id", length=LENGTH),
+    Feature("genre", "ids", "item", rows=ROWS, dim=3, pooling="mean"),
+    Feature("age", "number", "user"),
+)
 ANY_WIDTH = [
     "DCN",
     "FinalMLP",
@@ -64,6 +77,8 @@ def make_model(name: str, facts: Facts | None = None, **options: Any) -> ClickMo
 
 def facts_of(name: str) -> Facts:
     """What the model of a line is told of its data."""
+    if name in HISTORIES:
+        return Facts(features=SEEN, apart=True, num_slots=3, num_dense=1)
     labels = (Label("click"), Label("purchase", weight=0.5)) if name in LABELS else ()
     return Facts(num_slots=SLOTS, num_dense=DENSE, rows=ROWS, labels=labels)
 
@@ -71,8 +86,24 @@ def facts_of(name: str) -> Facts:
 def batch_of(name: str, step: int) -> Batch:
     """A global batch for the model of a line: lists of ids in every other step."""
     batch = global_batch(step, "lists" if step % 2 else "one", "fixed")
+    if name in HISTORIES:
+        return with_history(batch, step)
     if name in LABELS:  # who buys has clicked
         assert batch.labels is not None
         bought = batch.labels * (batch.dense["dense"][:, 0] > 0)
         batch = replace(batch, labels=torch.stack([batch.labels, bought], 1))
     return batch
+
+
+def with_history(batch: Batch, step: int) -> Batch:
+    """Samples of as many candidates with histories of 0 to 7 items, of which the last 5 count."""
+    random = torch.Generator().manual_seed(300 + step)
+
+    def lists(most: int) -> Jagged:
+        lengths = torch.randint(0, most + 1, (batch.size,), generator=random)
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+        return Jagged(torch.randint(1, ROWS, (int(offsets[-1]),), generator=random), offsets)
+
+    items = torch.randint(1, ROWS, (batch.size,), generator=random)
+    ids = {"item_id": items, "seen": lists(7), "genre": lists(2)}
+    return Batch(batch.size, ids, {"age": batch.dense["dense"][:, 0]}, batch.labels)

@@ -31,7 +31,7 @@ from shoal.world.world import World
 
 STEPS = 4
 SLOW = pytest.mark.slow
-QUICK = ["FFM", "FiBiNET", "Wukong", "PLE"]
+QUICK = ["FFM", "FiBiNET", "Wukong", "PLE", "DIEN"]
 EACH = [name if name in QUICK else pytest.param(name, marks=SLOW) for name in CLICKS]
 CPU = torch.device("cpu")
 
@@ -146,6 +146,8 @@ def test_what_cannot_be_is_refused() -> None:
     for name, key in (("PNN", "product"), ("FiBiNET", "bilinear"), ("MaskNet", "structure")):
         with pytest.raises(ValueError, match=f"model.{key} is 'other'"):
             make_model(name, **{key: "other"})
+    with pytest.raises(ValueError, match="DIN reads a history beside a candidate"):
+        make_model("DIN", facts_of("FFM"))
     for name in ("ESMM", "AITM"):
         with pytest.raises(ValueError, match=f"{name} learns steps that follow each other"):
             make_model(name, replace(facts_of(name), labels=()))
