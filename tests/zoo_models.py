@@ -93,6 +93,8 @@ MODELS |= {
     "KGIN": KNOWLEDGE,
     "MKR": {**KNOWLEDGE, "model.low_layers_num": 2},
 }
+TOLD = {**TRANSFORMER, "data.planted.item_features": 2}
+MODELS |= {"SASRecF": TOLD, "FDSA": TOLD, "S3Rec": TOLD}
 # These look across the global batch: what they say of a part of it is another thing.
 ACROSS = ["DirectAU", "CL4SRec", "DSSM", "YoutubeDNN", "SASRec in_batch", "BERT4Rec in_batch"]
 
