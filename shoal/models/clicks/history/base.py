@@ -21,11 +21,16 @@ from shoal.models.nn.mlp import Tower
 LENGTH = 50  # of a history whose feature does not say
 
 
+class HistoryReader(nn.Module):
+    """(candidate [b, d], vectors [b, l, d], which of them are there: bool [b, l]) -> [b, width]."""
+
+    width: int
+
+
 class HistoryModel(ClickModel):
     """logit = tower of [vectors of the other features, interest of each history, dense].
 
-    `reader` says what a history becomes: a module (candidate [b, d], vectors [b, l, d], which of
-    them are there: bool [b, l]) -> [b, its `width`].
+    `reader` says what a history becomes.
     """
 
     @dataclass
@@ -41,14 +46,15 @@ class HistoryModel(ClickModel):
         histories = {history.name for history, _ in self.pairs}
         self.others = tuple(one for one in facts.sparse if one.name not in histories)
         self.embed = self.embeddings(options.dim, Init("uniform", options.initial_range))
-        self.readers = nn.ModuleList(
+        readers = [
             self.reader(one.dim or options.dim, one.length or LENGTH) for one, _ in self.pairs
-        )
+        ]
+        self.readers = nn.ModuleList(readers)
         width = sum(one.dim or options.dim for one in self.others) + facts.num_dense
-        width += sum(int(one.width) for one in self.readers)  # type: ignore[arg-type]
+        width += sum(one.width for one in readers)
         self.deep = Tower([width, *options.layers], options.dropout)
 
-    def reader(self, dim: int, length: int) -> nn.Module:
+    def reader(self, dim: int, length: int) -> HistoryReader:
         """What reads a history of so many vectors of this width."""
         raise NotImplementedError  # every such model writes its own
 

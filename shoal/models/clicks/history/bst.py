@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from shoal.models.clicks.history.base import HistoryModel
+from shoal.models.clicks.history.base import HistoryModel, HistoryReader
 from shoal.models.nn.transformer import Transformer
 
 
-class Sequence(nn.Module):
+class Sequence(HistoryReader):
     """[b, d], [b, l, d], bool [b, l] -> [b, (l + 1) * d]."""
 
     def __init__(self, dim: int, length: int, layers: int, heads: int, dropout: float):
@@ -41,6 +41,6 @@ class BST(HistoryModel):
         n_layers: int = 1
         n_heads: int = 2
 
-    def reader(self, dim: int, length: int) -> nn.Module:
+    def reader(self, dim: int, length: int) -> HistoryReader:
         options = self.options
         return Sequence(dim, length, options.n_layers, options.n_heads, options.dropout)

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 from shoal.data.batch import Batch
 from shoal.models.base import Output
-from shoal.models.clicks.history.base import LENGTH, HistoryModel
+from shoal.models.clicks.history.base import LENGTH, HistoryModel, HistoryReader
 from shoal.models.nn.dropout import uniform_like
 from shoal.models.nn.mlp import begin_by_width
 from shoal.models.nn.recurrent import GRU
 from shoal.models.nn.target_attention import Bilinear
 
 
-class Evolution(nn.Module):
+class Evolution(HistoryReader):
     """[b, d], [b, l, d], bool [b, l] -> [b, d]; keeps what the auxiliary loss needs."""
 
     def __init__(self, dim: int):
@@ -64,7 +64,7 @@ class DIEN(HistoryModel):
     class Options(HistoryModel.Options):
         aux_weight: float = 1.0
 
-    def reader(self, dim: int, length: int) -> nn.Module:
+    def reader(self, dim: int, length: int) -> HistoryReader:
         return Evolution(dim)
 
     def forward(self, batch: Batch) -> Output:

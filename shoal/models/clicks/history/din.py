@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from shoal.models.clicks.history.base import HistoryModel
+from shoal.models.clicks.history.base import HistoryModel, HistoryReader
 from shoal.models.nn.target_attention import ActivationUnit
 
 
-class Interest(nn.Module):
+class Interest(HistoryReader):
     """[b, d], [b, l, d], bool [b, l] -> [b, d]."""
 
     def __init__(self, dim: int, layers: list[int]):
@@ -38,5 +38,5 @@ class DIN(HistoryModel):
     class Options(HistoryModel.Options):
         attention_layers: list[int] = field(default_factory=lambda: [80, 40])
 
-    def reader(self, dim: int, length: int) -> nn.Module:
+    def reader(self, dim: int, length: int) -> HistoryReader:
         return Interest(dim, self.options.attention_layers)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from shoal.models.clicks.history.base import HistoryModel
+from shoal.models.clicks.history.base import HistoryModel, HistoryReader
 from shoal.models.nn.target_attention import Bilinear
 from shoal.models.nn.transformer import Transformer
 
 
-class Sessions(nn.Module):
+class Sessions(HistoryReader):
     """[b, d], [b, l, d], bool [b, l] -> [b, 3 * d]."""
 
     def __init__(self, dim: int, length: int, sessions: int, heads: int):
@@ -67,5 +67,5 @@ class DSIN(HistoryModel):
         sessions: int = 4
         n_heads: int = 2
 
-    def reader(self, dim: int, length: int) -> nn.Module:
+    def reader(self, dim: int, length: int) -> HistoryReader:
         return Sessions(dim, length, self.options.sessions, self.options.n_heads)
