@@ -15,16 +15,19 @@ from typing import Any
 import pytest
 import torch
 from click_batches import MODELS as FIRST
+from feature_data import FEATURES, config, write
 from ranks import run_ranks
-from zoo_clicks import ANY_WIDTH, CLICKS, batch_of, facts_of, make_model
+from zoo_clicks import ANY_WIDTH, CLICKS, LABELS, batch_of, facts_of, make_model
 
 from shoal.config.schema import OptimizerSection, StrategySection
+from shoal.data.batch import Batch
 from shoal.data.features import Feature
 from shoal.models import MODELS as NAMES
 from shoal.models import find
 from shoal.models.base import Facts
 from shoal.models.nn.dropout import end_steps
 from shoal.ps.server.server import Server
+from shoal.runs.build import build
 from shoal.training.strategy import make_strategy
 from shoal.training.trainer import seed_step
 from shoal.world.world import World
@@ -136,6 +139,36 @@ def test_widths_of_features(name: str) -> None:
     else:
         with pytest.raises(ValueError, match=r"data\.features\.user_id\.dim is 3"):
             make_model(name, facts)
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("features"))
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_runs_on_features_of_every_kind(name: str, shop: Path) -> None:
+    """Lists, numbers, words, crosses, a history; each width its own where a model takes any."""
+    widths = name in (*ANY_WIDTH, "PLE", "DIN")
+    features = {
+        key: {k: v for k, v in said.items() if widths or k != "dim"}
+        for key, said in FEATURES.items()
+    }
+    given = {f"model__{key}": value for key, value in CLICKS[name].items()}
+    if name in LABELS:
+        given["data__labels"] = {"click": {}, "again": {"column": "click"}}
+    made = config(shop, name.split()[0], data__features=features, **given)
+    parts = build(made, World())
+    parts.model.train()
+    losses = [float(parts.strategy.train_step(batch)) for batch in parts.reader.batches(0)]
+    assert losses[-1] < 2.0 and len(set(losses)) > 10
+    found = parts.evaluator.evaluate(parts.model, "valid")
+    assert 0.0 < found["auc"] < 1.0
+    parts.model.eval()
+    asked = Batch(2, {"user_id": torch.tensor([1, 2])})
+    with torch.no_grad():
+        scores = parts.model.score(asked, torch.tensor([[3, 4], [5, 3]]))
+    assert scores.shape == (2, 2) and bool(scores.isfinite().all())
 
 
 def test_what_cannot_be_is_refused() -> None:
