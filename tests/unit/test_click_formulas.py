@@ -281,6 +281,14 @@ def test_walks_go_along_triples() -> None:
                 assert (h, r, t) in known or (t, r, h) in known
 
 
+def test_a_relation_is_a_matrix() -> None:
+    model = parts_of("RippleNet").model
+    vectors, by = torch.randn(4, 3, 8), torch.randint(0, 3, (4, 3))
+    expected = torch.einsum("abij,abj->abi", model.forms[by], vectors)  # type: ignore
+    torch.testing.assert_close(model._moved(vectors, by), expected)  # type: ignore
+    assert model._moved(vectors[:0], by[:0]).shape == (0, 3, 8)  # type: ignore
+
+
 def test_a_model_of_knowledge_needs_some() -> None:
     with pytest.raises(ValueError, match=r"CKE reads a knowledge graph.*data\.load"):
         build(zoo_config("CKE", data__planted__item_features=0), World())

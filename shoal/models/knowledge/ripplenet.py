@@ -73,9 +73,8 @@ class RippleNet(KnowledgeModel):
         every = torch.cat([items.unsqueeze(1), negatives], 1)
         scores = self._scores(every, tails, sent, users)
         output = pointwise(scores[:, 0], scores[:, 1:])
-        # <h, R t>, as <R^T h, t>: the same form that attention uses, the other way
         real = self.memory[users][..., 2] > 0
-        known = torch.einsum("bkmd,bkmde,bkme->bkm", heads, self.forms[self._by(users)], tails)
+        known = (heads * self._moved(tails, self._by(users))).sum(3)
         of_graph = (known.sigmoid() * real).sum()
         return Output(output.loss - self.options.kg_weight * of_graph, output.count)
 
@@ -92,7 +91,16 @@ class RippleNet(KnowledgeModel):
         """Heads, tails and R h of users' triples: [b, hops, memory, d] each."""
         ends = self.embed.rows("node", self.memory[users][..., [0, 2]])
         heads, tails = ends.unbind(3)
-        return heads, tails, torch.einsum("bkmd,bkmed->bkme", heads, self.forms[self._by(users)])
+        return heads, tails, self._moved(heads, self._by(users))
+
+    def _moved(self, vectors: Tensor, by: Tensor) -> Tensor:
+        """R of each vector's relation times the vector: [..., d] of relations [...]."""
+        flat = by.reshape(-1)
+        order = flat.argsort(stable=True)  # a product for each relation, not one for each vector
+        sizes = torch.bincount(flat, minlength=self.num_relations).tolist()
+        parts = vectors.flatten(0, -2)[order].split(sizes)
+        moved = torch.cat([part @ form.T for part, form in zip(parts, self.forms)])
+        return moved[order.argsort()].view(vectors.shape)
 
     def _scores(self, items: Tensor, tails: Tensor, sent: Tensor, users: Tensor) -> Tensor:
         """Of items [b, n]: [b, n]."""
