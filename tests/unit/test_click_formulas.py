@@ -42,6 +42,10 @@ class Weights:
     def pull(self, ids: Tensor) -> Tensor:
         return torch.from_numpy(self.rows[ids.cpu().numpy()])
 
+    @staticmethod
+    def pull_many(stores: list[Weights], ids: list[Tensor]) -> list[Tensor]:
+        return [store.pull(part) for store, part in zip(stores, ids)]
+
 
 def ready(name: str, **options: object) -> tuple[ClickModel, Batch]:
     """A model with rows and parameters far from 0, and a batch for it."""

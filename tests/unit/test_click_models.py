@@ -58,6 +58,10 @@ class Weights:
     def pull(self, ids: Tensor) -> Tensor:
         return torch.from_numpy(self.rows[ids.cpu().numpy()])
 
+    @staticmethod
+    def pull_many(stores: list[Weights], ids: list[Tensor]) -> list[Tensor]:
+        return [store.pull(part) for store, part in zip(stores, ids)]
+
 
 def embeddings(model: ClickModel) -> list[Embeddings]:
     return [module for module in model.modules() if isinstance(module, Embeddings)]
