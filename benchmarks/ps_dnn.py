@@ -52,7 +52,7 @@ def make_batches(shape: dict[str, Any], worker: int, count: int = 24) -> list[An
 def make_strategy(shape: dict[str, Any], world: Any, how: dict[str, Any]) -> Any:
     from shoal.config.schema import OptimizerSection, ServersSection, StrategySection
     from shoal.models.base import Facts
-    from shoal.models.dnn import DNN
+    from shoal.models.clicks.dnn import DNN
     from shoal.training.strategy import make_strategy
 
     torch.manual_seed(1)

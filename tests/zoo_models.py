@@ -82,6 +82,19 @@ MODELS: dict[str, dict[str, Any]] = {
     "YoutubeDNN": {**WIDTH, "model.mlp_hidden_size": [12]},
     "Word2Vec": {**WIDTH, "model.window": 3},
 }
+KNOWLEDGE = {**WIDTH, "data.planted.item_features": 2}
+MODELS |= {
+    "CKE": {**KNOWLEDGE, "model.kg_embedding_size": 6},
+    "CFKG": KNOWLEDGE,
+    "KGCN": {**KNOWLEDGE, "model.n_iter": 2, "model.neighbor_sample_size": 3},
+    "KGCN concat": {**KNOWLEDGE, "model.aggregator": "concat"},
+    "KGAT": {**KNOWLEDGE, "model.kg_embedding_size": 6, "model.layers": [6, 4]},
+    "RippleNet": {**KNOWLEDGE, "model.n_memory": 4},
+    "KGIN": KNOWLEDGE,
+    "MKR": {**KNOWLEDGE, "model.low_layers_num": 2},
+}
+TOLD = {**TRANSFORMER, "data.planted.item_features": 2}
+MODELS |= {"SASRecF": TOLD, "FDSA": TOLD, "S3Rec": TOLD}
 # These look across the global batch: what they say of a part of it is another thing.
 ACROSS = ["DirectAU", "CL4SRec", "DSSM", "YoutubeDNN", "SASRec in_batch", "BERT4Rec in_batch"]
 

@@ -38,15 +38,19 @@ class Jagged:
         weights = None if self.weights is None else self.weights[first:last]
         return Jagged(self.values[first:last], offsets - first, weights)
 
-    def padded(self, length: int) -> Tensor:
-        """The last `length` ids of every list, left-aligned, 0 pads: [size, length]."""
+    def places(self, length: int) -> Tensor:
+        """Where the last `length` ids of every list are, left-aligned, -1 pads: [size, length]."""
         lengths = self.lengths.clamp(max=length)
         column = torch.arange(length, device=self.values.device)
-        inside = column < lengths[:, None]
         places = (self.offsets[1:] - lengths)[:, None] + column
+        return torch.where(column < lengths[:, None], places, -1)
+
+    def padded(self, length: int) -> Tensor:
+        """The last `length` ids of every list, left-aligned, 0 pads: [size, length]."""
+        places = self.places(length)
         if self.values.numel() == 0:
             return torch.zeros_like(places)
-        return torch.where(inside, self.values[torch.where(inside, places, 0)], 0)
+        return torch.where(places >= 0, self.values[places.clamp(min=0)], 0)
 
     def to(self, device: torch.device | str) -> Jagged:
         weights = None if self.weights is None else self.weights.to(device, non_blocking=True)

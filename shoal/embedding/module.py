@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from shoal.data.batch import Batch
 from shoal.embedding.leaves.pooling import pool_rows
@@ -29,6 +30,7 @@ class Embeddings(nn.Module):
     rows = self.embed.field("item_id", batch)  # of one field of the batch
     rows = self.embed.rows("item_id", ids)     # ids of one's own, any shape
     rows = self.embed.pooled("slots", batch)   # of lists (Jagged), summed: [lists, dim]
+    rows = self.embed.listed("seen", batch, 9)  # of lists, one by one: [lists, 9, dim]
     every = self.embed.whole("item_id")        # all rows of a fixed table: [rows, dim]
     """
 
@@ -106,6 +108,19 @@ class Embeddings(nn.Module):
         if isinstance(ids, Tensor):
             return rows
         return pool_rows(rows, ids.values, ids.offsets, how, ids.weights, table.padding)
+
+    def listed(self, field: str, batch: Batch, length: int) -> Tensor:
+        """Rows of the last `length` ids of every list, zeros after them: [lists, length, dim].
+
+        Ids that are no lists are lists of one.
+        """
+        ids = batch.ids[field]
+        rows = self._look_up([(field, batch.flat_ids(field))], batch)[0]
+        if isinstance(ids, Tensor):
+            return functional.pad(rows.unsqueeze(1), (0, 0, 0, length - 1))
+        nothing = rows.new_zeros(1, rows.shape[1])  # stands last, where place -1 is
+        places = ids.places(length) % (len(rows) + 1)
+        return functional.embedding(places, torch.cat([rows, nothing]))
 
     def _look_up(self, wanted: list[tuple[str, Ids]], batch: Batch | None = None) -> list[Tensor]:
         service = self.service

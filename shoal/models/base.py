@@ -219,23 +219,26 @@ class ClickModel(Model):
         if "slots" in embed.fields:
             rows = embed.pooled("slots", batch)
             return rows.view(batch.size, self.facts.num_slots, rows.shape[-1])
-        return torch.stack(self._rows(embed, batch), 1)
+        return torch.stack(list(self.rows(embed, batch, self.facts.sparse).values()), 1)
 
     def flat(self, embed: Embeddings, batch: Batch) -> Tensor:
         """The same side by side, of any widths: [b, width]."""
         if "slots" in embed.fields:
             return self.slots(embed, batch).flatten(1)
-        return torch.cat(self._rows(embed, batch), 1)
+        return torch.cat(list(self.rows(embed, batch, self.facts.sparse).values()), 1)
 
-    def _rows(self, embed: Embeddings, batch: Batch) -> list[Tensor]:
-        """Rows of every feature: [b, its dim] each."""
-        single = [name for name in embed.fields if not isinstance(batch.ids[name], Jagged)]
-        rows = embed(batch, single)  # all at once
-        for feature in self.facts.sparse:
+    def rows(
+        self, embed: Embeddings, batch: Batch, features: tuple[Feature, ...]
+    ) -> dict[str, Tensor]:
+        """Rows of some features, where they are apart, by name: [b, its dim] each."""
+        names = [feature.name for feature in features]
+        # all at once
+        rows = embed(batch, [name for name in names if not isinstance(batch.ids[name], Jagged)])
+        for feature in features:
             if feature.name not in rows:
                 how: Any = feature.pooling
                 rows[feature.name] = embed.pooled(feature.name, batch, how)
-        return [rows[feature.name] for feature in self.facts.sparse]
+        return {name: rows[name] for name in names}
 
     def dense(self, batch: Batch) -> Tensor:
         """The dense values: [b, num_dense], of no columns where there are none."""
@@ -271,14 +274,14 @@ class ClickModel(Model):
         if len(self.facts.labels) < 2 and batch.weights is None and self._logistic:
             loss = binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
         else:
-            loss = self._losses(logits, batch).sum()
+            loss = self.losses(logits, batch).sum()
         return Output(loss, batch.size, logits.detach())
 
     @property
     def _logistic(self) -> bool:
         return all(one.loss == "logistic" and one.weight == 1.0 for one in self.facts.labels)
 
-    def _losses(self, logits: Tensor, batch: Batch) -> Tensor:
+    def losses(self, logits: Tensor, batch: Batch) -> Tensor:
         """The loss of every sample, all labels together: [b]."""
         assert batch.labels is not None
         wanted = max(1, len(self.facts.labels))

@@ -12,7 +12,7 @@ from small import small_config
 
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.models.base import Facts
-from shoal.models.dnn import DNN
+from shoal.models.clicks.dnn import DNN
 from shoal.runs.build import build
 from shoal.training.strategy import make_strategy
 from shoal.training.trainer import seed_step

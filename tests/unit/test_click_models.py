@@ -15,7 +15,7 @@ from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Table
-from shoal.models import MODELS, find
+from shoal.models import find
 from shoal.models.base import ClickModel, Facts
 from shoal.training.strategy.single import Single
 
@@ -57,6 +57,10 @@ class Weights:
 
     def pull(self, ids: Tensor) -> Tensor:
         return torch.from_numpy(self.rows[ids.cpu().numpy()])
+
+    @staticmethod
+    def pull_many(stores: list[Weights], ids: list[Tensor]) -> list[Tensor]:
+        return [store.pull(part) for store, part in zip(stores, ids)]
 
 
 def embeddings(model: ClickModel) -> list[Embeddings]:
@@ -357,11 +361,6 @@ def test_samples_of_a_batch_with_lists() -> None:
 
 
 # --- options
-
-
-def test_every_click_model_is_tried_here() -> None:
-    clicks = {name for name in MODELS if find(name).kind == "clicks"}
-    assert clicks == {case.split()[0] for case in CASES}
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -13,7 +13,7 @@ from shoal.config.sources import Layer
 # The table ---------------------------------------------------------------------------------------
 
 FIXED = "names inside a batch are fixed here; leave it out"
-NO_KNOWLEDGE = "no model here reads a knowledge graph"
+KNOWLEDGE = "columns of the knowledge graph have fixed names, and it is read as it is"
 NO_ALIAS = "every token field has its own ids"
 
 TABLE: list[Row] = [
@@ -102,13 +102,13 @@ TABLE: list[Row] = [
     only("ITEM_LIST_LENGTH_FIELD", ["item_length"], FIXED),
     only("LIST_SUFFIX", ["_list"], FIXED),
     only("POSITION_FIELD", ["position_id"], FIXED),
-    only("HEAD_ENTITY_ID_FIELD", ["head_id"], NO_KNOWLEDGE),
-    only("TAIL_ENTITY_ID_FIELD", ["tail_id"], NO_KNOWLEDGE),
-    only("RELATION_ID_FIELD", ["relation_id"], NO_KNOWLEDGE),
-    only("ENTITY_ID_FIELD", ["entity_id"], NO_KNOWLEDGE),
-    only("kg_reverse_r", [False, None], NO_KNOWLEDGE),
-    only("entity_kg_num_interval", [None, "[0,inf)"], NO_KNOWLEDGE),
-    only("relation_kg_num_interval", [None, "[0,inf)"], NO_KNOWLEDGE),
+    only("HEAD_ENTITY_ID_FIELD", ["head_id"], KNOWLEDGE),
+    only("TAIL_ENTITY_ID_FIELD", ["tail_id"], KNOWLEDGE),
+    only("RELATION_ID_FIELD", ["relation_id"], KNOWLEDGE),
+    only("ENTITY_ID_FIELD", ["entity_id"], KNOWLEDGE),
+    only("kg_reverse_r", [False, None], KNOWLEDGE),
+    only("entity_kg_num_interval", [None, "[0,inf)"], KNOWLEDGE),
+    only("relation_kg_num_interval", [None, "[0,inf)"], KNOWLEDGE),
     # data: what is loaded and kept
     Row("load_col", ("data.load",), "suffix: columns; null: all of .inter", values.read_load_col),
     read_as("unload_col", "data.unload", values.as_columns, "suffix: columns"),

@@ -127,7 +127,35 @@ def read(config: DataSection) -> Raw:
         fields.time: RawColumn(times.astype(np.float64)),
     }
     table = RawTable("planted data", {n: kinds[n] for n in load}, {n: columns[n] for n in load})
-    return Raw(table, {"item": _item_table(config)} if section.item_features else {})
+    return Raw(table, _side_tables(config) if section.item_features else {})
+
+
+def _side_tables(config: DataSection) -> dict[str, RawTable]:
+    """What tells what an item is: as columns, and as a knowledge graph that says the same."""
+    section = config.planted
+    names, values = _names(section.items), item_features(section)
+    entities = np.array([f"entity_{name}" for name in names], dtype=object)
+    number = len(values)
+    tails = np.array(
+        [f"feature_{k}_v{v}" for k in range(number) for v in range(FEATURE_VALUES)], dtype=object
+    )
+    every = np.arange(section.items)
+    triples = {
+        "head_id": RawColumn(np.tile(every, number), entities),
+        "relation_id": RawColumn(
+            np.repeat(np.arange(number), section.items),
+            np.array([f"feature_{k}" for k in range(number)], dtype=object),
+        ),
+        "tail_id": RawColumn(
+            np.concatenate([k * FEATURE_VALUES + one for k, one in enumerate(values)]), tails
+        ),
+    }
+    link = {config.fields.item: RawColumn(every, names), "entity_id": RawColumn(every, entities)}
+    return {
+        "item": _item_table(config),
+        "kg": RawTable("planted knowledge", dict.fromkeys(triples, "token"), triples),
+        "link": RawTable("planted links", dict.fromkeys(link, "token"), link),
+    }
 
 
 def _item_table(config: DataSection) -> RawTable:

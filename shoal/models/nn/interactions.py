@@ -16,6 +16,28 @@ def sum_of_dots(vectors: Tensor) -> Tensor:
     return 0.5 * (vectors.sum(1).square().sum(1) - vectors.square().sum((1, 2)))
 
 
+def sum_of_products(vectors: Tensor) -> Tensor:
+    """The products of all pairs i < j, element by element, summed: [b, n, d] -> [b, d]."""
+    return 0.5 * (vectors.sum(1).square() - vectors.square().sum(1))
+
+
+class Products(nn.Module):
+    """The products of all pairs i < j, element by element: [b, n, d] -> [b, n * (n - 1) / 2, d]."""
+
+    left: Tensor
+    right: Tensor
+
+    def __init__(self, n: int):
+        super().__init__()
+        left, right = torch.triu_indices(n, n, 1)
+        self.number = len(left)
+        self.register_buffer("left", left, persistent=False)
+        self.register_buffer("right", right, persistent=False)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return vectors[:, self.left] * vectors[:, self.right]
+
+
 class Dots(nn.Module):
     """The dot products of all pairs i > j, each by itself: [b, n, d] -> [b, n * (n - 1) / 2]."""
 
@@ -34,22 +56,28 @@ class Dots(nn.Module):
 class Cross(nn.Module):
     """Cross layers x <- x0 * (W x + b) + x, each one degree more: [b, width] -> [b, width].
 
-    With `low_rank` r, W = U V of [width, r] and [r, width].
+    With `low_rank` r, W = U V of [width, r] and [r, width]. gated: the product is multiplied by
+    sigmoid(G x) as well.
     """
 
-    def __init__(self, width: int, layers: int, low_rank: int | None = None):
+    def __init__(self, width: int, layers: int, low_rank: int | None = None, gated: bool = False):
         super().__init__()
-        self.layers = nn.ModuleList()
-        for _ in range(layers):
-            if low_rank is None:
-                self.layers.append(nn.Linear(width, width))
-            else:
-                down, up = nn.Linear(width, low_rank, bias=False), nn.Linear(low_rank, width)
-                self.layers.append(nn.Sequential(down, up))
+        self.layers = nn.ModuleList(_square(width, low_rank) for _ in range(layers))
+        self.gates = nn.ModuleList(_square(width, low_rank) for _ in range(layers * gated))
         begin_by_width(self)
 
     def forward(self, first: Tensor) -> Tensor:
         x = first
-        for layer in self.layers:
-            x = torch.addcmul(x, first, layer(x))
+        for number, layer in enumerate(self.layers):
+            made = layer(x)
+            if self.gates:
+                made = made * self.gates[number](x).sigmoid()
+            x = torch.addcmul(x, first, made)
         return x
+
+
+def _square(width: int, low_rank: int | None) -> nn.Module:
+    if low_rank is None:
+        return nn.Linear(width, width)
+    down, up = nn.Linear(width, low_rank, bias=False), nn.Linear(low_rank, width)
+    return nn.Sequential(down, up)

@@ -10,49 +10,48 @@ Cross layers make products of features, of one degree more each; a perceptron do
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from shoal.data.batch import Batch
-from shoal.embedding.table import Init
-from shoal.models.base import ClickModel, Facts
+from shoal.models.base import Facts
+from shoal.models.clicks.flat import Flat
 from shoal.models.nn.interactions import Cross
 from shoal.models.nn.mlp import MLP, begin_by_width
 
 
-class DCNV2(ClickModel):
+class DCNV2(Flat):
     """A cross network beside a perceptron, or below it."""
 
+    gated: ClassVar[bool] = False
+
     @dataclass
-    class Options(ClickModel.Options):
-        dim: int = 9
+    class Options(Flat.Options):
         cross_layers: int = 2
         low_rank: int | None = None  # None: W is whole; a number: of this rank
         structure: Literal["parallel", "stacked"] = "parallel"
         layers: list[int] = field(default_factory=lambda: [400, 400, 400])
         dropout: float = 0.0
-        initial_range: float = 0.01  # products of vectors near 0 would say nothing at first
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
         if options.structure not in ("parallel", "stacked"):
             raise ValueError(
-                f"model.structure is {options.structure!r}; DCNV2 is parallel or stacked"
+                f"model.structure is {options.structure!r}; {type(self).__name__} is parallel or "
+                "stacked"
             )
-        init = Init("uniform", options.initial_range)
-        self.embed = self.embeddings(options.dim, init)
-        width = self.width(options.dim) + facts.num_dense
+        width = self.flat_width
         sizes = [width, *options.layers]
-        self.cross = Cross(width, options.cross_layers, options.low_rank)
+        self.cross = Cross(width, options.cross_layers, options.low_rank, self.gated)
         self.deep = MLP(sizes, options.dropout)
         self.out = nn.Linear(sizes[-1] + width * (options.structure == "parallel"), 1)
         begin_by_width(self.deep)
         begin_by_width(self.out)
 
     def logits(self, batch: Batch) -> Tensor:
-        first = torch.cat([self.flat(self.embed, batch), self.dense(batch)], 1)
+        first = self.features(batch)
         crossed = self.cross(first)
         if self.options.structure == "stacked":
             return self.out(self.deep(crossed)).squeeze(1)

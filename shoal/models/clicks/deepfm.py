@@ -13,8 +13,8 @@ from torch import Tensor
 
 from shoal.data.batch import Batch
 from shoal.models.base import Facts
-from shoal.models.fm import FM
-from shoal.models.lr import LR
+from shoal.models.clicks.fm import FM
+from shoal.models.clicks.lr import LR
 from shoal.models.nn.interactions import sum_of_dots
 from shoal.models.nn.mlp import Tower
 

@@ -17,7 +17,7 @@ from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init
 from shoal.models.base import Facts
-from shoal.models.dnn import DNN
+from shoal.models.clicks.dnn import DNN
 
 
 class WideDeep(DNN):

@@ -1,0 +1,50 @@
+"""AFM: Attentional Factorization Machines, Xiao et al., IJCAI 2017.
+
+Attention decides which pairs of features count:
+
+    a_ij  = softmax over pairs of <h, relu(W (v_i * v_j) + b)>
+    logit = LR + <p, sum over i < j of a_ij (v_i * v_j)>
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from shoal.data.batch import Batch
+from shoal.models.base import Facts
+from shoal.models.clicks.fm import FM
+from shoal.models.clicks.lr import LR
+from shoal.models.nn.dropout import Dropout
+from shoal.models.nn.interactions import Products
+from shoal.models.nn.mlp import begin_by_width
+
+
+class AFM(FM):
+    """FM with attention over its pairs; p begins as the number of pairs, where it is FM."""
+
+    @dataclass
+    class Options(FM.Options):
+        dim: int = 16
+        initial_range: float = 0.1
+        attention_size: int = 16
+        dropout: float = 0.0
+
+    def __init__(self, options: Options, facts: Facts):
+        super().__init__(options, facts)
+        self.products = Products(self.num_vectors)
+        self.attention = nn.Sequential(
+            nn.Linear(options.dim, options.attention_size),
+            nn.ReLU(),
+            nn.Linear(options.attention_size, 1, bias=False),
+        )
+        begin_by_width(self.attention)
+        self.dropout = Dropout(options.dropout)
+        self.out = nn.Parameter(torch.full((options.dim,), float(self.products.number)))
+
+    def logits(self, batch: Batch) -> Tensor:
+        pairs = self.products(self.vectors(batch))  # [b, pairs, dim]
+        weights = self.dropout(self.attention(pairs).softmax(1))
+        return LR.logits(self, batch) + (weights * pairs).sum(1) @ self.out

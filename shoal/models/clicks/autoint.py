@@ -1,0 +1,66 @@
+"""AutoInt: Automatic Feature Interaction Learning via Self-Attentive Neural Networks.
+
+Song et al., CIKM 2019. Features look at each other; what a feature becomes is
+
+    v_i <- relu([heads of attention of v_i over all v_j] + W v_i)
+    logit = <w, [v_1, v_2, ...]> + tower of the first [v_1, v_2, ...]     (AutoInt+)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.data.batch import Batch
+from shoal.models.base import Facts
+from shoal.models.clicks.vectors import Vectors
+from shoal.models.nn.mlp import Tower, begin_by_width
+
+
+class AutoInt(Vectors):
+    """Attention over features; without `layers` there is no tower, as in the plain AutoInt."""
+
+    @dataclass
+    class Options(Vectors.Options):
+        dim: int = 16
+        initial_range: float = 0.1
+        attention_layers: int = 3
+        attention_size: int = 32  # of all heads together
+        n_heads: int = 2
+        layers: list[int] = field(default_factory=lambda: [400, 400])
+        dropout: float = 0.0
+
+        def __post_init__(self) -> None:
+            if self.attention_size % self.n_heads:
+                raise ValueError(
+                    f"model.attention_size {self.attention_size} does not divide into "
+                    f"{self.n_heads} heads of equal width; make it a multiple of model.n_heads"
+                )
+
+    def __init__(self, options: Options, facts: Facts):
+        super().__init__(options, facts)
+        self.make_vectors(options.dim)
+        self.attention = nn.ModuleList()
+        width = options.dim
+        for _ in range(options.attention_layers):
+            self.attention.append(nn.Linear(width, 4 * options.attention_size, bias=False))
+            width = options.attention_size
+        self.out = nn.Linear(width * self.num_vectors, 1)
+        begin_by_width(self)
+        self.deep: Tower | None = None
+        if options.layers:
+            sizes = [options.dim * self.num_vectors, *options.layers]
+            self.deep = Tower(sizes, options.dropout)
+
+    def logits(self, batch: Batch) -> Tensor:
+        first = x = self.vectors(batch)
+        heads, width = self.options.n_heads, self.options.attention_size
+        for layer in self.attention:
+            parts = layer(x).view(*x.shape[:2], 4, heads, width // heads).permute(2, 0, 3, 1, 4)
+            query, key, value, same = parts  # [b, heads, n, width / heads] each
+            mixed = F.scaled_dot_product_attention(query, key, value) + same
+            x = F.relu(mixed.transpose(1, 2).flatten(2))
+        logits = self.out(x.flatten(1)).squeeze(1)
+        return logits if self.deep is None else logits + self.deep(first.flatten(1))

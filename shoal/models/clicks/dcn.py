@@ -1,0 +1,44 @@
+"""DCN: Deep & Cross Network for Ad Click Predictions, Wang et al., ADKDD 2017.
+
+Cross layers of one vector each make products of one degree more each, beside a perceptron:
+
+    x_(l+1) = x_0 <x_l, w_l> + b_l + x_l        logit = <w, [x_L, relu layers of x_0]>
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from shoal.data.batch import Batch
+from shoal.models.base import Facts
+from shoal.models.clicks.flat import Flat
+from shoal.models.nn.mlp import MLP, begin_by_width
+
+
+class DCN(Flat):
+    """The first deep and cross network; DCNV2 has matrices in place of the vectors."""
+
+    @dataclass
+    class Options(Flat.Options):
+        cross_layers: int = 3
+        layers: list[int] = field(default_factory=lambda: [400, 400, 400])
+        dropout: float = 0.0
+
+    def __init__(self, options: Options, facts: Facts):
+        super().__init__(options, facts)
+        width = self.flat_width
+        self.cross = nn.ModuleList(nn.Linear(width, 1, False) for _ in range(options.cross_layers))
+        self.biases = nn.Parameter(torch.zeros(options.cross_layers, width))
+        sizes = [width, *options.layers]
+        self.deep = MLP(sizes, options.dropout)
+        self.out = nn.Linear(width + sizes[-1], 1)
+        begin_by_width(self)
+
+    def logits(self, batch: Batch) -> Tensor:
+        first = x = self.features(batch)
+        for layer, bias in zip(self.cross, self.biases):
+            x = first * layer(x) + bias + x
+        return self.out(torch.cat([x, self.deep(first)], 1)).squeeze(1)

@@ -1,0 +1,37 @@
+"""Flat: click models that read the vectors of all features side by side, of any widths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.data.batch import Batch
+from shoal.embedding.table import Init
+from shoal.models.base import ClickModel, Facts
+
+
+class Flat(ClickModel):
+    """`features` is x = [v_1, v_2, ..., dense]."""
+
+    options: Any
+
+    @dataclass
+    class Options(ClickModel.Options):
+        dim: int = 9
+        initial_range: float = 0.01  # products of vectors near 0 would say nothing at first
+
+    def __init__(self, options: Any, facts: Facts):
+        super().__init__(options, facts)
+        self.embed = self.embeddings(options.dim, Init("uniform", options.initial_range))
+
+    @property
+    def flat_width(self) -> int:
+        """How wide x is."""
+        return self.width(self.options.dim) + self.facts.num_dense
+
+    def features(self, batch: Batch) -> Tensor:
+        """All that is known of a sample, side by side: [b, flat_width]."""
+        return torch.cat([self.flat(self.embed, batch), self.dense(batch)], 1)

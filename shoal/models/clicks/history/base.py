@@ -1,0 +1,90 @@
+"""HistoryModel: click models that read a history in the light of the candidate.
+
+A history is a feature of kind sequence that shares its table with a feature of one id, the
+candidate's: `watched: {kind: sequence, table: item_id}` beside `item_id`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.data.batch import Batch, Jagged
+from shoal.data.features import Feature
+from shoal.embedding.table import Init
+from shoal.models.base import ClickModel, Facts
+from shoal.models.nn.mlp import Tower
+
+LENGTH = 50  # of a history whose feature does not say
+
+
+class HistoryReader(nn.Module):
+    """(candidate [b, d], vectors [b, l, d], which of them are there: bool [b, l]) -> [b, width]."""
+
+    width: int
+
+
+class HistoryModel(ClickModel):
+    """logit = tower of [vectors of the other features, interest of each history, dense].
+
+    `reader` says what a history becomes.
+    """
+
+    @dataclass
+    class Options(ClickModel.Options):
+        dim: int = 16
+        initial_range: float = 0.01
+        layers: list[int] = field(default_factory=lambda: [200, 80])
+        dropout: float = 0.0
+
+    def __init__(self, options: Any, facts: Facts):
+        super().__init__(options, facts)
+        self.pairs = list(_pairs(type(self).__name__, facts))
+        histories = {history.name for history, _ in self.pairs}
+        self.others = tuple(one for one in facts.sparse if one.name not in histories)
+        self.embed = self.embeddings(options.dim, Init("uniform", options.initial_range))
+        readers = [
+            self.reader(one.dim or options.dim, one.length or LENGTH) for one, _ in self.pairs
+        ]
+        self.readers = nn.ModuleList(readers)
+        width = sum(one.dim or options.dim for one in self.others) + facts.num_dense
+        width += sum(one.width for one in readers)
+        self.deep = Tower([width, *options.layers], options.dropout)
+
+    def reader(self, dim: int, length: int) -> HistoryReader:
+        """What reads a history of so many vectors of this width."""
+        raise NotImplementedError  # every such model writes its own
+
+    def logits(self, batch: Batch) -> Tensor:
+        rows = self.rows(self.embed, batch, self.others)
+        read = list(rows.values())
+        for reader, (history, item) in zip(self.readers, self.pairs):
+            length = history.length or LENGTH
+            vectors = self.embed.listed(history.name, batch, length)
+            read.append(reader(rows[item.name], vectors, self.there(history, batch)))
+        return self.deep(torch.cat([*read, self.dense(batch)], 1))
+
+    def there(self, history: Feature, batch: Batch) -> Tensor:
+        """Which places of a history hold an item: bool [b, length]."""
+        ids, length = batch.ids[history.name], history.length or LENGTH
+        if not isinstance(ids, Jagged):
+            ids = Jagged(ids, torch.arange(len(ids) + 1, device=ids.device))
+        return ids.padded(length) != 0
+
+
+def _pairs(model: str, facts: Facts) -> list[tuple[Feature, Feature]]:
+    """Every history with the feature of the candidate."""
+    found = []
+    for history in facts.sparse if facts.apart else ():
+        same = [f for f in facts.sparse if f.table == history.table and not f.is_list]
+        if history.kind == "sequence" and same:
+            found.append((history, same[0]))
+    if not found:
+        raise ValueError(
+            f"{model} reads a history beside a candidate, and data.features has none: describe a "
+            "list as {kind: sequence, table: item_id} beside item_id: {kind: id}, or choose DeepFM"
+        )
+    return found

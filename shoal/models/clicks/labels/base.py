@@ -1,0 +1,40 @@
+"""SeveralLabels: what models with a logit for each label share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.models.base import Facts
+from shoal.models.clicks.flat import Flat
+
+
+class SeveralLabels(Flat):
+    """Reads x = [v_1, v_2, ..., dense]; answers [b, labels], or [b] where there is one label."""
+
+    several_labels = True
+
+    @dataclass
+    class Options(Flat.Options):
+        tower_layers: list[int] = field(default_factory=lambda: [64])  # of each label
+        dropout: float = 0.0
+
+    def __init__(self, options: Any, facts: Facts):
+        super().__init__(options, facts)
+        self.outputs = max(1, len(facts.labels))
+
+    def together(self, logits: list[Tensor]) -> Tensor:
+        """Logits of the labels, [b] each, as they are answered."""
+        return logits[0] if len(logits) == 1 else torch.stack(logits, 1)
+
+    def need_steps(self) -> None:
+        """Refuse labels that are no steps of one way, such as seen, clicked, bought."""
+        if self.outputs < 2 or not all(one.loss == "logistic" for one in self.facts.labels):
+            raise ValueError(
+                f"{type(self).__name__} learns steps that follow each other, such as click and "
+                "purchase, each 0 or 1; name two labels or more in data.labels, the first step "
+                "first, with loss logistic, or choose MMoE"
+            )

@@ -1,0 +1,37 @@
+"""NFM: Neural Factorization Machines for Sparse Predictive Analytics, He and Chua, SIGIR 2017.
+
+A perceptron reads the sum of the products of all pairs, element by element:
+
+    p = sum over i < j of v_i * v_j        logit = LR + tower of p
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from shoal.data.batch import Batch
+from shoal.models.base import Facts
+from shoal.models.clicks.fm import FM
+from shoal.models.clicks.lr import LR
+from shoal.models.nn.interactions import sum_of_products
+from shoal.models.nn.mlp import Tower
+
+
+class NFM(FM):
+    """FM whose pairs are added up late, after a perceptron. There is no batch norm."""
+
+    @dataclass
+    class Options(FM.Options):
+        dim: int = 16
+        initial_range: float = 0.1  # what the tower reads is as small as a product of two vectors
+        layers: list[int] = field(default_factory=lambda: [400, 400])
+        dropout: float = 0.0
+
+    def __init__(self, options: Options, facts: Facts):
+        super().__init__(options, facts)
+        self.deep = Tower([options.dim, *options.layers], options.dropout)
+
+    def logits(self, batch: Batch) -> Tensor:
+        return LR.logits(self, batch) + self.deep(sum_of_products(self.vectors(batch)))

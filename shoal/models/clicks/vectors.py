@@ -1,0 +1,48 @@
+"""Vectors: click models whose features are vectors of one width, dense values included."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.data.batch import Batch
+from shoal.embedding.module import Embeddings
+from shoal.embedding.table import Init
+from shoal.models.base import ClickModel
+
+
+class Vectors(ClickModel):
+    """A feature is the id of a slot with its vector v, or a dense value x with x * v."""
+
+    options: Any
+    embed: Embeddings
+
+    @dataclass
+    class Options(ClickModel.Options):
+        dim: int = 9
+        initial_range: float = 0.01  # vectors that begin at 0 would never leave it
+
+    @property
+    def num_vectors(self) -> int:
+        """Slots and dense values."""
+        return self.facts.num_slots + self.facts.num_dense
+
+    def make_vectors(self, dim: int) -> None:
+        """The table of the slots' vectors, and those of dense values."""
+        size = self.options.initial_range
+        if self.num_vectors < 2:
+            raise ValueError(
+                f"{type(self).__name__} has one vector and so no pairs: give it more slots"
+            )
+        self.same_width(dim)
+        self.embed = self.embeddings(dim, Init("uniform", size))
+        vectors = torch.empty(self.facts.num_dense, dim)
+        self.dense_vectors = nn.Parameter(vectors.uniform_(-size, size))
+
+    def vectors(self, batch: Batch) -> Tensor:
+        """The vectors of all features: [b, num_slots + num_dense, dim]."""
+        of_dense = self.dense(batch).unsqueeze(2) * self.dense_vectors
+        return torch.cat([self.slots(self.embed, batch), of_dense], 1)

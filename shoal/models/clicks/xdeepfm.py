@@ -1,0 +1,53 @@
+"""xDeepFM: Combining Explicit and Implicit Feature Interactions, Lian et al., KDD 2018.
+
+The compressed interaction network makes vectors of products of one degree more in each layer:
+
+    x_k of layer l+1 = sum over i, j of W_kij (x_i of layer l) * v_j
+    logit = LR + <w, sums of all vectors of all layers> + tower of [v_1, v_2, ...]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from shoal.data.batch import Batch
+from shoal.models.base import Facts
+from shoal.models.clicks.fm import FM
+from shoal.models.clicks.lr import LR
+from shoal.models.nn.mlp import Tower, begin_by_width
+
+
+class xDeepFM(FM):
+    """All vectors of a layer go on to the next one and to the end."""
+
+    @dataclass
+    class Options(FM.Options):
+        initial_range: float = 0.1  # of products of several vectors little is left near 0
+        cross_layers: list[int] = field(default_factory=lambda: [64, 64])
+        layers: list[int] = field(default_factory=lambda: [400, 400])
+        dropout: float = 0.0
+
+    def __init__(self, options: Options, facts: Facts):
+        super().__init__(options, facts)
+        number, before = self.num_vectors, self.num_vectors
+        self.cross = nn.ModuleList()
+        for size in options.cross_layers:
+            self.cross.append(nn.Linear(before * number, size, bias=False))
+            before = size
+        self.out = nn.Linear(sum(options.cross_layers), 1, bias=False)
+        begin_by_width(self)
+        self.deep = Tower([number * options.dim, *options.layers], options.dropout)
+
+    def logits(self, batch: Batch) -> Tensor:
+        vectors = self.vectors(batch)
+        columns = vectors.transpose(1, 2)  # [b, dim, n]
+        layer, sums = columns, []
+        for cross in self.cross:
+            every = (layer.unsqueeze(3) * columns.unsqueeze(2)).flatten(2)  # [b, dim, h * n]
+            layer = cross(every)
+            sums.append(layer.sum(1))
+        crossed = self.out(torch.cat(sums, 1)).squeeze(1)
+        return LR.logits(self, batch) + crossed + self.deep(vectors.flatten(1))

@@ -1,0 +1,58 @@
+"""CKE: Collaborative Knowledge Base Embedding for Recommender Systems, Zhang et al., KDD 2016.
+
+An item is its own vector and the one that its entity has in the knowledge graph:
+
+    score = <u, i + e_i>        loss = BPR + kg_weight * TransR of drawn triples
+
+The structural part of the paper; texts and pictures are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from shoal.data.batch import Batch
+from shoal.embedding.module import Embeddings
+from shoal.embedding.table import Init, Table
+from shoal.models.base import Facts, Output, Retrieval
+from shoal.models.knowledge.base import KnowledgeModel, TransR
+from shoal.models.nn.losses import bpr_loss
+
+
+class CKE(KnowledgeModel, Retrieval):
+    """Factorisation with TransR beside it."""
+
+    @dataclass
+    class Options(KnowledgeModel.Options):
+        embedding_size: int = 64
+        kg_embedding_size: int = 64  # width of a relation's space
+        kg_weight: float = 1.0
+
+    def __init__(self, options: Options, facts: Facts):
+        super().__init__(options, facts)
+        size, xavier = options.embedding_size, Init("xavier")
+        tables = {
+            facts.user_field: Table("user", size, facts.num_users, xavier),
+            facts.item_field: Table("item", size, facts.num_items, xavier),
+            "node": Table("node", size, self.num_nodes, xavier),
+        }
+        self.embed = Embeddings(tables)
+        self.translation = TransR(self.num_relations, size, options.kg_embedding_size)
+
+    def forward(self, batch: Batch) -> Output:
+        _, items, negatives = self.samples_of(batch)
+        users = self.encode_query(batch)
+        loss = bpr_loss(users, self.encode_item(items), self.encode_item(negatives))
+        drawn = self.draw(batch.size)
+        ends = [self.embed.rows("node", ids) for ids in (drawn.heads, drawn.tails, drawn.others)]
+        of_graph = self.translation(drawn.relations, *ends)
+        return Output(loss + self.options.kg_weight * of_graph, negatives.numel())
+
+    def encode_query(self, batch: Batch) -> Tensor:
+        return self.embed.field(self.facts.user_field, batch)
+
+    def encode_item(self, ids: Tensor) -> Tensor:
+        own = self.embed.rows(self.facts.item_field, ids)
+        return own + self.embed.rows("node", self.item_node[ids])

@@ -1,0 +1,90 @@
+"""KGAT: Knowledge Graph Attention Network for Recommendation, Wang et al., KDD 2019.
+
+Users, items and entities are one graph; a node hears its neighbours as much as they fit it:
+
+    a(h, r, t) = softmax over h's edges of <W_r e_t, tanh(W_r e_h + e_r)>
+    n_h = sum of a e_t        e_h <- leaky(W_1 (e_h + n_h)) + leaky(W_2 (e_h * n_h))
+    score = <u, i> of all layers side by side        loss = BPR + kg_weight * TransR
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.data.batch import Batch
+from shoal.models.base import Facts, Output
+from shoal.models.knowledge.base import TransR
+from shoal.models.knowledge.spread import Spread
+from shoal.models.nn.dropout import shared_dropout
+from shoal.models.nn.edges import Edges
+from shoal.models.nn.mlp import begin_by_width
+
+
+class KGAT(Spread):
+    """Attention is made anew in every step and, as in the paper, learned by TransR alone."""
+
+    @dataclass
+    class Options(Spread.Options):
+        embedding_size: int = 64
+        kg_embedding_size: int = 64
+        layers: list[int] = field(default_factory=lambda: [64])
+        mess_dropout: float = 0.1
+        reg_weight: float = 1e-5
+        kg_weight: float = 1.0
+
+    def __init__(self, options: Options, facts: Facts):
+        super().__init__(options, facts)
+        number, users = self.num_relations, facts.num_users
+        taken = torch.unique(
+            torch.stack([facts.train_users.long(), self.item_node[facts.train_items.long()]]), dim=1
+        )
+        # relations: those of the graph, the same backwards, taking (0), being taken (number)
+        heads = [taken[0], taken[1] + users, self.heads + users, self.tails + users]
+        tails = [heads[1], heads[0], heads[3], heads[2]]
+        by = torch.zeros_like(taken[0])
+        relations = [by, by + number, self.relations, self.relations + number]
+        nodes = users + self.num_nodes
+        self.edges = Edges(torch.cat(heads), torch.cat(relations), torch.cat(tails), nodes)
+        self.translation = TransR(2 * number, options.embedding_size, options.kg_embedding_size)
+        sizes = [options.embedding_size, *options.layers]
+        self.add = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+        self.times = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+        begin_by_width(self.add)
+        begin_by_width(self.times)
+
+    def forward(self, batch: Batch) -> Output:
+        output = self.pair_loss(batch)
+        drawn = self.draw(batch.size)
+        ends = [self.embed.rows("node", ids) for ids in (drawn.heads, drawn.tails, drawn.others)]
+        of_graph = self.translation(drawn.relations, *ends)
+        return Output(output.loss + self.options.kg_weight * of_graph, output.count)
+
+    def propagate(self, users: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        x, edges = torch.cat([users, nodes]), self.edges
+        shares = self._attention(x).unsqueeze(1)
+        layers = [x]
+        for add, times in zip(self.add, self.times):
+            near = edges.total(shares * F.embedding(edges.tails, x))
+            x = F.leaky_relu(add(x + near)) + F.leaky_relu(times(x * near))
+            if self.training:
+                x = shared_dropout(x, self.options.mess_dropout)
+            layers.append(F.normalize(x, dim=1))
+        every = torch.cat(layers, 1)
+        return every[: len(users)], every[len(users) :]
+
+    @torch.no_grad()
+    def _attention(self, x: Tensor) -> Tensor:
+        """How much every edge counts among those of its head: [edges]."""
+        edges, scores = self.edges, torch.empty(len(self.edges), device=x.device)
+        assert self.translation.matrices is not None
+        for relation, matrix in enumerate(self.translation.matrices):
+            of_it = (edges.relations == relation).nonzero().squeeze(1)
+            heads, tails = x[edges.heads[of_it]] @ matrix, x[edges.tails[of_it]] @ matrix
+            moved = (heads + self.translation.relations[relation]).tanh()
+            scores[of_it] = (tails * moved).sum(1)
+        return edges.shares(scores)

@@ -1,0 +1,106 @@
+"""MKR: Multi-Task Feature Learning for Knowledge Graph Enhanced Recommendation.
+
+Wang et al., WWW 2019. An item v and its entity e lend each other features in every layer:
+
+    C = v e^T        v <- C w_vv + C^T w_ev + b_v        e <- C w_ve + C^T w_ee + b_e
+    score = <relu layers of u, v>        tail of (h, r) = perceptron of [e_h, relu layers of r]
+    loss = cross entropy + kg_weight * -ln sigmoid(<tail, t> - <tail, t'>)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.data.batch import Batch
+from shoal.embedding.module import Embeddings
+from shoal.embedding.table import Init, Table
+from shoal.models.base import Facts, Output, Retrieval
+from shoal.models.knowledge.base import KnowledgeModel, pointwise
+from shoal.models.nn.mlp import MLP, begin_by_width
+
+
+class CrossCompress(nn.Module):
+    """Two vectors [n, d] that become two others of their outer product, without making it."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.weights = nn.Parameter(torch.randn(4, size) * size**-0.5)
+        self.biases = nn.Parameter(torch.zeros(2, size))
+
+    def forward(self, item: Tensor, entity: Tensor) -> tuple[Tensor, Tensor]:
+        vv, ev, ve, ee = self.weights
+        # C w = v <e, w> and C^T w = e <v, w>
+        by_entity, by_item = entity @ torch.stack([vv, ve], 1), item @ torch.stack([ev, ee], 1)
+        new_item = item * by_entity[..., :1] + entity * by_item[..., :1] + self.biases[0]
+        new_entity = item * by_entity[..., 1:] + entity * by_item[..., 1:] + self.biases[1]
+        return new_item, new_entity
+
+
+class MKR(KnowledgeModel, Retrieval):
+    """Both tasks learn in every step, from triples whose head is an item."""
+
+    node_item: Tensor  # [nodes]: the item that a node is; 0: none
+
+    @dataclass
+    class Options(KnowledgeModel.Options):
+        embedding_size: int = 64
+        low_layers_num: int = 1
+        kg_weight: float = 0.5
+
+    def __init__(self, options: Options, facts: Facts):
+        super().__init__(options, facts)
+        size, xavier = options.embedding_size, Init("xavier")
+        tables = {
+            facts.user_field: Table("user", size, facts.num_users, xavier),
+            facts.item_field: Table("item", size, facts.num_items, xavier),
+            "node": Table("node", size, self.num_nodes, xavier),
+        }
+        self.embed = Embeddings(tables)
+        node_item = torch.zeros(self.num_nodes, dtype=torch.int64)
+        node_item[self.item_node[1:]] = torch.arange(1, facts.num_items)
+        self.register_buffer("node_item", node_item, persistent=False)
+        of_items = node_item[self.heads] > 0
+        if not of_items.any():
+            raise ValueError("MKR learns from triples whose head is an item, and .kg has none")
+        self.heads, self.tails = self.heads[of_items], self.tails[of_items]
+        self.relations = self.relations[of_items]
+        number = options.low_layers_num
+        self.units = nn.ModuleList(CrossCompress(size) for _ in range(number))
+        self.user_layers = MLP([size] * (number + 1))
+        self.relation_layers = MLP([size] * (number + 1))
+        self.tail = nn.Sequential(MLP([2 * size, size]), nn.Linear(size, size))
+        begin_by_width(self)
+        self.by_relation = nn.Parameter(torch.randn(self.num_relations, size) * 0.1)
+
+    def forward(self, batch: Batch) -> Output:
+        _, items, negatives = self.samples_of(batch)
+        users = self.encode_query(batch).unsqueeze(1)
+        every = self.encode_item(torch.cat([items.unsqueeze(1), negatives], 1))
+        scores = (users * every).sum(2)
+        output = pointwise(scores[:, 0], scores[:, 1:])
+        drawn = self.draw(batch.size)
+        _, heads = self._together(self.node_item[drawn.heads], drawn.heads)
+        relations = self.relation_layers(self.by_relation[drawn.relations])
+        told = self.tail(torch.cat([heads, relations], 1))
+        ends = self.embed.rows("node", torch.stack([drawn.tails, drawn.others], 1))
+        margins = (told * (ends[:, 0] - ends[:, 1])).sum(1)
+        of_graph = -F.logsigmoid(margins).sum()
+        return Output(output.loss + self.options.kg_weight * of_graph, output.count)
+
+    def _together(self, items: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """Items and the nodes that they are, after all units."""
+        item = self.embed.rows(self.facts.item_field, items)
+        entity = self.embed.rows("node", nodes)
+        for unit in self.units:
+            item, entity = unit(item, entity)
+        return item, entity
+
+    def encode_query(self, batch: Batch) -> Tensor:
+        return self.user_layers(self.embed.field(self.facts.user_field, batch))
+
+    def encode_item(self, ids: Tensor) -> Tensor:
+        return self._together(ids, self.item_node[ids])[0]

@@ -1,0 +1,57 @@
+"""FDSA: Feature-level Deeper Self-Attention Network for Sequential Recommendation.
+
+Zhang et al., IJCAI 2019. One transformer reads the items, a second one what they are:
+
+    f = sum of softmax(W f_k + b) f_k over the features of an item
+    state = W [state of items, state of features]        score = <state, item>
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from shoal.data.batch import Batch
+from shoal.models.base import Facts
+from shoal.models.nn.item_features import ItemFeatures
+from shoal.models.nn.transformer import CausalTransformer
+from shoal.models.sequential.sasrec import SASRec
+
+
+class FDSA(SASRec):
+    """SASRec beside another one of features."""
+
+    reads_features = True
+
+    @dataclass
+    class Options(SASRec.Options):
+        pass
+
+    def __init__(self, options: Options, facts: Facts):
+        super().__init__(options, facts)
+        size, std = options.hidden_size, options.initializer_range
+        self.features = ItemFeatures(type(self).__name__, facts, size, std)
+        self.weigh = nn.Linear(size, 1)
+        self.feature_positions = nn.Parameter(torch.randn(facts.max_len, size) * std)
+        self.feature_transformer = CausalTransformer(
+            layers=options.n_layers,
+            heads=options.n_heads,
+            width=size,
+            inner_width=options.inner_size,
+            dropout=options.hidden_dropout_prob,
+            attention_dropout=options.attn_dropout_prob,
+            activation=options.hidden_act,
+            norm_eps=options.layer_norm_eps,
+            init_std=std,
+        )
+        self.join = nn.Linear(2 * size, size)
+
+    def states(self, batch: Batch) -> Tensor:
+        history = batch.tensor("history")
+        items = self.encode(self.embed.field("history", batch))
+        every = self.features(history)  # [b, l, features, d]
+        features = (self.weigh(every).softmax(2) * every).sum(2)
+        features = self.dropout(features + self.feature_positions[: history.shape[1]])
+        return self.join(torch.cat([items, self.feature_transformer(features)], 2))

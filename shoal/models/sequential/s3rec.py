@@ -1,0 +1,80 @@
+"""S3Rec: Self-Supervised Learning with Mutual Information Maximization, Zhou et al., CIKM 2020.
+
+SASRec that also learns what items are, from histories with some items hidden, read both ways:
+
+    hidden item        -ln sigmoid(<W h, i> - <W h, i'>)        i' drawn at random
+    its features       -ln sigmoid(<W' h, f> - <W' h, f'>)      f' of i'
+    features of others the same where nothing is hidden
+    loss = next item + pretext_weight * these
+
+The paper learns them first and the next item then; here both are learned together. Its fourth task,
+which compares segments of histories, is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.data.batch import Batch
+from shoal.models.base import Facts, Output
+from shoal.models.nn.dropout import uniform_like
+from shoal.models.nn.item_features import ItemFeatures
+from shoal.models.nn.transformer import Attention
+from shoal.models.sequential.sasrec import SASRec
+
+
+class S3Rec(SASRec):
+    """The same layers read a history forwards for the next item and both ways for the rest."""
+
+    reads_features = True
+
+    @dataclass
+    class Options(SASRec.Options):
+        mask_ratio: float = 0.2
+        pretext_weight: float = 0.2
+
+    def __init__(self, options: Options, facts: Facts):
+        super().__init__(options, facts)
+        size, std = options.hidden_size, options.initializer_range
+        self.features = ItemFeatures(type(self).__name__, facts, size, std)
+        self.hidden = nn.Parameter(torch.randn(size) * std)
+        self.to_item, self.to_features = nn.Linear(size, size), nn.Linear(size, size)
+
+    def forward(self, batch: Batch) -> Output:
+        output = super().forward(batch)
+        pretext = self.options.pretext_weight * self._pretext(batch)
+        return replace(output, loss=output.loss + pretext)
+
+    def _pretext(self, batch: Batch) -> Tensor:
+        """The tasks on hidden items and on features, summed: scalar."""
+        history = batch.tensor("history")
+        real, items = history > 0, self.embed.field("history", batch)
+        drawn = uniform_like(torch.empty(*history.shape, 2, device=history.device))
+        hidden = (drawn[..., 0] < self.options.mask_ratio) & real
+        number = self.facts.num_items - 1
+        others = 1 + (drawn[..., 1] * number).long().clamp(max=number - 1)
+        read = torch.where(hidden.unsqueeze(2), self.hidden, items)
+        states = self._both_ways(read, ~real)
+        wrong = self.embed.rows("target", others)
+        margins = (self.to_item(states) * (items - wrong)).sum(2)
+        of_items = -(F.logsigmoid(margins) * hidden).sum()
+        told = self.features(history) - self.features(others)  # [b, l, features, d]
+        margins = (self.to_features(states).unsqueeze(2) * told).sum(3)
+        of_features = -(F.logsigmoid(margins).mean(2) * real).sum()
+        return of_items + of_features
+
+    def _both_ways(self, vectors: Tensor, pads: Tensor) -> Tensor:
+        """States of positions that see all others."""
+        layers = [one for one in self.transformer.modules() if isinstance(one, Attention)]
+        for one in layers:
+            one.causal = False
+        try:
+            places = self.position_ids(vectors)
+            return self.transformer(self.dropout(vectors + self.positions[: len(places)]), pads)
+        finally:
+            for one in layers:
+                one.causal = True

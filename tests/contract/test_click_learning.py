@@ -1,0 +1,222 @@
+"""Click models learn what was planted: the best possible AUC is known, and each comes near it.
+
+Three generated data sets: a log with one label; the same with purchases that follow clicks; and
+histories, where a click depends on whether an item that goes with the candidate is among them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from zoo_clicks import HISTORIES, LABELS
+
+from shoal.config.schema import OptimizerSection, PlantedClicksSection
+from shoal.data.batch import Batch, Jagged
+from shoal.data.clicks.planted import planted_clicks
+from shoal.data.features import Feature, Label
+from shoal.models import MODELS, find
+from shoal.models.base import Facts
+from shoal.training.strategy.single import Single
+
+pytestmark = pytest.mark.slow
+SECTION = PlantedClicksSection(samples=150_000, slots=6, ids_per_slot=10, dense=3)
+NEAR = 0.005
+ALONE = [
+    name
+    for name in MODELS
+    if find(name).kind == "clicks" and name not in (*LABELS, *HISTORIES, "LR")
+]
+# Smaller than the defaults: what is planted needs no more, and a machine without GPU is enough.
+OPTIONS: dict[str, Any] = {
+    "dim": 4,
+    "layers": [32],
+    "second_layers": [32],
+    "expert_layers": [32],
+    "tower_layers": [32],
+    "top_layers": [32],
+    "bottom_layers": [16],
+    "blocks": [32, 32],
+    "attention_size": 8,
+    "inner": 32,
+    "initial_range": 0.1,
+}
+OWN: dict[str, dict[str, Any]] = {"xDeepFM": {"cross_layers": [8]}}
+# Stacks of normed layers have not found all pairs after these few epochs: 0.7394 of 0.7497.
+BEHIND = {"Wukong": 0.012}
+
+
+@dataclass
+class Task:
+    """Training and test samples, and the best AUC of each label there."""
+
+    facts: Facts
+    train: Batch
+    test: Batch
+    best: list[float]
+
+
+def auc(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Equal scores share their ranks."""
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    positives = int(labels.sum())
+    above = ranks[labels == 1].sum() - positives * (positives + 1) / 2
+    return float(above / (positives * (len(labels) - positives)))
+
+
+@cache
+def one_label() -> Task:
+    batches = []
+    for phase in ("train", "test"):
+        samples = planted_clicks(SECTION, phase).samples  # type: ignore[arg-type]
+        ids, dense = torch.from_numpy(samples.ids), torch.from_numpy(samples.dense)
+        batches.append(
+            Batch(len(ids), {"slots": ids}, {"dense": dense}, torch.from_numpy(samples.labels))
+        )
+    facts = Facts(num_slots=6, num_dense=3, rows=61)
+    return Task(facts, *batches, [planted_clicks(SECTION, "test").best_auc()])
+
+
+@cache
+def two_labels() -> Task:
+    """Purchases: only after a click, by ids of two slots, a dense value and the odds of a click."""
+    random = np.random.default_rng(4)
+    weights, task, batches = random.normal(0, 1, 61), one_label(), []
+    for phase, batch in (("train", task.train), ("test", task.test)):
+        clicks = planted_clicks(SECTION, phase).probabilities  # type: ignore[arg-type]
+        ids, dense = batch.tensor("slots").numpy(), batch.dense["dense"].numpy()
+        odds = 0.5 * np.log(clicks / (1 - clicks)) + weights[ids[:, :2]].sum(1) - dense[:, 0]
+        bought = random.random(len(odds)) < 1 / (1 + np.exp(-odds))
+        assert batch.labels is not None
+        second = batch.labels * torch.from_numpy(bought)
+        both = torch.stack([batch.labels, second], 1)
+        batches.append(Batch(batch.size, batch.ids, batch.dense, both))
+        best = auc(clicks / (1 + np.exp(-odds)), second.numpy())
+    labels = Label("click"), Label("purchase")
+    facts = Facts(num_slots=6, num_dense=3, rows=61, labels=labels)
+    return Task(facts, *batches, [task.best[0], best])
+
+
+@cache
+def histories(same: bool = False, size: int = 60_000, items: int = 80, length: int = 8) -> Task:
+    """Every item goes with one (itself, or another); clicks are likely where that one was seen."""
+    random = np.random.default_rng(6)
+    partner = 1 + (np.arange(items) if same else random.permutation(items))
+    candidates = random.integers(1, items + 1, size)
+    seen = random.integers(1, items + 1, (size, length))
+    lengths = random.integers(length // 2, length + 1, size)
+    there = np.arange(length) < lengths[:, None]
+    wanted = partner[candidates - 1]
+    put = random.random(size) < 0.5  # in half of the samples it is there, at any place
+    seen[put, (random.random(size) * lengths).astype(int)[put]] = wanted[put]
+    found = ((seen == wanted[:, None]) & there).any(1)
+    chances = np.where(found, 0.8, 0.2)
+    labels = (random.random(size) < chances).astype(np.float32)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    ids: dict[str, Any] = {
+        "item_id": torch.from_numpy(candidates),
+        "seen": Jagged(torch.from_numpy(seen[there]), torch.from_numpy(offsets)),
+    }
+    every, cut = Batch(size, ids, {}, torch.from_numpy(labels)), size * 5 // 6
+    features = (
+        Feature("item_id", "id", "item", rows=items + 1),
+        Feature("seen", "sequence", "user", rows=items + 1, table="item_id", length=length),
+    )
+    facts = Facts(features=features, apart=True, num_slots=2)
+    return Task(
+        facts, every.rows(0, cut), every.rows(cut, size), [auc(chances[cut:], labels[cut:])]
+    )
+
+
+def learned(name: str, task: Task, epochs: int, lr: float = 0.01, **options: Any) -> list[float]:
+    """The AUC of each label on the test samples, after some epochs at a falling rate."""
+    kind = find(name)
+    known = {one.name for one in fields(kind.Options)}
+    given = {key: value for key, value in OPTIONS.items() if key in known}
+    torch.manual_seed(3)
+    model = kind(kind.Options(**{**given, **OWN.get(name, {}), **options}), task.facts)
+    strategy = Single()
+    strategy.setup(model, OptimizerSection(name="adam", lr=lr), seed=1)
+    model.train()
+    for epoch in range(epochs):
+        order = torch.randperm(task.train.size, generator=torch.Generator().manual_seed(epoch))
+        shuffled = taken(task.train, order)
+        for start in range(0, shuffled.size, 512):
+            batch = shuffled.rows(start, min(start + 512, shuffled.size))
+            strategy.train_step(batch, lr * (1 - epoch / epochs))
+    model.eval()
+    with torch.no_grad():
+        scores = model(task.test).scores
+    assert scores is not None and task.test.labels is not None
+    columns = scores.view(task.test.size, -1).T, task.test.labels.view(task.test.size, -1).T
+    found = [auc(some.numpy(), labels.numpy()) for some, labels in zip(*columns)]
+    print(name, [round(one, 4) for one in found], "best", [round(one, 4) for one in task.best])
+    return found
+
+
+def taken(batch: Batch, order: torch.Tensor) -> Batch:
+    """The samples in another order."""
+    ids: dict[str, Any] = {}
+    for name, one in batch.ids.items():
+        if isinstance(one, Jagged):
+            places = one.places(8)[order]
+            lengths = (places >= 0).sum(1)
+            offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+            ids[name] = Jagged(one.values[places[places >= 0]], offsets)
+        else:
+            ids[name] = one[order]
+    assert batch.labels is not None
+    dense = {name: one[order] for name, one in batch.dense.items()}
+    return Batch(batch.size, ids, dense, batch.labels[order])
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_comes_near_the_best_auc(name: str) -> None:
+    task = one_label()
+    assert learned(name, task, 4)[0] > task.best[0] - BEHIND.get(name, NEAR)
+
+
+def test_what_weights_alone_reach() -> None:
+    """LR knows no pairs, and pairs are planted: it must stay behind, or the others show little."""
+    task = one_label()
+    assert task.best[0] - 0.03 < learned("LR", task, 2)[0] < task.best[0] - 2 * NEAR
+
+
+@pytest.mark.parametrize("name", [*LABELS, "DNN"])
+def test_learns_two_labels(name: str) -> None:
+    """Measured: 0.7450 and 0.8189 of 0.7497 and 0.8222; PLE 0.7408 and 0.8163."""
+    task = two_labels()
+    for found, best in zip(learned(name, task, 4), task.best):
+        assert found > best - 2 * NEAR
+
+
+# --- histories: DeepFM sums the vectors of a history before it meets the candidate
+
+
+@cache
+def summed(same: bool, dim: int) -> float:
+    return learned("DeepFM", histories(same), 4, dim=dim)[0]
+
+
+def test_attention_asks_for_what_goes_with_a_candidate() -> None:
+    """A sum of 8 numbers cannot hold which of 80 items were there. Measured: 0.80 and 0.69."""
+    task = histories()
+    found = learned("DIN", task, 6, dim=8)[0]
+    assert found > task.best[0] - 2 * NEAR
+    assert found > summed(False, 8) + 0.05
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_reads_histories_better_than_a_sum(name: str) -> None:
+    """Here the candidate itself is what to look for: attention by likeness finds it too.
+
+    Of 0.8084: DeepFM 0.705, DIEN 0.768 and DIN 0.809 by 8 numbers, BST 0.795 and DSIN 0.801 by 16.
+    """
+    own = {"BST": (0.003, {"dim": 16}), "DSIN": (0.005, {"dim": 16, "sessions": 8})}
+    rate, options = own.get(name, (0.01, {"dim": 8}))
+    assert learned(name, histories(True), 4, rate, **options)[0] > summed(True, 8) + 0.03
