@@ -44,6 +44,10 @@ class MemoryStore:
     def pull(self, ids: Ids) -> Tensor:
         return self.weight.clone() if isinstance(ids, Every) else self.weight[ids]
 
+    @staticmethod
+    def pull_many(stores: list[MemoryStore], ids: list[Ids]) -> list[Tensor]:
+        return [store.pull(some) for store, some in zip(stores, ids)]
+
     def push(self, ids: Tensor, grads: Tensor, lr: float) -> None:
         total = torch.zeros_like(self.weight).index_add_(0, ids, grads)
         if self.table.padding is not None:
