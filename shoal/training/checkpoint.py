@@ -208,18 +208,22 @@ class Checkpoints:
         assert snapshot is not None
         return snapshot
 
-    def is_whole(self, step: int) -> bool:
-        """Whether the checkpoint of one step can be loaded; if not, says why."""
+    def load_best(self, newest: Snapshot, instead: str) -> Snapshot | None:
+        """What a checkpoint calls the best; None where it is damaged, of which a line tells.
 
-        def look() -> Snapshot | None:
+        instead: what happens then.
+        """
+
+        def load() -> Snapshot | None:
             try:
-                self._read(self.folder / step_name(step))
+                return self._read(self.folder / step_name(newest.state["best_step"]))
             except CheckpointError as error:
-                log.warning("%s", error)
+                log.warning("the best checkpoint is lost, %s: %s", instead, error)
                 return None
-            return Snapshot({})
 
-        return self._shared(look) is not None
+        if newest.state["best_step"] in (None, newest.state["step"]):
+            return newest
+        return self._shared(load)
 
     def _read_newest(self) -> Snapshot | None:
         paths = self.committed()

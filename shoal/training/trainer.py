@@ -319,9 +319,7 @@ class Trainer:
         state.pop("steps")
         give(self.strategy, snapshot)
         self.cursor = Cursor(**state)
-        best = self.cursor.best_step
-        if best is not None and best != self.cursor.step and not self.checkpoints.is_whole(best):
-            log.warning("the best so far is lost; the best of the epochs to come will be tested")
+        if self.checkpoints.load_best(snapshot, "the best of the epochs to come is tested") is None:
             self.cursor.best_step = self.cursor.best_epoch = self.cursor.best_score = None
             self.cursor.best_valid, self.cursor.stale = {}, 0
         if self.world.is_main:

@@ -1,0 +1,87 @@
+"""Runs with servers that are resumed: damage is gone behind, and every sample still counts once."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ps_cluster import serving
+from small import small_config
+
+from shoal.config import Resolved
+from shoal.runs.run import train_here
+from shoal.runs.trained import Trained
+from shoal.training.checkpoint import Checkpoints, read, write
+from shoal.world.world import World
+
+
+def train(folder: Path, resume: bool = False, **values: Any) -> dict[str, Any]:
+    """A run of one worker and two servers."""
+    with serving(2, folder=folder / "checkpoints") as running:
+        values |= {"strategy__name": "ps", "strategy__ps__addresses": running.addresses}
+        values |= {"train__batch_size": 256, "checkpoint__keep": 3, "run__output": str(folder)}
+        config = small_config("BPR", **{"train__epochs": 3, **values})
+        return train_here(Resolved(config, {}), resume)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "run"
+    train(folder)
+    return folder
+
+
+@pytest.fixture()
+def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The warnings of the log."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    monkeypatch.setattr("shoal.runs.run.start_logging", lambda *_: None)  # it would take our place
+    logging.getLogger("shoal").addHandler(handler)
+    yield lines
+    logging.getLogger("shoal").removeHandler(handler)
+
+
+def flip(path: Path) -> None:
+    """Change one byte of a server's rows."""
+    file = sorted(path.glob("rows-*"))[-1]
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def committed(folder: Path) -> list[Path]:
+    return Checkpoints(folder / "checkpoints", World()).committed()
+
+
+def test_damaged_rows_of_a_server(trained: Path, tmp_path: Path, said: list[str]) -> None:
+    folder = Path(shutil.copytree(trained, tmp_path / "run"))
+    newest = committed(folder)[0]
+    flip(newest)
+    train(folder, resume=True)
+    (line,) = said
+    assert newest.name in line and "fails its checksum" in line and "trying the one before" in line
+    assert (folder / "metrics.jsonl").read_text().count("\n") == 3
+    for path, other in zip(committed(folder), committed(trained)):
+        for file in path.glob("rows-*"):
+            assert file.read_bytes() == (other / file.name).read_bytes()
+
+
+def test_a_damaged_best_checkpoint_is_told(trained: Path, tmp_path: Path, said: list[str]) -> None:
+    folder = Path(shutil.copytree(trained, tmp_path / "run"))
+    newest, _, best = committed(folder)
+    snapshot = read(newest)
+    snapshot.state["best_step"] = int(best.name[5:])
+    write(newest, snapshot)
+    flip(best)
+    used = Trained(folder)
+    (line,) = said
+    assert "the best checkpoint is lost" in line and "fails its checksum" in line
+    assert f"that of step {used.state['step']} is used" in line
+    train(folder, resume=True, train__epochs=4)
+    assert "the best of the epochs to come is tested" in said[1] and len(said) == 2
