@@ -1,8 +1,8 @@
 """Trainer: epochs, evaluation, early stopping, checkpoints.
 
-The cursor of a run is (epoch, batch); the order of samples, the negatives, dropout and the learning
-rate are pure functions of the seed and that cursor. So a run that was killed and resumed does what
-it would have done.
+The cursor of a run is (epoch, sample); the order of samples, the negatives, dropout and the
+learning rate are pure functions of the seed and that cursor. So a run that was killed and resumed
+does what it would have done.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, fields, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from shoal.models.base import Model
 from shoal.models.nn.dropout import begin_step, end_steps
 from shoal.training.averages import Averages
 from shoal.training.checkpoint import CheckpointError, Checkpoints, give
+from shoal.training.cursor import Cursor
 from shoal.training.curves import Curves
 from shoal.training.evaluation import ClickEvaluator, Evaluator, Interval
 from shoal.training.metrics import higher_is_better
@@ -39,22 +40,6 @@ from shoal.world.world import World
 
 log = logging.getLogger("shoal")
 T = TypeVar("T")
-
-
-@dataclass
-class Cursor:
-    """Where a run stands; saved with every checkpoint as plain JSON."""
-
-    step: int = 0  # optimizer steps done
-    epoch: int = 0  # epoch to go on with
-    batch: int = 0  # global batch of that epoch to go on with
-    loss_sum: float = 0.0  # of the steps of that epoch already done
-    best_step: int | None = None
-    best_epoch: int | None = None
-    best_score: float | None = None
-    best_valid: dict[str, float] = field(default_factory=dict)
-    stale: int = 0  # evaluations since the best one
-    finished: bool = False
 
 
 class Trainer:
@@ -153,7 +138,7 @@ class Trainer:
         loss = loss_sum / max(1, cursor.batch)
         line: dict[str, Any] = {"epoch": epoch, "step": cursor.step, "loss": loss}
         line["train_seconds"] = seconds
-        cursor.epoch, cursor.batch, cursor.loss_sum = epoch + 1, 0, 0.0
+        cursor.begin_epoch(epoch + 1)
         improved = False
         if section.eval_every and (epoch + 1) % section.eval_every == 0:
             improved = self._validate(epoch, line)
@@ -179,7 +164,7 @@ class Trainer:
             f"Train {cursor.epoch:5d}",
             self.world.device,
             config.run.progress and self.world.is_main,
-            cursor.batch,
+            cursor.position(reader)[0],
         )
         drawn_later = config.train.negatives is not None and config.train.negatives.dynamic
         move = partial(Batch.to, device=self.world.device) if drawn_later else self.strategy.receive
@@ -189,13 +174,13 @@ class Trainer:
             parts = [keep_hardest(self.model, part, config) for part in parts]
             if following is not None and len(following) == 1 and not drawn_later:
                 self.strategy.prefetch(following[0])
-            lr = learning_rate(config.train.optimizer, cursor.step, reader.num_batches or 0, epochs)
+            steps = reader.num_batches or 0
+            lr = learning_rate(config.train.optimizer, cursor.lr_step(reader), steps, epochs)
             loss = self.strategy.train_parts(parts, lr)
             if self.averages is not None:
                 self.averages.update()
             total += loss
-            cursor.step += 1
-            cursor.batch += 1
+            cursor.count_step(reader)
             if self.on_step is not None:
                 self.on_step(cursor.step, loss)
             samples = sum(part.size for part in parts)
@@ -225,11 +210,12 @@ class Trainer:
         """
         cursor, reader, world = self.cursor, self.reader, self.world
         number = self.config.train.accumulate
+        place = cursor.position(reader)
         if reader.num_batches is None:
-            whole = reader.batches(cursor.epoch, world.rank, world.size, cursor.batch)
+            whole = reader.batches(cursor.epoch, world.rank, world.size, *place)
             return ([batch] for batch in in_step(whole, reader, world))
         slices = [
-            reader.batches(cursor.epoch, world.rank * number + k, world.size * number, cursor.batch)
+            reader.batches(cursor.epoch, world.rank * number + k, world.size * number, *place)
             for k in range(number)
         ]
         return (list(parts) for parts in zip(*slices))
@@ -319,6 +305,7 @@ class Trainer:
         state.pop("steps")
         give(self.strategy, snapshot)
         self.cursor = Cursor(**state)
+        self.cursor.check(self.reader)
         if self.checkpoints.load_best(snapshot, "the best of the epochs to come is tested") is None:
             self.cursor.best_step = self.cursor.best_epoch = self.cursor.best_score = None
             self.cursor.best_valid, self.cursor.stale = {}, 0
@@ -328,7 +315,7 @@ class Trainer:
             "resuming %s at epoch %d, batch %d (step %d)",
             self.folder.path,
             self.cursor.epoch,
-            self.cursor.batch,
+            self.cursor.position(self.reader)[0],
             self.cursor.step,
         )
         return True

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from ps_cluster import serving
+from ranks import run_ranks
 from small import small_config
 
 from shoal.config import Resolved
+from shoal.data.dataset import Dataset
+from shoal.runs.build import build
 from shoal.runs.run import train_here
 from shoal.runs.trained import Trained
 from shoal.training.checkpoint import Checkpoints, read, write
+from shoal.training.run_folder import RunFolder
+from shoal.training.trainer import Trainer
 from shoal.world.world import World
 
 
@@ -85,3 +92,67 @@ def test_a_damaged_best_checkpoint_is_told(trained: Path, tmp_path: Path, said: 
     assert f"that of step {used.state['step']} is used" in line
     train(folder, resume=True, train__epochs=4)
     assert "the best of the epochs to come is tested" in said[1] and len(said) == 2
+
+
+# ---- another number of workers ------------------------------------------------------------------
+
+
+class Stopped(Exception):
+    """A run was ended in the middle of an epoch."""
+
+
+def work(
+    world: World, addresses: list[str], folder: str, mode: str, stop: int | None
+) -> list[list[list[int]]]:
+    """One worker: the (user, item) pairs of every step since it began or was resumed."""
+    values: dict[str, Any] = {"strategy__name": "ps", "strategy__ps__mode": mode}
+    values |= {"strategy__ps__addresses": addresses, "train__epochs": 1, "train__eval_every": 0}
+    values |= {"train__batch_size": 50, "checkpoint__every_steps": 4}
+    config = small_config("BPR", **values)
+    parts = build(config, world)
+    trainer = Trainer(
+        *(config, parts.strategy, parts.reader, parts.evaluator),
+        *(RunFolder(folder), parts.fingerprint),
+    )
+    trainer.restore()
+    found: list[list[list[int]]] = []
+    train_parts = parts.strategy.train_parts
+
+    def counted(batches: Any, lr: float | None = None) -> Any:
+        (batch,) = batches
+        if trainer.cursor.step == stop:
+            raise Stopped
+        found.append(torch.stack([batch.ids["user_id"], batch.ids["item_id"]]).T.tolist())
+        return train_parts(batches, lr)
+
+    parts.strategy.train_parts = counted  # type: ignore[method-assign]
+    try:
+        trainer.fit(0.0)
+    except Stopped:
+        trainer.checkpoints.wait()
+        world.barrier()
+    parts.strategy.close()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode, sizes", [("async", (3, 2, 1)), ("geo", (1, 2)), ("async", (1, 3))])
+def test_every_sample_once_on_another_number_of_workers(
+    tmp_path: Path, mode: str, sizes: tuple[int, ...]
+) -> None:
+    counts: Counter[tuple[int, int]] = Counter()
+    done = 0
+    for leg, size in enumerate(sizes):
+        last = leg == len(sizes) - 1
+        stop = None if last else done + 7  # three steps after a checkpoint, which are done again
+        with serving(2, folder=tmp_path / "run" / "checkpoints") as running:
+            given = (running.addresses, str(tmp_path / "run"), mode, stop)
+            found = run_ranks(work, size, tmp_path / f"leg {leg}", *given)
+        done += 4
+        for steps in found:
+            for pairs in steps if last else steps[:4]:
+                counts.update(map(tuple, pairs))
+    dataset = build(small_config("BPR"), World()).dataset
+    assert isinstance(dataset, Dataset)
+    expected = Counter(zip(dataset.user_ids("train").tolist(), dataset.item_ids("train").tolist()))
+    assert counts == expected
