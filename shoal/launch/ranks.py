@@ -261,7 +261,7 @@ def describe_failure(
     status = 128 - failure.exitcode if failure.exitcode < 0 else failure.exitcode
     if failure.pid in hung:
         who = f"rank {rank} on host {host} (pid {failure.pid})"
-        return LaunchError(hung[failure.pid].tell(who).replace(RESUME, ending), status)
+        return LaunchError(hung[failure.pid].tell(who).replace(RESUME, ending), status, True)
     if failure.exitcode < 0:
         cause = f"killed by signal {-failure.exitcode} ({failure.signal_name()})"
         if failure.exitcode == -signal.SIGKILL:
@@ -278,4 +278,6 @@ def describe_failure(
         f"{failure.exitcode}): {cause}{end} The other ranks of this host were stopped"
     )
     # An error says itself what to do.
-    return LaunchError(told if kind == "error" else told + ending, status)
+    if kind == "error":
+        return LaunchError(told, status)
+    return LaunchError(told + ending, status, passing=True)

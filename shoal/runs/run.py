@@ -28,6 +28,7 @@ from shoal.data.dataset import Dataset
 from shoal.embedding.optim.chosen import problems as row_optimizer_problems
 from shoal.launch.hosts import LaunchError, secret_of
 from shoal.launch.launched import GRACE_SECONDS, record_failure
+from shoal.launch.restarts import Restarts
 from shoal.launch.roles import Roles
 from shoal.launch.servers import END_SECONDS, Servers, knocking
 from shoal.models import find, lookup
@@ -190,7 +191,7 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     """
     section = resolved.config.launch
     alone = section.nproc == 1 and section.world_size in (-1, 1) and not section.servers
-    if is_worker() or alone:
+    if is_worker() or (alone and not section.max_restarts):
         return train_here(resolved, resume)
     check_launchable(resolved.config.model.name)
     if section.nproc:
@@ -200,15 +201,31 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
         folder = run_folder(resolved.config)
         folder.create(resume)
         resolved = resolved.with_values({"run.output": str(folder.path)}, "the launcher")
+    restarts = Restarts(section, folder if has_first else None)
+    while True:
+        try:
+            _train_once(resolved, resume)
+            break
+        except LaunchError as error:
+            restarts.again(error)
+            resume = True
+            if restarts.nproc != resolved.config.launch.nproc:
+                fewer = {"launch.nproc": restarts.nproc, "launch.world_size": -1}
+                resolved = resolved.with_values(fewer, "the launcher")
+    if not has_first:
+        return {}
+    return {**json.loads((folder.path / "result.json").read_text()), "folder": str(folder.path)}
+
+
+def _train_once(resolved: Resolved, resume: bool) -> None:
+    """Start what this host runs, and wait for it."""
+    section = resolved.config.launch
     with ExitStack() as stack:
         servers = stack.enter_context(_servers(resolved.config)) if section.servers else None
         if section.nproc:
             _launch_ranks(resolved, servers, resume)
         if servers is not None:
             servers.wait(END_SECONDS if section.nproc else None)
-    if not has_first:
-        return {}
-    return {**json.loads((folder.path / "result.json").read_text()), "folder": str(folder.path)}
 
 
 def resolve_with_roles(
@@ -267,9 +284,10 @@ def _launch_ranks(resolved: Resolved, servers: Servers | None, resume: bool) -> 
     from shoal.launch.ranks import launch, scratch_folder
 
     config = resolved.config
-    if servers is not None and config.launch.hosts <= 1:  # others must hear of it from their rank
-        servers.stop_us_on_failure()
-    with scratch_folder() as scratch:
+    with ExitStack() as stack:
+        scratch = stack.enter_context(scratch_folder())
+        if servers is not None and config.launch.hosts <= 1:  # others hear of it from their rank
+            stack.enter_context(servers.stopping_us())
         file = Path(scratch) / "config.yaml"
         file.write_text(config_room.dump(config))
         for note in resolved.told:  # carried out already: the ranks cannot know it
@@ -279,7 +297,7 @@ def _launch_ranks(resolved: Resolved, servers: Servers | None, resume: bool) -> 
         except (LaunchError, shoal.Interrupted):
             culprit = None if servers is None else servers.culprit or servers.find_stopped()
             if culprit is not None:
-                raise LaunchError(culprit) from None
+                raise LaunchError(culprit, passing=True) from None
             raise
 
 
