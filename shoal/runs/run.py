@@ -293,7 +293,9 @@ def _launch_ranks(resolved: Resolved, servers: Servers | None, resume: bool) -> 
         for note in resolved.told:  # carried out already: the ranks cannot know it
             print(note, flush=True)
         try:
-            launch(["train", str(file), *(["--resume"] if resume else [])], config.launch, scratch)
+            words = ["train", str(file), *(["--resume"] if resume else [])]
+            saves = lambda: servers is None or not servers.culprit  # noqa: E731
+            launch(words, config.launch, scratch, can_save=saves)
         except (LaunchError, shoal.Interrupted):
             culprit = None if servers is None else servers.culprit or servers.find_stopped()
             if culprit is not None:

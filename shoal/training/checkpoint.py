@@ -180,14 +180,9 @@ class Checkpoints:
         for path in self.committed():
             if path.name > newest.name:  # damaged, and passed over when the run was resumed
                 remove(path)
-        kept = self.committed()[: self.keep]
-        names = {path.name for path in kept} | {best_name(path) for path in kept}
-        for name in list(names):
-            while name is not None:  # a delta needs all that it builds upon
-                names.add(name)
-                name = manifest_value(self.folder / name, "base")
+        stay = needed(self.committed()[: self.keep])
         for old in self.committed():
-            if old.name not in names:
+            if old not in stay:
                 remove(old)
 
     def committed(self) -> list[Path]:
@@ -270,6 +265,20 @@ def best_name(path: Path) -> str | None:
     state = manifest_value(path, "state")
     step = state.get("best_step") if isinstance(state, dict) else None
     return None if step is None else step_name(step)
+
+
+def needed(kept: list[Path]) -> set[Path]:
+    """Checkpoints, what each of them calls the best, and what a delta among these builds upon."""
+    bests = [path.parent / name for path in kept if (name := best_name(path)) is not None]
+    found = set()
+    for path in [*kept, *bests]:
+        while path.exists():
+            found.add(path)
+            base = manifest_value(path, "base")
+            if base is None:
+                break
+            path = path.parent / base
+    return found
 
 
 def sweep(folder: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import signal
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+import shoal
 from shoal.config.schema import Config
 from shoal.data.batch import Batch
 from shoal.data.fingerprint import mismatch, without_later
@@ -36,6 +38,7 @@ from shoal.training.progress import bar
 from shoal.training.run_folder import RunFolder
 from shoal.training.schedule import learning_rate
 from shoal.training.strategy.base import Strategy
+from shoal.world.stopping import STOPPING, Agreement
 from shoal.world.world import World
 
 log = logging.getLogger("shoal")
@@ -98,8 +101,9 @@ class Trainer:
         self.model.train()
         gc.freeze()  # what stands now stays: the collector need not walk all of it every time
         try:
-            while self.cursor.epoch < epochs and not self.cursor.finished:
-                self._epoch(epochs)
+            with STOPPING.heeded(self.config.launch.grace):
+                while self.cursor.epoch < epochs and not self.cursor.finished:
+                    self._epoch(epochs)
         finally:
             end_steps()
         self.checkpoints.wait()
@@ -158,6 +162,7 @@ class Trainer:
         total = torch.tensor(cursor.loss_sum, dtype=torch.float64, device=self.world.device)
         batches = self._parts()
         self.interval.begin()
+        stopping = Agreement(self.world, cursor.step)
         shown = bar(
             batches,
             reader.num_batches,
@@ -185,13 +190,22 @@ class Trainer:
                 self.on_step(cursor.step, loss)
             samples = sum(part.size for part in parts)
             self.interval.step(cursor.epoch, cursor.step, samples, loss)
-            every = config.checkpoint.every_steps
-            if every and cursor.step % every == 0 and following is not None:
+            every, told = config.checkpoint.every_steps, stopping.stops(cursor.step)
+            if told or (every and cursor.step % every == 0 and following is not None):
                 cursor.loss_sum = self._number(total)
                 self.strategy.settle()
                 self._save()
+                if told:
+                    self._stop(told)
         self.strategy.settle()
         return self._number(total)
+
+    def _stop(self, number: int) -> None:
+        """All ranks were told to end, and have saved."""
+        self.checkpoints.wait()
+        self.world.barrier()  # nobody ends while another still needs it
+        log.info("stopped by %s; saved at step %d", signal.Signals(number).name, self.cursor.step)
+        raise shoal.Interrupted(number)
 
     def _number(self, loss: Tensor) -> float:
         """A sum of losses; NaN is refused, before it is saved in the place of what was good."""
