@@ -81,6 +81,10 @@ class Servers:
     def _beat_files(self) -> dict[str, Path]:
         return {one.name: one for one in self._beats.iterdir() if not one.suffix}
 
+    def are_alive(self) -> bool:
+        """Whether none has failed."""
+        return self.culprit is None
+
     def find_stopped(self) -> str | None:
         """A server that somebody stopped, which its workers can only call silent."""
         for number, process in enumerate(self._processes):

@@ -294,8 +294,8 @@ def _launch_ranks(resolved: Resolved, servers: Servers | None, resume: bool) -> 
             print(note, flush=True)
         try:
             words = ["train", str(file), *(["--resume"] if resume else [])]
-            saves = lambda: servers is None or not servers.culprit  # noqa: E731
-            launch(words, config.launch, scratch, can_save=saves)
+            alive = (lambda: True) if servers is None else servers.are_alive
+            launch(words, config.launch, scratch, can_save=alive)
         except (LaunchError, shoal.Interrupted):
             culprit = None if servers is None else servers.culprit or servers.find_stopped()
             if culprit is not None:
