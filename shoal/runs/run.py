@@ -30,7 +30,7 @@ from shoal.launch.hosts import LaunchError, secret_of
 from shoal.launch.launched import GRACE_SECONDS, record_failure
 from shoal.launch.restarts import Restarts
 from shoal.launch.roles import Roles
-from shoal.launch.servers import END_SECONDS, Servers, knocking
+from shoal.launch.servers import knocking
 from shoal.models import find, lookup
 from shoal.models.base import Model
 from shoal.models.own import (
@@ -45,6 +45,7 @@ from shoal.models.own import (
 from shoal.runs.build import announce, build
 from shoal.runs.daily.growth import save_vocabularies
 from shoal.runs.daily.start import begin
+from shoal.runs.launching import train_once
 from shoal.training.run_folder import RunFolder, is_run_config, start_logging
 from shoal.training.trainer import Trainer
 from shoal.world.gpus import choose_gpus, pick_device
@@ -204,7 +205,7 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     restarts = Restarts(section, folder if has_first else None)
     while True:
         try:
-            _train_once(resolved, resume)
+            train_once(resolved, resume)
             break
         except LaunchError as error:
             restarts.again(error)
@@ -215,17 +216,6 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     if not has_first:
         return {}
     return {**json.loads((folder.path / "result.json").read_text()), "folder": str(folder.path)}
-
-
-def _train_once(resolved: Resolved, resume: bool) -> None:
-    """Start what this host runs, and wait for it."""
-    section = resolved.config.launch
-    with ExitStack() as stack:
-        servers = stack.enter_context(_servers(resolved.config)) if section.servers else None
-        if section.nproc:
-            _launch_ranks(resolved, servers, resume)
-        if servers is not None:
-            servers.wait(END_SECONDS if section.nproc else None)
 
 
 def resolve_with_roles(
@@ -267,40 +257,6 @@ def _part_of_workers(keys: Path) -> Path:
     """Where a folder of `shoal keys make` has what is the workers'."""
     part = keys / "for-workers"
     return part if part.is_dir() else keys
-
-
-def _servers(config: Config) -> Servers:
-    """The servers of this host; on one host alone they choose their ports themselves."""
-    section, given = config.launch, config.strategy.ps.addresses
-    own = given[section.first_server : section.first_server + section.servers]
-    return Servers(config, own or None)
-
-
-def _launch_ranks(resolved: Resolved, servers: Servers | None, resume: bool) -> None:
-    if servers is not None and not resolved.config.strategy.ps.addresses:
-        addresses = {"strategy.ps.addresses": servers.addresses}
-        resolved = resolved.with_values(addresses, "the launcher")
-    # torch's elastic agent: only here is it needed
-    from shoal.launch.ranks import launch, scratch_folder
-
-    config = resolved.config
-    with ExitStack() as stack:
-        scratch = stack.enter_context(scratch_folder())
-        if servers is not None and config.launch.hosts <= 1:  # others hear of it from their rank
-            stack.enter_context(servers.stopping_us())
-        file = Path(scratch) / "config.yaml"
-        file.write_text(config_room.dump(config))
-        for note in resolved.told:  # carried out already: the ranks cannot know it
-            print(note, flush=True)
-        try:
-            words = ["train", str(file), *(["--resume"] if resume else [])]
-            alive = (lambda: True) if servers is None else servers.are_alive
-            launch(words, config.launch, scratch, can_save=alive)
-        except (LaunchError, shoal.Interrupted):
-            culprit = None if servers is None else servers.culprit or servers.find_stopped()
-            if culprit is not None:
-                raise LaunchError(culprit, passing=True) from None
-            raise
 
 
 def connect_as(config: Config) -> World:
