@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from ps_cluster import serving
@@ -16,11 +18,14 @@ from ranks import run_ranks
 from small import small_config
 
 from shoal.config import Resolved
+from shoal.data.batch import Batch
 from shoal.data.dataset import Dataset
+from shoal.data.reader import Reader
 from shoal.runs.build import build
 from shoal.runs.run import train_here
 from shoal.runs.trained import Trained
 from shoal.training.checkpoint import Checkpoints, read, write
+from shoal.training.cursor import Cursor
 from shoal.training.run_folder import RunFolder
 from shoal.training.trainer import Trainer
 from shoal.world.world import World
@@ -156,3 +161,37 @@ def test_every_sample_once_on_another_number_of_workers(
     assert isinstance(dataset, Dataset)
     expected = Counter(zip(dataset.user_ids("train").tolist(), dataset.item_ids("train").tolist()))
     assert counts == expected
+
+
+def interactions(batch_size: int) -> Reader:
+    return build(small_config("BPR", train__batch_size=batch_size), World()).reader
+
+
+def windows(batch_size: int) -> Reader:
+    return build(small_config("SASRec", train__batch_size=batch_size), World()).reader
+
+
+@pytest.mark.parametrize("make", [interactions, windows])
+def test_a_cursor_goes_on_with_steps_of_another_size(make: Callable[[int], Reader]) -> None:
+    """Two steps of three workers, one of one, the rest with two: each sample once, in order."""
+    counted: list[int] = []
+    cursor = Cursor()
+    for workers, steps in ((3, 2), (1, 1), (2, 10**6)):
+        reader = make(7 * workers)
+        reader.make = lambda samples, epoch: Batch(  # type: ignore[method-assign]
+            len(samples), {}, dense={"number": torch.from_numpy(samples.astype(np.float64))}
+        )
+        ranks = [reader.batches(0, k, workers, *cursor.position(reader)) for k in range(workers)]
+        for batches in islice(zip(*ranks), steps):
+            counted += [int(n) for batch in batches for n in batch.dense["number"]]
+            cursor.count_step(reader)
+    assert cursor.samples is not None and cursor.samples >= reader.num_samples
+    assert counted == [int(n) for b in reader.batches(0) for n in b.dense["number"]]
+
+
+def test_an_order_that_depends_on_the_size_is_refused() -> None:
+    config = small_config("SASRec", train__batch_size=14, train__bucket=True)
+    reader = build(config, World()).reader
+    Cursor(batch=3, samples=42).check(reader)
+    with pytest.raises(ValueError, match="resume with as many workers as before"):
+        Cursor(batch=3, samples=63).check(reader)
