@@ -39,22 +39,22 @@ def main() -> int:
         folder = place / f"trial-{number}"
         problems = carry_out(trial, folder, reference)
         seconds = time.monotonic() - begun
-        outcome = "FAILED" if problems else "ok"
+        outcome = "too late" if problems is None else "FAILED" if problems else "ok"
         outcomes[trial.shape.kind, outcome] += 1
         told = f"{trial.shape}, {trial.blow}, resumed {trial.after}: {outcome} ({seconds:.0f} s)"
         print(f"{number:4d}  {told}", flush=True)
-        for problem in problems:
+        for problem in problems or []:
             print(f"      {problem}", flush=True)
         if not problems:
             shutil.rmtree(folder, ignore_errors=True)
         if words.trial is not None:
             break
         number += 1
-    failed = sum(count for (_, outcome), count in outcomes.items() if outcome != "ok")
-    print(f"\n{'strategy':10} {'trials':>7} {'failed':>7}")
+    failed = sum(count for (_, outcome), count in outcomes.items() if outcome == "FAILED")
+    print(f"\n{'strategy':10} {'trials':>7} {'failed':>7} {'hit too late':>13}")
     for kind in dict.fromkeys(kind for kind, _ in outcomes):
         bad = outcomes[kind, "FAILED"]
-        print(f"{kind:10} {outcomes[kind, 'ok'] + bad:7} {bad:7}")
+        print(f"{kind:10} {outcomes[kind, 'ok'] + bad:7} {bad:7} {outcomes[kind, 'too late']:13}")
     if not failed:
         shutil.rmtree(place, ignore_errors=True)
     print(f"seed {words.seed}: {sum(outcomes.values())} trials, {failed} failed")

@@ -52,8 +52,8 @@ def start(shape: Shape, config: Path, folder: Path, place: Path, *more: str) -> 
     return shoal(*words, cwd=place, **env)
 
 
-def carry_out(trial: Trial, place: Path, reference: Reference) -> list[str]:
-    """What was wrong; nothing, one hopes."""
+def carry_out(trial: Trial, place: Path, reference: Reference) -> list[str] | None:
+    """What was wrong; None where the run was over before the blow fell."""
     place.mkdir()
     folder = place / "run"
     problems: list[str] = []
@@ -64,12 +64,12 @@ def carry_out(trial: Trial, place: Path, reference: Reference) -> list[str]:
     except AssertionError:
         return [f"it did not end; see {command.file}"]
     problems += leftovers(place, trial)
-    if pid is not None:
+    if pid is not None and status != 0:
         problems += check_message(trial, pid, status, command.output)
     if "Traceback" in command.output:
         problems.append(f"a traceback; see {command.file}")
-    if pid is None and status == 0:  # it was over before the blow fell
-        return problems
+    if status == 0:
+        return problems or None
     again = start(trial.after, reference.config, folder, place, "--resume")
     try:
         status = again.wait(PATIENCE)
@@ -148,8 +148,6 @@ def leftovers(place: Path, trial: Trial) -> list[str]:
 
 def check_message(trial: Trial, pid: int, status: int, output: str) -> list[str]:
     """Whether the one who was hit is named."""
-    if status == 0:
-        return []  # it was done before the blow was felt
     if trial.victim == "launcher":
         expected = -9 if trial.signal == signal.SIGKILL else 128 + trial.signal
         wrong = [] if status == expected else [f"status {status}, not {expected}"]
