@@ -122,8 +122,14 @@ def _watch(
         return {one.name: one for one in beats.iterdir() if not one.suffix}
 
     alone = time.monotonic()
+
+    def elsewhere() -> float:
+        if len(files()) < section.nproc:  # one has not begun: where ranks join, it is named
+            return time.monotonic()
+        return alone if hosts == 1 else others.last
+
     with (
-        Watch(section.hang_timeout, files, lambda: alone if hosts == 1 else others.last) as watch,
+        Watch(section.hang_timeout, files, elsewhere) as watch,
         Elsewhere(store, hosts, host, watch) as others,
     ):
         yield watch
