@@ -3,6 +3,7 @@
 # make test-all    the long matrices too
 # make check       ruff and mypy
 # make fuzz        strange messages, files, configs and calls, 30 minutes (MINUTES=…, SEED=…)
+# make chaos       runs killed at random and resumed, 60 minutes (MINUTES=…, SEED=…, TRIAL=…)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,7 +13,7 @@ TORCH := torch==2.13.0
 MINUTES ?= 30
 CORE := CMakeLists.txt $(wildcard csrc/*)
 
-.PHONY: train test test-all check fuzz setup clean
+.PHONY: train test test-all check fuzz chaos setup clean
 
 train: setup
 	$(BIN)/shoal train recipes/planted-bpr-single.yaml
@@ -36,6 +37,11 @@ fuzz: setup
 	$(BIN)/cmake --build build/fuzz
 	PYTHONPATH=tests:tests/unit $(BIN)/python -m fuzz --minutes $(MINUTES) \
 	  --core $$(ls build/fuzz/_core*.so) --findings build/fuzz/findings $(if $(SEED),--seed $(SEED))
+
+chaos: MINUTES = 60
+chaos: setup
+	PYTHONPATH=tests $(BIN)/python -m chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
+	  $(if $(TRIAL),--trial $(TRIAL))
 
 setup: $(VENV)/.ready
 

@@ -121,7 +121,7 @@ def shoal_rank(given: dict) -> None:
 
     from shoal.runs.build import build
     from shoal.runs.run import resolve
-    from shoal.training.trainer import one_ahead
+    from shoal.training.steps import one_ahead
     from shoal.world.world import connect
 
     world = connect("cpu", 120.0, threads=1)

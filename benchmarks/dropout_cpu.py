@@ -36,8 +36,8 @@ def run(batch_size: int) -> None:
     from shoal.data.batch import Batch
     from shoal.models import find
     from shoal.models.base import Facts
+    from shoal.training.steps import seed_step
     from shoal.training.strategy.single import Single
-    from shoal.training.trainer import seed_step
 
     torch.set_num_threads(1)
     seconds = []

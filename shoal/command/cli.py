@@ -10,6 +10,7 @@ import typer
 
 import shoal
 from shoal.command import (
+    checkpoints,
     describing,
     ending,
     looking,
@@ -60,6 +61,12 @@ data_app.command("fetch")(looking.data_fetch)
 data_app.command("describe", **WORDS)(describing.data_describe)
 app.add_typer(data_app, name="data")
 
+checkpoint_app = typer.Typer(no_args_is_help=True, help="Look after the checkpoints of a run.")
+checkpoint_app.command("verify")(checkpoints.verify)
+checkpoint_app.command("prune")(checkpoints.prune)
+checkpoint_app.command("copy")(checkpoints.copy)
+app.add_typer(checkpoint_app, name="checkpoint")
+
 keys_app = typer.Typer(no_args_is_help=True, help="Keys between hosts.")
 keys_app.command("make")(looking.keys_make)
 app.add_typer(keys_app, name="keys")
@@ -84,7 +91,9 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except shoal.Interrupted as error:
-        typer.secho(f"stopped by {error}; what was saved can be continued with --resume", err=True)
+        if "SHOAL_LAUNCHER" not in os.environ:  # else our launcher says it
+            told = f"stopped by {error}; what was saved can be continued with --resume"
+            typer.secho(told, err=True)
         ending.leave(128 + error.number)
     except Exception as error:
         ending.fail(error)

@@ -56,4 +56,9 @@ def leave(status: int) -> NoReturn:
 def stop(number: int, frame: FrameType | None) -> None:
     """Ctrl-C and the like: end the command in order. A second one ends it in any case."""
     signal.signal(number, signal.SIG_DFL)
+    if number == signal.SIGTERM and "shoal.world.stopping" in sys.modules:
+        from shoal.world.stopping import STOPPING
+
+        if STOPPING.ask(number):  # a run that trains: it saves, and stops
+            return
     raise shoal.Interrupted(number)

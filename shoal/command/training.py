@@ -44,7 +44,7 @@ def train(
         from shoal.world.world import is_first, is_worker
 
     if is_worker():
-        follow_launcher(f"rank-{os.environ['RANK']}")
+        follow_launcher(f"rank-{os.environ['RANK']}", saves=True)
     files, overrides, is_run = run_arguments(context.args, resume, output)
     overrides = as_paddle_launches(overrides)
     counted = any(key_of(word) in ("nproc", "launch.nproc", "world_size") for word in overrides)

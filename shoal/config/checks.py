@@ -190,6 +190,20 @@ def processes(config: Config) -> Iterator[Problem]:
         )
     elif world > launch.nproc and launch.port == 0:
         yield "launch.port", "must be named when there are several hosts, the same on each"
+    elsewhere = world > launch.nproc or launch.hosts > 1
+    if config.strategy.name == "ps" and len(config.strategy.ps.addresses) > launch.servers:
+        elsewhere = True
+    if launch.max_restarts and elsewhere:
+        yield (
+            "launch.max_restarts",
+            "brings back what one host runs, and this run has several; leave it out, and let the "
+            "cluster start the command again with --resume",
+        )
+    if launch.min_nproc > launch.nproc:
+        yield (
+            "launch.min_nproc",
+            f"given {launch.min_nproc}; allowed: up to launch.nproc={launch.nproc}",
+        )
 
 
 def single(config: Config) -> Iterator[Problem]:

@@ -417,6 +417,15 @@ class LaunchSection(Section):
     hang_timeout: float = Field(
         60.0, gt=0, description="seconds without any work after which a process is said to hang"
     )
+    grace: float = Field(
+        30.0, ge=0, description="seconds to save in after SIGTERM while training; 0: end at once"
+    )
+    max_restarts: int = Field(
+        0, ge=0, description="one host: how often a failed run is brought back from its checkpoint"
+    )
+    min_nproc: int = Field(
+        0, ge=0, description="fewer processes to go on with where restarts get nowhere; 0: never"
+    )
     secret: str | None = Field(
         None, description="several hosts: file (mode 0600) that all have; null: SHOAL_SECRET"
     )

@@ -94,8 +94,10 @@ class MaskedWindows(Reader):
             popularity = np.bincount(dataset.item_ids("train"), minlength=dataset.num_items)
             self.logq = log_weights(popularity, negatives.distribution, negatives.alpha)
 
-    def batches(self, epoch: int, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
-        for batch in super().batches(epoch, rank, size, start):
+    def batches(
+        self, epoch: int, rank: int = 0, size: int = 1, start: int = 0, skip: int = 0
+    ) -> Iterator[Batch]:
+        for batch in super().batches(epoch, rank, size, start, skip):
             asked = batch.tensor("target") > 0
             offsets = F.pad(asked.sum(1).cumsum(0), (1, 0))
             places = asked.view(-1).nonzero().view(-1)

@@ -40,18 +40,23 @@ class Reader:
         """Global batches per epoch; the last one may be smaller. None: known only at the end."""
         return -(-self.num_samples // self.batch_size)
 
-    def batches(self, epoch: int, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
-        """This rank's slices of the global batches start, start + 1, ... of an epoch."""
+    def batches(
+        self, epoch: int, rank: int = 0, size: int = 1, start: int = 0, skip: int = 0
+    ) -> Iterator[Batch]:
+        """This rank's slices of the global batches start, start + 1, ... of an epoch.
+
+        skip: samples before the first batch, where others were given in batches of another size.
+        """
         order = self.order(epoch)
         # Several batches are made at once: many small numpy calls would cost more than the work.
         together = max(1, self.chunk_samples * size // self.batch_size)
-        last = -(-self.num_samples // self.batch_size)
+        last = -(-(self.num_samples - skip) // self.batch_size)
         chunks = range(start, last, together)
 
         def make(chunk: int) -> list[Batch]:
             parts, firsts = [], []
             for number in range(chunk, min(chunk + together, last)):
-                begin = number * self.batch_size
+                begin = number * self.batch_size + skip
                 count = min(self.batch_size, self.num_samples - begin)
                 first, stop = count * rank // size, count * (rank + 1) // size
                 parts.append(order[begin + first : begin + stop])
@@ -186,14 +191,17 @@ class Windows(Reader):
         batches = order[: whole * self.batch_size].reshape(whole, -1)[turns]
         return np.concatenate([batches.reshape(-1), order[whole * self.batch_size :]])
 
-    def batches(self, epoch: int, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
-        made = super().batches(epoch, rank, size, start)
+    def batches(
+        self, epoch: int, rank: int = 0, size: int = 1, start: int = 0, skip: int = 0
+    ) -> Iterator[Batch]:
+        made = super().batches(epoch, rank, size, start, skip)
         if not self.bucket:
             yield from made
             return
         order = self.order(epoch)
         for number, batch in enumerate(made, start):
-            together = order[number * self.batch_size : (number + 1) * self.batch_size]
+            begin = number * self.batch_size + skip
+            together = order[begin : begin + self.batch_size]
             yield _cut(batch, int(self.lengths(together).max()))
 
     def make(self, samples: np.ndarray, epoch: int) -> Batch:

@@ -11,11 +11,12 @@ class LaunchError(RuntimeError):
     """A rank failed, or the ranks could not be started; the text says which and why.
 
     status: the exit status of that rank as a shell says it, 128 + the number of a signal.
+    passing: whether the same may go well another time, as it will not where a config is wrong.
     """
 
-    def __init__(self, text: str, status: int = 1):
+    def __init__(self, text: str, status: int = 1, passing: bool = False):
         super().__init__(text)
-        self.status = status
+        self.status, self.passing = status, passing
 
 
 def host_of(section: LaunchSection) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -15,11 +16,13 @@ from typing import Any
 
 from shoal.launch.watch import signs_of
 from shoal.world.beat import BEAT, FOLDER
+from shoal.world.stopping import STOPPING
 from shoal.world.world import PeerLost
 
 # How long a rank that merely lost its peers waits before it exits, so that the agent sees the rank
 # that really failed first.
 GRACE_SECONDS = 2.0
+TELLING_SECONDS = 0.3  # SIGTERM may reach a rank before its launcher
 HANG_TIMEOUT = "SHOAL_HANG_TIMEOUT"  # the variable that says launch.hang_timeout
 
 
@@ -28,13 +31,16 @@ def is_launched() -> bool:
     return "SHOAL_LAUNCHER" in os.environ
 
 
-def follow_launcher(name: str) -> None:
+def follow_launcher(name: str, saves: bool = False) -> None:
     """End when told by the launcher, and when it is gone, however it ended, or stopped for good.
 
     name: what this process is called where the launcher looks for its beat.
+    saves: whether it is given time to save where the whole run is told to stop.
     """
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))  # the launcher says it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if saves:
+        _heed_sigterm()
     parent = int(os.environ.get("SHOAL_LAUNCHER", os.getppid()))
     folder = os.environ.get(FOLDER)
     if folder is not None:
@@ -58,6 +64,42 @@ def follow_launcher(name: str) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="follow launcher", daemon=True).start()
+
+
+def _heed_sigterm() -> None:
+    """Let a thread look after SIGTERM: the main one may wait where no handler is called."""
+    ours, told = os.pipe()
+    os.set_blocking(told, False)
+
+    def listen() -> None:
+        while signal.SIGTERM not in os.read(ours, 64):
+            pass
+        _end()
+
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    threading.Thread(target=listen, name="heed SIGTERM", daemon=True).start()
+
+
+def _end() -> None:
+    """Save if the whole run was told to stop, else end; the launcher knows which."""
+    folder = os.environ.get(FOLDER)
+    deadline = time.monotonic() + TELLING_SECONDS
+    while folder is not None and time.monotonic() < deadline:
+        if stop_file(Path(folder)).exists():
+            if STOPPING.ask(signal.SIGTERM):
+                return
+            break
+        time.sleep(0.02)
+    libc = ctypes.CDLL(None)  # Python's own function is for the main thread alone
+    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    libc.signal(signal.SIGTERM, None)  # None: SIG_DFL
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def stop_file(beats: Path) -> Path:
+    """What is there, beside the beats, when the run was told to stop."""
+    return beats.parent / "stop"
 
 
 def record_failure(error: BaseException, fault: bool = False) -> bool:

@@ -14,9 +14,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -31,15 +32,16 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 import shoal
 from shoal.config.schema import LaunchSection
 from shoal.launch.hosts import LaunchError, host_of, secret_of
-from shoal.launch.launched import HANG_TIMEOUT
-from shoal.launch.watch import Elsewhere, Hang, Watch
-from shoal.world.beat import FOLDER
+from shoal.launch.launched import HANG_TIMEOUT, stop_file
+from shoal.launch.watch import Elsewhere, Hang, Watch, signs_of
+from shoal.world.beat import FOLDER, look
 from shoal.world.channel import Place
 from shoal.world.hosts import WorldError, look_up
 from shoal.world.joining import MEET
 from shoal.world.meeting import Guest, Meeting
 from shoal.world.store import MeetingStore
 
+SPARE_SECONDS = 2.0  # for ranks that end at the last moment
 STOPPED = (signal.SIGINT, signal.SIGTERM)
 RESUME = "; what was saved can be continued with --resume"
 
@@ -55,10 +57,12 @@ def launch(
     scratch: str,
     module: str = "shoal",
     ending: str = RESUME,
+    can_save: Callable[[], bool] = lambda: True,
 ) -> None:
     """Run `python -m MODULE ARGUMENTS` as this host's ranks and wait for them.
 
     ending: of the message about a rank that failed, what to do then.
+    can_save: whether ranks that are told to end are given the time to save.
     """
     hosts, host = host_of(section)
     secret = secret_of(section)
@@ -77,7 +81,7 @@ def launch(
             {"OMP_NUM_THREADS": threads},
         ),
         _secret_in_environment(secret),
-        _signals(),
+        _signals(Path(scratch) / "beats", section.grace, can_save),
     ):
         config = LaunchConfig(
             min_nodes=hosts,
@@ -88,6 +92,7 @@ def launch(
             rdzv_configs={"met": Met(store, hosts, host, section.ip)},
             max_restarts=0,
             monitor_interval=0.1,
+            signals_to_handle="SIGINT,SIGHUP,SIGQUIT",  # SIGTERM is ours
             local_addr="localhost" if hosts == 1 else None,
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
         )
@@ -97,6 +102,8 @@ def launch(
             # Ctrl-C reaches the ranks too; one of them may be seen to end before we are told.
             if all(f.exitcode in (130, -signal.SIGINT) for f in error.failures.values()):
                 raise shoal.Interrupted(signal.SIGINT) from None
+            if stop_file(Path(scratch) / "beats").exists():
+                raise shoal.Interrupted(signal.SIGTERM) from None
             raise describe_failure(error.failures, hosts, watch.hung, ending) from None
         except SignalException as error:
             raise shoal.Interrupted(error.sigval) from None
@@ -115,8 +122,14 @@ def _watch(
         return {one.name: one for one in beats.iterdir() if not one.suffix}
 
     alone = time.monotonic()
+
+    def elsewhere() -> float:
+        if len(files()) < section.nproc:  # one has not begun: where ranks join, it is named
+            return time.monotonic()
+        return alone if hosts == 1 else others.last
+
     with (
-        Watch(section.hang_timeout, files, lambda: alone if hosts == 1 else others.last) as watch,
+        Watch(section.hang_timeout, files, elsewhere) as watch,
         Elsewhere(store, hosts, host, watch) as others,
     ):
         yield watch
@@ -223,8 +236,27 @@ def _secret_in_environment(secret: bytes) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _signals() -> Iterator[None]:
-    """Give back the signal handlers that the agent replaces."""
+def _signals(beats: Path, grace: float, can_save: Callable[[], bool]) -> Iterator[None]:
+    """Let ranks save on SIGTERM; give back the signal handlers that we and the agent replace."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SignalException("", signal.Signals(number))
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, end)
+        if can_save():
+            stop_file(beats).touch()
+            ranks = [beat.pid for beat in map(look, beats.iterdir()) if beat is not None]
+            for pid in ranks:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+            deadline = time.monotonic() + grace + SPARE_SECONDS
+            while any(map(_runs, ranks)) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            if ranks and not any(map(_runs, ranks)):
+                return  # the agent finds how they ended: having saved, or even having finished
+        end(number, frame)
+
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -232,10 +264,17 @@ def _signals() -> Iterator[None]:
         number: signal.getsignal(number) for number in (*STOPPED, signal.SIGHUP, signal.SIGQUIT)
     }
     try:
+        signal.signal(signal.SIGTERM, stop)
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process of ours has not ended yet."""
+    signs = signs_of(pid)
+    return signs is not None and signs.state not in "ZX"
 
 
 def describe_failure(
@@ -261,7 +300,7 @@ def describe_failure(
     status = 128 - failure.exitcode if failure.exitcode < 0 else failure.exitcode
     if failure.pid in hung:
         who = f"rank {rank} on host {host} (pid {failure.pid})"
-        return LaunchError(hung[failure.pid].tell(who).replace(RESUME, ending), status)
+        return LaunchError(hung[failure.pid].tell(who).replace(RESUME, ending), status, True)
     if failure.exitcode < 0:
         cause = f"killed by signal {-failure.exitcode} ({failure.signal_name()})"
         if failure.exitcode == -signal.SIGKILL:
@@ -278,4 +317,6 @@ def describe_failure(
         f"{failure.exitcode}): {cause}{end} The other ranks of this host were stopped"
     )
     # An error says itself what to do.
-    return LaunchError(told if kind == "error" else told + ending, status)
+    if kind == "error":
+        return LaunchError(told, status)
+    return LaunchError(told + ending, status, passing=True)

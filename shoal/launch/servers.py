@@ -51,7 +51,7 @@ class Servers:
         self.culprit: str | None = None
         self._processes: list[subprocess.Popen] = []
         self._over = threading.Event()
-        self._stops_us = False
+        self._stops_us, self._lock = False, threading.Lock()
         self._beats = Path(self._scratch.name) / "beats"
         self._beats.mkdir()
         self._hang_timeout = section.hang_timeout
@@ -80,6 +80,10 @@ class Servers:
 
     def _beat_files(self) -> dict[str, Path]:
         return {one.name: one for one in self._beats.iterdir() if not one.suffix}
+
+    def are_alive(self) -> bool:
+        """Whether none has failed."""
+        return self.culprit is None
 
     def find_stopped(self) -> str | None:
         """A server that somebody stopped, which its workers can only call silent."""
@@ -120,19 +124,27 @@ class Servers:
             time.sleep(0.02)
         return self._announce(number).read_text()
 
-    def stop_us_on_failure(self) -> None:
-        """From now on a server that dies ends this process's wait for its workers, at once."""
-        self._stops_us = True
-        if self.culprit is not None:
-            raise LaunchError(self.culprit)
+    @contextmanager
+    def stopping_us(self) -> Iterator[None]:
+        """In here a server that dies ends this process's wait for its workers, at once."""
+        with self._lock:
+            self._stops_us = True
+        try:
+            if self.culprit is not None:
+                raise LaunchError(self.culprit, passing=True)
+            yield
+        finally:
+            with self._lock:
+                self._stops_us = False
 
     def _watch(self) -> None:
         while not self._over.wait(0.1):
             for number, process in enumerate(self._processes):
                 if process.poll() not in (None, 0) and self.culprit is None:
-                    self.culprit = self._describe(number)
-                    if self._stops_us:
-                        os.kill(os.getpid(), signal.SIGTERM)
+                    with self._lock:
+                        self.culprit = self._describe(number)
+                        if self._stops_us:
+                            os.kill(os.getpid(), signal.SIGTERM)
 
     def _describe(self, number: int) -> str:
         """One message about a server that failed."""

@@ -28,8 +28,9 @@ from shoal.data.dataset import Dataset
 from shoal.embedding.optim.chosen import problems as row_optimizer_problems
 from shoal.launch.hosts import LaunchError, secret_of
 from shoal.launch.launched import GRACE_SECONDS, record_failure
+from shoal.launch.restarts import Restarts
 from shoal.launch.roles import Roles
-from shoal.launch.servers import END_SECONDS, Servers, knocking
+from shoal.launch.servers import knocking
 from shoal.models import find, lookup
 from shoal.models.base import Model
 from shoal.models.own import (
@@ -44,6 +45,7 @@ from shoal.models.own import (
 from shoal.runs.build import announce, build
 from shoal.runs.daily.growth import save_vocabularies
 from shoal.runs.daily.start import begin
+from shoal.runs.launching import train_once
 from shoal.training.run_folder import RunFolder, is_run_config, start_logging
 from shoal.training.trainer import Trainer
 from shoal.world.gpus import choose_gpus, pick_device
@@ -190,7 +192,7 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     """
     section = resolved.config.launch
     alone = section.nproc == 1 and section.world_size in (-1, 1) and not section.servers
-    if is_worker() or alone:
+    if is_worker() or (alone and not section.max_restarts):
         return train_here(resolved, resume)
     check_launchable(resolved.config.model.name)
     if section.nproc:
@@ -200,12 +202,17 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
         folder = run_folder(resolved.config)
         folder.create(resume)
         resolved = resolved.with_values({"run.output": str(folder.path)}, "the launcher")
-    with ExitStack() as stack:
-        servers = stack.enter_context(_servers(resolved.config)) if section.servers else None
-        if section.nproc:
-            _launch_ranks(resolved, servers, resume)
-        if servers is not None:
-            servers.wait(END_SECONDS if section.nproc else None)
+    restarts = Restarts(section, folder if has_first else None)
+    while True:
+        try:
+            train_once(resolved, resume)
+            break
+        except LaunchError as error:
+            restarts.again(error)
+            resume = True
+            if restarts.nproc != resolved.config.launch.nproc:
+                fewer = {"launch.nproc": restarts.nproc, "launch.world_size": -1}
+                resolved = resolved.with_values(fewer, "the launcher")
     if not has_first:
         return {}
     return {**json.loads((folder.path / "result.json").read_text()), "folder": str(folder.path)}
@@ -250,37 +257,6 @@ def _part_of_workers(keys: Path) -> Path:
     """Where a folder of `shoal keys make` has what is the workers'."""
     part = keys / "for-workers"
     return part if part.is_dir() else keys
-
-
-def _servers(config: Config) -> Servers:
-    """The servers of this host; on one host alone they choose their ports themselves."""
-    section, given = config.launch, config.strategy.ps.addresses
-    own = given[section.first_server : section.first_server + section.servers]
-    return Servers(config, own or None)
-
-
-def _launch_ranks(resolved: Resolved, servers: Servers | None, resume: bool) -> None:
-    if servers is not None and not resolved.config.strategy.ps.addresses:
-        addresses = {"strategy.ps.addresses": servers.addresses}
-        resolved = resolved.with_values(addresses, "the launcher")
-    # torch's elastic agent: only here is it needed
-    from shoal.launch.ranks import launch, scratch_folder
-
-    config = resolved.config
-    if servers is not None and config.launch.hosts <= 1:  # others must hear of it from their rank
-        servers.stop_us_on_failure()
-    with scratch_folder() as scratch:
-        file = Path(scratch) / "config.yaml"
-        file.write_text(config_room.dump(config))
-        for note in resolved.told:  # carried out already: the ranks cannot know it
-            print(note, flush=True)
-        try:
-            launch(["train", str(file), *(["--resume"] if resume else [])], config.launch, scratch)
-        except (LaunchError, shoal.Interrupted):
-            culprit = None if servers is None else servers.culprit or servers.find_stopped()
-            if culprit is not None:
-                raise LaunchError(culprit) from None
-            raise
 
 
 def connect_as(config: Config) -> World:

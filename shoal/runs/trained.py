@@ -77,9 +77,8 @@ class Trained:
         newest = checkpoints.load_newest()
         if newest is None:
             raise ValueError(f"{folder} has no checkpoint to load; train first")
-        best = newest.state["best_step"]
-        if best is not None and best != newest.state["step"]:
-            newest = checkpoints.load_step(best)
+        step = newest.state["step"]
+        newest = checkpoints.load_best(newest, f"that of step {step} is used") or newest
         self.state = newest.state
         ranking = self.parts.model.options.RANKING
         saved = _for_use(self.state["fingerprint"], ranking)

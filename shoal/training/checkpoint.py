@@ -180,14 +180,9 @@ class Checkpoints:
         for path in self.committed():
             if path.name > newest.name:  # damaged, and passed over when the run was resumed
                 remove(path)
-        kept = self.committed()[: self.keep]
-        names = {path.name for path in kept} | {best_name(path) for path in kept}
-        for name in list(names):
-            while name is not None:  # a delta needs all that it builds upon
-                names.add(name)
-                name = manifest_value(self.folder / name, "base")
+        stay = needed(self.committed()[: self.keep])
         for old in self.committed():
-            if old.name not in names:
+            if old not in stay:
                 remove(old)
 
     def committed(self) -> list[Path]:
@@ -208,18 +203,22 @@ class Checkpoints:
         assert snapshot is not None
         return snapshot
 
-    def is_whole(self, step: int) -> bool:
-        """Whether the checkpoint of one step can be loaded; if not, says why."""
+    def load_best(self, newest: Snapshot, instead: str) -> Snapshot | None:
+        """What a checkpoint calls the best; None where it is damaged, of which a line tells.
 
-        def look() -> Snapshot | None:
+        instead: what happens then.
+        """
+
+        def load() -> Snapshot | None:
             try:
-                self._read(self.folder / step_name(step))
+                return self._read(self.folder / step_name(newest.state["best_step"]))
             except CheckpointError as error:
-                log.warning("%s", error)
+                log.warning("the best checkpoint is lost, %s: %s", instead, error)
                 return None
-            return Snapshot({})
 
-        return self._shared(look) is not None
+        if newest.state["best_step"] in (None, newest.state["step"]):
+            return newest
+        return self._shared(load)
 
     def _read_newest(self) -> Snapshot | None:
         paths = self.committed()
@@ -266,6 +265,20 @@ def best_name(path: Path) -> str | None:
     state = manifest_value(path, "state")
     step = state.get("best_step") if isinstance(state, dict) else None
     return None if step is None else step_name(step)
+
+
+def needed(kept: list[Path]) -> set[Path]:
+    """Checkpoints, what each of them calls the best, and what a delta among these builds upon."""
+    bests = [path.parent / name for path in kept if (name := best_name(path)) is not None]
+    found = set()
+    for path in [*kept, *bests]:
+        while path.exists():
+            found.add(path)
+            base = manifest_value(path, "base")
+            if base is None:
+                break
+            path = path.parent / base
+    return found
 
 
 def sweep(folder: Path) -> None:

@@ -1,8 +1,8 @@
 """Trainer: epochs, evaluation, early stopping, checkpoints.
 
-The cursor of a run is (epoch, batch); the order of samples, the negatives, dropout and the learning
-rate are pure functions of the seed and that cursor. So a run that was killed and resumed does what
-it would have done.
+The cursor of a run is (epoch, sample); the order of samples, the negatives, dropout and the
+learning rate are pure functions of the seed and that cursor. So a run that was killed and resumed
+does what it would have done.
 """
 
 from __future__ import annotations
@@ -10,51 +10,37 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import signal
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, asdict, fields
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
+import shoal
 from shoal.config.schema import Config
 from shoal.data.batch import Batch
 from shoal.data.fingerprint import mismatch, without_later
 from shoal.data.reader import Reader
-from shoal.models.base import Model
-from shoal.models.nn.dropout import begin_step, end_steps
+from shoal.models.nn.dropout import end_steps
 from shoal.training.averages import Averages
 from shoal.training.checkpoint import CheckpointError, Checkpoints, give
+from shoal.training.cursor import Cursor
 from shoal.training.curves import Curves
 from shoal.training.evaluation import ClickEvaluator, Evaluator, Interval
 from shoal.training.metrics import higher_is_better
 from shoal.training.progress import bar
 from shoal.training.run_folder import RunFolder
 from shoal.training.schedule import learning_rate
+from shoal.training.steps import in_step, keep_hardest, one_ahead, seed_step
 from shoal.training.strategy.base import Strategy
-from shoal.world.world import World
+from shoal.world.stopping import STOPPING, Agreement
 
 log = logging.getLogger("shoal")
-T = TypeVar("T")
-
-
-@dataclass
-class Cursor:
-    """Where a run stands; saved with every checkpoint as plain JSON."""
-
-    step: int = 0  # optimizer steps done
-    epoch: int = 0  # epoch to go on with
-    batch: int = 0  # global batch of that epoch to go on with
-    loss_sum: float = 0.0  # of the steps of that epoch already done
-    best_step: int | None = None
-    best_epoch: int | None = None
-    best_score: float | None = None
-    best_valid: dict[str, float] = field(default_factory=dict)
-    stale: int = 0  # evaluations since the best one
-    finished: bool = False
 
 
 class Trainer:
@@ -113,8 +99,9 @@ class Trainer:
         self.model.train()
         gc.freeze()  # what stands now stays: the collector need not walk all of it every time
         try:
-            while self.cursor.epoch < epochs and not self.cursor.finished:
-                self._epoch(epochs)
+            with STOPPING.heeded(self.config.launch.grace):
+                while self.cursor.epoch < epochs and not self.cursor.finished:
+                    self._epoch(epochs)
         finally:
             end_steps()
         self.checkpoints.wait()
@@ -153,7 +140,7 @@ class Trainer:
         loss = loss_sum / max(1, cursor.batch)
         line: dict[str, Any] = {"epoch": epoch, "step": cursor.step, "loss": loss}
         line["train_seconds"] = seconds
-        cursor.epoch, cursor.batch, cursor.loss_sum = epoch + 1, 0, 0.0
+        cursor.begin_epoch(epoch + 1)
         improved = False
         if section.eval_every and (epoch + 1) % section.eval_every == 0:
             improved = self._validate(epoch, line)
@@ -173,13 +160,14 @@ class Trainer:
         total = torch.tensor(cursor.loss_sum, dtype=torch.float64, device=self.world.device)
         batches = self._parts()
         self.interval.begin()
+        stopping = Agreement(self.world, cursor.step)
         shown = bar(
             batches,
             reader.num_batches,
             f"Train {cursor.epoch:5d}",
             self.world.device,
             config.run.progress and self.world.is_main,
-            cursor.batch,
+            cursor.position(reader)[0],
         )
         drawn_later = config.train.negatives is not None and config.train.negatives.dynamic
         move = partial(Batch.to, device=self.world.device) if drawn_later else self.strategy.receive
@@ -189,24 +177,33 @@ class Trainer:
             parts = [keep_hardest(self.model, part, config) for part in parts]
             if following is not None and len(following) == 1 and not drawn_later:
                 self.strategy.prefetch(following[0])
-            lr = learning_rate(config.train.optimizer, cursor.step, reader.num_batches or 0, epochs)
+            steps = reader.num_batches or 0
+            lr = learning_rate(config.train.optimizer, cursor.lr_step(reader), steps, epochs)
             loss = self.strategy.train_parts(parts, lr)
             if self.averages is not None:
                 self.averages.update()
             total += loss
-            cursor.step += 1
-            cursor.batch += 1
+            cursor.count_step(reader)
             if self.on_step is not None:
                 self.on_step(cursor.step, loss)
             samples = sum(part.size for part in parts)
             self.interval.step(cursor.epoch, cursor.step, samples, loss)
-            every = config.checkpoint.every_steps
-            if every and cursor.step % every == 0 and following is not None:
+            every, told = config.checkpoint.every_steps, stopping.stops(cursor.step)
+            if told or (every and cursor.step % every == 0 and following is not None):
                 cursor.loss_sum = self._number(total)
                 self.strategy.settle()
                 self._save()
+                if told:
+                    self._stop(told)
         self.strategy.settle()
         return self._number(total)
+
+    def _stop(self, number: int) -> None:
+        """All ranks were told to end, and have saved."""
+        self.checkpoints.wait()
+        self.world.barrier()  # nobody ends while another still needs it
+        log.info("stopped by %s; saved at step %d", signal.Signals(number).name, self.cursor.step)
+        raise shoal.Interrupted(number)
 
     def _number(self, loss: Tensor) -> float:
         """A sum of losses; NaN is refused, before it is saved in the place of what was good."""
@@ -225,11 +222,12 @@ class Trainer:
         """
         cursor, reader, world = self.cursor, self.reader, self.world
         number = self.config.train.accumulate
+        place = cursor.position(reader)
         if reader.num_batches is None:
-            whole = reader.batches(cursor.epoch, world.rank, world.size, cursor.batch)
+            whole = reader.batches(cursor.epoch, world.rank, world.size, *place)
             return ([batch] for batch in in_step(whole, reader, world))
         slices = [
-            reader.batches(cursor.epoch, world.rank * number + k, world.size * number, cursor.batch)
+            reader.batches(cursor.epoch, world.rank * number + k, world.size * number, *place)
             for k in range(number)
         ]
         return (list(parts) for parts in zip(*slices))
@@ -319,9 +317,8 @@ class Trainer:
         state.pop("steps")
         give(self.strategy, snapshot)
         self.cursor = Cursor(**state)
-        best = self.cursor.best_step
-        if best is not None and best != self.cursor.step and not self.checkpoints.is_whole(best):
-            log.warning("the best so far is lost; the best of the epochs to come will be tested")
+        self.cursor.check(self.reader)
+        if self.checkpoints.load_best(snapshot, "the best of the epochs to come is tested") is None:
             self.cursor.best_step = self.cursor.best_epoch = self.cursor.best_score = None
             self.cursor.best_valid, self.cursor.stale = {}, 0
         if self.world.is_main:
@@ -330,7 +327,7 @@ class Trainer:
             "resuming %s at epoch %d, batch %d (step %d)",
             self.folder.path,
             self.cursor.epoch,
-            self.cursor.batch,
+            self.cursor.position(self.reader)[0],
             self.cursor.step,
         )
         return True
@@ -342,61 +339,6 @@ class Trainer:
 
     def _spread(self, values: dict[str, float]) -> str:
         return "    ".join(f"{name} : {value}" for name, value in self._rounded(values).items())
-
-
-def one_ahead(batches: Iterable[T]) -> Iterator[tuple[T, T | None]]:
-    """Each batch with the one after it, so that the one after may be prepared."""
-    before = None
-    for batch in batches:
-        if before is not None:
-            yield before, batch
-        before = batch
-    if before is not None:
-        yield before, None
-
-
-def in_step(batches: Iterator[Batch], reader: Reader, world: World) -> Iterator[Batch]:
-    """Batches until no rank has any left; a rank that has none goes on with empty ones."""
-    while True:
-        batch = next(batches, None)
-        left = torch.tensor([0 if batch is None else 1], device=world.device)
-        if not world.all_reduce(left).item():
-            return
-        yield reader.empty() if batch is None else batch
-
-
-def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
-    """Make dropout a pure function of (seed, step, sample): resuming needs no random state.
-
-    What else a model of one's own draws from torch is one of (seed, step, rank).
-    """
-    begin_step(seed, step, device)
-    number = seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB
-    number %= 2**63
-    torch.default_generator.manual_seed(number)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(number)
-
-
-def keep_hardest(model: Model, batch: Batch, config: Config) -> Batch:
-    """Dynamic negatives: of `candidates` draws for each negative keep the one scored highest."""
-    section = config.train.negatives
-    if section is None or not section.dynamic:
-        return batch
-    if model.kind == "sequential":
-        raise ValueError(
-            f"dynamic negatives are not defined for the sequential model {config.model.title}; set "
-            "train.negatives.dynamic=false"
-        )
-    drawn = batch.ids["neg_item"]
-    assert isinstance(drawn, Tensor)
-    model.eval()
-    with torch.no_grad():
-        scores = model.score(batch, drawn).view(batch.size, section.num, section.candidates)
-    model.train()
-    best = scores.argmax(-1, keepdim=True)
-    kept = drawn.view_as(scores).gather(-1, best).squeeze(-1)
-    return replace(batch, ids={**batch.ids, "neg_item": kept})
 
 
 def check_fingerprint(

@@ -13,6 +13,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from shoal.world.beat import BEAT
 from shoal.world.channel import Place, read_secret
 from shoal.world.hosts import WorldError, is_loopback, look_up
 from shoal.world.meeting import Guest, Meeting
@@ -74,7 +75,8 @@ class Joined:
         self.store.set(f"{prefix}{self._rank}", name)
         keys = [f"{prefix}{rank}" for rank in range(self._size)]
         try:
-            self.store.wait(keys, timedelta(seconds=self._timeout))
+            with BEAT.waiting("the start of the other ranks"):
+                self.store.wait(keys, timedelta(seconds=self._timeout))
         except dist.DistStoreError as error:
             missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
             raise WorldError(

@@ -28,8 +28,8 @@ from shoal.models.base import Facts
 from shoal.models.nn.dropout import end_steps
 from shoal.ps.server.server import Server
 from shoal.runs.build import build
+from shoal.training.steps import seed_step
 from shoal.training.strategy import make_strategy
-from shoal.training.trainer import seed_step
 from shoal.world.world import World
 
 STEPS = 4

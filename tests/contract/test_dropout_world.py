@@ -14,8 +14,8 @@ from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.models.base import Facts
 from shoal.models.clicks.dnn import DNN
 from shoal.runs.build import build
+from shoal.training.steps import seed_step
 from shoal.training.strategy import make_strategy
-from shoal.training.trainer import seed_step
 from shoal.world.world import World
 
 SASREC = {

@@ -21,7 +21,7 @@ from shoal.embedding.leaves.init import initial_rows
 from shoal.embedding.optim.rows import ALIASES, HYPER_PARAMETERS, row_optimizer_names
 from shoal.ps.server.server import Server
 from shoal.runs.build import Parts, build
-from shoal.training.trainer import one_ahead
+from shoal.training.steps import one_ahead
 from shoal.world.core import load_core
 from shoal.world.world import World
 

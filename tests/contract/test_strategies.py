@@ -20,7 +20,7 @@ import shoal.training.evaluation.evaluator
 from shoal.config.schema import Config
 from shoal.runs.build import Parts, build
 from shoal.training.checkpoint import Checkpoints, give, read
-from shoal.training.trainer import keep_hardest, one_ahead
+from shoal.training.steps import keep_hardest, one_ahead
 from shoal.world.world import World
 
 STEPS = 50

@@ -91,7 +91,7 @@ def curve(world: World, name: str) -> list[float]:
     parts = build(config, world)
     parts.model.train()
     losses: list[float] = []
-    from shoal.training.trainer import keep_hardest
+    from shoal.training.steps import keep_hardest
 
     for epoch in range(STEPS):
         for batch in parts.reader.batches(epoch, world.rank, world.size):

@@ -28,7 +28,7 @@ from shoal.models import find
 from shoal.ps.server.server import Server
 from shoal.runs.build import Parts, build
 from shoal.runs.trained import Trained
-from shoal.training.trainer import seed_step
+from shoal.training.steps import seed_step
 from shoal.world.world import World
 
 TRAINED = [name for name in MODELS if find(name.split()[0]).trainable]

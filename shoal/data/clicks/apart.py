@@ -70,9 +70,11 @@ class Apart(ClickReader):
     def empty(self) -> Batch:
         return self._apart(self.inner.empty())
 
-    def batches(self, epoch: int, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
+    def batches(
+        self, epoch: int, rank: int = 0, size: int = 1, start: int = 0, skip: int = 0
+    ) -> Iterator[Batch]:
         """The batches of `inner`."""
-        return map(self._apart, self.inner.batches(epoch, rank, size, start))
+        return map(self._apart, self.inner.batches(epoch, rank, size, start, skip))
 
     def _apart(self, batch: Batch) -> Batch:
         ids = {**batch.ids, **{name: slot(batch.ids["slots"], k, batch) for name, k in self.slots}}

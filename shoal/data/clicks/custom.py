@@ -65,15 +65,17 @@ class Custom(ClickReader):
         self.spec, self.files, self.config = spec, files, config
         self.made_by = find_class(spec)
 
-    def batches(self, epoch: int, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
+    def batches(
+        self, epoch: int, rank: int = 0, size: int = 1, start: int = 0, skip: int = 0
+    ) -> Iterator[Batch]:
         """This rank's slices of the global batches start, start + 1, ... of the samples."""
         step = self.global_size(size)
         samples = iter(self.made_by([str(file) for file in self.files], self.config))
-        for _ in islice(samples, start * step):
+        for _ in islice(samples, start * step + skip):
             pass
 
         def slices() -> Iterator[tuple[int, int, list[Any]]]:
-            number = start * step
+            number = start * step + skip
             while some := list(islice(samples, step)):
                 low, high = self.cut(len(some), rank, size)
                 yield low, number, some[low:high]

@@ -129,12 +129,14 @@ class InMemory(ClickReader):
         self.samples, self.num_samples = samples, len(samples)
         self.known_samples = self.num_samples
 
-    def batches(self, epoch: int, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
+    def batches(
+        self, epoch: int, rank: int = 0, size: int = 1, start: int = 0, skip: int = 0
+    ) -> Iterator[Batch]:
         """This rank's slices of the global batches start, start + 1, ... of an epoch."""
         step = self.global_size(size)
         order = permutation(self.num_samples, self.seed, epoch) if self.shuffle else None
         bounds = []
-        for first in range(start * step, self.num_samples, step):
+        for first in range(start * step + skip, self.num_samples, step):
             low, high = self.cut(min(step, self.num_samples - first), rank, size)
             bounds.append((first, low, high))
         # Several batches are made at once: many small numpy calls would cost more than the work.
@@ -183,21 +185,25 @@ class Stream(ClickReader):
         self.known_samples = None if counts is None else sum(counts)
         self.speed = Speed()
 
-    def batches(self, epoch: int, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
+    def batches(
+        self, epoch: int, rank: int = 0, size: int = 1, start: int = 0, skip: int = 0
+    ) -> Iterator[Batch]:
         """This rank's slices of the global batches start, start + 1, ...; the same every epoch."""
 
         def parse(part: tuple[int, list[Span]]) -> Batch:
             first, spans = part
             return self.speed.parse(spans, self.layout).batch(first)
 
-        yield from ahead(parse, self._slices(rank, size, start), self.threads)
+        yield from ahead(parse, self._slices(rank, size, start, skip), self.threads)
         if self.profile:
             self.speed.report(f"reader in epoch {epoch}")
 
-    def _slices(self, rank: int, size: int, start: int) -> Iterator[tuple[int, list[Span]]]:
+    def _slices(
+        self, rank: int, size: int, start: int, skip: int
+    ) -> Iterator[tuple[int, list[Span]]]:
         """Where this rank's slice of every global batch begins in it, and its spans."""
         step = self.global_size(size)
-        for spans in _cut(self._blocks(start * step), step):
+        for spans in _cut(self._blocks(start * step + skip), step):
             low, high = self.cut(sum(stop - first for _, first, stop in spans), rank, size)
             yield low, _within(spans, low, high)
 
@@ -269,9 +275,12 @@ class Split(ClickReader):
         """The most that any worker has; None where nobody knows before the end."""
         return self._num_batches
 
-    def batches(self, epoch: int, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
+    def batches(
+        self, epoch: int, rank: int = 0, size: int = 1, start: int = 0, skip: int = 0
+    ) -> Iterator[Batch]:
         """This worker's batches start, start + 1, ... of an epoch."""
         assert (rank, size) == (self.worker, self.workers), "the files were split for another world"
+        assert skip == 0, "as many workers give batches of the same size"
         number = start
         # Shares differ by one sample at most: so no two workers number a sample alike.
         first = self.worker * (self.inner.batch_size + 1)

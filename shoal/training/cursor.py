@@ -1,0 +1,59 @@
+"""Cursor: where a run stands; saved with every checkpoint as plain JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shoal.data.reader import Reader
+
+
+@dataclass
+class Cursor:
+    """Where a run stands.
+
+    Samples are counted, not only steps: where workers make updates of their own, a run that goes on
+    with more of them takes more samples a step.
+    """
+
+    step: int = 0  # optimizer steps done
+    epoch: int = 0  # epoch to go on with
+    batch: int = 0  # steps of that epoch already done
+    samples: int | None = None  # that these took; None: `batch` of today's global batches
+    loss_sum: float = 0.0  # of these steps
+    best_step: int | None = None
+    best_epoch: int | None = None
+    best_score: float | None = None
+    best_valid: dict[str, float] = field(default_factory=dict)
+    stale: int = 0  # evaluations since the best one
+    finished: bool = False
+
+    def position(self, reader: Reader) -> tuple[int, int]:
+        """Where to go on in the epoch: whole global batches, and samples besides."""
+        done = self.batch * reader.batch_size if self.samples is None else self.samples
+        return divmod(done, reader.batch_size)
+
+    def check(self, reader: Reader) -> None:
+        """Refuse to go on in an epoch whose order depends on how many samples a step takes."""
+        done = self.batch * reader.batch_size
+        if getattr(reader, "bucket", False) and self.samples not in (None, done):
+            raise ValueError(
+                "train.bucket orders samples by batches, and workers that update apart took "
+                "batches of another size in this epoch; resume with as many workers as before"
+            )
+
+    def count_step(self, reader: Reader) -> None:
+        """A step with a global batch was done."""
+        batches, more = self.position(reader)
+        self.samples = (batches + 1) * reader.batch_size + more
+        self.step += 1
+        self.batch += 1
+
+    def begin_epoch(self, epoch: int) -> None:
+        """An epoch of which nothing was done yet."""
+        self.epoch, self.batch, self.samples, self.loss_sum = epoch, 0, 0, 0.0
+
+    def lr_step(self, reader: Reader) -> int:
+        """The step that the learning rate goes by: how much of the data was read."""
+        if reader.num_batches is None:
+            return self.step
+        return self.epoch * reader.num_batches + self.position(reader)[0]

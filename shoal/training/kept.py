@@ -1,0 +1,87 @@
+"""Kept: the checkpoints of a run looked after by hand: which are whole, which stay, copies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.training.checkpoint import Checkpoints, begin, needed, remove, sweep
+from shoal.training.committed import read, read_manifest
+from shoal.training.run_folder import RunFolder
+from shoal.training.snapshot import CheckpointError
+from shoal.world.durable import sync_folder
+from shoal.world.world import World
+
+COPIED = ("config.yaml", "metrics.jsonl", "result.json")  # of a run, besides checkpoints
+
+
+@dataclass(frozen=True)
+class Found:
+    """A committed checkpoint, and what is wrong with it."""
+
+    path: Path
+    size: int  # bytes
+    problem: str | None
+
+
+def verify(run: Path) -> list[Found]:
+    """Read every byte of a run's checkpoints, newest first."""
+    RunFolder(run).check_is_run()
+    found = []
+    for path in Checkpoints(RunFolder(run).checkpoints, World()).committed():
+        size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+        try:
+            read(path)
+            found.append(Found(path, size, None))
+        except CheckpointError as error:
+            found.append(Found(path, size, str(error)))
+    return found
+
+
+def prune(run: Path, keep: int) -> list[Path]:
+    """Remove all but the newest `keep` that are whole and what these need; those removed."""
+    folder = RunFolder(run)
+    folder.check_is_run()
+    with folder.locked():
+        found = verify(run)
+        stay = needed([one.path for one in _whole(run, found)[:keep]])
+        gone = [one.path for one in found if one.path not in stay]
+        for path in gone:
+            remove(path)
+        sweep(folder.checkpoints)
+    return gone
+
+
+def copy(run: Path, target: Path) -> list[Path]:
+    """Copy the newest checkpoint that is whole, with what it needs, as a run of its own.
+
+    It can be resumed, evaluated and used like the first one.
+    """
+    source, made = RunFolder(run), RunFolder(target)
+    chosen = _whole(run, verify(run))[0].path
+    made.create(resume=False)
+    copies = []
+    for path in sorted(needed([chosen])):  # a base before what builds upon it
+        committed = made.checkpoints / path.name
+        hidden = begin(committed)
+        for name in ["manifest.json", *read_manifest(path)["files"]]:
+            shutil.copyfile(path / name, hidden / name)
+            with open(hidden / name, "rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(hidden)
+        hidden.rename(committed)
+        read(committed)
+        copies.append(committed)
+    for name in COPIED:
+        if (source.path / name).is_file():
+            shutil.copyfile(source.path / name, target / name)
+    return copies
+
+
+def _whole(run: Path, found: list[Found]) -> list[Found]:
+    whole = [one for one in found if one.problem is None]
+    if not whole:
+        raise ValueError(f"{run} has no checkpoint that is whole ({len(found)} looked at)")
+    return whole

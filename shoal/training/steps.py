@@ -1,0 +1,74 @@
+"""What a training step is given: batches one ahead, random numbers of its own, hard negatives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from shoal.config.schema import Config
+from shoal.data.batch import Batch
+from shoal.data.reader import Reader
+from shoal.models.base import Model
+from shoal.models.nn.dropout import begin_step
+from shoal.world.world import World
+
+T = TypeVar("T")
+
+
+def one_ahead(batches: Iterable[T]) -> Iterator[tuple[T, T | None]]:
+    """Each batch with the one after it, so that the one after may be prepared."""
+    before = None
+    for batch in batches:
+        if before is not None:
+            yield before, batch
+        before = batch
+    if before is not None:
+        yield before, None
+
+
+def in_step(batches: Iterator[Batch], reader: Reader, world: World) -> Iterator[Batch]:
+    """Batches until no rank has any left; a rank that has none goes on with empty ones."""
+    while True:
+        batch = next(batches, None)
+        left = torch.tensor([0 if batch is None else 1], device=world.device)
+        if not world.all_reduce(left).item():
+            return
+        yield reader.empty() if batch is None else batch
+
+
+def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
+    """Make dropout a pure function of (seed, step, sample): resuming needs no random state.
+
+    What else a model of one's own draws from torch is one of (seed, step, rank).
+    """
+    begin_step(seed, step, device)
+    number = seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB
+    number %= 2**63
+    torch.default_generator.manual_seed(number)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(number)
+
+
+def keep_hardest(model: Model, batch: Batch, config: Config) -> Batch:
+    """Dynamic negatives: of `candidates` draws for each negative keep the one scored highest."""
+    section = config.train.negatives
+    if section is None or not section.dynamic:
+        return batch
+    if model.kind == "sequential":
+        raise ValueError(
+            f"dynamic negatives are not defined for the sequential model {config.model.title}; set "
+            "train.negatives.dynamic=false"
+        )
+    drawn = batch.ids["neg_item"]
+    assert isinstance(drawn, Tensor)
+    model.eval()
+    with torch.no_grad():
+        scores = model.score(batch, drawn).view(batch.size, section.num, section.candidates)
+    model.train()
+    best = scores.argmax(-1, keepdim=True)
+    kept = drawn.view_as(scores).gather(-1, best).squeeze(-1)
+    return replace(batch, ids={**batch.ids, "neg_item": kept})

@@ -1,0 +1,82 @@
+"""Stopping: a process that is told to end (SIGTERM) in the midst of training saves first.
+
+A signal handler only takes note; the trainer looks after every step, and all ranks stop after the
+same one. Whatever they do meanwhile, they are gone when the time for it has passed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from shoal.world.world import World
+
+ASK_SECONDS = 1.0  # about: how often ranks ask each other
+
+
+class Stopping:
+    """Whether this process was told to end."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None  # that told it
+        self._grace = 0.0  # seconds there are to save; 0: nobody would
+
+    @contextmanager
+    def heeded(self, seconds: float) -> Iterator[None]:
+        """In here somebody looks, and saves within so many seconds."""
+        self._grace, self.signal = seconds, None
+        try:
+            yield
+        finally:
+            self._grace = 0.0
+
+    def ask(self, number: int) -> bool:
+        """Take note of a signal; False: nobody looks, and the process is to end at once."""
+        if not self._grace:
+            return False
+        if self.signal is None:
+            self.signal = number
+            threading.Thread(target=self._end, args=(self._grace,), daemon=True).start()
+        return True
+
+    def _end(self, seconds: float) -> None:
+        time.sleep(seconds)
+        text = f"no checkpoint was written within launch.grace={seconds:g} s of the signal"
+        print(text, file=sys.stderr, flush=True)
+        os._exit(128 + (self.signal or 0))
+
+
+STOPPING = Stopping()
+
+
+class Agreement:
+    """All ranks stop after the same step. They ask each other about once a second."""
+
+    def __init__(self, world: World, step: int):
+        self.world = world
+        self._step = self._next = step  # the last time, and the next
+        self._at = time.monotonic()
+
+    def stops(self, step: int) -> int | None:
+        """After every step, on all ranks: the signal that one of them was given."""
+        told = STOPPING.signal or 0
+        if self.world.size == 1:
+            return told or None
+        if step < self._next:
+            return None
+        now, steps = time.monotonic(), step - self._step
+        pace = int(steps * ASK_SECONDS / max(now - self._at, 1e-6))
+        sent = self.world.bytes_sent
+        asked = torch.tensor([told, 1 if told else 0, pace], device=self.world.device)
+        signals, ranks, paces = self.world.all_reduce(asked).tolist()
+        self.world.bytes_sent = sent  # no part of a step
+        # Not too far off, should steps become slow.
+        self._next = step + max(1, min(paces // self.world.size, 2 * steps))
+        self._step, self._at = step, now
+        return signals // ranks if ranks else None

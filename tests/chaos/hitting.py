@@ -1,0 +1,219 @@
+"""Hitting: one trial carried out, and what was wrong with what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from commands import ROOT, Command, errors, newest_step, processes, shoal
+from conftest import LONG, MODELS, write_config
+from safetensors.numpy import load_file
+
+from chaos.trials import Shape, Trial
+
+HANG_SECONDS = 5.0
+START_SECONDS = 8.0  # what is called the start of a run
+PATIENCE = 120.0  # for anything that must happen at all, on a busy machine
+TOLERANCE = 1e-4  # of weights that another number of processes made
+Counts = dict[int, Counter[tuple[int, int]]]  # epoch -> (user, item) -> how often
+MORE = {"launch.hang_timeout": HANG_SECONDS, "train.epochs": 6}
+
+
+class Reference:
+    """The run that nobody hits: what all others must equal."""
+
+    def __init__(self, place: Path):
+        self.config = write_config(place / "chaos.yaml", MODELS["BPR"], LONG, MORE)
+        self.folder = place / "reference"
+        command = start(Shape("single", 1, 0), self.config, self.folder, place)
+        if command.wait() != 0:
+            raise SystemExit(f"the reference failed:\n{command.output}")
+        self.steps = newest_step(self.folder)
+        self.counts = read_counts(place / "counts-reference", 0, self.steps)
+        self.weights = weights_of(self.folder)
+
+
+def start(shape: Shape, config: Path, folder: Path, place: Path, *more: str) -> Command:
+    """A command whose processes write down their samples and have a place for temporary files."""
+    counts = place / f"counts-{'resumed' if more else folder.name}"
+    own = place / "tmp"
+    for made in (counts, own):
+        made.mkdir(parents=True, exist_ok=True)
+    path = f"{ROOT / 'tests' / 'chaos' / 'counting'}:{ROOT}"
+    env = {"SHOAL_CHAOS_COUNTS": str(counts), "TMPDIR": str(own), "PYTHONPATH": path}
+    words = [*shape.words, config, "--output", folder, *more]
+    return shoal(*words, cwd=place, **env)
+
+
+def carry_out(trial: Trial, place: Path, reference: Reference) -> list[str] | None:
+    """What was wrong; None where the run was over before the blow fell."""
+    place.mkdir()
+    folder = place / "run"
+    problems: list[str] = []
+    command = start(trial.shape, reference.config, folder, place)
+    pid = hit(trial, command, folder, reference.steps)
+    try:
+        status = command.wait(PATIENCE)
+    except AssertionError:
+        return [f"it did not end; see {command.file}"]
+    problems += leftovers(place, trial)
+    if pid is not None and status != 0:
+        problems += check_message(trial, pid, status, command.output)
+    if "Traceback" in command.output:
+        problems.append(f"a traceback; see {command.file}")
+    if status == 0:
+        return problems or None
+    again = start(trial.after, reference.config, folder, place, "--resume")
+    try:
+        status = again.wait(PATIENCE)
+    except AssertionError:
+        return [*problems, f"resumed, it did not end; see {again.file}"]
+    if status or "Traceback" in again.output:
+        return [*problems, f"resumed, it ended with status {status}; see {again.file}"]
+    problems += leftovers(place, trial)
+    found = re.findall(r"resuming .* \(step (\d+)\)", again.output)
+    step = int(found[0]) if found else 0
+    problems += check_counts(place, step, reference)
+    if trial.shape.is_exact:
+        problems += check_weights(folder, reference)
+    return problems
+
+
+# ---- the blow -----------------------------------------------------------------------------------
+
+
+def hit(trial: Trial, command: Command, folder: Path, steps: int) -> int | None:
+    """Send the signal when its moment has come; the process hit, None if it was over before."""
+    begun = time.monotonic()
+    moments: dict[str, Callable[[], bool]] = {
+        "start": lambda: time.monotonic() - begun > START_SECONDS * trial.part,
+        "step": lambda: newest_step(folder) > trial.part * steps,
+        "save": lambda: (
+            newest_step(folder) > trial.part * steps
+            and any((folder / "checkpoints").glob(".step-*.new"))
+        ),
+        "epoch": lambda: epochs_of(folder) > 6 * trial.part,
+    }
+    deadline = time.monotonic() + PATIENCE
+    while command.process.poll() is None and time.monotonic() < deadline:
+        if moments[trial.moment]():
+            pid = find(trial.victim, command)
+            if pid is not None:
+                os.kill(pid, trial.signal)
+                return pid
+        time.sleep(0.002)
+    return None
+
+
+def epochs_of(folder: Path) -> int:
+    """Epochs whose evaluation may be under way."""
+    file = folder / "train.log"
+    return file.read_text().count(" training [") if file.exists() else 0
+
+
+def find(victim: str, command: Command) -> int | None:
+    """The process number of whoever is to be hit, once it is there."""
+    if victim == "launcher":
+        return command.process.pid
+    kind, number = victim.split()
+    if kind == "rank":
+        return command.ranks().get(int(number))
+    for pid, _, parent in processes():
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        if parent == command.process.pid and "serve" in words and f"--index={number}" in words:
+            return pid
+    return None
+
+
+# ---- what must be so ----------------------------------------------------------------------------
+
+
+def leftovers(place: Path, trial: Trial) -> list[str]:
+    """Processes and files that outlive the command."""
+    deadline = time.monotonic() + 3 * HANG_SECONDS
+    while (left := processes()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for pid, _, _ in left:
+        os.kill(pid, signal.SIGKILL)
+    found = [f"process {pid} was left behind" for pid, _, _ in left]
+    return found + [f"{path} was left behind" for path in (place / "tmp").glob("shoal-*")]
+
+
+def check_message(trial: Trial, pid: int, status: int, output: str) -> list[str]:
+    """Whether the one who was hit is named."""
+    if trial.victim == "launcher":
+        expected = -9 if trial.signal == signal.SIGKILL else 128 + trial.signal
+        wrong = [] if status == expected else [f"status {status}, not {expected}"]
+        if trial.signal == signal.SIGKILL or trial.moment == "start" or "stopped by" in output:
+            return wrong
+        return [*wrong, "nobody says that it was stopped"]
+    said = errors(output)
+    if len(said) != 1:
+        return [f"{len(said)} errors: {said}"]
+    if f"{trial.victim} on host" not in said[0] or f"pid {pid}" not in said[0]:
+        return [f"the wrong culprit: {said[0][:200]}"]
+    return []
+
+
+def read_counts(folder: Path, after: int, until: int) -> Counts:
+    """The samples of the steps after + 1 to `until`."""
+    found: Counts = {}
+    for file in folder.iterdir():
+        data = np.frombuffer(file.read_bytes()[: file.stat().st_size // 8 * 8], "<i8")
+        place = 0
+        while place + 3 <= len(data):
+            epoch, step, size = data[place : place + 3].tolist()
+            pairs = data[place + 3 : place + 3 + 2 * size]
+            place += 3 + 2 * size
+            if after < step <= until and len(pairs) == 2 * size:
+                users, items = pairs[:size].tolist(), pairs[size:].tolist()
+                found.setdefault(epoch, Counter()).update(zip(users, items))
+    return found
+
+
+def check_counts(place: Path, step: int, reference: Reference) -> list[str]:
+    """Whether every sample of every epoch counted once: before the checkpoint, or after it."""
+    whole = read_counts(place / "counts-run", 0, step)
+    for epoch, more in read_counts(place / "counts-resumed", step, 1 << 60).items():
+        whole.setdefault(epoch, Counter()).update(more)
+    if whole.keys() != reference.counts.keys():
+        return [f"epochs {sorted(whole)} instead of {sorted(reference.counts)}"]
+    problems = []
+    for epoch, expected in reference.counts.items():
+        lost, twice = (expected - whole[epoch]).total(), (whole[epoch] - expected).total()
+        if lost or twice:
+            problems.append(f"epoch {epoch}: {lost} samples lost, {twice} taken twice")
+    return problems
+
+
+def weights_of(folder: Path) -> dict[str, np.ndarray]:
+    """All numbers of the newest checkpoint: rows as TABLE ID, dense parameters by name."""
+    newest = folder / "checkpoints" / f"step-{newest_step(folder):09d}"
+    found = load_file(newest / "dense.safetensors")
+    for file in newest.glob("rows-*"):
+        tensors, table = load_file(file), file.name.rsplit("-", 1)[0]
+        found |= {f"{table} {n}": row for n, row in zip(tensors["ids"], tensors["values"])}
+    return found
+
+
+def check_weights(folder: Path, reference: Reference) -> list[str]:
+    """Whether the run ended with the numbers of the one that nobody hit."""
+    mine, theirs = weights_of(folder), reference.weights
+    other = {name for name in mine.keys() ^ theirs.keys() if not name.endswith(" 0")}  # padding
+    if other:
+        return [f"weights that only one of the runs has: {sorted(other)[:5]}"]
+    off = {name: float(np.abs(mine[name] - theirs[name]).max()) for name in mine.keys() & theirs}
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    epochs = [json.loads(line)["epoch"] for line in lines]
+    far = max(off, key=lambda name: off[name])
+    problems = [f"{far} is off by {off[far]:g}"] if off[far] > TOLERANCE else []
+    if epochs != list(range(len(reference.counts))):
+        problems.append(f"metrics.jsonl has epochs {epochs}")
+    return problems

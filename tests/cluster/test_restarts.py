@@ -1,0 +1,81 @@
+"""A run that fails is brought back by its launcher, and ends as one that never failed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from commands import Command, errors, is_alive, newest_step, shoal
+from conftest import LONG, MODELS, write_config
+from test_hangs import server_of
+from test_resume import assert_same, long_run
+
+from shoal.config import ConfigError
+from shoal.runs.run import resolve
+
+
+def kill_after(command: Command, folder: Path, victim: int | str, number: int) -> int:
+    """Kill a process when some steps more are saved; its number."""
+    first = newest_step(folder)
+    command.until("some steps more", lambda: newest_step(folder) > first + 20)
+    command.until("the processes", lambda: len(command.ranks()) == 2)
+    pid = server_of(command) if victim == "server 0" else command.ranks()[int(victim)]
+    os.kill(pid, number)
+    command.until("its end", lambda: not is_alive(pid))
+    return pid
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "strategy, victims", [("sharded", (1, 0)), ("ddp", (0, 1)), ("ps", (1, "server 0"))]
+)
+def test_killed_twice(tmp_path: Path, strategy: str, victims: tuple[int | str, ...]) -> None:
+    config, reference = long_run(tmp_path, "BPR")
+    words: list[str | Path] = ["train", config, "--nproc=2", f"--strategy.name={strategy}"]
+    if strategy == "ps":
+        words = ["launch", "--worker_num=2", "--server_num=1", config]
+    folder = tmp_path / "run"
+    command = shoal(*words, "--output", folder, "--launch.max_restarts=2", cwd=tmp_path)
+    pids = [kill_after(command, folder, victim, signal.SIGKILL) for victim in victims]
+    assert command.wait() == 0, command.output
+    assert "Traceback" not in command.output and not errors(command.output)
+    for number, (victim, pid) in enumerate(zip(victims, pids), 1):
+        who = victim if isinstance(victim, str) else f"rank {victim}"
+        said = [line for line in command.output.splitlines() if f"pid {pid}" in line]
+        assert len(said) == 1 and said[0].startswith(f"{who} on host"), command.output
+        assert f"restart {number} of 2 from step " in command.output
+    assert_same(folder, reference, 1e-5)
+
+
+@pytest.mark.slow
+def test_fewer_processes_where_restarts_get_nowhere(tmp_path: Path) -> None:
+    """Rank 1 is killed as soon as it is there: the run goes on with one process."""
+    config, reference = long_run(tmp_path, "BPR")
+    folder = tmp_path / "run"
+    words = ("--nproc=2", "--launch.max_restarts=3", "--launch.min_nproc=1", "--output", folder)
+    command = shoal("train", config, *words, cwd=tmp_path)
+    for _ in range(2):
+        pid = command.until("two ranks", lambda: command.ranks().get(1))
+        os.kill(pid, signal.SIGKILL)
+        command.until("its end", lambda pid=pid: pid not in command.ranks().values())
+    assert command.wait() == 0, command.output
+    assert "restart 2 of 3 from the beginning, on 1 process" in command.output
+    assert_same(folder, reference, 1e-5)
+
+
+@pytest.mark.slow
+def test_what_would_fail_again_is_not_tried_again(tmp_path: Path) -> None:
+    config = write_config(tmp_path / "c.yaml", MODELS["BPR"], LONG, {"data.name": "nowhere"})
+    words = ("--nproc=2", "--launch.max_restarts=3", "--output", tmp_path / "run")
+    command = shoal("train", config, *words, cwd=tmp_path)
+    assert command.wait() == 2
+    (message,) = errors(command.output)
+    assert "no data set" in message and "restart" not in command.output
+
+
+def test_several_hosts_are_refused(short: Path) -> None:
+    words = ["--nproc=1", "--world_size=2", "--port=5678", "--launch.max_restarts=1"]
+    with pytest.raises(ConfigError, match="brings back what one host runs"):
+        resolve([short], words)
