@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch
 from shoal.models.base import Facts
-from shoal.models.dlrm import DLRM
+from shoal.models.clicks.dlrm import DLRM
 from shoal.training.strategy.graphed import Graphed
 from shoal.training.strategy.single import Single
 from shoal.world.world import World
