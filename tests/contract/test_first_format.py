@@ -15,7 +15,7 @@ EXPECTED = json.loads((FOLDER / "expected.json").read_text())
 SERVERS = ["launch", "--worker_num=2", "--server_num=1"]
 
 
-LONG = ("bpr-ddp", "bert4rec-sharded", "dnn-rules")
+LONG = ("bpr-ddp", "bert4rec-sharded", "dnn-ps", "dnn-rules")
 
 
 @pytest.mark.parametrize(

@@ -231,6 +231,7 @@ def prepare_with_others(path, barrier, results):
     results.put(int(data.inter["item_id"].sum()))
 
 
+@pytest.mark.slow
 def test_many_processes_at_once(folder):
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(3), context.SimpleQueue()

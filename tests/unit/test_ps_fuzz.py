@@ -8,6 +8,7 @@ import struct
 import zlib
 from pathlib import Path
 
+import pytest
 import torch
 from ps_cluster import Bare, get_dense, joined, make_spec, pull, push, rows_in, save, server_process
 
@@ -196,6 +197,7 @@ class Fuzzer:
 BOMB = zlib.compress(bytes(1 << 20), 9)
 
 
+@pytest.mark.slow
 def test_a_server_withstands_100000_messages(tmp_path: Path) -> None:
     spec = make_spec("adagrad", workers=2)
     generator = torch.Generator().manual_seed(1)

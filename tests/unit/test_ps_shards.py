@@ -179,6 +179,7 @@ def test_a_folder_that_goes_away(tmp_path: Path) -> None:
         save(client, tmp_path / "good")
 
 
+@pytest.mark.slow
 def test_the_writer_follows_a_killed_server(tmp_path: Path) -> None:
     """No process is left when a server is killed in the midst of a save."""
     slow = server_process(tmp_path, run_slow_server, folder=str(tmp_path))

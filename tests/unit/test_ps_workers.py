@@ -217,6 +217,7 @@ def test_a_server_that_is_gone(tmp_path: Path) -> None:
         assert time.monotonic() - begun < 10
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_while_nothing_is_asked(quick: None, tmp_path: Path) -> None:
     """A worker may wait for other workers: its second thread finds out, and tells."""
     with (
