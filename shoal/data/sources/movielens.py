@@ -14,7 +14,8 @@ from shoal.data.raw import Raw, RawTable, interaction_columns
 from shoal.data.sources.delimited import Layout, clean, join, parse, read_bytes
 
 SEPARATORS = {"u.data": "\t", "ratings.dat": "::", "ratings.csv": ","}
-# What zipfile raises about damaged archives, and about those that it cannot unpack.
+# What zipfile raises about damaged archives, and about those that it cannot unpack (of a kind of
+# compression that it does not know: NotImplementedError).
 UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError),
     *(NotImplementedError, RuntimeError, UnicodeDecodeError, struct.error, IndexError),

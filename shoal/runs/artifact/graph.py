@@ -179,6 +179,7 @@ class Graph:
                             f"{self.where} makes a tensor of {one.numel()} numbers for {CHECKED} "
                             f"samples; {ELEMENTS} are the most"
                         )
+        # NotImplementedError is torch's for an operator and types that do not go together.
         except (RuntimeError, TypeError, LookupError, NotImplementedError) as error:
             raise ArtifactError(f"{self.where} is damaged: {name}: {error}") from error
 

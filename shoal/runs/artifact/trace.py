@@ -47,7 +47,7 @@ class Cut(RowService):
         raise NotImplementedError  # nothing is trained
 
     def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # nothing is trained
 
 
 class _Answer(nn.Module):
