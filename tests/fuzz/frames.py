@@ -56,6 +56,10 @@ def _life(rng: random.Random, folder: Path) -> Iterator[tuple[int, int]]:
             held = push(one, {0: (ids, torch.ones(4, 4))}) if number % 2 else None
             _raw(rng, address)
             fuzzer = known if number % 3 else strange
+            known.steps = {
+                1 + number // 2,
+                2 + number // 2,
+            }  # and of the one ahead
             line = lines[number % len(lines)]
             for _ in range(BURST):
                 line.socket.send_multipart(fuzzer.message())

@@ -24,6 +24,7 @@ from shoal.data.clicks.lines import Cells, hash_tokens, line_chunks, words_of
 from shoal.data.clicks.log import ClickLog
 from shoal.data.clicks.readers import load
 from shoal.data.clicks.samples import Layout
+from shoal.data.parquet_counts import check_counts
 from shoal.data.prepare import load_dataset
 from shoal.runs.run import resolve
 
@@ -206,6 +207,25 @@ def test_damaged_parquet_is_one_error(tmp_path: Path, place: float) -> None:
         load(log)
     except ValueError as error:
         assert "log.parquet" in str(error)
+
+
+def test_a_parquet_page_of_fewer_than_no_values_is_refused(tmp_path: Path) -> None:
+    """Memory for 2^61 bytes is not to be had, and the reader would end this process."""
+    path = tmp_path / "log.parquet"
+    frame = pl.DataFrame({"label": [0, 1] * 20, "C1": list(range(40)), "I1": [0.5] * 40})
+    frame.write_parquet(path)
+    sound, head = path.read_bytes(), b",\x15\x50"  # of a page: a struct, whose first field is 40
+    assert head in sound
+    path.write_bytes(sound.replace(head, b",\x15\x09", 1))  # -5
+    with pytest.raises(ValueError, match=r"damaged.*-5 values"):
+        load(ClickLog([path], "parquet", WORDS))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 100_000])
+def test_counts_of_a_sound_parquet_file_pass(tmp_path: Path, rows: int) -> None:
+    frame = pl.DataFrame({"same": np.zeros(rows, np.int64), "lists": pl.Series([[1, 2]] * rows)})
+    frame.write_parquet(tmp_path / "a.parquet")
+    check_counts(tmp_path / "a.parquet")
 
 
 # ---- the cache of prepared data -----------------------------------------------------------------

@@ -39,6 +39,7 @@ class Fuzzer:
     def __init__(self, seed: int, sessions: list[int], hello: bytes, folder: str):
         self.random = random.Random(seed)
         self.sessions = sessions
+        self.steps = {STEPS}  # what workers are at
         text = json.dumps({"name": folder, "delta": False}).encode()
         load = json.dumps({"name": folder, "files": {"rows-user-0": {}}, "steps": {}}).encode()
         ids, rows = pack_parts(1, 2, 3), struct.pack("<12f", *range(12))
@@ -122,8 +123,8 @@ class Fuzzer:
         if values[7] in self.sessions:
             if values[2] in ORDERS:
                 values[7] ^= 1 << 40
-            elif values[2] == Kind.PUSH and values[6] == STEPS:
-                values[6] += self.random.choice((-STEPS, -1, 1, 2))
+            elif values[2] == Kind.PUSH and values[6] in self.steps:
+                values[6] += self.random.choice((-STEPS, 2, 3))
         return [HEADER.pack(*values) + frames[0][HEADER.size :], *frames[1:]]
 
     # ---- mutations: of a list of frames, in place ------------------------------------------------

@@ -16,6 +16,7 @@ import numpy as np
 from shoal.data.clicks.delimited import check_columns
 from shoal.data.clicks.lines import Cells
 from shoal.data.clicks.samples import Layout, Samples
+from shoal.data.parquet_counts import check_counts
 
 BLOCK_ROWS = 1 << 16
 
@@ -47,6 +48,7 @@ def count(path: Path) -> int:
     """Rows of a file."""
     import polars as pl
 
+    check_counts(path)
     return int(_read(path, lambda: pl.scan_parquet(path).select(pl.len()).collect().item()))
 
 
@@ -54,9 +56,9 @@ def blocks(path: Path, layout: Layout) -> Iterator[FrameBlock]:
     """The rows of a file, some at a time."""
     import polars as pl
 
+    rows = count(path)
     names = list(_read(path, lambda: pl.read_parquet_schema(path)))
     check_columns(layout, names, str(path))
-    rows = count(path)
     for first in range(0, rows, BLOCK_ROWS):
         yield FrameBlock(path, first, min(BLOCK_ROWS, rows - first), layout)
 

@@ -16,6 +16,7 @@ from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
 from shoal.data.dataset import FieldType
 from shoal.data.packed import open_text, plain_name
+from shoal.data.parquet_counts import check_counts
 from shoal.data.raw import choose_columns
 from shoal.data.sources.atomic import read_header
 from shoal.data.sources.delimited import Layout, parse
@@ -129,6 +130,7 @@ def open_input(path: Path, config: DataSection) -> Input:
     if path.suffix == ".parquet":
         import polars as pl
 
+        check_counts(path)
         try:
             schema = pl.read_parquet_schema(path)
         except (pl.exceptions.PolarsError, OSError) as error:

@@ -19,6 +19,7 @@ from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
 from shoal.data.dataset import FieldType
 from shoal.data.packed import plain_name
+from shoal.data.parquet_counts import check_counts
 from shoal.data.raw import Raw, RawTable, choose_columns
 from shoal.data.sources.delimited import LARGEST, ParsedColumn, join
 from shoal.data.sources.files import find_files
@@ -145,6 +146,7 @@ def read_columnar(path: Path, form: str) -> pl.DataFrame:
     name = {"parquet": "Parquet", "arrow": "Arrow"}[form]
     try:
         if form == "parquet":
+            check_counts(path)
             return pl.read_parquet(path, hive_partitioning=False)
         data = path.read_bytes()
         return pl.read_ipc(data) if data.startswith(b"ARROW1") else pl.read_ipc_stream(data)
