@@ -153,7 +153,8 @@ def _reader(
             reader = Prefixes(dataset, histories, *how, bucket)
         else:
             reader = Windows(dataset, histories, *how, bucket)
-    reader.prefetch = isinstance(dataset, Prepared)  # the disk may have to be waited for
+    # A disk may have to be waited for; a GPU must not wait for the host.
+    reader.prefetch = isinstance(dataset, Prepared) or world.device.type == "cuda"
     return reader
 
 
