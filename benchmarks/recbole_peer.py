@@ -3,10 +3,14 @@
 It runs in RecBole's own environment and imports nothing of Shoal. RecBole is called through its
 own `run_recbole`, untouched but for two timers and what it needs to start at all on today's numpy
 and torch (see `make_it_start`). Its logs, checkpoints and curves go to the working directory.
+With --many it stays and reads what to run from its input, a line of JSON each (`zoo_speed.py`).
 """
 
+import os
 import time
 
+if os.environ.get("SHOAL_BENCHMARK_CLOCK") == "cpu":
+    time.perf_counter = time.process_time
 STARTED = time.perf_counter()  # before the imports: they are part of what a user waits for
 
 import argparse  # noqa: E402
@@ -62,30 +66,35 @@ def run_many_processes_on_cpu() -> None:
 def run(rank: int, options: argparse.Namespace) -> None:
     """Train and test in this process; rank 0 prints the figures."""
     import recbole
-    from recbole.quick_start import run_recbole
-    from recbole.trainer import Trainer
+    from recbole.quick_start import quick_start
 
     imported = time.perf_counter()
     started: list[float] = []
     train_seconds: list[float] = []
     eval_seconds: list[float] = []
     scores: list[float] = []
-    train_epoch, valid_epoch = Trainer._train_epoch, Trainer._valid_epoch
+    trainer_of = quick_start.get_trainer
 
-    def timed_train_epoch(*args, **kwargs):
-        started.append(time.perf_counter())
-        loss = train_epoch(*args, **kwargs)
-        train_seconds.append(time.perf_counter() - started[-1])
-        return loss
+    def timed_trainer(*names):
+        base = trainer_of(*names)
 
-    def timed_valid_epoch(*args, **kwargs):
-        start = time.perf_counter()
-        score, result = valid_epoch(*args, **kwargs)
-        eval_seconds.append(time.perf_counter() - start)
-        scores.append(float(score))
-        return score, result
+        class Timed(base):
+            def _train_epoch(self, *args, **kwargs):
+                started.append(time.perf_counter())
+                loss = base._train_epoch(self, *args, **kwargs)
+                train_seconds.append(time.perf_counter() - started[-1])
+                return loss
 
-    Trainer._train_epoch, Trainer._valid_epoch = timed_train_epoch, timed_valid_epoch
+            def _valid_epoch(self, *args, **kwargs):
+                start = time.perf_counter()
+                score, result = base._valid_epoch(self, *args, **kwargs)
+                eval_seconds.append(time.perf_counter() - start)
+                scores.append(float(score))
+                return score, result
+
+        return Timed
+
+    quick_start.get_trainer = timed_trainer
 
     settings = {
         "data_path": options.data,
@@ -109,12 +118,15 @@ def run(rank: int, options: argparse.Namespace) -> None:
             "local_rank": rank,
         }
 
-    result = run_recbole(
-        model=options.model,
-        dataset="ml-100k",
-        config_file_list=[options.config],
-        config_dict=settings,
-    )
+    try:
+        result = quick_start.run_recbole(
+            model=options.model,
+            dataset="ml-100k",
+            config_file_list=[options.config],
+            config_dict=settings,
+        )
+    finally:
+        quick_start.get_trainer = trainer_of
     if rank > 0:
         return
 
@@ -142,7 +154,7 @@ def main() -> None:
     """Read the command line and run in one process, or in several that this one starts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", required=True, help="folder that holds ml-100k/")
-    parser.add_argument("--config", required=True, help="RecBole's settings, a YAML file")
+    parser.add_argument("--config", help="RecBole's settings, a YAML file")
     parser.add_argument("--model", default="BPR", help="as RecBole names it")
     parser.add_argument("--epochs", type=int, default=500)
     parser.add_argument("--stopping-step", type=int, default=10)
@@ -150,8 +162,15 @@ def main() -> None:
     parser.add_argument("--eval-batch-size", type=int, help="default: what the config says")
     parser.add_argument("--nproc", type=int, default=1)
     parser.add_argument("--port", default="5678", help="where several processes meet")
+    parser.add_argument("--many", action="store_true", help="model, config, epochs: from the input")
     options = parser.parse_args()
-    if options.nproc == 1:
+    if options.many:
+        for line in sys.stdin:
+            try:
+                run(0, argparse.Namespace(**{**vars(options), **json.loads(line)}))
+            except Exception as error:  # one model that fails is a line of the table, no more
+                print(json.dumps({"failed": f"{type(error).__name__}: {error}"}), flush=True)
+    elif options.nproc == 1:
         run(0, options)
     else:
         torch.multiprocessing.spawn(run, args=(options,), nprocs=options.nproc)

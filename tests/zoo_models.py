@@ -38,6 +38,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "SLIM": {},
     "IALS": {**WIDTH, "model.epochs": 3},
     "MultiVAE": {"model.mlp_hidden_dimension": [12], "model.latent_dimension": 6},
+    "RecVAE": {"model.hidden_dimension": 12, "model.latent_dimension": 6},
     "ENMF": WIDTH,
     "SimpleX": {**WIDTH, "train.negatives.num": 5},
     "NGCF": {**WIDTH, "model.hidden_size_list": [8, 4]},

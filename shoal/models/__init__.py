@@ -30,6 +30,7 @@ MODELS: dict[str, str] = {
     "SLIM": "shoal.models.general.slim",
     "IALS": "shoal.models.general.ials",
     "MultiVAE": "shoal.models.general.multivae",
+    "RecVAE": "shoal.models.general.recvae",
     "ENMF": "shoal.models.general.enmf",
     "SimpleX": "shoal.models.general.simplex",
     "NGCF": "shoal.models.general.ngcf",

@@ -93,6 +93,15 @@ SLOW: dict[str, tuple[dict[str, Any], int]] = {
         },
         60,
     ),
+    "RecVAE": (
+        {
+            "model.hidden_dimension": 64,
+            "model.latent_dimension": 32,
+            "train.batch_size": 50,
+            "train.optimizer.lr": 0.005,
+        },
+        60,
+    ),
     "ENMF": ({**WIDTH, "model.dropout_prob": 0.3, "train.batch_size": 50}, 60),
     "SimpleX": ({**WIDTH, "model.margin": 0.5, "train.negatives.num": 20}, 15),
     "NGCF": ({**WIDTH, "model.hidden_size_list": [32, 32]}, 15),

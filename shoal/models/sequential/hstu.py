@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -89,6 +90,34 @@ def time_buckets(times: Tensor) -> Tensor:
     return (apart.float().log() / 0.301).long().clamp(max=BUCKETS)
 
 
+def bias_of(bias: Tensor, buckets: Tensor) -> Tensor:
+    """bias[buckets], of any shape; training adds up gradients of few buckets and many places."""
+    if bias.requires_grad and torch.is_grad_enabled():
+        return Bucketed.apply(bias, buckets)
+    return bias[buckets]
+
+
+class Bucketed(torch.autograd.Function):
+    """bias[buckets] whose gradient is added up in lines first.
+
+    Millions of gradients that meet in a hundred places wait for each other on a GPU; those of one
+    line of a bucket matrix are few, and lines have places of their own.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, bias: Tensor, buckets: Tensor) -> Tensor:
+        ctx.save_for_backward(buckets)
+        ctx.size = len(bias)
+        return bias[buckets]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (buckets,) = ctx.saved_tensors
+        lines = buckets.reshape(-1, buckets.shape[-1])
+        sums = grads[0].new_zeros(len(lines), ctx.size)
+        return sums.scatter_add_(1, lines, grads[0].reshape(lines.shape)).sum(0), None
+
+
 class HSTULayer(nn.Module):
     """One block: [b, l, width], buckets [b, l, l] -> [b, l, width]."""
 
@@ -129,7 +158,7 @@ class HSTULayer(nn.Module):
         back = place.unsqueeze(1) - place  # [l, l]; below 0: a later item, which is not seen
         bias = self.position_bias[back.clamp(min=0)]
         if buckets is not None:
-            bias = (bias + self.time_bias[buckets]).unsqueeze(1)  # [b, 1, l, l]
+            bias = (bias + bias_of(self.time_bias, buckets)).unsqueeze(1)  # [b, 1, l, l]
         weights = F.silu(query @ key.transpose(-1, -2) + bias) / self.max_len
         mixed = weights.masked_fill(back < 0, 0.0) @ value
         mixed = mixed.transpose(1, 2).reshape(size, length, self.sizes[1])

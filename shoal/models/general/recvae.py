@@ -1,0 +1,191 @@
+"""RecVAE: A New Variational Autoencoder for Top-N Recommendations with Implicit Feedback, Shenbin et
+al., WSDM 2020.
+
+As MultiVAE, with four differences: the encoder is five layers, each of which reads all before it;
+the decoder is one linear layer; the prior of z is a mixture in which the encoder of some steps ago
+takes part; and encoder and decoder learn from different users.
+
+    loss = - sum of ln softmax(<z, output rows>)_i + gamma * items * (ln q(z) - ln prior(z))
+    prior = a N(0, 1) + b q_old(z) + c N(0, e^10)
+
+A user trains the encoder, with some of the items hidden, or (`decoder_share`) the decoder, with all
+of them. The authors take turns epoch by epoch; here every step has users of both kinds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from shoal.data.batch import Batch, Jagged
+from shoal.embedding.module import Embeddings
+from shoal.embedding.table import Init, Table
+from shoal.models.base import Facts, Output, Retrieval, Samples
+from shoal.models.nn.dropout import dropout, normal_like, uniform_like
+from shoal.models.nn.taken import Taken, owners
+
+NOISE = 0.01  # of z, as the authors have it
+
+
+class RecVAE(Retrieval):
+    """A variational autoencoder whose prior remembers what it said before."""
+
+    samples: ClassVar[Samples] = "users"
+    updates: Tensor
+    old_rows: Tensor
+
+    @dataclass
+    class Options(Retrieval.Options):
+        hidden_dimension: int = 600
+        latent_dimension: int = 200
+        dropout_prob: float = 0.5  # of the items that the encoder is shown
+        gamma: float = 0.005  # weight of the prior for each item of a user; 0: beta
+        beta: float = 0.2  # weight of the prior, where gamma is 0
+        # of N(0, 1), of the old posterior and of a wide normal
+        mixture_weights: list[float] = field(default_factory=lambda: [0.15, 0.75, 0.1])
+        decoder_share: float = 0.25  # of the users train the decoder, the others the encoder
+        prior_every: int = 50  # steps after which the old encoder is the one of now
+
+        DEFAULTS: ClassVar[dict[str, Any]] = {"train.negatives": None}
+
+        def __post_init__(self) -> None:
+            weights = self.mixture_weights
+            if len(weights) != 3 or min(weights) <= 0.0:
+                raise ValueError(f"mixture_weights is {weights}; three numbers above 0")
+            if not 0.0 < self.decoder_share < 1.0:
+                raise ValueError(f"decoder_share is {self.decoder_share}; it lies between 0 and 1")
+            if self.prior_every < 1:
+                raise ValueError(f"prior_every is {self.prior_every}; it must be 1 or more")
+
+    def __init__(self, options: Options, facts: Facts):
+        super().__init__(options, facts)
+        hidden, latent, rows = options.hidden_dimension, options.latent_dimension, facts.num_items
+        first = Table("encoder", hidden, rows, Init("xavier_normal"), padding=0)
+        last = Table("decoder", latent, rows, Init("xavier_normal"), padding=0)
+        bias = Table("decoder_bias", 1, rows, Init("constant", 0.0), padding=0)
+        self.embed = Embeddings(shown=first, every=first, output=last, output_bias=bias)
+        self.taken = Taken(facts.train_users, facts.train_items, facts.num_users, facts.num_items)
+        self.encoder = Encoder(hidden, latent)
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("old_rows", torch.zeros(rows, hidden))
+        for name, value in self.encoder.named_parameters():
+            self.register_buffer(_old(name), value.detach().clone())
+
+    def posterior(self, lists: Jagged, whole: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Mean and ln of the variance of users by their items: [b, latent] each.
+
+        whole: users of whom nothing is hidden, bool [b, 1]; None: of nobody.
+        """
+        weights = _even(lists)
+        if whole is not None:
+            grid = torch.ones(len(lists), self.facts.num_items, device=weights.device)
+            kept = torch.where(whole, grid, dropout(grid, self.options.dropout_prob))
+            weights = weights * kept[owners(lists), lists.values]
+        shown = Jagged(lists.values, lists.offsets, weights)
+        return self.encoder(self.embed.pooled("shown", Batch(len(lists), {"shown": shown})))
+
+    def old_posterior(self, lists: Jagged) -> tuple[Tensor, Tensor]:
+        """The same by the encoder of some steps ago, of which nothing learns."""
+        with torch.no_grad():
+            if int(self.updates) % self.options.prior_every == 0:
+                self.old_rows.copy_(self.embed.whole("every"))
+                for name, value in self.encoder.named_parameters():
+                    self.get_buffer(_old(name)).copy_(value)
+            self.updates += 1
+            rows = self.old_rows[lists.values] * _even(lists).unsqueeze(1)
+            pooled = rows.new_zeros(len(lists), rows.shape[1]).index_add_(0, owners(lists), rows)
+            old = {n: self.get_buffer(_old(n)) for n, _ in self.encoder.named_parameters()}
+            return functional_call(self.encoder, old, (pooled,))
+
+    def forward(self, batch: Batch) -> Output:
+        lists = batch.ids["taken"]
+        assert isinstance(lists, Jagged)
+        drawn = uniform_like(torch.empty(len(lists), 1, device=lists.values.device))
+        decoding = drawn < self.options.decoder_share  # [b, 1]
+        old = self.old_posterior(lists)
+        mean, logvar = self.posterior(lists, decoding)
+        z = mean + NOISE * normal_like(mean) * torch.exp(0.5 * logvar)
+        z = torch.where(decoding, z.detach(), z)
+        apart = (log_normal(z, mean, logvar) - self.log_prior(z, old)).sum(1)
+        apart = torch.where(decoding.squeeze(1), apart.detach(), apart)
+        weight = self.options.gamma * lists.lengths if self.options.gamma else self.options.beta
+        loss = (weight * apart).sum() - self.likelihood(z, decoding.squeeze(1), lists)
+        return Output(loss, batch.size)
+
+    def log_prior(self, z: Tensor, old: tuple[Tensor, Tensor]) -> Tensor:
+        """ln of the mixture at z, by dimension: [b, latent]."""
+        nothing = torch.zeros_like(z)
+        parts = (nothing, nothing), old, (nothing, nothing + 10.0)
+        weights = self.options.mixture_weights
+        found = [math.log(w) + log_normal(z, *part) for w, part in zip(weights, parts)]
+        return torch.stack(found).logsumexp(0)
+
+    def likelihood(self, z: Tensor, decoding: Tensor, lists: Jagged) -> Tensor:
+        """Sum of ln of the probabilities of users' items; the decoder learns where it is told."""
+        rows = self.embed.whole("output")[1:]
+        bias = self.embed.whole("output_bias")[1:].squeeze(1)
+        order = decoding.long().argsort(stable=True)  # encoder's users, then the decoder's
+        count = len(order) - int(decoding.sum())
+        ordered = z[order]
+        logits = torch.cat(
+            [
+                ordered[:count] @ rows.detach().T + bias.detach(),
+                ordered[count:] @ rows.T + bias,
+            ]
+        )
+        place = order.argsort()
+        return logits.log_softmax(1)[place[owners(lists)], lists.values - 1].sum()
+
+    def encode_query(self, batch: Batch) -> Tensor:
+        mean, _ = self.posterior(self.taken.lists(batch.tensor(self.facts.user_field)))
+        return F.pad(mean, (0, 1), value=1.0)  # meets the bias
+
+    def encode_item(self, ids: Tensor) -> Tensor:
+        rows = self.embed.rows("output", ids)
+        return torch.cat([rows, self.embed.rows("output_bias", ids)], -1)
+
+
+class Encoder(nn.Module):
+    """Five layers, each of which reads the sum of all before it: [b, hidden] -> [b, latent] twice.
+
+    What comes in is the first product, which is a sum of rows.
+    """
+
+    def __init__(self, hidden: int, latent: int):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(hidden))
+        self.layers = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(4))
+        self.norms = nn.ModuleList(nn.LayerNorm(hidden, eps=0.1) for _ in range(5))
+        self.out = nn.Linear(hidden, 2 * latent)
+        for layer in (*self.layers, self.out):
+            nn.init.xavier_normal_(layer.weight)  # type: ignore[arg-type]
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+
+    def forward(self, first: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.norms[0](F.silu(first + self.bias))
+        before = x
+        for layer, norm in zip(self.layers, list(self.norms)[1:]):
+            x = norm(F.silu(layer(x) + before))
+            before = before + x
+        mean, logvar = self.out(x).chunk(2, 1)
+        return mean, logvar
+
+
+def log_normal(x: Tensor, mean: Tensor, logvar: Tensor) -> Tensor:
+    """ln of the density of a normal, elementwise."""
+    return -0.5 * (logvar + math.log(2 * math.pi) + (x - mean).square() / logvar.exp())
+
+
+def _even(lists: Jagged) -> Tensor:
+    """Weights of a list's values, equal and of length 1 together: [total]."""
+    return lists.lengths.clamp(min=1).float().rsqrt()[owners(lists)]
+
+
+def _old(name: str) -> str:
+    return "old_" + name.replace(".", "_")
