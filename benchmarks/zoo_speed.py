@@ -112,7 +112,7 @@ class Side:
     """A process that trains what it is told to, a line of JSON each way."""
 
     def __init__(self, command: list[str], folder: str):
-        self.errors = tempfile.TemporaryFile("w+")
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as the process)
         self.process = subprocess.Popen(
             command,
             cwd=folder,
@@ -136,7 +136,11 @@ class Side:
             return answer
         seconds = answer["seconds"]
         test = {name: round(value, 4) for name, value in answer["test"].items()}
-        return {"epoch": seconds["train_epoch_median"], "eval": seconds["eval_median"], "test": test}
+        return {
+            "epoch": seconds["train_epoch_median"],
+            "eval": seconds["eval_median"],
+            "test": test,
+        }
 
 
 def last_json(output: IO[str]) -> dict[str, Any] | None:
