@@ -1,5 +1,5 @@
-"""RecVAE: A New Variational Autoencoder for Top-N Recommendations with Implicit Feedback, Shenbin et
-al., WSDM 2020.
+"""RecVAE: A New Variational Autoencoder for Top-N Recommendations with Implicit Feedback,
+Shenbin et al., WSDM 2020.
 
 As MultiVAE, with four differences: the encoder is five layers, each of which reads all before it;
 the decoder is one linear layer; the prior of z is a mixture in which the encoder of some steps ago
