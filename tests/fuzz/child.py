@@ -110,7 +110,7 @@ def frames(seed: int, status: Status, findings: Path, most: int) -> None:
         try:
             for sent, server in room.bursts(seed, Path(folder)):
                 done += sent
-                status.tell(done, f"frames {done}", server)
+                status.tell(done, f"frames {done}" if server else "start", server)
                 if most and done >= most:
                     break
         except Exception as error:

@@ -25,12 +25,16 @@ class Wrong(Exception):
 
 
 def bursts(seed: int, folder: Path) -> Iterator[tuple[int, int]]:
-    """(frames sent, process id of the server) after every burst; Wrong where a server erred."""
+    """(frames sent, process id of the server) after every burst; Wrong where a server erred.
+
+    (0, 0): a server starts.
+    """
     rng = random.Random(seed)
     life = 0
     while True:
         home = folder / str(life)
         home.mkdir()
+        yield 0, 0
         yield from _life(rng, home)
         life += 1
 
@@ -50,6 +54,7 @@ def _life(rng: random.Random, folder: Path) -> Iterator[tuple[int, int]]:
         known = Fuzzer(rng.getrandbits(32), sessions, hello, str(folder / "nowhere"))
         strange = Fuzzer(rng.getrandbits(32), [5, 6], hello, str(folder / "nowhere"))
         lines = [Bare(address) for _ in range(3)]
+        yield 0, process.pid
         for number in range(LIVES):
             before, dense = pull(one, 0, ids), get_dense(one)
             # Half of the time a step is under way: one worker has pushed, the other has not.
