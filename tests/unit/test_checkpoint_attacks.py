@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from shoal.training import kept
 from shoal.training.checkpoint import CheckpointError, Checkpoints, read, write
 from shoal.training.snapshot import Snapshot
 from shoal.world.world import World
@@ -126,3 +127,17 @@ def test_infinite_masks_of_dense_parameters_are_fine(tmp_path: Path) -> None:
     read(commit(tmp_path, 1, **{"dense.safetensors": mask}))
     with pytest.raises(CheckpointError, match="NaN"):
         read(commit(tmp_path, 2, **{"dense.safetensors": save({"w": torch.tensor([torch.nan])})}))
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "result.json"])
+def test_a_copy_brings_nothing_from_elsewhere(tmp_path: Path, name: str) -> None:
+    """A link in a run's folder leads to a file that its author cannot read; the copy could be."""
+    run, secret = tmp_path / "run", tmp_path / "secret"
+    commit(run / "checkpoints", 1)
+    secret.write_text("secret")
+    (run / "config.yaml").touch()
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(secret)
+    with pytest.raises(ValueError, match=f"{name}: is a link"):
+        kept.copy(run, tmp_path / "copy")
+    assert not (tmp_path / "copy" / name).exists()

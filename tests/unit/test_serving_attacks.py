@@ -15,8 +15,12 @@ pytest.importorskip("httptools", reason="shoal serve needs the extra `serve`")
 
 from exported import exported
 from test_serving import Running
+from typer.testing import CliRunner
 
+from shoal.command.cli import app
 from shoal.runs.artifact import files
+from shoal.runs.artifact.loaded import Artifact
+from shoal.runs.artifact.words import write_words
 from shoal.runs.serving import questions
 from shoal.runs.serving.questions import Predict
 
@@ -55,6 +59,21 @@ def test_the_page_shows_names_and_runs_nothing(artifacts: dict[str, Path], tmp_p
         assert "<script>alert" not in page and "&lt;script&gt;alert" in page
     finally:
         found.stop()
+
+
+def test_names_of_items_do_nothing_to_a_terminal(
+    artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "artifact"
+    shutil.copytree(artifacts["SASRec"], folder)
+    words = Artifact(folder).items.all.tolist()
+    named = [words[0], *(f"[/bold]{word}\x1b]0;title\x07" for word in words[1:])]
+    write_words(folder, "items", named)
+    (folder / files.MANIFEST).unlink()
+    files.write_manifest(folder)
+    done = CliRunner().invoke(app, ["recommend", str(folder), "--user", "1", "--topk", "2"])
+    assert done.exit_code == 0, done.output
+    assert "[/bold]" in done.output and "\x1b" not in done.output and "\x07" not in done.output
 
 
 def test_nobody_is_refused_for_what_another_one_asks(artifacts: dict[str, Path]) -> None:
@@ -96,8 +115,6 @@ def test_few_bytes_ask_for_few_numbers(
     artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sample of two bytes stands for all columns of a model; all waiting ones together, more."""
-    from shoal.runs.artifact.loaded import Artifact
-
     model = Artifact(artifacts["DNN"])
     columns = len(model.signature["layout"]["slots"]) + len(model.signature["layout"]["dense"])
     monkeypatch.setattr(questions, "MOST_CELLS", 10 * columns)
