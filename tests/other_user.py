@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401 (sockets import it, and another user may not read it)
 import multiprocessing as mp
 import os
 import socket

@@ -14,6 +14,7 @@ from safetensors.torch import save
 
 from shoal.training import kept
 from shoal.training.checkpoint import CheckpointError, Checkpoints, read, write
+from shoal.training.run_folder import LogFile, RunFolder
 from shoal.training.snapshot import Snapshot
 from shoal.world.world import World
 
@@ -141,3 +142,27 @@ def test_a_copy_brings_nothing_from_elsewhere(tmp_path: Path, name: str) -> None
     with pytest.raises(ValueError, match=f"{name}: is a link"):
         kept.copy(run, tmp_path / "copy")
     assert not (tmp_path / "copy" / name).exists()
+
+
+def test_a_run_that_goes_on_writes_through_no_link(tmp_path: Path) -> None:
+    """`train --resume` in somebody's folder emptied, or wrote into, what its links led to."""
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    names = (".lock", "train.log", "metrics.jsonl", f".result.json.{os.getpid()}")
+    for name in names:
+        (tmp_path / name).symlink_to(precious)
+    folder = RunFolder(tmp_path)
+
+    def lock() -> None:
+        with folder.locked():
+            pass
+
+    for write_it in (
+        lock,
+        lambda: LogFile(tmp_path / "train.log"),
+        lambda: folder.append_metrics({"epoch": 1}),
+        lambda: folder.write_result({}),
+    ):
+        with pytest.raises(ValueError, match="is a link"):
+            write_it()
+    assert precious.read_text() == "precious"
