@@ -34,7 +34,7 @@ def open_regular(path: str | Path, links: bool = True) -> BufferedReader:
 
 
 def no_links(path: str, flags: int) -> int:
-    """An opener for `open` that refuses a link: whoever made a folder would choose what is written."""
+    """An opener for `open` that refuses a link: who made a folder would choose what is written."""
     try:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as error:
