@@ -172,9 +172,10 @@ def _samples(model: Artifact, samples: Sequence[dict[str, Any]]) -> Part:
     facts = model.signature["layout"]
     slots, dense = facts["slots"], facts["dense"]
     known = {*slots, *dense}
-    most = max(1, MOST_CELLS // max(1, len(known)))
+    columns = len(slots) + len(dense)
+    most = max(1, MOST_CELLS // max(1, columns))
     if len(samples) > most:
-        raise ValueError(f"a request has at most {most} samples of {len(known)} columns")
+        raise ValueError(f"a request has at most {most} samples of {columns} columns")
     lists: list[list[int]] = []
     values = []
     for sample in samples:
