@@ -190,7 +190,7 @@ def measure(workers: int, servers: int, task: dict[str, Any]) -> dict[str, Any]:
 
             keys = str(make_keys(f"{folder}/keys"))
         binds = [
-            f"ipc://{folder}/{k}" if guard == "socket" else "127.0.0.1:0" for k in range(servers)
+            f"ipc://{folder}/{k}.socket" if guard == "socket" else "127.0.0.1:0" for k in range(servers)
         ]
         serving = [
             context.Process(target=serve, args=(queue, k, bind, keys))
