@@ -189,9 +189,9 @@ def measure(workers: int, servers: int, task: dict[str, Any]) -> dict[str, Any]:
             from shoal.ps.keys import make_keys
 
             keys = str(make_keys(f"{folder}/keys"))
-        binds = [
-            f"ipc://{folder}/{k}.socket" if guard == "socket" else "127.0.0.1:0" for k in range(servers)
-        ]
+        binds = ["127.0.0.1:0"] * servers
+        if guard == "socket":
+            binds = [f"ipc://{folder}/{k}.socket" for k in range(servers)]
         serving = [
             context.Process(target=serve, args=(queue, k, bind, keys))
             for k, bind in enumerate(binds)
