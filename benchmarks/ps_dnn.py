@@ -1,6 +1,7 @@
 """Parameter servers at the shape of a click model: samples per second, and where the time goes.
 
     python benchmarks/ps_dnn.py [--seconds 8] [--cases single async geo ...] [--paddle PYTHON]
+    python benchmarks/ps_dnn.py --guarded [--repeats 9]   what it costs that nobody else gets in
 
 26 slots, 13 dense values, rows of 9, layers 400-400-400, batch 512, one million ids, Adam, one
 thread per process. Every worker and every server is a process of its own on this machine. Batches
@@ -159,12 +160,14 @@ def text_batches(shape: dict[str, Any], path: str) -> Iterator[Any]:
         yield from reader.batches(epoch)
 
 
-def serve(bind: Any, index: int) -> None:
+def serve(queue: Any, index: int, bind: str, keys: str | None) -> None:
+    from shoal.ps.keys import read_keys
     from shoal.ps.server.server import Server
 
     torch.set_num_threads(1)
-    server = Server("127.0.0.1:0", index, threads=1, timeout=60)
-    bind.put((index, server.address))
+    known = None if keys is None else read_keys(keys, "server")
+    server = Server(bind, index, known, threads=1, timeout=60)
+    queue.put((index, server.address))
     sys.exit(server.serve())
 
 
@@ -180,14 +183,25 @@ def measure(workers: int, servers: int, task: dict[str, Any]) -> dict[str, Any]:
     """Samples per second of all workers together."""
     context = mp.get_context("spawn")
     queue = context.Queue()
-    serving = [context.Process(target=serve, args=(queue, k)) for k in range(servers)]
-    for process in serving:
-        process.start()
-    addresses = dict(queue.get(timeout=120) for _ in serving)
-    if servers:
-        task["ps"] = {**task.get("ps", {}), "addresses": [addresses[k] for k in range(servers)]}
-        task["ps"]["timeout"] = 60.0
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:  # which only its user can enter
+        guard, keys = task.get("guard"), None
+        if guard == "keys":
+            from shoal.ps.keys import make_keys
+
+            keys = str(make_keys(f"{folder}/keys"))
+        binds = ["127.0.0.1:0"] * servers
+        if guard == "socket":
+            binds = [f"ipc://{folder}/{k}.socket" for k in range(servers)]
+        serving = [
+            context.Process(target=serve, args=(queue, k, bind, keys))
+            for k, bind in enumerate(binds)
+        ]
+        for process in serving:
+            process.start()
+        addresses = dict(queue.get(timeout=120) for _ in serving)
+        if servers:
+            found = [addresses[k] for k in range(servers)]
+            task["ps"] = {**task.get("ps", {}), "addresses": found, "timeout": 60.0, "keys": keys}
         outs = [f"{folder}/{k}" for k in range(workers)]
         port = free_port()
         working = [
@@ -198,12 +212,12 @@ def measure(workers: int, servers: int, task: dict[str, Any]) -> dict[str, Any]:
             process.start()
         for process in working:
             process.join()
-        found = [json.loads(Path(out).read_text()) for out in outs]
-    for process in serving:
-        process.terminate()
-        process.join()
-    rate = sum(one["samples"] / one["seconds"] for one in found)
-    return {"rate": rate, "parts": found[0]["parts"]}
+        seen = [json.loads(Path(out).read_text()) for out in outs]
+        for process in serving:
+            process.terminate()
+            process.join()
+    rate = sum(one["samples"] / one["seconds"] for one in seen)
+    return {"rate": rate, "parts": seen[0]["parts"]}
 
 
 CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
@@ -216,6 +230,12 @@ CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "geo 2+1": (2, 1, {"ps": {"mode": "geo"}}),
     "sync 2+1": (2, 1, {"ps": {"mode": "sync"}}),
 }
+# The first is open to whoever is on the host; the second is what a launch on one host takes.
+GUARDED: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "TCP in the clear": (1, 1, {"ps": {"mode": "async"}}),
+    "socket of the user": (1, 1, {"ps": {"mode": "async"}, "guard": "socket"}),
+    "TCP with keys": (1, 1, {"ps": {"mode": "async"}, "guard": "keys"}),
+}
 
 
 def main() -> None:
@@ -223,6 +243,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cases", nargs="+", default=list(CASES))
+    parser.add_argument("--guarded", action="store_true", help="async 1+1, guarded and not")
     parser.add_argument("--shape", choices=SHAPES, default="dnn")
     parser.add_argument("--profile", action="store_true", help="also the shares of a worker's time")
     parser.add_argument("--paddle", help="python of an environment with paddlepaddle 2.6.2")
@@ -232,14 +253,14 @@ def main() -> None:
     lines = f"{scratch.name}/lines.txt"
     if any("text" in name for name in options.cases):
         write_lines(SHAPES[options.shape], lines)
+    cases = GUARDED if options.guarded else {name: CASES[name] for name in options.cases}
     rates: dict[str, list[float]] = {}
     parts: dict[str, dict[str, float]] = {}
     for _ in range(options.repeats):
         if options.paddle:
             for name, rate in paddle(options.paddle, options.seconds).items():
                 rates.setdefault(name, []).append(rate)
-        for name in options.cases:
-            workers, servers, task = CASES[name]
+        for name, (workers, servers, task) in cases.items():
             task = {**task, "shape": options.shape, "seconds": options.seconds}
             task["text"] = lines if task.get("text") else None
             task["profile"] = options.profile and servers > 0 and "geo" not in name
@@ -249,6 +270,9 @@ def main() -> None:
     print(f"\n{options.shape}: samples per second, median of {options.repeats} runs")
     for name, some in rates.items():
         shares = ", ".join(f"{k} {v:.0%}" for k, v in parts.get(name, {}).items())
+        if options.guarded:  # of each round: the machine is not as fast in all of them
+            turns = zip(some, rates["TCP in the clear"])
+            shares = f"{statistics.median(one / clear for one, clear in turns):.3f} of in the clear"
         print(f"  {name:<24}{statistics.median(some):12,.0f}    {shares}")
 
 

@@ -85,6 +85,7 @@ def recommend(
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     if is_run:
         with importing():
@@ -107,7 +108,8 @@ def recommend(
     who = f"user {user}" if history is None else f"history {history}"
     table = Table("rank", "item", "score", title=f"for {who}")
     for number, (item, score) in enumerate(found, start=1):
-        table.add_row(str(number), item, f"{score:.4f}")
+        shown = "".join(one if one.isprintable() else "\ufffd" for one in item)
+        table.add_row(str(number), Text(shown), f"{score:.4f}")  # no markup: data wrote it
     Console().print(table)
 
 

@@ -17,6 +17,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import shoal
 from shoal import config as config_room
 from shoal.config import Command, ConfigError, Resolved
@@ -49,6 +51,7 @@ from shoal.runs.launching import train_once
 from shoal.training.run_folder import RunFolder, is_run_config, start_logging
 from shoal.training.trainer import Trainer
 from shoal.world.gpus import choose_gpus, pick_device
+from shoal.world.hosts import is_loopback
 from shoal.world.sharing import SharedGpu
 from shoal.world.world import PeerLost, World, connect, is_worker, set_rank
 
@@ -246,8 +249,13 @@ def resolve_with_roles(
             "strategy.ps.keys=FOLDER; on a network of your own, strategy.ps.plain=true does without"
         )
     more: dict[str, Any] = {}
-    if resolved.config.launch.secret is None and servers.keys is not None:  # all workers have it
-        more["launch.secret"] = str(_part_of_workers(Path(servers.keys)) / "worker.secret")
+    if servers.keys is not None:
+        # All workers have theirs: it says who may join them, and hides what they tell each other.
+        if resolved.config.launch.secret is None:
+            more["launch.secret"] = str(_part_of_workers(Path(servers.keys)) / "worker.secret")
+        on_cpus = resolved.config.run.device == "cpu" or not torch.cuda.is_available()
+        if on_cpus and not is_loopback(ip) and resolved.origins["launch.encrypt"] == "default":
+            more["launch.encrypt"] = True
     if servers.plain:
         more["launch.plain"] = True
     return resolved.with_values(more, "shoal launch") if more else resolved

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from shoal.training.checkpoint import Checkpoints, begin, needed, remove, sweep
 from shoal.training.committed import read, read_manifest
 from shoal.training.run_folder import RunFolder
 from shoal.training.snapshot import CheckpointError
-from shoal.world.durable import sync_folder
+from shoal.world.durable import open_regular, sync_folder
 from shoal.world.world import World
 
 COPIED = ("config.yaml", "metrics.jsonl", "result.json")  # of a run, besides checkpoints
@@ -75,9 +76,20 @@ def copy(run: Path, target: Path) -> list[Path]:
         read(committed)
         copies.append(committed)
     for name in COPIED:
-        if (source.path / name).is_file():
-            shutil.copyfile(source.path / name, target / name)
+        with suppress(FileNotFoundError):
+            _copy_own(source.path / name, target / name)
     return copies
+
+
+def _copy_own(path: Path, to: Path) -> None:
+    """Copy a file of a run; a link would bring along whatever it leads to."""
+    try:
+        with open_regular(path, links=False) as file, open(to, "wb") as out:
+            shutil.copyfileobj(file, out)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ValueError(f"cannot copy {path}: {error.strerror}") from error
 
 
 def _whole(run: Path, found: list[Found]) -> list[Found]:

@@ -21,10 +21,11 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from shoal.world.durable import replace_durably
+from shoal.world.durable import no_links, replace_durably
 
 log = logging.getLogger("shoal")
 
@@ -77,7 +78,7 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from training in this folder; the system frees it if we die."""
-        with open(self.path / ".lock", "a+") as file:
+        with _open_own(self.path / ".lock", "a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -134,7 +135,7 @@ class RunFolder:
     def append_metrics(self, line: dict[str, Any]) -> None:
         path = self.path / "metrics.jsonl"
         try:
-            with open(path, "a") as file:
+            with open(path, "a", opener=no_links) as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
             raise ValueError(
@@ -161,8 +162,19 @@ def _epoch_of(line: str) -> float:
         return float("inf")
 
 
+def _open_own(path: str | Path, mode: str) -> TextIOWrapper:
+    """Open a file of a run's folder to write to it; its author may have put a link there."""
+    try:
+        return cast(TextIOWrapper, open(path, mode, opener=no_links))
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}; remove it") from error
+
+
 class LogFile(logging.FileHandler):
     """A log file that gives up, and says so once, when it cannot be written."""
+
+    def _open(self) -> TextIOWrapper:
+        return _open_own(self.baseFilename, self.mode)
 
     def handleError(self, record: logging.LogRecord) -> None:
         log.removeHandler(self)

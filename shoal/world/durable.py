@@ -33,6 +33,16 @@ def open_regular(path: str | Path, links: bool = True) -> BufferedReader:
         raise
 
 
+def no_links(path: str, flags: int) -> int:
+    """An opener for `open` that refuses a link: who made a folder would choose what is written."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "is a link, not a file", str(path)) from None
+        raise
+
+
 def is_plain_name(name: object) -> bool:
     """Whether a name stands for a file of a folder itself, and nothing above or below it."""
     return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
@@ -59,7 +69,7 @@ def write_counted(path: Path, data: bytes) -> dict[str, Any]:
 
 def write_durably(path: Path, data: bytes) -> None:
     """Write a file and wait until the disk has it."""
-    with open(path, "wb") as file:
+    with open(path, "wb", opener=no_links) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -6,13 +6,12 @@ What is said here of other users needs root, since it takes their place; without
 from __future__ import annotations
 
 import base64
-import multiprocessing as mp
 import os
 import pickle
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -22,9 +21,7 @@ import pytest
 import torch.distributed as dist
 from commands import SHOAL, Command, errors, metrics, newest_step, result, shoal
 from conftest import LONG, MODELS, write_config
-
-NOBODY = 65534
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="taking another user's place needs root")
+from other_user import as_nobody, needs_root, reached
 
 
 @pytest.fixture(scope="module")
@@ -64,27 +61,6 @@ def listeners(root: int) -> set[str]:
 
 
 LOOPBACK = ("0100007F:", "00000000000000000000000001000000:", "0000000000000000FFFF00000100007F:")
-
-
-def as_nobody(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function gives when another user of this host calls it."""
-    context = mp.get_context("fork")
-    mine, theirs = context.Pipe()
-
-    def call() -> None:
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
-        theirs.send(function(*arguments))
-        os._exit(0)
-
-    child = context.Process(target=call)
-    child.start()
-    theirs.close()
-    try:
-        return mine.recv()
-    finally:
-        child.join()
 
 
 @pytest.mark.parametrize(
@@ -167,23 +143,18 @@ def test_another_user_plants_nothing_and_opens_nothing(endless: Path, tmp_path: 
     environment = Path(f"/proc/{ranks[0]}/environ").read_bytes().decode().split("\0")
     pairs = dict(one.split("=", 1) for one in environment if "=" in one)
     meeting = pairs.get("SHOAL_MEET", "unix:").removeprefix("unix:")
-    opened = as_nobody(try_to_open, meeting, list(ranks.values()))
+    beats = Path(pairs["SHOAL_BEATS"])
+    places = [Path(meeting), Path(meeting).parent, beats, *beats.iterdir()]
+    opened = as_nobody(reached, places) + as_nobody(try_to_open, list(ranks.values()))
     mode = os.stat(os.path.dirname(meeting)).st_mode & 0o777 if meeting else 0
     command.kill()
     assert not trace.exists() and planted == 0
     assert opened == [] and mode == 0o700
 
 
-def try_to_open(meeting: str, pids: list[int]) -> list[str]:
-    """What another user gets of a run: the place where ranks meet, their memory, their secrets."""
-    import socket
-
+def try_to_open(pids: list[int]) -> list[str]:
+    """What another user gets of a run's processes: their memory, their secrets, their lanes."""
     got = []
-    with suppress(OSError):
-        socket.socket(socket.AF_UNIX).connect(meeting)
-        got.append(meeting)
-    with suppress(OSError):
-        got += os.listdir(os.path.dirname(meeting))
     for pid in pids:
         for name in ("environ", "mem", "maps"):
             with suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:

@@ -177,6 +177,7 @@ def train(hosts: Hosts, config: Path, folder: Path) -> list[dict[str, Any]]:
         assert command.wait() == 0, "\n".join(one.output for one in commands)
     assert result(folder)["world_size"] == 2
     assert f"run: {folder}" in commands[0].output
+    assert "what ranks send each other is encrypted" in commands[0].output
     return numbers(folder)
 
 

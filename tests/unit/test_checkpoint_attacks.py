@@ -12,7 +12,9 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from shoal.training import kept
 from shoal.training.checkpoint import CheckpointError, Checkpoints, read, write
+from shoal.training.run_folder import LogFile, RunFolder
 from shoal.training.snapshot import Snapshot
 from shoal.world.world import World
 
@@ -126,3 +128,41 @@ def test_infinite_masks_of_dense_parameters_are_fine(tmp_path: Path) -> None:
     read(commit(tmp_path, 1, **{"dense.safetensors": mask}))
     with pytest.raises(CheckpointError, match="NaN"):
         read(commit(tmp_path, 2, **{"dense.safetensors": save({"w": torch.tensor([torch.nan])})}))
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "result.json"])
+def test_a_copy_brings_nothing_from_elsewhere(tmp_path: Path, name: str) -> None:
+    """A link in a run's folder leads to a file that its author cannot read; the copy could be."""
+    run, secret = tmp_path / "run", tmp_path / "secret"
+    commit(run / "checkpoints", 1)
+    secret.write_text("secret")
+    (run / "config.yaml").touch()
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(secret)
+    with pytest.raises(ValueError, match=f"{name}: is a link"):
+        kept.copy(run, tmp_path / "copy")
+    assert not (tmp_path / "copy" / name).exists()
+
+
+def test_a_run_that_goes_on_writes_through_no_link(tmp_path: Path) -> None:
+    """`train --resume` in somebody's folder emptied, or wrote into, what its links led to."""
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    names = (".lock", "train.log", "metrics.jsonl", f".result.json.{os.getpid()}")
+    for name in names:
+        (tmp_path / name).symlink_to(precious)
+    folder = RunFolder(tmp_path)
+
+    def lock() -> None:
+        with folder.locked():
+            pass
+
+    for write_it in (
+        lock,
+        lambda: LogFile(tmp_path / "train.log"),
+        lambda: folder.append_metrics({"epoch": 1}),
+        lambda: folder.write_result({}),
+    ):
+        with pytest.raises(ValueError, match="is a link"):
+            write_it()
+    assert precious.read_text() == "precious"

@@ -24,6 +24,7 @@ from shoal.data.clicks.lines import Cells, hash_tokens, line_chunks, words_of
 from shoal.data.clicks.log import ClickLog
 from shoal.data.clicks.readers import load
 from shoal.data.clicks.samples import Layout
+from shoal.data.page import page
 from shoal.data.parquet_counts import check_counts
 from shoal.data.prepare import load_dataset
 from shoal.runs.run import resolve
@@ -226,6 +227,18 @@ def test_counts_of_a_sound_parquet_file_pass(tmp_path: Path, rows: int) -> None:
     frame = pl.DataFrame({"same": np.zeros(rows, np.int64), "lists": pl.Series([[1, 2]] * rows)})
     frame.write_parquet(tmp_path / "a.parquet")
     check_counts(tmp_path / "a.parquet")
+
+
+def test_a_page_about_data_shows_its_names_and_runs_nothing(tmp_path: Path) -> None:
+    name, column = "<script>a()<", "<img src=x onerror=b()>"
+    folder = tmp_path / name
+    folder.mkdir()
+    header = f"user_id:token\titem_id:token\t{column}:token\n"
+    lines = "".join(f"u{k % 7}\ti{k % 5}\t<script>\n" for k in range(60))
+    (folder / f"{name}.inter").write_text(header + lines)
+    dataset = load_dataset(DataSection(path=str(tmp_path), name=name, cache=False), 1)
+    text = page(dataset, ())
+    assert "&lt;img src=x" in text and "<img" not in text and "<script" not in text
 
 
 # ---- the cache of prepared data -----------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import resource
 import socket
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import zmq
+from other_user import as_nobody, needs_root, reached
 from ps_cluster import (
     Bare,
     grads,
@@ -39,9 +39,6 @@ from shoal.ps.spec import Spec, TableSpec
 from shoal.ps.wire import IN_PIECES, PIECE, Header, Kind, WireError, in_pieces, join_pieces
 from shoal.ps.worker.client import Client, ServerError
 
-NOBODY = 65534
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
-
 
 def resident(pid: int | str = "self") -> int:
     """Bytes of memory that a process has."""
@@ -56,33 +53,27 @@ def hello_text(spec: Spec, **wrong: Any) -> bytes:
 # ---- another user of the host -------------------------------------------------------------------
 
 
-def say_hello_as_nobody(address: str, answer: Any) -> None:
-    os.setgroups([])
-    os.setgid(NOBODY)
-    os.setuid(NOBODY)
+def say_hello(address: str) -> str:
     client = Client([address])
     try:
         client.hello(make_spec(), 2.0)
-        answer.put("let in")
+        return "let in"
     except Exception as error:
-        answer.put(repr(error))
+        return repr(error)
     finally:
         client.close()
 
 
-@as_root
+@needs_root
 def test_another_user_gets_no_answer(tmp_path: Path) -> None:
     """The servers of one host listen where nobody else may go, and on no port."""
     values = {"run": {"output": str(tmp_path / "run")}, "launch": {"servers": 1}}
     config = Config.model_validate(values)
     with Servers(config) as servers:
         (address,) = servers.addresses
-        context = multiprocessing.get_context("fork")
-        answer = context.SimpleQueue()
-        child = context.Process(target=say_hello_as_nobody, args=(address, answer))
-        child.start()
-        assert "has not answered" in answer.get()
-        child.join()
+        own = Path(address.removeprefix("ipc://")).parent
+        assert as_nobody(reached, [own, *own.rglob("*")]) == []  # nor what it leaves there
+        assert "has not answered" in as_nobody(say_hello, address)
         with joined([address], make_spec()) as client:  # and its own user is let in
             assert pull(client, 0, [1]).shape == (1, 4)
             client.bye()

@@ -88,7 +88,7 @@ def open_prepared(config: DataSection, seed: int) -> Prepared:
         _check_options(folder, manifest["options"], config)
         _check_bytes(folder, manifest)
         return _open(folder, manifest, config, seed)
-    except (DamagedFolder, KeyError, TypeError) as error:
+    except (DamagedFolder, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder} is damaged: {error}; {REMEDY}") from error
 
 
@@ -167,11 +167,12 @@ def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int
     }
     key = views.view_key(manifest["interactions"], config.split, seed)
     place = folder / "views" / key
-    arrays = views.open_view(place)
+    rows = len(columns[fields["user"]])
+    sizes = len(vocab[fields["user"]]), len(vocab[fields["item"]])
+    arrays = views.open_view(place, rows, sizes)
     if arrays is None:
         logger.info("%s is split for the first time as data.split says; it is kept", folder)
         chosen = for_view(manifest, columns, config.split.order)
-        sizes = len(vocab[fields["user"]]), len(vocab[fields["item"]])
         try:
             views.make_view(place, chosen, fields["user"], sizes, config.split, seed, VIEW_MEMORY)
         except OSError as error:
@@ -180,7 +181,7 @@ def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int
                 "is kept there; make room, or let `shoal prepare` make it: give it the same "
                 "data.split and run.seed"
             ) from error
-        arrays = views.open_view(place)
+        arrays = views.open_view(place, rows, sizes)
         if arrays is None:
             raise DamagedFolder(f"{place} is not what was written there")
     timed = fields["time"] in columns and config.split.order != "file"

@@ -19,6 +19,7 @@ import numpy as np
 from shoal.world.durable import is_plain_name, open_regular, replace_durably
 
 READ_BYTES = 1 << 24  # at a time
+DOCUMENT_BYTES = 1 << 26  # of a document
 CHECKED_BYTES = 1 << 30  # more than that is not compared whenever a run starts
 
 
@@ -136,13 +137,16 @@ def read_document(path: Path, version: int) -> dict[str, Any]:
     """The body of a document."""
     try:
         with open_regular(path, links=False) as file:
-            stored = json.loads(file.read())
+            text = file.read(DOCUMENT_BYTES + 1)
+        if len(text) > DOCUMENT_BYTES:
+            raise DamagedFolder(f"{path} has more than {DOCUMENT_BYTES} bytes")
+        stored = json.loads(text)
         body = stored["body"]
         if stored["sha256"] != _checksum(body):
             raise DamagedFolder(f"{path} does not match its checksum")
         if body["version"] != version:
             raise DamagedFolder(f"{path} has version {body['version']}, not {version}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, DamagedFolder):
             raise
         raise DamagedFolder(f"{path}: {type(error).__name__}: {error}") from error

@@ -347,10 +347,10 @@ def _add_view(job: Job, manifest: dict[str, Any], folder: Path | None = None) ->
     folder, split = folder or job.to, job.config.split
     key = views.view_key(manifest["interactions"], split, job.seed)
     place = folder / "views" / key
-    if views.open_view(place) is not None:
-        return
     fields, columns = manifest["options"]["fields"], map_columns(folder, manifest)
     words = (manifest["words"][fields[side]]["ends"] for side in ("user", "item"))
     users, items = (len(Stored.of(entry)) for entry in words)
+    if views.open_view(place, len(columns[fields["user"]]), (users, items)) is not None:
+        return
     chosen = for_view(manifest, columns, split.order)
     views.make_view(place, chosen, fields["user"], (users, items), split, job.seed, job.memory)

@@ -28,7 +28,6 @@ import numpy as np
 from shoal.config.schema import SplitSection
 from shoal.data.prepared.files import (
     Appender,
-    DamagedFolder,
     Stored,
     check_arrays,
     map_array,
@@ -42,6 +41,13 @@ from shoal.data.split import PHASES, leave_counts, ratio_counts, split_rows
 
 VERSION = 1
 DOCUMENT = "view.json"
+OF_PHASE = {"rows": "<i8", "user": "<i4", "item": "<i4"}
+STARTS = {"seen-starts": "seen", **{f"offsets-{n}": f"history-{n}" for n in (1, 2, 3)}}
+TYPES = {
+    **{f"{name}-{phase}": dtype for name, dtype in OF_PHASE.items() for phase in PHASES},
+    **{f"history-{n}": "<i4" for n in (1, 2, 3)},
+    **dict.fromkeys((*STARTS, "seen"), "<i8"),
+}
 
 
 def view_key(digest: str, split: SplitSection, seed: int) -> str:
@@ -52,14 +58,46 @@ def view_key(digest: str, split: SplitSection, seed: int) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def open_view(folder: Path) -> dict[str, np.ndarray] | None:
-    """The arrays of a view, mapped; None where there is none, or none that is whole."""
-    with suppress(DamagedFolder):
+def open_view(folder: Path, rows: int, sizes: tuple[int, int]) -> dict[str, np.ndarray] | None:
+    """The arrays of a view, mapped; None where there is none, or none that is whole.
+
+    rows, sizes: numbers of rows, and of user ids and item ids.
+    """
+    with suppress(ValueError, LookupError, TypeError, AttributeError):
         entries = read_document(folder / DOCUMENT, VERSION)["arrays"]
         stored = {name: Stored.of(entry) for name, entry in entries.items()}
-        check_arrays(folder, list(stored.values()))
-        return {name: map_array(folder, one) for name, one in stored.items()}
+        compared = check_arrays(folder, list(stored.values()))
+        arrays = {name: map_array(folder, one) for name, one in stored.items()}
+        if _belongs(arrays, rows, sizes, compared):
+            return arrays
     return None
+
+
+def _belongs(arrays: dict[str, np.ndarray], rows: int, sizes: tuple[int, int], whole: bool) -> bool:
+    """Whether arrays can be of such columns: a checksum is right wherever its author wanted it.
+
+    Places in other arrays are followed as they are, so they are looked at always; the many ids only
+    where all bytes were (`whole`).
+    """
+    below = {"rows": rows, "user": sizes[0], "item": sizes[1], "history": sizes[1]}
+    for name, dtype in TYPES.items():
+        array = arrays[name]
+        limit = below.get(name.partition("-")[0])
+        if array.dtype != np.dtype(dtype):
+            return False
+        if whole and limit and len(array) and not (array.min() >= 0 and array.max() < limit):
+            return False
+    for name, values in STARTS.items():
+        starts = arrays[name]
+        if len(starts) != sizes[0] + 1 or starts[0] != 0 or starts[-1] != len(arrays[values]):
+            return False
+        if (np.diff(starts) < 0).any():
+            return False
+    return all(
+        len(arrays[f"rows-{phase}"]) == len(arrays[f"{name}-{phase}"])
+        for phase in PHASES
+        for name in ("user", "item")
+    )
 
 
 def splits_digest(folder: Path) -> str:
@@ -87,12 +125,13 @@ def make_view(
     try:
         body = _write(work, columns, user, sizes, split, seed, memory)
         write_document(work / DOCUMENT, {"version": VERSION, **body})
-        if folder.exists() and open_view(folder) is None:
+        rows = len(columns[user])
+        if folder.exists() and open_view(folder, rows, sizes) is None:
             shutil.rmtree(folder)  # it is damaged
         try:
             work.rename(folder)
         except OSError:
-            if open_view(folder) is None:  # else another process was first
+            if open_view(folder, rows, sizes) is None:  # else another process was first
                 raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -181,11 +220,10 @@ def _phases(split: SplitSection, sizes: np.ndarray) -> np.ndarray:
 def _write_phases(
     work: Path, columns: dict[str, np.ndarray], user: str, phases: np.ndarray
 ) -> dict[str, Stored]:
-    names = {"rows": "<i8", "user": "<i4", "item": "<i4"}
     writers = {
         (name, phase): Appender(work, Stored(f"{name}-{phase}", dtype))
         for phase in PHASES
-        for name, dtype in names.items()
+        for name, dtype in OF_PHASE.items()
     }
     for part in chunks(len(phases)):
         users, items = columns[user][part], columns["item"][part]

@@ -193,7 +193,7 @@ def _own_folder(parent: Path) -> tuple[Path, int]:
         for other in parent.glob("shoal-rows-*"):
             try:
                 lock = os.open(other / "lock", os.O_RDWR)
-            except FileNotFoundError:  # being made, or being removed
+            except OSError:  # being made, being removed, or another user's
                 continue
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

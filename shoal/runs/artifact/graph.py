@@ -24,8 +24,12 @@ from shoal.runs.artifact.files import ArtifactError
 
 LOOKUP = "shoal.lookup"
 NODES = 100_000
-ELEMENTS = 1 << 30  # of one tensor that a graph makes for CHECKED samples
-CHECKED = 64
+CHECKED = 64  # samples for which the next three hold
+ELEMENTS = 1 << 30  # numbers of one tensor that a graph makes
+HELD = 4 * ELEMENTS  # numbers that it holds at a time
+WORK = 1 << 41  # numbers and products that it computes in all
+LARGEST = 1 << 62  # number that is computed with
+ELSEWHERE = ("device", "layout", "pin_memory")  # where a tensor lies is the machine's affair
 _KNOWN = """
     _log_softmax _safe_softmax _softmax _to_copy _unsafe_view abs adaptive_avg_pool1d add addmm
     alias all amax amin any arange argmax argsort avg_pool1d avg_pool2d baddbmm batch_norm
@@ -43,15 +47,37 @@ _KNOWN = """
     topk transpose tril triu type_as unbind unflatten unfold unsqueeze view view_as where zeros
     zeros_like
 """
-_NUMBERS = "add sub mul floordiv mod neg getitem ge le gt lt eq ne truediv"
+_NUMBERS = "add sub mul floordiv mod neg ge le gt lt eq ne truediv"
 OPERATORS = frozenset(_KNOWN.split())
+
+
+def _of_numbers(function: Callable) -> Callable:
+    """Arithmetic of sizes alone: lists, text and numbers of any length could grow without end."""
+
+    def checked(*numbers: Any) -> Any:
+        for one in numbers:
+            if not isinstance(one, int | float) or abs(one) > LARGEST:
+                raise TypeError(f"a number is computed from {str(one)[:80]}")
+        return function(*numbers)
+
+    return checked
+
+
+def _item(made: Any, place: Any) -> Any:
+    """One of several tensors that an operator made."""
+    if not isinstance(made, list | tuple) or not isinstance(place, int):
+        raise TypeError(f"item {str(place)[:80]} of a {type(made).__name__}")
+    return made[place]
+
+
 PLAIN: dict[str, Callable] = {
-    **{f"operator.{name}": getattr(operator, name) for name in _NUMBERS.split()},
-    "math.max": max,
-    "math.min": min,
-    "torch.sym_max": max,
-    "torch.sym_min": min,
-    "math.trunc": math.trunc,
+    **{f"operator.{name}": _of_numbers(getattr(operator, name)) for name in _NUMBERS.split()},
+    "operator.getitem": _item,
+    "math.max": _of_numbers(max),
+    "math.min": _of_numbers(min),
+    "torch.sym_max": _of_numbers(max),
+    "torch.sym_min": _of_numbers(min),
+    "math.trunc": _of_numbers(math.trunc),
 }
 DTYPES = {
     str(one).removeprefix("torch."): one
@@ -95,8 +121,10 @@ class Graph:
         for node in nodes:
             function = self._function(node["op"])
             used: set[str] = set()
-            args = _decode(node["args"], known)
+            args = _decode(list(node["args"]), known)
             kwargs = {key: _decode(value, known) for key, value in node["kwargs"].items()}
+            if kwargs.keys() & set(ELSEWHERE):
+                raise ArtifactError(f"{self.where} says where a tensor lies: {min(kwargs)}")
             _names([args, *kwargs.values()], used)
             self.steps.append((str(node["name"]), function, args, kwargs, used))
             known.add(str(node["name"]))
@@ -121,7 +149,12 @@ class Graph:
             raise ArtifactError(f"{self.where} calls {name!r}, which is no operator of a graph")
         if operation in ("view", "_unsafe_view"):  # how a result lies in memory is the machine's
             operation, overload = "reshape", "default"
-        return getattr(getattr(torch.ops.aten, operation), overload)
+        found = getattr(getattr(torch.ops.aten, operation), overload)
+        # Nothing else that the object of an operator has (its methods lead anywhere), and nothing
+        # that writes into what it is given.
+        if not isinstance(found, torch._ops.OpOverload) or found._schema.is_mutable:
+            raise ArtifactError(f"{self.where} calls {name!r}, which is no operator of a graph")
+        return found
 
     def __call__(self, inputs: Mapping[str, Tensor | Jagged], lookup: Lookup) -> Tensor:
         """The answer for inputs by name; `lookup` gives rows."""
@@ -148,51 +181,73 @@ class Graph:
         raise ValueError(f"{self.where} takes one id in each slot, and this sample has several")
 
     def check(self, dims: Mapping[str, int]) -> None:
-        """Refuse a graph that would make tensors beyond all measure, before any memory is taken."""
-        asked = {
-            name: torch.empty(
-                [CHECKED if n is None else n for n in facts["shape"]],
-                dtype=DTYPES[facts["dtype"]],
-                device="meta",
-            )
-            for name, facts in self.inputs.items()
-        }
-        values: dict[str, Any] = {
-            **{name: one.to("meta") for name, one in self.constants.items()},
-            **asked,
-        }
+        """Refuse a graph that would make tensors, or compute, beyond all measure: it is gone
+        through with shapes alone, before any memory is taken.
+        """
+        from torch.utils.flop_counter import FlopCounterMode
+
+        name, work, held = "inputs", 0, 0
+        sizes: dict[str, int] = {}
         try:
-            for name, function, args, kwargs, _ in self.steps:
-                found = _resolve(args, values)
-                if function is None:
-                    shape = (*found[0].shape, dims[found[1]])
-                    values[name] = torch.empty(shape, device="meta")
-                else:
+            values: dict[str, Any] = {one: t.to("meta") for one, t in self.constants.items()}
+            for name, facts in self.inputs.items():
+                shape = [CHECKED if n is None else n for n in facts["shape"]]
+                values[name] = torch.empty(shape, dtype=DTYPES[facts["dtype"]], device="meta")
+            with FlopCounterMode(display=False) as counter:
+                for (name, function, args, kwargs, _), done in zip(self.steps, self.last):
+                    found = _resolve(args, values)
                     more = {key: _resolve(value, values) for key, value in kwargs.items()}
-                    if function in _MAKERS:
-                        more["device"] = "meta"
-                    values[name] = function(*found, **more)
-                made = values[name] if isinstance(values[name], (list, tuple)) else [values[name]]
-                for one in made:
-                    if isinstance(one, Tensor) and one.numel() > ELEMENTS:
+                    if function is None:
+                        shape = [*found[0].shape, dims[found[1]]]
+                        values[name] = torch.empty(shape, device="meta")
+                    elif _makes(function):
+                        values[name] = function(*found, **more, device="meta")
+                    else:
+                        values[name] = function(*found, **more)
+                    sizes[name] = self._numbers(values[name])
+                    work += sizes[name] * _window(function, found)
+                    held += sizes[name]
+                    if held > HELD or work + counter.get_total_flops() // 2 > WORK:
                         raise ArtifactError(
-                            f"{self.where} makes a tensor of {one.numel()} numbers for {CHECKED} "
-                            f"samples; {ELEMENTS} are the most"
+                            f"{self.where} holds more than {HELD} numbers or computes more than "
+                            f"{WORK} for {CHECKED} samples"
                         )
-        # NotImplementedError is torch's for an operator and types that do not go together.
-        except (RuntimeError, TypeError, LookupError, NotImplementedError) as error:
+                    for one in done:
+                        held -= sizes.get(one, 0)
+                        del values[one]
+        except ArtifactError:
+            raise
+        except Exception as error:  # whatever torch says of arguments that do not fit
             raise ArtifactError(f"{self.where} is damaged: {name}: {error}") from error
 
+    def _numbers(self, made: Any) -> int:
+        """How many numbers a node makes; refuses too many."""
+        tensors = [one for one in _flat(made) if isinstance(one, Tensor)]
+        for one in tensors:
+            if one.numel() > ELEMENTS:
+                raise ArtifactError(
+                    f"{self.where} makes a tensor of {one.numel()} numbers for {CHECKED} samples; "
+                    f"{ELEMENTS} are the most"
+                )
+        return sum(one.numel() for one in tensors)
 
-_MAKERS = {
-    torch.ops.aten.arange.default,
-    torch.ops.aten.arange.start,
-    torch.ops.aten.arange.start_step,
-    torch.ops.aten.full.default,
-    torch.ops.aten.ones.default,
-    torch.ops.aten.zeros.default,
-    torch.ops.aten.scalar_tensor.default,
-}
+
+def _flat(made: Any) -> list[Any]:
+    return list(made) if isinstance(made, list | tuple) else [made]
+
+
+def _makes(function: Callable) -> bool:
+    """Whether an operator makes a tensor from none: it must be told where."""
+    if not isinstance(function, torch._ops.OpOverload):
+        return False
+    arguments = function._schema.arguments
+    takes = any("Tensor" in str(one.type) for one in arguments)
+    return not takes and any(one.name == "device" for one in arguments)
+
+
+def _window(function: Callable | None, found: list[Any]) -> int:
+    """How many numbers one of a pool is made from, at most; 1 for all others."""
+    return math.prod(found[0].shape[2:]) if "pool" in str(function) else 1
 
 
 def _look_up(lookup: Lookup, ids: Tensor | Lists, table: str) -> Tensor:

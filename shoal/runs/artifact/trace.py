@@ -19,7 +19,7 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.service import Gradients, Lookup, RowService
 from shoal.embedding.store import Every
 from shoal.models.base import Model
-from shoal.runs.artifact.graph import DTYPES, LOOKUP, OPERATORS, PLAIN
+from shoal.runs.artifact.graph import DTYPES, ELSEWHERE, LOOKUP, OPERATORS, PLAIN
 
 ASSERTIONS = ("_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range")
 _library = torch.library.Library("shoal", "DEF")
@@ -169,7 +169,7 @@ def _write(program: Any, fields: dict[str, Tensor]) -> Traced:
             kwargs = {
                 key: _encode(value, names)
                 for key, value in node.kwargs.items()
-                if key not in ("device", "pin_memory", "layout")
+                if key not in ELSEWHERE
             }
             nodes.append({"name": node.name, "op": operation, "args": args, "kwargs": kwargs})
         elif node.op == "output":

@@ -115,10 +115,10 @@ def _take_vectors(name: str, file: str, strategy: Strategy, dataset: Any) -> Non
     for rows in store.export(1 << 16):
         where = place[rows.ids.numpy()]
         kept = where >= 0
-        values = rows.values.clone()
-        values[torch.from_numpy(kept)] = torch.from_numpy(
-            np.ascontiguousarray(vectors[where[kept]], dtype=np.float32)
-        )
+        values, given = rows.values.clone(), vectors[where[kept]].astype(np.float32)
+        if not np.isfinite(given).all():
+            raise ValueError(f"start.pretrained: {file} holds NaN, or numbers beyond 32 bits")
+        values[torch.from_numpy(kept)] = torch.from_numpy(given)
         taken += int(kept.sum())
         store.restore(Rows(rows.ids, values, rows.state))
     log.info("table %s: %d rows begin as %s says", name, taken, file)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import html
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -126,7 +127,7 @@ class Api:
                 status, answer = 499, Response(status_code=499)
             finally:
                 self.figures.in_flight -= 1
-                self.figures.count(request.url.path, status, time.perf_counter() - begun)
+                self.figures.count(_path(request), status, time.perf_counter() - begun)
             answer.headers.update(SAFE)
             return answer
 
@@ -138,7 +139,7 @@ class Api:
             host = request.headers.get("host", "").rsplit(":", 1)[0]
             if host not in LOCAL:
                 raise Refused(421, "this service answers as localhost only")
-        if self.token is None or request.url.path in OPEN:
+        if self.token is None or _path(request) in OPEN:
             return
         given = request.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
@@ -216,10 +217,15 @@ class Api:
         return HTMLResponse(page_of(describe(QUESTIONS, self.token is not None)))
 
     async def _page(self, request: Request) -> Response:
-        return HTMLResponse(PAGE.replace("{{model}}", self.service.model.model))
+        return HTMLResponse(PAGE.replace("{{model}}", html.escape(self.service.model.model)))
 
 
 PAGE = resources.files("shoal.runs.serving").joinpath("page.html").read_text()
+
+
+def _path(request: Request) -> str:
+    """The path that was routed; request.url has the text of the header `host` before it."""
+    return request.scope["path"]
 
 
 def _json(value: Any, status: int = 200) -> Response:

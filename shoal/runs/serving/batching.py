@@ -52,10 +52,7 @@ class Batcher:
             self.batches += 1
             self.requests += len(batch)
             asked = [request for request, _ in batch]
-            try:
-                answers = await loop.run_in_executor(self.threads, self.work, asked)
-            except Exception as error:
-                answers = [error] * len(batch)
+            answers = await loop.run_in_executor(self.threads, self._answers, asked)
             for (_, future), answer in zip(batch, answers):
                 if future.done():
                     continue
@@ -63,3 +60,12 @@ class Batcher:
                     future.set_exception(answer)
                 else:
                     future.set_result(answer)
+
+    def _answers(self, asked: list[Any]) -> Sequence[Any]:
+        try:
+            return self.work(asked)
+        except Exception as error:
+            if len(asked) == 1:
+                return [error]
+            # Nobody is refused for what another one asks.
+            return [answer for one in asked for answer in self._answers([one])]

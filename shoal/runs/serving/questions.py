@@ -17,6 +17,7 @@ MOST_ITEMS = 10_000  # in a list of a request
 MOST_TOPK = 1_000
 MOST_SAMPLES = 10_000
 MOST_IDS = 1_000  # in one slot
+MOST_CELLS = 1 << 20  # samples x columns of a request; as many are predicted at a time
 Word = Annotated[str, Field(min_length=1, max_length=512)]
 Words = Annotated[list[Word], Field(max_length=MOST_ITEMS)]
 
@@ -146,31 +147,35 @@ def answer_similar(model: Artifact, asked: Sequence[Similar]) -> list[Any]:
 def answer_predict(model: Artifact, asked: Sequence[Predict]) -> list[Any]:
     """Probabilities of each; samples of all requests are predicted together."""
     answers: list[Any] = [None] * len(asked)
-    parts, places = [], []
+    parts: dict[int, Part] = {}
     for number, one in enumerate(asked):
         try:
-            parts.append(_samples(model, one.samples))
-            places.append(number)
+            parts[number] = _samples(model, one.samples)
         except ValueError as error:
             answers[number] = error
-    if parts:
-        fields = _joined(model, parts)
-        chances = model.predict(fields).tolist()
-        first = 0
-        for number in places:
-            last = first + len(asked[number].samples)
-            answers[number] = {"clicks": chances[first:last]}
-            first = last
+        is_last = number + 1 == len(asked)
+        if parts and (is_last or sum(len(lists) for lists, _ in parts.values()) > MOST_CELLS):
+            chances = iter(model.predict(_joined(model, list(parts.values()))).tolist())
+            for place, (_, values) in parts.items():
+                answers[place] = {"clicks": [next(chances) for _ in values]}
+            parts = {}
     return answers
 
 
-def _samples(model: Artifact, samples: Sequence[dict[str, Any]]) -> tuple[list[list[int]], list]:
+Part = tuple[list[list[int]], list[list[float]]]
+
+
+def _samples(model: Artifact, samples: Sequence[dict[str, Any]]) -> Part:
     """The ids of every slot, sample after sample, and the dense values of every sample."""
     if model.kind != "clicks":
         raise ValueError(f"{model.model} ranks items: it predicts no clicks; ask /v1/recommend")
     facts = model.signature["layout"]
     slots, dense = facts["slots"], facts["dense"]
     known = {*slots, *dense}
+    columns = len(slots) + len(dense)
+    most = max(1, MOST_CELLS // max(1, columns))
+    if len(samples) > most:
+        raise ValueError(f"a request has at most {most} samples of {columns} columns")
     lists: list[list[int]] = []
     values = []
     for sample in samples:
@@ -186,7 +191,7 @@ def _samples(model: Artifact, samples: Sequence[dict[str, Any]]) -> tuple[list[l
         row = [sample.get(name, 0.0) for name in dense]
         if any(isinstance(one, list) or not abs(one) < 3.4e38 for one in row):
             raise ValueError("dense values are finite numbers")
-        values.append(row)
+        values.append([float(one) for one in row])
     return lists, values
 
 
@@ -195,7 +200,7 @@ def _some(known: set[str]) -> str:
     return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
 
 
-def _joined(model: Artifact, parts: list[tuple[list[list[int]], list]]) -> dict[str, Any]:
+def _joined(model: Artifact, parts: list[Part]) -> dict[str, Any]:
     facts = model.signature["layout"]
     layout = Layout(tuple(facts["slots"]), tuple(facts["dense"]), facts["label"], facts["rows"])
     lists = [one for part, _ in parts for one in part]

@@ -1,0 +1,133 @@
+"""What strangers, and authors of artifacts, can do to `shoal serve` and those who look at it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="shoal serve needs the extra `serve`")
+pytest.importorskip("httptools", reason="shoal serve needs the extra `serve`")
+
+from exported import exported
+from test_serving import Running
+from typer.testing import CliRunner
+
+from shoal.command.cli import app
+from shoal.runs.artifact import files
+from shoal.runs.artifact.loaded import Artifact
+from shoal.runs.artifact.words import write_words
+from shoal.runs.serving import questions
+from shoal.runs.serving.questions import Predict
+
+
+@pytest.fixture(scope="module")
+def artifacts() -> dict[str, Path]:
+    return exported()
+
+
+def test_a_token_is_asked_for_whatever_the_host_is_called(artifacts: dict[str, Path]) -> None:
+    """The header `host` was read as the beginning of the path, and /health asks for no token."""
+    found = Running(artifacts["SASRec"], token="a token of some length")
+    found.server.api.local = False  # as behind an address that others reach
+    try:
+        for host in ("x/health?", "x/health#", "x/ready?a="):
+            status, _ = found.call("POST", "/v1/recommend", {"user": "1"}, {"host": host})
+            assert status == 401
+        headers = {"authorization": "Bearer a token of some length"}
+        text = found.call("GET", "/metrics", headers=headers)[1]
+        assert 'route="/v1/recommend",status="401"' in text and "/health" not in text
+    finally:
+        found.stop()
+
+
+def test_the_page_shows_names_and_runs_nothing(artifacts: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "artifact"
+    shutil.copytree(artifacts["SASRec"], folder)
+    signature = json.loads((folder / files.SIGNATURE).read_text())
+    signature["model"] = "<script>alert(1)</script>"
+    (folder / files.SIGNATURE).write_text(json.dumps(signature))
+    (folder / files.MANIFEST).unlink()
+    files.write_manifest(folder)
+    found = Running(folder)
+    try:
+        page = found.call("GET", "/")[1]
+        assert "<script>alert" not in page and "&lt;script&gt;alert" in page
+    finally:
+        found.stop()
+
+
+def test_names_of_items_do_nothing_to_a_terminal(
+    artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "artifact"
+    shutil.copytree(artifacts["SASRec"], folder)
+    words = Artifact(folder).items.all.tolist()
+    named = [words[0], *(f"[/bold]{word}\x1b]0;title\x07" for word in words[1:])]
+    write_words(folder, "items", named)
+    (folder / files.MANIFEST).unlink()
+    files.write_manifest(folder)
+    done = CliRunner().invoke(app, ["recommend", str(folder), "--user", "1", "--topk", "2"])
+    assert done.exit_code == 0, done.output
+    assert "[/bold]" in done.output and "\x1b" not in done.output and "\x07" not in done.output
+
+
+def test_nobody_is_refused_for_what_another_one_asks(artifacts: dict[str, Path]) -> None:
+    """Requests that wait are answered together; one of them cannot be answered at all."""
+    found = Running(artifacts["DNN"])
+    service = found.service
+    together: list[int] = []
+    answer = service.answer
+
+    def spoiled(kind: str, asked: Any) -> Any:
+        together.append(len(asked))
+        if any(7 in one.samples[0].values() for one in asked):
+            raise ValueError("a sample that no graph takes")
+        return answer(kind, asked)
+
+    service.answer = spoiled  # type: ignore[method-assign]
+    slots = service.model.signature["layout"]["slots"]
+    statuses: dict[int, int] = {}
+
+    def ask(number: int) -> None:
+        sample = dict.fromkeys(slots, 7 if number == 0 else 3)
+        statuses[number] = found.call("POST", "/v1/predict", {"samples": [sample]})[0]
+
+    try:
+        for _ in range(20):  # until some were answered together
+            clients = [threading.Thread(target=ask, args=(k,)) for k in range(8)]
+            for one in clients:
+                one.start()
+            for one in clients:
+                one.join()
+            assert statuses == {0: 422, **dict.fromkeys(range(1, 8), 200)}
+            if max(together) > 1:
+                break
+    finally:
+        found.stop()
+
+
+def test_few_bytes_ask_for_few_numbers(
+    artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sample of two bytes stands for all columns of a model; all waiting ones together, more."""
+    model = Artifact(artifacts["DNN"])
+    columns = len(model.signature["layout"]["slots"]) + len(model.signature["layout"]["dense"])
+    monkeypatch.setattr(questions, "MOST_CELLS", 10 * columns)
+    sizes: list[int] = []
+    predict = model.predict
+    monkeypatch.setattr(
+        model, "predict", lambda fields: sizes.append(len(fields["slots"])) or predict(fields)
+    )
+    asked = [Predict(samples=[{}] * 8) for _ in range(6)] + [Predict(samples=[{}] * 11)]
+    answers = questions.answer_predict(model, asked)
+    assert [len(one["clicks"]) for one in answers[:-1]] == [8] * 6
+    assert "at most 10 samples" in str(answers[-1])
+    assert sum(sizes) == 48 and max(sizes) <= 24
+    big = [{name: 10**30 for name in model.signature["layout"]["dense"]}]
+    (found,) = questions.answer_predict(model, [Predict(samples=big)])
+    assert isinstance(found, ValueError) or len(found["clicks"]) == 1
