@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from shoal.data.batch import Batch
@@ -47,12 +46,13 @@ class DLRM(ClickModel):
             num_vectors, width = num_vectors + 1, options.dim
         self.dots = Dots(num_vectors)
         width += num_vectors * (num_vectors - 1) // 2
+        self.width_in = width
         self.top = Tower([width, *options.top_layers], options.dropout)
 
     def logits(self, batch: Batch) -> Tensor:
         vectors = self.slots(self.embed, batch)
         if not self.facts.num_dense:
             return self.top(self.dots(vectors))
-        dense = self.bottom(self.dense(batch))
-        dots = self.dots(torch.cat([dense.unsqueeze(1), vectors], 1))
-        return self.top(torch.cat([dense, dots], 1))
+        both = self.dots.beside(self.bottom(self.dense(batch)), vectors)
+        # Masks are drawn by the number of columns: of those behind on a GPU there must be none.
+        return self.top(both[:, : self.width_in] if self.options.dropout else both)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -51,6 +53,24 @@ class Dots(nn.Module):
     def forward(self, vectors: Tensor) -> Tensor:
         every = torch.bmm(vectors, vectors.transpose(1, 2))  # [b, n, n]
         return every.flatten(1).index_select(1, self.lower)
+
+    def beside(self, first: Tensor, vectors: Tensor) -> Tensor:
+        """[first, dots of first and all vectors]: [b, d], [b, n - 1, d] -> [b, d + pairs].
+
+        On a GPU by one kernel, with zeros behind for `mlp.Linear` to read.
+        """
+        kernels = _kernels() if vectors.is_cuda and not torch.compiler.is_compiling() else None
+        if kernels is not None and vectors.dtype == torch.float32:
+            return kernels.DotsOf.apply(first, vectors, torch.is_autocast_enabled("cuda"))
+        return torch.cat([first, self(torch.cat([first.unsqueeze(1), vectors], 1))], 1)
+
+
+def _kernels() -> Any:
+    try:
+        from shoal.models.nn import triton_dots
+    except ImportError:  # torch without Triton
+        return None
+    return triton_dots
 
 
 class Cross(nn.Module):

@@ -5,8 +5,27 @@ from __future__ import annotations
 from itertools import pairwise
 
 from torch import Tensor, nn
+from torch.nn.functional import linear, pad
 
 from shoal.models.nn.dropout import Dropout
+
+
+ALIGN = 8  # columns; products of other widths take slower kernels on a GPU
+
+
+class Linear(nn.Linear):
+    """nn.Linear; on a GPU with zeros behind the columns of input and weights, if they are odd.
+
+    The input may have such zeros already.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        more = -self.in_features % ALIGN
+        if not more or not x.is_cuda:
+            return super().forward(x)
+        if x.shape[-1] == self.in_features:
+            x = pad(x, (0, more))
+        return linear(x, pad(self.weight, (0, more)), self.bias)
 
 
 class MLP(nn.Sequential):
@@ -15,7 +34,7 @@ class MLP(nn.Sequential):
     def __init__(self, sizes: list[int], dropout: float = 0.0):
         layers: list[nn.Module] = []
         for width_in, width_out in pairwise(sizes):
-            layers += [Dropout(dropout), nn.Linear(width_in, width_out), nn.ReLU()]
+            layers += [Dropout(dropout), Linear(width_in, width_out), nn.ReLU()]
         super().__init__(*layers)
 
 
