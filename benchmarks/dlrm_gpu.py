@@ -2,12 +2,14 @@
 
     python benchmarks/dlrm_gpu.py                  # rates, phases and AUC
     python benchmarks/dlrm_gpu.py --optimizers adam --skip-auc
+    python benchmarks/dlrm_gpu.py --compile              # torch.compile makes the dense part, too
 
 26 slots of width 64 in one table, 13 dense values, batch 65,536; batches lie in pinned host memory
 and are copied to the GPU in every step. Plain PyTorch: the same layers, nn.Embedding(sparse=True),
-torch.optim's sparse optimizer for it and a fused one for the rest. Shares of the phases are of the
-GPU's time by the names of kernels. AUC: of batches that were not trained on, whose labels hang on
-weights of the ids, after as many steps in every precision.
+torch.optim's sparse optimizer for it and a fused one for the rest, in float32 and with TF32; graph
+is strategy.graph: auto. Shares of the phases are of the GPU's time by the names of kernels. AUC: of
+batches that were not trained on, whose labels hang on weights of the ids, after as many steps on
+every side.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from shoal.world.world import World
 SLOTS, DENSE = 26, 13
 SETS = 8  # of batches, in turn
 PHASES = {
+    "pairs": ("_dots",),
     "rows": ("_gather", "_locate", "_update", "_sum_pieces", "_list", "_count_seg", "_find",
              "_insert", "_admit", "_write_numbers", "embedding", "sparse", "coalesce", "unique"),
     "sorting": ("sort", "radix", "scan"),
@@ -78,19 +81,38 @@ class Plain(nn.Module):
     def __init__(self, args: argparse.Namespace):
         super().__init__()
         own = make_model(args)
-        self.bottom, self.dots, self.top = own.bottom, own.dots, own.top
+        self.bottom, self.top = as_plain(own.bottom), as_plain(own.top)
+        lower = torch.tril_indices(SLOTS + 1, SLOTS + 1, -1)
+        self.register_buffer("lower", lower[0] * (SLOTS + 1) + lower[1])
         self.table = nn.Embedding(args.rows, args.dim, sparse=True)
         nn.init.uniform_(self.table.weight, -0.01, 0.01)
 
     def forward(self, ids: Tensor, dense: Tensor) -> Tensor:
         vectors = self.table(ids)
         first = self.bottom(dense)
-        dots = self.dots(torch.cat([first.unsqueeze(1), vectors], 1))
+        both = torch.cat([first.unsqueeze(1), vectors], 1)
+        dots = torch.bmm(both, both.transpose(1, 2)).flatten(1).index_select(1, self.lower)
         return self.top(torch.cat([first, dots], 1))
 
 
-def plain_step(args: argparse.Namespace, optimizer: str) -> Callable[[Batch], None]:
-    model = Plain(args).to(args.device)
+def as_plain(layers: nn.Module) -> nn.Sequential:
+    """The same weights in torch's own layers."""
+    made: list[nn.Module] = []
+    for layer in layers.modules():
+        if isinstance(layer, nn.Linear):
+            made.append(nn.Linear(layer.in_features, layer.out_features))
+            made[-1].load_state_dict(layer.state_dict())
+        elif isinstance(layer, nn.ReLU):
+            made.append(nn.ReLU())
+    if isinstance(made[-1], nn.Linear):  # the number at the end of a tower
+        made.append(nn.Flatten(0))
+    return nn.Sequential(*made)
+
+
+def plain_step(
+    args: argparse.Namespace, optimizer: str, model: Plain | None = None
+) -> Callable[[Batch], None]:
+    model = model or Plain(args).to(args.device)
     rows = [model.table.weight]
     rest = [p for p in model.parameters() if p is not model.table.weight]
     if optimizer == "adam":
@@ -112,10 +134,12 @@ def plain_step(args: argparse.Namespace, optimizer: str) -> Callable[[Batch], No
 
 def make_strategy(args: argparse.Namespace, optimizer: str, graph: bool, precision: str) -> Single:
     torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
-    strategy = (Graphed if graph else Single)(World(args.device))
+    world = World(args.device)
+    strategy = Graphed(world, auto=True) if graph else Single(world)
     section = OptimizerSection(name="sparse_adam" if optimizer == "adam" else optimizer, lr=args.lr)
     autocast = "bfloat16" if precision == "bfloat16" else "float32"
-    strategy.setup(make_model(args), section, 1, precision=autocast)
+    strategy.setup(make_model(args), section, 1, precision=autocast, compiled=args.compile)
+    assert not graph or strategy.records
     return strategy
 
 
@@ -136,8 +160,8 @@ def rate(step: Callable[[Batch], None], batches: list[Batch], args: argparse.Nam
     return args.steps * args.batch / (time.perf_counter() - begin)
 
 
-def phases(step: Callable[[Batch], None], batches: list[Batch]) -> str:
-    """Shares of the GPU's time."""
+def phases(step: Callable[[Batch], None], batches: list[Batch], kernels: int = 0) -> str:
+    """Milliseconds of the GPU in a step, and shares; and of the largest kernels."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
@@ -145,14 +169,18 @@ def phases(step: Callable[[Batch], None], batches: list[Batch]) -> str:
             step(batch)
         torch.cuda.synchronize()
     shares = dict.fromkeys([*PHASES, "other"], 0.0)
-    for event in found.key_averages():
-        if event.device_type != torch.autograd.DeviceType.CUDA:
-            continue
+    events = [e for e in found.key_averages() if e.device_type == torch.autograd.DeviceType.CUDA]
+    events.sort(key=lambda event: -event.self_device_time_total)
+    for event in events[:kernels]:
+        us = event.self_device_time_total / 5
+        print(f"    {us:8.1f} us {event.count / 5:4.0f} x {event.key[:90]}")
+    for event in events:
         name = event.key.lower()
         phase = next((p for p, words in PHASES.items() if any(w in name for w in words)), "other")
         shares[phase] += event.self_device_time_total
     total = sum(shares.values()) or 1.0
-    return ", ".join(f"{name} {share / total:.0%}" for name, share in shares.items())
+    each = ", ".join(f"{name} {share / total:.0%}" for name, share in shares.items())
+    return f"{total / 5e3:.2f} ms of the GPU: {each}"
 
 
 def auc(scores: Tensor, labels: Tensor) -> float:
@@ -164,19 +192,28 @@ def auc(scores: Tensor, labels: Tensor) -> float:
     return float(total / (positive * (len(labels) - positive)))
 
 
-def measure_auc(args: argparse.Namespace, optimizer: str, precision: str, graph: bool) -> float:
-    strategy = make_strategy(args, optimizer, graph, precision)
-    step = own_step(strategy)
+def measure_auc(args: argparse.Namespace, optimizer: str, precision: str, side: str) -> float:
+    """Of Shoal (side "graph" or "") or of plain PyTorch (side "plain")."""
+    if side == "plain":
+        torch.set_float32_matmul_precision("highest")
+        plain = Plain(args).to(args.device)
+        step = plain_step(args, optimizer, plain)
+    else:
+        strategy = make_strategy(args, optimizer, side == "graph", precision)
+        step = own_step(strategy)
     for seed in range(args.auc_steps // SETS):
         for batch in make_batches(args, SETS, 1000 + seed):
             step(batch)
-    strategy.settle()
-    model = strategy.model.eval()
     half = precision == "bfloat16"
     with torch.no_grad(), torch.autocast(args.device, torch.bfloat16) if half else nullcontext():
         held = [batch.to(args.device) for batch in make_batches(args, 4, 999)]
-        scores = torch.cat([model.logits(batch).float() for batch in held])
-    return auc(scores, torch.cat([batch.labels for batch in held]))
+        if side == "plain":
+            found = [plain(batch.ids["slots"], batch.dense["dense"]) for batch in held]
+        else:
+            strategy.settle()
+            model = strategy.model.eval()
+            found = [model.logits(batch).float() for batch in held]
+    return auc(torch.cat(found), torch.cat([batch.labels for batch in held]))
 
 
 def main() -> None:
@@ -191,7 +228,10 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=10)
     parser.add_argument("--auc-steps", type=int, default=80)
     parser.add_argument("--optimizers", nargs="+", default=["adagrad", "adam"])
+    parser.add_argument("--precisions", nargs="+", default=["float32", "tf32", "bfloat16"])
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--skip-auc", action="store_true")
+    parser.add_argument("--kernels", type=int, default=0, help="of the last side, so many largest")
     args = parser.parse_args()
     args.rows = args.rows // SLOTS * SLOTS
     on_gpu = args.device == "cuda"
@@ -200,28 +240,38 @@ def main() -> None:
     batches = make_batches(args, SETS, 0)
     print(f"{'':34}{'samples/s':>14}{'x plain':>9}")
     for optimizer in args.optimizers:
-        torch.set_float32_matmul_precision("highest")
-        plain = rate(plain_step(args, optimizer), batches, args)
-        print(f"{'plain PyTorch, ' + optimizer:34}{plain:14,.0f}{1:9.2f}")
-        for precision in ("float32", "tf32", "bfloat16"):
-            for graph in (False, True) if on_gpu and optimizer == "adam" else (False,):
+        plain = 0.0
+        for precision in ("float32", "tf32"):
+            torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
+            found = rate(plain_step(args, optimizer), batches, args)
+            plain = plain or found
+            name = f"plain PyTorch, {optimizer}, {precision}"
+            print(f"{name:34}{found:14,.0f}{found / plain:9.2f}", flush=True)
+        for precision in args.precisions:
+            for graph in (False, True) if on_gpu else (False,):
                 strategy = make_strategy(args, optimizer, graph, precision)
                 step = own_step(strategy)
                 found = rate(step, batches, args)
                 name = f"shoal, {optimizer}, {precision}{', graph' if graph else ''}"
-                print(f"{name:34}{found:14,.0f}{found / plain:9.2f}")
+                print(f"{name:34}{found:14,.0f}{found / plain:9.2f}", flush=True)
                 if on_gpu:
-                    print(f"    {phases(step, batches)}")
+                    shown = args.kernels if graph and precision == args.precisions[-1] else 0
+                    print(f"    {phases(step, batches, shown)}", flush=True)
                 del strategy, step
                 if on_gpu:
                     torch.cuda.empty_cache()
     if not args.skip_auc:
-        print(f"\n{'AUC after ' + str(args.auc_steps) + ' steps, adam':34}{'':>14}{'less':>9}")
-        first = None
-        for precision, graph in (("float32", False), ("tf32", on_gpu), ("bfloat16", on_gpu)):
-            found = measure_auc(args, "adam", precision, graph)
-            first = found if first is None else first
-            print(f"{precision + (', graph' if graph else ''):34}{found:14.5f}{first - found:9.5f}")
+        for optimizer in args.optimizers:
+            print(f"\n{f'AUC after {args.auc_steps} steps, {optimizer}':34}{'':>14}{'less':>9}")
+            first = None
+            sides = [("float32", "plain"), ("float32", "")]
+            sides += [(precision, "graph" if on_gpu else "") for precision in args.precisions]
+            for precision, side in sides:
+                found = measure_auc(args, optimizer, precision, side)
+                first = first if first is not None or side == "plain" else found
+                less = "" if first is None else f"{first - found:9.5f}"
+                name = precision + (f", {side}" if side else "")
+                print(f"{name:34}{found:14.5f}{less}", flush=True)
 
 
 if __name__ == "__main__":

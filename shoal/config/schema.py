@@ -396,10 +396,10 @@ class StrategySection(Section):
         "in the softmax over a whole table of single and sharded, on a GPU by Triton kernels "
         "(Adam, single alone), on CPUs by the core; ddp writes them",
     )
-    graph: bool = Field(
-        False,
-        description="single on a GPU: record a step once per shape of batch and replay it; for "
-        "models whose step does the same work every time",
+    graph: bool | Literal["auto"] = Field(
+        "auto",
+        description="single on a GPU: record a step once per shape of batch and replay it; auto: "
+        "where the model says that all its steps do the same work and nothing else is in the way",
     )
 
 

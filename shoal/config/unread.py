@@ -20,6 +20,7 @@ class Readers:
 
     strategies: tuple[str, ...]
     refused: bool = False
+    harmless: tuple[object, ...] = ()  # values that are no wish anywhere, beside the default
 
     @property
     def text(self) -> str:
@@ -44,7 +45,8 @@ READ_BY = {
     "strategy.memory": SHARDED,
     "strategy.overlap": SHARDED,
     "strategy.fused": Readers(("single", "ddp", "sharded")),
-    "strategy.graph": Readers(("single",), refused=True),  # on a GPU, see `refuse_unread`
+    # true needs a GPU, see `refuse_unread`; that nothing is recorded is so everywhere else
+    "strategy.graph": Readers(("single",), refused=True, harmless=(False,)),
     "strategy.ps.mode": SERVERS,
     "strategy.ps.dense": SERVERS,
     "strategy.ps.geo_step": Readers(("ps geo",)),
@@ -75,7 +77,10 @@ def unread(config: Config, processes: int | None = None) -> Iterator[tuple[str, 
         if processes is None:
             own.add("ddp")  # another launcher may have started several
     for key, readers in READ_BY.items():
-        if value_of(config, key) != LEAVES[key].default and not own & set(readers.strategies):
+        given = value_of(config, key)
+        if given in (LEAVES[key].default, *readers.harmless):
+            continue
+        if not own & set(readers.strategies):
             text = f"has no effect under strategy {name}; it is read under {readers.text}"
             yield key, text, readers
 
@@ -97,7 +102,7 @@ def refusals(config: Config, processes: int | None = None) -> Iterator[tuple[str
     """(key, what is wrong and the remedy) of every key without effect that is an error."""
     for key, text, readers in unread(config, processes):
         if readers.refused:
-            default = inline(LEAVES[key].default)
+            default = inline(readers.harmless[0] if readers.harmless else LEAVES[key].default)
             given = inline(value_of(config, key))
             yield key, f"given {given}, which {text}: choose that, or set {key}={default}"
 
@@ -106,7 +111,7 @@ def refuse_unread(config: Config, processes: int, device: str) -> None:
     """The same where the processes have started: what auto became and the device are known."""
     for key, text in refusals(config, processes):
         raise ValueError(f"{key}: {text}")
-    if config.strategy.graph and device != "cuda":
+    if config.strategy.graph is True and device != "cuda":
         raise ValueError(
             "strategy.graph: given true, but steps are recorded as CUDA graphs, and this process "
             f"computes on {device}: set strategy.graph=false, or run.device=cuda"

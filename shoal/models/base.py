@@ -96,6 +96,8 @@ class Model(nn.Module):
     trainable: ClassVar[bool] = True  # False: nothing to optimise, one pass decides (Pop)
     samples: ClassVar[Samples] = "interactions"
     reads_times: ClassVar[bool] = False
+    # True: a step is the same kernels every time, and the host reads no result: it can be recorded
+    steady: bool = False
 
     @dataclass
     class Options:
@@ -176,6 +178,7 @@ class ClickModel(Model):
 
     kind = "clicks"
     reads_features = True
+    steady = True
     several_labels: ClassVar[bool] = False  # True: there is a logit for each label
 
     def __init__(self, options: Any, facts: Facts):

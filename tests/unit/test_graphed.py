@@ -7,11 +7,19 @@ import torch
 
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.data.batch import Batch, Jagged
+from shoal.embedding.optim.dense import dense_step, make_optimizer
+from shoal.embedding.optim.recorded import count_step, make_recordable, recorded_step
 from shoal.embedding.store import EVERY
 from shoal.models.base import Facts
+from shoal.models.clicks.dcnv2 import DCNV2
+from shoal.models.clicks.dlrm import DLRM
+from shoal.models.general.bpr import BPR
+from shoal.models.general.lightgcn import LightGCN
+from shoal.models.nn.dropout import begin_step, end_steps
 from shoal.models.sequential.bert4rec import BERT4Rec
+from shoal.models.sequential.sasrec import SASRec
 from shoal.training.strategy import make_strategy
-from shoal.training.strategy.graphed import Graphed, pad, padded_length, tensors, with_tensors
+from shoal.training.strategy.graphed import Graphed, ask, pad, padded_length, tensors, with_tensors
 from shoal.training.strategy.single import Single
 from shoal.world.world import World
 
@@ -88,12 +96,55 @@ def test_on_a_cpu_steps_are_not_recorded():
     assert type(strategy) is Single
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "clip"), [(OptimizerSection(name="sgd"), None), (OptimizerSection(), 1.0)]
-)
-def test_what_cannot_be_recorded_is_refused(optimizer, clip):
-    with pytest.raises(ValueError, match=r"strategy\.graph=false"):
-        Graphed(World()).setup(make_model(), optimizer, 1, clip)
+@pytest.mark.parametrize(("clip", "reason"), [(None, "'item' is not such a one"), (1.0, "clip")])
+def test_what_cannot_be_recorded_is_refused_or_left(clip, reason):
+    with pytest.raises(ValueError, match=rf"{reason}.*strategy\.graph=false"):
+        Graphed(World()).setup(make_model(), OptimizerSection(), 1, clip)
+    strategy = Graphed(World(), auto=True)
+    strategy.setup(make_model(), OptimizerSection(), 1, clip)
+    assert not strategy.records
+
+
+def test_a_model_is_asked_for_all_its_targets():
+    """A recorded step knows the places on the host, and pads them."""
+    target = torch.tensor([[3, 4, 0], [2, 0, 0]])
+    batch = Batch(2, {"history": torch.tensor([[1, 3, 0], [5, 0, 0]]), "target": target})
+    losses = []
+    for one in (batch, pad(ask(batch))):
+        strategy = Single()
+        torch.manual_seed(1)
+        facts = Facts(num_items=ITEMS, max_len=3)
+        options = SASRec.Options(hidden_dropout_prob=0.0, attn_dropout_prob=0.0)
+        strategy.setup(SASRec(options, facts), OptimizerSection(name="adam", lr=0.01), seed=1)
+        losses.append([float(strategy.train_step(one)) for _ in range(3)])
+        assert strategy.model.steady
+    assert len(pad(ask(batch)).ids["masked"].values) == 6  # no more than there are places
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["adagrad", "sgd"])
+def test_dense_steps_that_can_be_recorded_have_the_numbers_of_others(name):
+    values = []
+    for recorded in (False, True):
+        torch.manual_seed(0)
+        parameters = [torch.nn.Parameter(torch.randn(5, 3)), torch.nn.Parameter(torch.randn(4))]
+        section = OptimizerSection(name=name, lr=0.1, weight_decay=0.01)
+        optimizer = make_optimizer(section, parameters)
+        lr = torch.tensor(0.1)
+        if recorded:
+            make_recordable(optimizer, lr)
+        for step in range(4):
+            for k, one in enumerate(parameters):
+                one.grad = torch.randn(one.shape) * (k + 1)
+            if recorded:
+                count_step(optimizer)
+                lr.fill_(0.1 / (1 + step))
+                recorded_step(optimizer, lr)
+            else:
+                dense_step(optimizer, 0.1 / (1 + step))
+        steps = [optimizer.state[one].get("step") for one in parameters]
+        values.append([torch.cat([one.detach().view(-1) for one in parameters]), *steps])
+    torch.testing.assert_close(values[0], values[1])
 
 
 def learned(model):
@@ -124,3 +175,61 @@ def test_recorded_steps_equal_unrecorded_ones(dropout):
         assert all(store.step == 12 for store in strategy.stores.values())
     for recorded, plain in zip(*results):
         torch.testing.assert_close(recorded, plain, rtol=2e-4, atol=2e-5)
+
+
+def click_batch(seed: int) -> Batch:
+    torch.manual_seed(seed)
+    ids, dense = torch.randint(0, 60, (32, 4)), torch.randn(32, 3)
+    return Batch(32, {"slots": ids}, {"dense": dense}, (torch.rand(32) < 0.4).float())
+
+
+def pair_batch(seed: int) -> Batch:
+    torch.manual_seed(seed)
+    ids = {"user_id": (32,), "item_id": (32,), "neg_item": (32, 1)}
+    return Batch(32, {name: torch.randint(1, 20, shape) for name, shape in ids.items()})
+
+
+def next_batch(seed: int) -> Batch:
+    torch.manual_seed(seed)
+    whole = torch.randint(1, ITEMS, (9, LENGTH + 1))
+    whole[torch.arange(LENGTH + 1) > torch.randint(2, LENGTH + 1, (9, 1))] = 0
+    return Batch(9, {"history": whole[:, :-1].contiguous(), "target": whole[:, 1:].contiguous()})
+
+
+def pair_facts() -> Facts:
+    pairs = torch.randint(1, 20, (2, 60), generator=torch.Generator().manual_seed(1))
+    return Facts(num_users=20, num_items=20, train_users=pairs[0], train_items=pairs[1])
+
+
+STEADY = {
+    "DLRM": (lambda: DLRM(DLRM.Options(), Facts(num_slots=4, num_dense=3, rows=60)), click_batch),
+    "DCNV2": (lambda: DCNV2(DCNV2.Options(), Facts(num_slots=4, rows=60)), click_batch),
+    "BPR": (lambda: BPR(BPR.Options(), pair_facts()), pair_batch),
+    "LightGCN": (lambda: LightGCN(LightGCN.Options(), pair_facts()), pair_batch),
+    "SASRec": (
+        lambda: SASRec(SASRec.Options(hidden_size=16), Facts(num_items=ITEMS, max_len=LENGTH)),
+        next_batch,
+    ),
+}
+
+
+@needs_gpu
+@pytest.mark.parametrize("optimizer", ["adagrad", "sgd", "rmsprop", "adam"])
+@pytest.mark.parametrize("name", list(STEADY))
+def test_models_whose_steps_are_recorded_unasked(name, optimizer):
+    make, batch_of = STEADY[name]
+    device, results = torch.device("cuda"), []
+    for strategy in (Graphed(World(device), auto=True), Single(World(device))):
+        torch.manual_seed(3)
+        strategy.setup(make(), OptimizerSection(name=optimizer, lr=0.01), seed=1)
+        losses = []
+        for step in range(9):
+            begin_step(5, step, device)
+            batch = strategy.receive(batch_of(step % 4))
+            losses.append(strategy.train_step(batch, lr=0.01 / (1 + step // 4)))
+        end_steps()
+        results.append([torch.stack(losses), *strategy.model.parameters()])
+        if isinstance(strategy, Graphed):
+            assert strategy._recorded
+    for recorded, plain in zip(*results):
+        torch.testing.assert_close(recorded, plain, rtol=1e-3, atol=1e-4)

@@ -65,5 +65,7 @@ def restore_state(
     for name, value in tensors.items():
         number, key = name.split(".", 1)
         parameter = parameters[int(number)]
-        device = "cpu" if key == "step" else parameter.device
+        # Of a fused optimizer on a GPU the kernels count steps, of others the host.
+        on_host = key == "step" and not optimizer.defaults.get("fused")
+        device = "cpu" if on_host else parameter.device
         optimizer.state[parameter][key] = value.to(device)

@@ -21,6 +21,8 @@ from shoal.models.nn.losses import bpr_loss
 class BPR(Retrieval):
     """A vector per user, a vector per item, and their dot product."""
 
+    steady = True
+
     @dataclass
     class Options(Retrieval.Options):
         embedding_size: int = 64

@@ -26,6 +26,8 @@ from shoal.models.nn.losses import bpr_loss
 class LightGCN(Retrieval):
     """Graph convolution without weights: every user and item is a node."""
 
+    steady = True
+
     @dataclass
     class Options(Retrieval.Options):
         embedding_size: int = 64

@@ -9,7 +9,6 @@ from torch.nn.functional import linear, pad
 
 from shoal.models.nn.dropout import Dropout
 
-
 ALIGN = 8  # columns; products of other widths take slower kernels on a GPU
 
 

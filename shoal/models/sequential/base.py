@@ -119,12 +119,22 @@ class NextItem(Sequential, Retrieval):
     which may see no later one; for `prefixes` one state of the whole history.
     """
 
+    def __init__(self, options: Any, facts: Facts):
+        super().__init__(options, facts)
+        of_rows = options.loss_type == "CE" and not (options.cosine or options.label_smoothing)
+        self.steady = of_rows and self.samples == "windows"
+
     def states(self, batch: Batch) -> Tensor:
         """[b, l, d] of windows, [b, d] of prefixes; called for training and for scores alike."""
         raise NotImplementedError  # every such model writes its own
 
     def forward(self, batch: Batch) -> Output:
         target = batch.tensor("target")
+        if "masked" in batch.ids:  # of a step that is recorded; pads have no target
+            asked = batch.flat_ids("masked")
+            target = target.view(-1)[asked]
+            made = self.loss(self.states(batch).flatten(0, 1)[asked], target, None)
+            return Output(made.loss, torch.count_nonzero(target))
         real = target > 0
         negatives = batch.tensor("neg_item")[real] if "neg_item" in batch.ids else None
         return self.loss(self.states(batch)[real], target[real], negatives)

@@ -32,7 +32,7 @@ def make_strategy(section: StrategySection, world: World, join_timeout: float = 
         if section.graph and world.device.type == "cuda":
             from shoal.training.strategy.graphed import Graphed
 
-            return Graphed(world)
+            return Graphed(world, section.fused, auto=section.graph == "auto")
         from shoal.training.strategy.single import Single
 
         return Single(world, fused=section.fused)

@@ -3,13 +3,17 @@
 A step of a small model is hundreds of kernels, each shorter than the time Python takes to start it.
 A shape of batch that comes a second time is recorded, and replayed from then on: one call a step.
 
-Shapes must repeat, so lists whose length varies are padded up to a few lengths. Such a list names
-places of a field `target` (a bidirectional model's `masked`); pads name a place whose target is 0,
-which counts for nothing.
+Shapes must repeat, so lists whose length varies are padded up to a few lengths. Such a list,
+`masked`, names places of a field `target`: of a bidirectional model those of hidden items, of
+another sequential one all that have a target. Pads name a place whose target is 0, which counts for
+nothing. Other lists vary too much: such steps are not recorded.
+
+`strategy.graph: true` refuses what cannot be recorded; with `auto` such a run is as under Single.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,22 +25,26 @@ from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.leaves.local import begin_all
-from shoal.embedding.service import RowService
-from shoal.embedding.table import Table
+from shoal.embedding.optim.recorded import count_step, make_recordable, recorded_step
 from shoal.models.base import Model
 from shoal.training.strategy.single import Single
 from shoal.world.world import World
 
-OPTIMIZERS = ("adam", "adamw", "sparse_adam")
 AHEAD = 8  # batches that may wait on their way to the GPU
+STAGED = 2  # of them in its memory
 ALIGN = 16  # bytes
+SHAPES = 64  # of batches that are recorded; others have memory of their own no more
+
+log = logging.getLogger("shoal")
 
 
 class Graphed(Single):
     """What Single does, without Python between the kernels; the numbers are the same."""
 
-    def __init__(self, world: World | None = None):
-        super().__init__(world, fused=True)
+    def __init__(self, world: World | None = None, fused: bool = True, auto: bool = False):
+        super().__init__(world, fused)
+        self.auto = auto
+        self.records = False  # until `setup` knows
 
     def setup(
         self,
@@ -46,57 +54,72 @@ class Graphed(Single):
         clip_grad_norm: float | None = None,
         **how: Any,
     ) -> None:
-        if optimizer.name not in OPTIMIZERS or clip_grad_norm is not None:
-            raise ValueError(
-                f"strategy.graph records steps of {', '.join(OPTIMIZERS)} without clipping; "
-                f"train.optimizer.name is {optimizer.name!r}, train.clip_grad_norm is "
-                f"{clip_grad_norm}: change them, or set strategy.graph=false"
-            )
         super().setup(model, optimizer, seed, clip_grad_norm, **how)
+        found = [self.rows.leaf(name) for name in self.tables]
+        self._leaves: list[Leaf] = [leaf for leaf in found if leaf is not None]
+        why = self._why_not()
+        self.records = why is None
+        if why is not None:
+            if not self.auto:
+                raise ValueError(f"strategy.graph: {why}, or set strategy.graph=false")
+            log.debug("steps are not recorded: %s", why)
+            return
         device = self.world.device
         self._lr = torch.zeros((), device=device)
         self._loss = torch.zeros((), device=device)
         self._known_lr: float | None = None
         self._recorded: dict[tuple, Recorded] = {}
         self._seen: set[tuple] = set()
-        self._moment: Tensor | None = None
+        self._memory: Tensor | None = None
         self._pool = torch.cuda.graph_pool_handle()
+        self._copies = torch.cuda.Stream(device)
         if self.dense_optimizer is not None:
-            for group in self.dense_optimizer.param_groups:
-                group["lr"], group["capturable"] = self._lr, True
+            make_recordable(self.dense_optimizer, self._lr)
 
-    def make_rows(self, tables: dict[str, Table]) -> RowService:
-        rows = super().make_rows(tables)
-        self._leaves: list[Leaf] = []
-        for name in tables:
-            leaf = rows.leaf(name)
+    def _why_not(self) -> str | None:
+        """Why steps cannot be recorded, with the remedy; None: they can."""
+        if self.clip_grad_norm is not None:
+            return (
+                "gradients are clipped by their norm, which the host reads: set "
+                "train.clip_grad_norm=null"
+            )
+        if self.auto and not self.model.steady:
+            return f"{type(self.model).__name__} does not say that all its steps do the same work"
+        for name in self.tables:
+            leaf = self.rows.leaf(name)
             if leaf is None or not leaf.recordable:
-                raise ValueError(
-                    f"strategy.graph needs Triton and tables of fixed size in the GPU's memory; "
-                    f"{name!r} is not: set strategy.graph=false"
+                return (
+                    f"steps are recorded of tables of fixed size in the GPU's memory, with Triton; "
+                    f"{name!r} is not such a one: give it a number of rows"
                 )
-            self._leaves.append(leaf)
-        return rows
+        return None
 
     def receive(self, batch: Batch) -> Batch:
         """As it is: it goes to the GPU when its step does."""
-        return batch
+        return batch if self.records else super().receive(batch)
 
     def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
-        if len(parts) > 1:
-            raise ValueError("strategy.graph records whole steps; set train.accumulate=1")
-        lr, batch = self.lr(lr), pad(parts[0])
+        if not self.records:
+            return super().train_parts(parts, lr)
+        lr = self.lr(lr)
         if lr != self._known_lr:
             self._lr.fill_(lr)
             self._known_lr = lr
         self._check_memory()
+        if self.dense_optimizer is not None:
+            count_step(self.dense_optimizer)
+        # Who looks at what each step of a click model predicts (train.print_every) reads it on the
+        # host; and of a batch in parts the host adds up the counts.
+        if len(parts) > 1 or self.model._forward_hooks or has_lists(parts[0]):
+            return super().train_parts([part.to(self.world.device) for part in parts], lr)
+        batch = pad(ask(parts[0]) if self.model.kind == "sequential" else parts[0])
         shape = tuple((key, tuple(x.shape), x.dtype) for key, x in tensors(batch).items())
         found = self._recorded.get(shape)
-        if found is None and shape not in self._seen:
+        if found is None and (shape not in self._seen or len(self._recorded) == SHAPES):
             self._seen.add(shape)
             return super().train_parts([batch.to(self.world.device)], lr)
         if found is None:
-            found = self._recorded[shape] = Recorded(batch, self.world.device)
+            found = self._recorded[shape] = Recorded(batch, self.world.device, self._copies)
             found.feed(batch)
             with torch.cuda.graph(found.graph, pool=self._pool):
                 self._loss.copy_(super().train_parts([found.batch], lr))
@@ -109,35 +132,43 @@ class Graphed(Single):
     def _check_memory(self) -> None:
         """Forget what was recorded before a checkpoint brought other tensors."""
         if self.dense_optimizer is not None:
-            now = self.dense_optimizer.state[self.dense[0]].get("exp_avg")
-            if now is not self._moment:
-                self._moment = now
+            state = self.dense_optimizer.state.get(self.dense[0], {})
+            now = next((x for key, x in state.items() if key != "step"), None)
+            if now is not self._memory:
+                self._memory = now
                 self._recorded.clear()
                 self._seen.clear()
 
     def step_dense(self, lr: float) -> None:
-        if self.dense_optimizer is not None:
-            self.dense_optimizer.step()  # by the learning rate on the device
-            self.dense_optimizer.zero_grad(set_to_none=True)
+        if not self.records:
+            super().step_dense(lr)
+        elif self.dense_optimizer is not None:
+            recorded_step(self.dense_optimizer, self._lr)
 
 
 class Recorded:
-    """A graph, and the memory from which it reads its batch."""
+    """A graph, and the memory from which it reads its batch.
 
-    def __init__(self, batch: Batch, device: torch.device):
-        self.graph = torch.cuda.CUDAGraph()
+    A batch goes to the GPU on a stream of copies, while the step before it is still computed, and
+    from there into the graph's memory when that step has ended.
+    """
+
+    def __init__(self, batch: Batch, device: torch.device, copies: torch.cuda.Stream):
+        self.graph, self.copies = torch.cuda.CUDAGraph(), copies
         self.places: dict[str, tuple[int, int]] = {}
         size = 0
         for key, x in tensors(batch).items():
             self.places[key] = size, x.numel() * x.element_size()
             size += -(-self.places[key][1] // ALIGN) * ALIGN
         self.memory = torch.empty(size, dtype=torch.uint8, device=device)
-        self._there = self._views(self.memory, batch)
-        self.batch = with_tensors(batch, self._there)
-        self._waiting = []
+        self.batch = with_tensors(batch, self._views(self.memory, batch))
+        self._waiting, self._staged = [], []
         for _ in range(AHEAD):
             host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
             self._waiting.append((host, self._views(host, batch), torch.cuda.Event()))
+        for _ in range(STAGED):
+            there = torch.empty(size, dtype=torch.uint8, device=device)
+            self._staged.append((there, self._views(there, batch), torch.cuda.Event()))
         self._turn = 0
 
     def _views(self, memory: Tensor, like: Batch) -> dict[str, Tensor]:
@@ -149,17 +180,39 @@ class Recorded:
 
     def feed(self, batch: Batch) -> None:
         """Copies to the device which nobody waits for: one, or of pinned tensors as they are."""
-        if all(x.is_pinned() for x in tensors(batch).values()):
-            for key, x in tensors(batch).items():
-                self._there[key].copy_(x, non_blocking=True)
-            return
-        host, views, gone = self._waiting[self._turn]
-        self._turn = (self._turn + 1) % AHEAD
-        gone.synchronize()  # its last copy left long ago, unless the GPU is far behind
-        for key, x in tensors(batch).items():
-            views[key].copy_(x)
-        self.memory.copy_(host, non_blocking=True)
-        gone.record()
+        staged, views, taken = self._staged[self._turn % STAGED]
+        parts = tensors(batch)
+        with torch.cuda.stream(self.copies):
+            taken.wait()  # the batch that was there before
+            if all(x.is_pinned() for x in parts.values()):
+                for key, x in parts.items():
+                    views[key].copy_(x, non_blocking=True)
+            else:
+                host, on_host, gone = self._waiting[self._turn % AHEAD]
+                gone.synchronize()  # its last copy left long ago, unless the GPU is far behind
+                for key, x in parts.items():
+                    on_host[key].copy_(x)
+                staged.copy_(host, non_blocking=True)
+                gone.record()
+        torch.cuda.current_stream().wait_stream(self.copies)
+        self.memory.copy_(staged)
+        taken.record()
+        self._turn += 1
+
+
+def has_lists(batch: Batch) -> bool:
+    """Whether ids come in lists whose lengths vary as they like."""
+    return any(isinstance(ids, Jagged) and name != "masked" for name, ids in batch.ids.items())
+
+
+def ask(batch: Batch) -> Batch:
+    """The batch with the places `masked` of all targets, where it has none."""
+    if "masked" in batch.ids:
+        return batch
+    real = batch.tensor("target") > 0
+    offsets = torch.nn.functional.pad(real.sum(1).cumsum(0), (1, 0))
+    masked = Jagged(real.view(-1).nonzero().view(-1), offsets)
+    return replace(batch, ids={**batch.ids, "masked": masked})
 
 
 def pad(batch: Batch) -> Batch:
