@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
@@ -19,12 +21,16 @@ class Linear(nn.Linear):
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        return linear(*self.aligned(x), self.bias)
+
+    def aligned(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Input and weights, as wide as a GPU wants them."""
         more = -self.in_features % ALIGN
         if not more or not x.is_cuda:
-            return super().forward(x)
+            return x, self.weight
         if x.shape[-1] == self.in_features:
             x = pad(x, (0, more))
-        return linear(x, pad(self.weight, (0, more)), self.bias)
+        return x, pad(self.weight, (0, more))
 
 
 class MLP(nn.Sequential):
@@ -35,6 +41,40 @@ class MLP(nn.Sequential):
         for width_in, width_out in pairwise(sizes):
             layers += [Dropout(dropout), Linear(width_in, width_out), nn.ReLU()]
         super().__init__(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_cuda or torch.compiler.is_compiling():
+            return super().forward(x)
+        for k in range(0, len(self), 3):
+            x = activated(self[k](x), self[k + 1])  # type: ignore[arg-type]
+        return x
+
+
+def activated(x: Tensor, layer: Linear) -> Tensor:
+    """relu(layer(x)) in one pass over what it makes, as a GPU's library of products offers it."""
+    x, weight = layer.aligned(x)
+    parts = x.reshape(-1, x.shape[-1]), weight, layer.bias
+    if torch.is_autocast_enabled(x.device.type):
+        kind = torch.get_autocast_dtype(x.device.type)
+        parts = parts[0].to(kind), parts[1].to(kind), parts[2].to(kind)
+    return _Activated.apply(*parts).view(*x.shape[:-1], layer.out_features)
+
+
+class _Activated(torch.autograd.Function):
+    """relu(x weight^T + bias): [n, i], [o, i], [o] -> [n, o]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        out = torch._addmm_activation(bias, x, weight.t())
+        ctx.save_for_backward(x, weight, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        x, weight, out = ctx.saved_tensors
+        grad = torch.ops.aten.threshold_backward(grads[0], out, 0)
+        back = grad @ weight if ctx.needs_input_grad[0] else None
+        return back, grad.t() @ x, grad.sum(0)
 
 
 class Tower(nn.Module):
