@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shoal.embedding.leaves import gpu_lookup
 from shoal.embedding.leaves.admission import Admission, Pending, Shrink
+from shoal.embedding.leaves.gpu_cache import CachedGpuTables
 from shoal.embedding.leaves.gpu_growing import GrowingGpuTables
 from shoal.embedding.leaves.gpu_lookup import Lookup, Pooling
 from shoal.embedding.leaves.gpu_segments import Segments
@@ -74,13 +75,21 @@ class GpuLeaf(Leaf):
 
     @property
     def recordable(self) -> bool:  # type: ignore[override]
-        """A growing table is not: it may have to move its rows between two steps."""
-        return not self.group.grows
+        """A growing table is not: it may have to move its rows between two steps.
+
+        Nor is one whose rows come ahead: which ones, the step before must know.
+        """
+        return not self.group.grows and not self.group.cached
 
     def lend(self) -> Tensor | None:
         """The rows themselves [rows, dim], to be read until the next push; None: they cannot be."""
         whole = self.table.rows is not None and self.dtype == torch.float32
-        return self.group.whole(self.number) if whole else None
+        return self.group.whole(self.number) if whole and not self.group.cached else None
+
+    def announce(self, ids: Sequence[Tensor]) -> None:
+        """These ids are pulled soon: of a table in two memories their rows come ahead."""
+        if isinstance(self.group, CachedGpuTables):
+            self.group.announce(ids)
 
     def pull(self, ids: Ids) -> Tensor:
         """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
@@ -123,7 +132,11 @@ class GpuLeaf(Leaf):
         grads = self.flat_grads(grads, len(flat))
         if isinstance(ids, Every):
             self._begin_unless_recorded(lr, self._look_up(flat))
-            self.group.apply(self._every_segments, grads)
+            if not isinstance(self.group, CachedGpuTables):
+                self.group.apply(self._every_segments, grads)
+                return
+            for some, part in zip(flat.split(at_once := self.group.at_once), grads.split(at_once)):
+                self.group.apply(self.group.sort(self._look_up(some)), part)
             return
         clicks, shows = (self.check_clicks(one, len(flat)) for one in (clicks, shows))
         self._push(self._look_up(flat), grads, lr, None, clicks, shows)

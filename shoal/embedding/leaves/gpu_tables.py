@@ -35,6 +35,7 @@ class GpuTables:
     """Fixed tables of one width that learn by one optimizer."""
 
     grows = False
+    cached = False  # whether rows may be in host memory, see gpu_cache
     admission: Admission | None = None
 
     def __init__(

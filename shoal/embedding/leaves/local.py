@@ -184,6 +184,13 @@ def _make_tiered(
                 "(rows.admission, rows.decay, rows.shrink): such rows are neither counted nor "
                 "dropped; leave out one of the two"
             )
+        if device is not None and table.rows is not None and _has_triton():
+            from shoal.embedding.leaves.gpu_cache import CachedGpuTables
+            from shoal.embedding.leaves.gpu_leaf import GpuLeaf
+
+            cache = CachedGpuTables(table, optimizers[name], seed, device, share.slots)
+            made[name] = GpuLeaf(cache, 0)
+            continue
         folder = Path(tiers.ssd) if device is None else None
         made[name] = Tiered(table, optimizers[name], seed, share.slots, folder, device=device)
     return made

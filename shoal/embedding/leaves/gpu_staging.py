@@ -1,0 +1,309 @@
+"""Triton kernels that bring rows of a table from host memory into slots of GPU memory, and back.
+
+Host memory that is registered with the GPU is read and written by kernels like its own, through the
+bus. So which rows are missing, whose slots they get, and the exchange itself are the GPU's affair:
+the host waits for nothing and knows nothing of it.
+
+    slot_of  [rows]   the slot a row is in; AWAY: in host memory; CALLED: it is wanted now
+    owner    [slots]  the row of a slot; -1: none
+    used     [slots]  when it was last used, in stagings; a slot without a row: long ago
+
+A staging: `call` notes what is used and lists rows that are away; `age` counts slots by how long
+they were not used; `choose` finds the age from which enough of them are; `dismiss` lists those;
+`exchange` writes their rows back and reads the others. In which order lists come is chance; no
+number depends on which slot a row has.
+"""
+
+# mypy: disable-error-code=no-untyped-def
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from shoal.embedding.leaves.gpu_lookup import note_wrong
+from shoal.embedding.leaves.gpu_segments import _append
+
+AWAY, CALLED = tl.constexpr(-1), tl.constexpr(-2)
+AGES = tl.constexpr(256)  # older is all the same
+SHORT = -(1 << 63)  # noted in place of an id: a step wants more rows than there are slots
+LONG_AGO = -(1 << 40)
+# What is counted, int64: stagings, rows called, slots older than the bound, the bound; slots listed
+# that are older, and as old; and over all stagings rows called in time, rows called ahead.
+TIME, WANTED, OLDER, BOUND, LISTED, EQUAL, LATE, AHEAD = (tl.constexpr(k) for k in range(8))
+BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Where the rows of one table are."""
+
+    slot_of: Tensor  # [rows] int32
+    owner: Tensor  # [slots] int64
+    used: Tensor  # [slots] int64
+    counts: Tensor  # [8] int64
+    ages: Tensor  # [AGES] int32
+    chosen: Tensor  # [slots] int32: slots whose rows go
+
+    @classmethod
+    def make(cls, rows: int, slots: int, device: torch.device) -> Slots:
+        return cls(
+            torch.full((rows,), AWAY.value, dtype=torch.int32, device=device),
+            torch.full((slots,), -1, dtype=torch.int64, device=device),
+            torch.full((slots,), LONG_AGO, dtype=torch.int64, device=device),
+            torch.zeros(8, dtype=torch.int64, device=device),
+            torch.zeros(AGES.value, dtype=torch.int32, device=device),
+            torch.zeros(slots, dtype=torch.int32, device=device),
+        )
+
+
+# fmt: off
+@triton.jit
+def _begin(counts, ages):
+    tl.store(counts, tl.load(counts) + 1)
+    for k in tl.static_range(1, 6):
+        tl.store(counts + k, 0)
+    place = tl.arange(0, AGES)
+    tl.store(ages + place, place * 0)
+
+
+@triton.jit
+def _call(ids, slot_of, used, wanted, counts, wrong, count, rows, padding, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = place < count
+    id_ = tl.load(ids + place, mask=here, other=0)
+    outside = here & ((id_ < 0) | (id_ >= rows))
+    note_wrong(wrong, 0 * tl.program_id(0), id_, outside)
+    here = here & (outside == 0) & (id_ != padding)
+    id_ = tl.where(here, id_, 0)
+    slot = tl.load(slot_of + id_, mask=here, other=CALLED)
+    now = tl.load(counts + TIME)
+    tl.store(used + slot, tl.zeros_like(id_) + now, mask=slot >= 0)
+    away = slot == AWAY
+    if tl.max(away.to(tl.int32), 0) != 0:
+        # Of equal ids one calls; who does not call exchanges nothing for nothing.
+        nothing = tl.zeros_like(slot) + AWAY
+        old = tl.atomic_cas(slot_of + id_, nothing, tl.where(away, CALLED, AWAY))
+        calls = away & (old == AWAY)
+        at = _append(counts + WANTED, calls)
+        tl.store(wanted + at, id_, mask=calls)
+
+
+@triton.jit
+def _age_of(used, counts, slot, slots, LEAST: tl.constexpr):
+    """0: it stays."""
+    time = tl.load(used + slot, mask=slot < slots, other=0)
+    age = tl.minimum(tl.load(counts + TIME) - time, AGES - 1).to(tl.int32)
+    return tl.where((slot < slots) & (age >= LEAST), age, 0)
+
+
+@triton.jit
+def _age(used, counts, ages, slots, LEAST: tl.constexpr, BLOCK: tl.constexpr):
+    if tl.load(counts + WANTED) > 0:
+        slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        found = tl.histogram(_age_of(used, counts, slot, slots, LEAST), AGES)
+        place = tl.arange(0, AGES)
+        tl.atomic_add(ages + place, found, mask=found > 0)
+
+
+@triton.jit
+def _choose(counts, ages, LEAST: tl.constexpr, WHERE: tl.constexpr):
+    wanted = tl.load(counts + WANTED)
+    place = tl.arange(0, AGES)
+    found = tl.where(place >= LEAST, tl.load(ages + place), 0)
+    total = tl.sum(found, 0)
+    older = total - tl.cumsum(found, 0)  # than each age
+    enough = (older + found >= wanted) & (place >= LEAST)
+    bound = tl.maximum(tl.max(tl.where(enough, place, 0), 0), LEAST)
+    tl.store(counts + BOUND, bound.to(tl.int64))
+    tl.store(counts + OLDER, tl.sum(tl.where(place == bound, older, 0), 0).to(tl.int64))
+    tl.store(counts + WHERE, tl.load(counts + WHERE) + wanted)
+
+
+@triton.jit
+def _dismiss(used, counts, chosen, slots, LEAST: tl.constexpr, BLOCK: tl.constexpr):
+    wanted = tl.load(counts + WANTED)
+    if wanted > 0:
+        slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        age = _age_of(used, counts, slot, slots, LEAST)
+        bound = tl.load(counts + BOUND).to(tl.int32)
+        older = age > bound
+        tl.store(chosen + _append(counts + LISTED, older), slot, mask=older)
+        equal = age == bound
+        at = tl.load(counts + OLDER) + _append(counts + EQUAL, equal)
+        tl.store(chosen + at, slot, mask=equal & (at < wanted))
+
+
+@triton.jit
+def _exchange(slot_of, owner, used, counts, chosen, wanted, values, state_1, state_2, host_values,
+              host_1, host_2, wrong, MUST: tl.constexpr, KIND_1: tl.constexpr, STATES: tl.constexpr,
+              DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    count = tl.load(counts + WANTED)
+    free = tl.load(counts + OLDER) + tl.load(counts + EQUAL)
+    now = tl.load(counts + TIME)
+    column = tl.arange(0, WIDTH)
+    wide = (column < DIM)[None, :]
+    for block in range(tl.program_id(0), tl.cdiv(count, BLOCK).to(tl.int32), tl.num_programs(0)):
+        place = block * BLOCK + tl.arange(0, BLOCK)
+        here = place < count
+        row = tl.load(wanted + place, mask=here, other=0)
+        without = here & (place >= free)
+        tl.store(slot_of + row, tl.zeros_like(place) + AWAY, mask=without)
+        if MUST:
+            note_wrong(wrong, 0 * tl.program_id(0), row * 0 + (-(1 << 63)), without)
+        here = here & (place < free)
+        slot = tl.load(chosen + place, mask=here, other=0).to(tl.int64)
+        old = tl.load(owner + slot, mask=here, other=-1)
+        goes = here & (old >= 0)
+        to = old[:, None] * DIM + column[None, :]
+        at = slot[:, None] * DIM + column[None, :]
+        come = row[:, None] * DIM + column[None, :]
+        out = goes[:, None] & wide
+        into = here[:, None] & wide
+        # Both ways are read before either is written: the bus goes both ways at once.
+        new = tl.load(host_values + come, mask=into, other=0.0)
+        if STATES >= 1:
+            if KIND_1:
+                new_1 = tl.load(host_1 + come, mask=into, other=0.0)
+            else:
+                new_1 = tl.load(host_1 + row, mask=here, other=0.0)
+        if STATES >= 2:
+            new_2 = tl.load(host_2 + come, mask=into, other=0.0)
+        tl.store(host_values + to, tl.load(values + at, mask=out, other=0.0), mask=out)
+        tl.store(values + at, new, mask=into)
+        if STATES >= 1:
+            if KIND_1:
+                tl.store(host_1 + to, tl.load(state_1 + at, mask=out, other=0.0), mask=out)
+                tl.store(state_1 + at, new_1, mask=into)
+            else:
+                tl.store(host_1 + old, tl.load(state_1 + slot, mask=goes, other=0.0), mask=goes)
+                tl.store(state_1 + slot, new_1, mask=here)
+        if STATES >= 2:
+            tl.store(host_2 + to, tl.load(state_2 + at, mask=out, other=0.0), mask=out)
+            tl.store(state_2 + at, new_2, mask=into)
+        tl.store(slot_of + old, tl.zeros_like(place) + AWAY, mask=goes)
+        tl.store(slot_of + row, slot.to(tl.int32), mask=here)
+        tl.store(owner + slot, row, mask=here)
+        tl.store(used + slot, tl.zeros_like(slot) + now, mask=here)
+
+
+@triton.jit
+def _find(ids, slot_of, out, count, rows, padding, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = place < count
+    id_ = tl.load(ids + place, mask=here, other=0)
+    known = here & (id_ >= 0) & (id_ < rows) & (id_ != padding)
+    slot = tl.load(slot_of + tl.where(known, id_, 0), mask=known, other=AWAY)
+    tl.store(out + place, slot, mask=here)
+
+
+@triton.jit
+def _peek(ids, slot_of, values, host_values, out, count, rows, padding, DIM: tl.constexpr,
+          WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.arange(0, WIDTH)
+    here = place < count
+    id_ = tl.load(ids + place, mask=here, other=0)
+    known = here & (id_ >= 0) & (id_ < rows) & (id_ != padding)
+    id_ = tl.where(known, id_, 0)
+    slot = tl.load(slot_of + id_, mask=known, other=AWAY).to(tl.int64)
+    wide = (column < DIM)[None, :]
+    hot = (known & (slot >= 0))[:, None] & wide
+    cold = (known & (slot < 0))[:, None] & wide
+    value = tl.load(values + slot[:, None] * DIM + column[None, :], mask=hot, other=0.0)
+    value += tl.load(host_values + id_[:, None] * DIM + column[None, :], mask=cold, other=0.0)
+    tl.store(out + place[:, None] * DIM + column[None, :], value, mask=here[:, None] & wide)
+# fmt: on
+
+
+def stage(
+    ids: Tensor,
+    slots: Slots,
+    hot: list[Tensor],
+    host: list[Tensor],
+    wrong: Tensor,
+    padding: int,
+    ahead: bool,
+) -> None:
+    """Rows of ids [n] into slots. hot, host: values and pieces of state, here and there.
+
+    ahead: for a step to come; rows of the present one stay, and where room is short, some do not
+    come yet. Else that is noted in `wrong`.
+    """
+    n, number, rows = len(ids), len(slots.owner), len(slots.slot_of)
+    wanted = torch.empty(n, dtype=torch.int64, device=ids.device)
+    least, where = (2, AHEAD) if ahead else (1, LATE)
+    _begin[(1,)](slots.counts, slots.ages)
+    _call[(triton.cdiv(n, BLOCK),)](
+        ids,
+        slots.slot_of,
+        slots.used,
+        wanted,
+        slots.counts,
+        wrong,
+        n,
+        rows,
+        padding,
+        BLOCK=BLOCK,
+    )
+    every = (triton.cdiv(number, BLOCK),)
+    _age[every](slots.used, slots.counts, slots.ages, number, LEAST=least, BLOCK=BLOCK)
+    _choose[(1,)](slots.counts, slots.ages, LEAST=least, WHERE=where.value)
+    _dismiss[every](slots.used, slots.counts, slots.chosen, number, LEAST=least, BLOCK=BLOCK)
+    how = exchange_shape(hot[0].shape[1])
+    none = slots.owner  # never read
+    _exchange[(min(triton.cdiv(n, how["BLOCK"]), 1024),)](
+        slots.slot_of,
+        slots.owner,
+        slots.used,
+        slots.counts,
+        slots.chosen,
+        wanted,
+        *[*hot, none, none][:3],
+        *[*host, none, none][:3],
+        wrong,
+        MUST=not ahead,
+        KIND_1=len(hot) > 1 and hot[1].dim() == 2,
+        STATES=len(hot) - 1,
+        DIM=hot[0].shape[1],
+        **how,
+    )
+
+
+def find(ids: Tensor, slots: Slots, padding: int) -> Tensor:
+    """Slots [n] int32 of ids; negative: of none."""
+    out = torch.empty(len(ids), dtype=torch.int32, device=ids.device)
+    _find[(triton.cdiv(len(ids), BLOCK),)](
+        ids, slots.slot_of, out, len(ids), len(slots.slot_of), padding, BLOCK=BLOCK
+    )
+    return out
+
+
+def peek(ids: Tensor, slots: Slots, values: Tensor, host_values: Tensor, padding: int) -> Tensor:
+    """Rows of ids, wherever they are and stay: [n, dim]."""
+    out = torch.empty(len(ids), values.shape[1], device=ids.device)
+    how = exchange_shape(values.shape[1])
+    _peek[(triton.cdiv(len(ids), how["BLOCK"]),)](
+        ids,
+        slots.slot_of,
+        values,
+        host_values,
+        out,
+        len(ids),
+        len(slots.slot_of),
+        padding,
+        DIM=values.shape[1],
+        **how,
+    )
+    return out
+
+
+def exchange_shape(dim: int) -> dict[str, Any]:
+    """Rows that a program moves at a time."""
+    width = triton.next_power_of_2(dim)
+    return {"WIDTH": width, "BLOCK": max(1, 1024 // width)}

@@ -1,0 +1,163 @@
+"""Rows in GPU memory over rows in host memory: the numbers of a table that is in GPU memory whole.
+
+On a GPU where there is one, else by Triton's interpreter (see test_gpu_rows.py).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from click_batches import global_batch, make_model
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+with pytest.MonkeyPatch.context() as patch:
+    if DEVICE.type == "cpu":
+        patch.setenv("TRITON_INTERPRET", "1")
+    triton = pytest.importorskip("triton", reason="Triton is not installed")
+    from shoal.embedding.leaves import gpu_leaf
+
+    @triton.jit
+    def probe(numbers):
+        for _ in range(0, triton.language.load(numbers)):
+            pass
+
+    try:
+        probe[(1,)](torch.ones(1, dtype=torch.int32, device=DEVICE))
+    except triton.runtime.errors.InterpreterError as error:
+        reason = f"this Triton's interpreter fails with this NumPy: {error}"
+        pytest.skip(reason, allow_module_level=True)
+
+from shoal.config.schema import OptimizerSection  # noqa: E402
+from shoal.embedding.leaves.gpu_cache import CachedGpuTables  # noqa: E402
+from shoal.embedding.optim.rows import RowOptimizer  # noqa: E402
+from shoal.embedding.placed.local import LocalRows  # noqa: E402
+from shoal.embedding.store import EVERY  # noqa: E402
+from shoal.embedding.table import Init, Table  # noqa: E402
+from shoal.training.strategy.single import Single  # noqa: E402
+from shoal.world.world import World  # noqa: E402
+
+slow = pytest.mark.slow
+ROWS, SLOTS, IDS = 90, 24, 16
+
+
+@pytest.fixture(autouse=True)
+def interpret(monkeypatch):
+    if DEVICE.type == "cpu":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+def make(optimizer, slots=SLOTS):
+    table = Table("t", 5, ROWS, Init("uniform", 0.1), padding=0)
+    chosen = RowOptimizer(optimizer)
+    cache = CachedGpuTables(table, chosen, 3, DEVICE, slots)
+    (whole,) = gpu_leaf.make_gpu_leaves([table], chosen, 3, DEVICE)
+    return gpu_leaf.GpuLeaf(cache, 0), whole
+
+
+def draw(step):
+    generator = torch.Generator().manual_seed(step)
+    return (torch.rand(IDS, generator=generator) ** 2 * ROWS).long()
+
+
+def train(ours, whole, steps, first=0, ahead=True):
+    for step in range(first, first + steps):
+        ids = draw(step).to(DEVICE)
+        if ahead:
+            ours.announce([draw(step + 1)])
+        got, want = ours.pull(ids), whole.pull(ids)
+        assert torch.equal(got, want)
+        grads = want * 0.1 + torch.sin(torch.arange(want.numel(), device=DEVICE) + step).view_as(
+            want
+        )
+        for leaf in (ours, whole):
+            leaf.push(ids, grads, 0.05)
+
+
+def assert_same_rows(ours, whole):
+    for one, other in zip(ours.export(50), whole.export(50), strict=True):
+        assert torch.equal(one.ids, other.ids) and torch.equal(one.values, other.values)
+        assert one.state.keys() == other.state.keys()
+        for key, part in one.state.items():
+            assert torch.equal(part, other.state[key])
+
+
+KINDS = ["adagrad", *(pytest.param(k, marks=slow) for k in ("sgd", "rowwise_adagrad", "adam"))]
+
+
+@pytest.mark.parametrize("optimizer", KINDS)
+def test_rows_that_come_and_go_have_the_numbers_of_rows_that_stay(optimizer):
+    ours, whole = make(optimizer)
+    train(ours, whole, 5)
+    train(ours, whole, 2, first=5, ahead=False)
+    seen = ours.group.traffic
+    assert seen.hot and seen.ahead and seen.cold and seen.evicted > SLOTS
+    assert_same_rows(ours, whole)
+
+
+@slow
+def test_all_rows_are_read_and_updated_in_parts():
+    ours, whole = make("adam")
+    train(ours, whole, 3)
+    grads = torch.sin(torch.arange(ROWS * 5, device=DEVICE).float()).view(ROWS, 5)
+    for leaf in (ours, whole):
+        leaf.push(EVERY, grads, 0.05)
+    assert torch.equal(ours.pull(EVERY), whole.pull(EVERY))
+    train(ours, whole, 3, first=3)
+    assert_same_rows(ours, whole)
+
+
+@slow
+def test_a_checkpoint_goes_through_it_both_ways():
+    ours, whole = make("adam")
+    train(ours, whole, 4)
+    again, other = make("adam")
+    train(again, other, 2)
+    for chunk in ours.export(40):
+        again.restore(chunk)
+    again.step = ours.step
+    assert_same_rows(again, whole)
+    train(again, whole, 3, first=4)
+    ids, values = torch.arange(3, 40), torch.randn(37, 5)
+    for leaf in (again, whole):
+        leaf.assign(ids, values)
+    assert_same_rows(again, whole)
+
+
+@slow
+def test_what_cannot_be_is_refused():
+    ours, _ = make("sgd", slots=8)
+    ours.pull(torch.arange(1, 21, device=DEVICE))
+    with pytest.raises(ValueError, match=r"more rows than the 8 .* rows\.tiers\.gpu"):
+        list(ours.export())
+    ours.group.wrong.zero_()
+    if DEVICE.type == "cuda":
+        ours.pull(torch.tensor([3, ROWS], device=DEVICE))
+        with pytest.raises(ValueError, match=str(ROWS)):
+            list(ours.export())
+
+
+class InTwo(Single):
+    """Single, a part of whose rows are in slots."""
+
+    def make_rows(self, tables):
+        leaves = {}
+        for name, table in tables.items():
+            optimizer = self.row_optimizers[name]
+            cache = CachedGpuTables(table, optimizer, self.seed, self.world.device, 160)
+            leaves[name] = gpu_leaf.GpuLeaf(cache, 0)
+        return LocalRows(leaves, self.rules, self.world.device)
+
+
+@slow
+def test_a_model_learns_the_same():
+    curves = []
+    for strategy in (Single(World(DEVICE)), InTwo(World(DEVICE))):
+        strategy.setup(make_model("DLRM", "fixed"), OptimizerSection(name="adagrad", lr=0.05), 1)
+        losses = []
+        for step in range(10):
+            following = global_batch(step + 1, "one", "fixed")
+            strategy.prefetch(following)
+            batch = strategy.receive(global_batch(step, "one", "fixed"))
+            losses.append(float(strategy.train_step(batch)))
+        curves.append(losses)
+    assert curves[0] == pytest.approx(curves[1], rel=1e-4)
