@@ -2,11 +2,16 @@
 
     python benchmarks/tiered.py                 # one table ten times the host budget, zipf ids
     python benchmarks/tiered.py --folder /ssd   # where the disk is; else a temporary folder
+    python benchmarks/tiered.py --gpu           # GPU memory over host memory, DLRM end to end
 
 A step is what a worker does with rows: pull of the batch's rows, push of gradients as many; the
 next batch is announced before. `model` adds products of the batch as large as a small click model
 has, beside which rows are read ahead. Both leaves run in one process, turn by turn, on the same
 ids; at the end some rows of both are compared, bit for bit.
+
+With --gpu a step is DLRM's (benchmarks/dlrm_gpu.py: 26 slots, width 64, batch 65,536, Adagrad) with
+TF32, its table ten times rows.tiers.gpu, beside the same in GPU memory (with strategy.graph: auto)
+and beside rows alone. Losses of both must agree.
 """
 
 from __future__ import annotations
@@ -61,6 +66,61 @@ def run(leaf: Leaf, steps: range, args: argparse.Namespace, model: list[Tensor])
     return total / len(steps)
 
 
+def run_gpu(args: argparse.Namespace) -> None:
+    """DLRM whose rows have a tenth of what they need in GPU memory, beside all of it."""
+    import dlrm_gpu
+
+    from shoal.config.row_rules import RowsSection
+    from shoal.config.schema import OptimizerSection
+    from shoal.config.tiers import TiersSection
+    from shoal.training.strategy.graphed import Graphed
+    from shoal.world.world import World
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    given = argparse.Namespace(
+        device=device,
+        rows=args.rows // 26 * 26,
+        dim=args.dim,
+        batch=args.batch,
+        power=args.power,
+    )
+    torch.set_float32_matmul_precision("high")
+    batches = dlrm_gpu.make_batches(given, 24, 0)
+    budget = int(args.share * given.rows * 8 * args.dim)
+    print(f"{given.rows:,} x {args.dim}, adagrad; rows.tiers.gpu {budget / 1e9:.2f} GB")
+    print(f"{'a step':34}{'ms':>9}{'samples/s':>13}{'rate':>7}{'hits':>8}{'ahead':>8}{'late':>8}")
+    first, losses = 0.0, []
+    for name, share in (("all rows in GPU memory", None), (f"{args.share:.0%} of them", budget)):
+        strategy = Graphed(World(device), auto=True)
+        rows = RowsSection(tiers=TiersSection(gpu=share))
+        section = OptimizerSection(name="adagrad", lr=0.01)
+        strategy.setup(dlrm_gpu.make_model(given), section, 1, rows=rows)
+        group = strategy.stores["slots"].group
+        found = []
+        for step in range(2 * len(batches) + args.steps):
+            if step == 2 * len(batches):
+                wait()
+                before = group.traffic if group.cached else None
+                begin = time.perf_counter()
+            batch, following = (batches[k % len(batches)] for k in (step, step + 1))
+            strategy.prefetch(following)
+            found.append(strategy.train_step(strategy.receive(batch)))
+        wait()
+        seconds = (time.perf_counter() - begin) / args.steps
+        losses.append(torch.stack(found).double().cpu())
+        first = first or seconds
+        line = f"{name:34}{1e3 * seconds:9.2f}{given.batch / seconds:13,.0f}{first / seconds:7.0%}"
+        if before is not None:
+            seen, ids = group.traffic, args.steps * given.batch * 26
+            ahead, cold = seen.ahead - before.ahead, seen.cold - before.cold
+            line += f"{1 - (ahead + cold) / ids:8.1%}{ahead / ids:8.1%}{cold / ids:8.1%}"
+        print(line, flush=True)
+        group.check()
+        del strategy, group
+    print(f"largest difference of losses {float((losses[0] - losses[1]).abs().max()):.1e}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=2_000_000)
@@ -73,7 +133,13 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=150, help="steps before")
     parser.add_argument("--optimizer", default="adagrad")
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--gpu", action="store_true")
+    if "--gpu" in sys.argv:
+        parser.set_defaults(rows=10_000_016, dim=64, batch=65_536)
     args = parser.parse_args()
+    if args.gpu:
+        run_gpu(args)
+        return
     optimizer = RowOptimizer(args.optimizer)
     table = Table("table", args.dim, args.rows, Init("uniform", 0.01))
     total = args.rows * row_bytes(table, optimizer)

@@ -85,7 +85,8 @@ class CachedGpuTables(GpuTables):
 
     def announce(self, ids: Sequence[Tensor]) -> None:
         """These ids are pulled after the present batch."""
-        self._coming = torch.cat([part.reshape(-1) for part in ids])
+        flat = [part.reshape(-1) for part in ids]
+        self._coming = flat[0] if len(flat) == 1 else torch.cat(flat)
 
     def locate(self, lookup: Lookup) -> Tensor:
         """Slots [n] of the rows, which are there then."""
