@@ -192,7 +192,14 @@ def auc(scores: Tensor, labels: Tensor) -> float:
     return float(total / (positive * (len(labels) - positive)))
 
 
-def measure_auc(args: argparse.Namespace, optimizer: str, precision: str, side: str) -> float:
+def measure_auc(
+    args: argparse.Namespace,
+    optimizer: str,
+    precision: str,
+    side: str,
+    trained: list[Batch],
+    tested: list[Batch],
+) -> float:
     """Of Shoal (side "graph" or "") or of plain PyTorch (side "plain")."""
     if side == "plain":
         torch.set_float32_matmul_precision("highest")
@@ -201,12 +208,11 @@ def measure_auc(args: argparse.Namespace, optimizer: str, precision: str, side: 
     else:
         strategy = make_strategy(args, optimizer, side == "graph", precision)
         step = own_step(strategy)
-    for seed in range(args.auc_steps // SETS):
-        for batch in make_batches(args, SETS, 1000 + seed):
-            step(batch)
+    for batch in trained:
+        step(batch)
     half = precision == "bfloat16"
     with torch.no_grad(), torch.autocast(args.device, torch.bfloat16) if half else nullcontext():
-        held = [batch.to(args.device) for batch in make_batches(args, 4, 999)]
+        held = [batch.to(args.device) for batch in tested]
         if side == "plain":
             found = [plain(batch.ids["slots"], batch.dense["dense"]) for batch in held]
         else:
@@ -226,7 +232,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--warm", type=int, default=10)
-    parser.add_argument("--auc-steps", type=int, default=80)
+    parser.add_argument("--auc-steps", type=int, default=200)
     parser.add_argument("--optimizers", nargs="+", default=["adagrad", "adam"])
     parser.add_argument("--precisions", nargs="+", default=["float32", "tf32", "bfloat16"])
     parser.add_argument("--compile", action="store_true")
@@ -261,13 +267,14 @@ def main() -> None:
                 if on_gpu:
                     torch.cuda.empty_cache()
     if not args.skip_auc:
+        trained, tested = make_batches(args, args.auc_steps, 1000), make_batches(args, 8, 999)
         for optimizer in args.optimizers:
             print(f"\n{f'AUC after {args.auc_steps} steps, {optimizer}':34}{'':>14}{'less':>9}")
             first = None
             sides = [("float32", "plain"), ("float32", "")]
             sides += [(precision, "graph" if on_gpu else "") for precision in args.precisions]
             for precision, side in sides:
-                found = measure_auc(args, optimizer, precision, side)
+                found = measure_auc(args, optimizer, precision, side, trained, tested)
                 first = first if first is not None or side == "plain" else found
                 less = "" if first is None else f"{first - found:9.5f}"
                 name = precision + (f", {side}" if side else "")
