@@ -91,6 +91,8 @@ class CachedGpuTables(GpuTables):
     def locate(self, lookup: Lookup) -> Tensor:
         """Slots [n] of the rows, which are there then."""
         ids = lookup.ids
+        if not len(ids):
+            return torch.empty(0, dtype=torch.int32, device=self.device)
         same = self._staged is not None and self._staged.data_ptr() == ids.data_ptr()
         if not same or self._staged.shape != ids.shape:  # type: ignore[union-attr]
             self._stage(ids)

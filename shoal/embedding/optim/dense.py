@@ -62,10 +62,10 @@ def restore_state(
     """The opposite of `state_tensors`."""
     if optimizer is None:
         return
+    # Kernels count the steps of fused optimizers and of recorded ones, the host those of others.
+    by_kernels = optimizer.defaults.get("fused") or optimizer.param_groups[0].get("capturable")
     for name, value in tensors.items():
         number, key = name.split(".", 1)
         parameter = parameters[int(number)]
-        # Of a fused optimizer on a GPU the kernels count steps, of others the host.
-        on_host = key == "step" and not optimizer.defaults.get("fused")
-        device = "cpu" if on_host else parameter.device
+        device = "cpu" if key == "step" and not by_kernels else parameter.device
         optimizer.state[parameter][key] = value.to(device)
