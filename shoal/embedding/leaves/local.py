@@ -116,11 +116,7 @@ def make_leaves(
             return _make_tiered(tables, optimizers, seed, admissions, given, device)
     elif tiers.ssd is not None:
         if tiers.gpu and torch.device(device).type == "cuda":
-            raise ValueError(
-                "rows.tiers.gpu and rows.tiers.ssd: rows are in GPU memory over host memory, or in "
-                "host memory over a disk, not in all three: set rows.tiers.gpu=0, or leave out ssd "
-                "and host"
-            )
+            return _make_three(tables, optimizers, seed, admissions, tiers, device)
         return _make_tiered(tables, optimizers, seed, admissions, tiers)
     elif tiers.gpu == 0:
         device = "cpu"
@@ -194,6 +190,45 @@ def _make_tiered(
         folder = Path(tiers.ssd) if device is None else None
         made[name] = Tiered(table, optimizers[name], seed, share.slots, folder, device=device)
     return made
+
+
+def _make_three(
+    tables: Mapping[str, Table],
+    optimizers: Mapping[str, RowOptimizer],
+    seed: int,
+    admissions: Mapping[str, Admission | None],
+    tiers: TiersSection,
+    device: torch.device | str,
+) -> dict[str, Leaf]:
+    """GPU memory over host memory over a disk; a table that needs no disk has two of them."""
+    from shoal.embedding.leaves.budgets import share_out
+    from shoal.embedding.leaves.tiered import Tiered
+
+    assert tiers.ssd is not None
+    in_host = share_out(tables, optimizers, tiers)
+    given = TiersSection(host=tiers.gpu, ssd="")
+    made = _make_tiered(
+        {name: table for name, table in tables.items() if in_host[name].slots is None},
+        optimizers,
+        seed,
+        admissions,
+        given,
+        device,
+    )
+    on_gpu = share_out(tables, optimizers, given, "rows.tiers.gpu")
+    for name, table in tables.items():
+        slots, below = on_gpu[name].slots, in_host[name].slots
+        if below is None:
+            continue
+        if table.rows is None or slots is None or admissions.get(name) is not None:
+            raise ValueError(
+                f"table {name!r} grows, or counts its ids: such rows are in GPU memory over host "
+                "memory, or in host memory over a disk, not in all three: set rows.tiers.gpu=0, or "
+                "leave out ssd and host"
+            )
+        lower = Tiered(table, optimizers[name], seed, below, Path(tiers.ssd))
+        made[name] = Tiered(table, optimizers[name], seed, slots, None, device=device, below=lower)
+    return {name: made[name] for name in tables}
 
 
 def _by_kind(stores: Sequence[Leaf]) -> dict[Any, list[int]]:

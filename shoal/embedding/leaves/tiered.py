@@ -24,6 +24,7 @@ from torch import Tensor
 from shoal.embedding.leaves.admission import Shrink
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.leaves.native import Native, _ids
+from shoal.embedding.leaves.row_below import RowsBelow
 from shoal.embedding.leaves.row_log import RowLog, distinct
 from shoal.embedding.leaves.traffic import Traffic
 from shoal.embedding.optim.rows import RowOptimizer
@@ -39,7 +40,7 @@ class Tiered(Leaf):
     """Rows of one table, `slots` of them in host memory and the others in a folder.
 
     With a device, slots are in its memory (by the kernels of GpuLeaf); without a folder, the other
-    rows are in host memory.
+    rows are in host memory. `below`: they are those of another Tiered leaf.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Tiered(Leaf):
         device: torch.device | str | None = None,
         threads: int | None = None,
         segment_rows: int | None = None,
+        below: Tiered | None = None,
     ):
         super().__init__(table, optimizer, seed)
         if slots < 1:
@@ -79,7 +81,11 @@ class Tiered(Leaf):
         }
         floats = table.dim + sum(self._pieces.values())
         self._floats = floats
-        self.log = RowLog(folder, table.name, 1 + -(-floats // 2), segment_rows)
+        self.log: RowLog | RowsBelow = (
+            RowLog(folder, table.name, 1 + -(-floats // 2), segment_rows)
+            if below is None
+            else RowsBelow(below)
+        )
         self._pool = ThreadPoolExecutor(1, f"rows of {table.name}")
         self.traffic = Traffic()
         self._clear()
@@ -215,7 +221,7 @@ class Tiered(Leaf):
         """Write rows that were not used for longest to the log, `count` or more."""
         idle = (self.used < self.time).nonzero().squeeze(1)
         if len(idle) < count:
-            key = "rows.tiers.gpu" if self.log.folder is None else "rows.tiers.host"
+            key = "rows.tiers.host" if isinstance(self.hot, Native) else "rows.tiers.gpu"
             raise ValueError(
                 f"table {self.table.name!r}: one step uses more rows than the {self.slots:,} that "
                 f"its share of {key} has room for: raise it, or train in smaller batches "
@@ -244,7 +250,7 @@ class Tiered(Leaf):
                     moved = self.log.append(records)
                     self._set_codes(records[:, 0].contiguous(), moved + self.slots + 1)
                     self.log.kill(some)
-            self.log.drop(number)
+            self.log.drop(number)  # type: ignore[union-attr]  # the other has none
 
     # ---- rows on their way -----------------------------------------------------------------------
 

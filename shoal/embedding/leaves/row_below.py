@@ -1,0 +1,81 @@
+"""RowsBelow: a leaf below another, as the log that the upper one writes its rows to.
+
+So three tiers are two leaves of two: GPU memory over (host memory over a disk). A place of a log
+names a record for good; here it is version × rows + id, and every time rows are written the version
+is another: what was read ahead before is known to be old.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.embedding.store import Rows
+
+
+class RowsBelow:
+    """The rows of a `Tiered` leaf of a fixed table, by places."""
+
+    segment_rows = 1  # no segments: nothing is ever dead
+
+    def __init__(self, leaf: Any):
+        self.leaf, self.words = leaf, leaf.log.words
+        self.folder: Path = leaf.log.folder
+        self._rows = int(leaf.table.rows)
+        self._version = 0
+        self._busy = threading.Lock()  # what is read ahead is read in a thread
+        self._there = torch.zeros(self._rows, dtype=torch.bool)
+
+    def __len__(self) -> int:
+        """Records that live."""
+        return int(self._there.sum())
+
+    @property
+    def next(self) -> int:
+        """Places of rows that are written later are no smaller."""
+        return (self._version + 1) * self._rows
+
+    @property
+    def bytes(self) -> int:
+        """On the disk."""
+        return self.leaf.log.bytes
+
+    def append(self, records: Tensor) -> Tensor:
+        """Write rows; their places [n]."""
+        ids, order = records[:, 0].sort()
+        with self._busy:
+            rows = self.leaf._rows(records[order], ids)
+            self.leaf.restore(Rows(ids, rows.values, rows.state))
+            self._version += 1
+        self._there[ids] = True
+        return self._version * self._rows + records[:, 0]
+
+    def snapshot(self) -> dict[int, Tensor]:
+        return {}
+
+    def read(self, places: Tensor, segments: dict[int, Tensor] | None = None) -> Tensor:
+        """Records [n, words] of places [n], which stay where they are."""
+        ids = places % self._rows
+        if not len(ids):
+            return torch.empty(0, self.words, dtype=torch.int64)
+        with self._busy:
+            return self.leaf._records(ids, self.leaf._peek(ids))
+
+    def kill(self, places: Tensor) -> None:
+        """They are above now; what is here of them is written over when they come back."""
+        self._there[places % self._rows] = False
+
+    def sparse(self) -> Iterator[tuple[int, Tensor]]:
+        return iter(())
+
+    def clear(self) -> None:
+        self.leaf.forget()
+        self._there.zero_()
+
+    def close(self) -> None:
+        self.leaf.log.close()
