@@ -112,6 +112,8 @@ def plan_tables_of(
         lines.append(_line(table, optimizers[name], shares[name], on_gpu, total))
     if over_host:  # slots are on the GPU, the other rows in host memory
         total = {"gpu": total["host"], "host": total["ssd"], "ssd": 0}
+    elif device.type == "cuda" and what != "server" and tiers.ssd is not None and tiers.gpu:
+        total["gpu"] = min(tiers.gpu, gpu_need(held, optimizers))  # over both
     text = _columns(lines)
     place = ", ".join(f"{show_size(n)} of {key}" for key, n in total.items() if n) or "nothing yet"
     told = [
