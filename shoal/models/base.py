@@ -96,7 +96,8 @@ class Model(nn.Module):
     trainable: ClassVar[bool] = True  # False: nothing to optimise, one pass decides (Pop)
     samples: ClassVar[Samples] = "interactions"
     reads_times: ClassVar[bool] = False
-    # True: a step is the same kernels every time, and the host reads no result: it can be recorded
+    # True: a step is the same kernels every time, and the host reads no result: it can be recorded.
+    # A model of one's own must say so itself.
     steady: bool = False
 
     @dataclass

@@ -119,11 +119,6 @@ class NextItem(Sequential, Retrieval):
     which may see no later one; for `prefixes` one state of the whole history.
     """
 
-    def __init__(self, options: Any, facts: Facts):
-        super().__init__(options, facts)
-        of_rows = options.loss_type == "CE" and not (options.cosine or options.label_smoothing)
-        self.steady = of_rows and self.samples == "windows"
-
     def states(self, batch: Batch) -> Tensor:
         """[b, l, d] of windows, [b, d] of prefixes; called for training and for scores alike."""
         raise NotImplementedError  # every such model writes its own
