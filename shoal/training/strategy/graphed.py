@@ -114,7 +114,8 @@ class Graphed(Single):
         # host; and of a batch in parts the host adds up the counts.
         if len(parts) > 1 or self.model._forward_hooks or has_lists(parts[0]):
             return super().train_parts([part.to(self.world.device) for part in parts], lr)
-        batch = pad(ask(parts[0]) if self.model.kind == "sequential" else parts[0])
+        asks = self.model.kind == "sequential" and self.model.steady
+        batch = pad(ask(parts[0]) if asks else parts[0])
         shape = tuple((key, tuple(x.shape), x.dtype) for key, x in tensors(batch).items())
         found = self._recorded.get(shape)
         if found is None and (shape not in self._seen or len(self._recorded) == SHAPES):
