@@ -125,8 +125,10 @@ def test_a_checkpoint_goes_through_it_both_ways():
 
 @slow
 def test_what_cannot_be_is_refused():
-    ours, _ = make("sgd", slots=8)
-    ours.pull(torch.arange(1, 21, device=DEVICE))
+    ours, whole = make("sgd", slots=8)
+    ids = torch.arange(1, 21, device=DEVICE)
+    assert torch.equal(ours.pull(ids), whole.pull(ids))  # some where they are
+    ours.push(ids, torch.ones(20, 5, device=DEVICE), 0.1)
     with pytest.raises(ValueError, match=r"more rows than the 8 .* rows\.tiers\.gpu"):
         list(ours.export())
     ours.group.wrong.zero_()

@@ -89,16 +89,34 @@ class CachedGpuTables(GpuTables):
         self._coming = flat[0] if len(flat) == 1 else torch.cat(flat)
 
     def locate(self, lookup: Lookup) -> Tensor:
-        """Slots [n] of the rows, which are there then."""
-        ids = lookup.ids
-        if not len(ids):
+        """Slots [n] of the rows, which are there then; too little room is noted."""
+        if not len(lookup.ids):
             return torch.empty(0, dtype=torch.int32, device=self.device)
-        same = self._staged is not None and self._staged.data_ptr() == ids.data_ptr()
-        if not same or self._staged.shape != ids.shape:  # type: ignore[union-attr]
-            self._stage(ids)
-        found = gpu_staging.find(ids, self.slots, self.padding)
+        self._ensure(lookup.ids)
+        found = gpu_staging.find(lookup.ids, self.slots, self.wrong, self.padding)
         self._go_ahead()
         return found
+
+    def pull(self, lookup: Lookup, rows: Tensor | None = None) -> Tensor:
+        """Rows of all ids: [n, dim] float32."""
+        ids = lookup.ids
+        if rows is not None or not len(ids):
+            return super().pull(lookup, rows)
+        step = len(ids) <= READ_ALONE * self.number_of_slots
+        if step:
+            self._ensure(ids)
+        else:
+            self.settle()
+        found = gpu_staging.peek(ids, self.slots, self.hot[0], self.host[0], self.padding)
+        if step:
+            self._go_ahead()
+        return found
+
+    def _ensure(self, ids: Tensor) -> None:
+        """Rows of ids into slots, unless they are there because they were asked for just now."""
+        before = self._staged
+        if before is None or (before.data_ptr(), len(before)) != (ids.data_ptr(), len(ids)):
+            self._stage(ids)
 
     def _stage(self, ids: Tensor) -> None:
         if self._beside is not None:
@@ -130,14 +148,6 @@ class CachedGpuTables(GpuTables):
         gpu_staging.stage(
             ids, self.slots, self.hot, self.host, self.wrong, self.padding, ahead=True
         )
-
-    def pull(self, lookup: Lookup, rows: Tensor | None = None) -> Tensor:
-        """Rows of all ids: [n, dim] float32."""
-        if rows is None and len(lookup.ids) > READ_ALONE * self.number_of_slots:
-            self.settle()
-            values = self.arena.values
-            return gpu_staging.peek(lookup.ids, self.slots, values, self.host[0], self.padding)
-        return super().pull(lookup, rows)
 
     def settle(self) -> None:
         """Wait on this stream for what comes ahead."""

@@ -141,8 +141,8 @@ def _dismiss(used, counts, chosen, slots, LEAST: tl.constexpr, BLOCK: tl.constex
 
 @triton.jit
 def _exchange(slot_of, owner, used, counts, chosen, wanted, values, state_1, state_2, host_values,
-              host_1, host_2, wrong, MUST: tl.constexpr, KIND_1: tl.constexpr, STATES: tl.constexpr,
-              DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+              host_1, host_2, KIND_1: tl.constexpr, STATES: tl.constexpr, DIM: tl.constexpr,
+              WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     count = tl.load(counts + WANTED)
     free = tl.load(counts + OLDER) + tl.load(counts + EQUAL)
     now = tl.load(counts + TIME)
@@ -154,8 +154,6 @@ def _exchange(slot_of, owner, used, counts, chosen, wanted, values, state_1, sta
         row = tl.load(wanted + place, mask=here, other=0)
         without = here & (place >= free)
         tl.store(slot_of + row, tl.zeros_like(place) + AWAY, mask=without)
-        if MUST:
-            note_wrong(wrong, 0 * tl.program_id(0), row * 0 + (-(1 << 63)), without)
         here = here & (place < free)
         slot = tl.load(chosen + place, mask=here, other=0).to(tl.int64)
         old = tl.load(owner + slot, mask=here, other=-1)
@@ -193,13 +191,14 @@ def _exchange(slot_of, owner, used, counts, chosen, wanted, values, state_1, sta
 
 
 @triton.jit
-def _find(ids, slot_of, out, count, rows, padding, BLOCK: tl.constexpr):
+def _find(ids, slot_of, out, wrong, count, rows, padding, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here = place < count
     id_ = tl.load(ids + place, mask=here, other=0)
     known = here & (id_ >= 0) & (id_ < rows) & (id_ != padding)
     slot = tl.load(slot_of + tl.where(known, id_, 0), mask=known, other=AWAY)
     tl.store(out + place, slot, mask=here)
+    note_wrong(wrong, 0 * tl.program_id(0), id_ * 0 + (-(1 << 63)), known & (slot < 0))
 
 
 @triton.jit
@@ -232,8 +231,7 @@ def stage(
 ) -> None:
     """Rows of ids [n] into slots. hot, host: values and pieces of state, here and there.
 
-    ahead: for a step to come; rows of the present one stay, and where room is short, some do not
-    come yet. Else that is noted in `wrong`.
+    ahead: for a step to come; rows of the present one stay. Where room is short, some do not come.
     """
     n, number, rows = len(ids), len(slots.owner), len(slots.slot_of)
     wanted = torch.empty(n, dtype=torch.int64, device=ids.device)
@@ -266,8 +264,6 @@ def stage(
         wanted,
         *[*hot, none, none][:3],
         *[*host, none, none][:3],
-        wrong,
-        MUST=not ahead,
         KIND_1=len(hot) > 1 and hot[1].dim() == 2,
         STATES=len(hot) - 1,
         DIM=hot[0].shape[1],
@@ -275,11 +271,14 @@ def stage(
     )
 
 
-def find(ids: Tensor, slots: Slots, padding: int) -> Tensor:
-    """Slots [n] int32 of ids; negative: of none."""
+def find(ids: Tensor, slots: Slots, wrong: Tensor, padding: int) -> Tensor:
+    """Slots [n] int32 of ids that were staged; -1 for padding.
+
+    `wrong` notes that a row is in none: there was too little room.
+    """
     out = torch.empty(len(ids), dtype=torch.int32, device=ids.device)
     _find[(triton.cdiv(len(ids), BLOCK),)](
-        ids, slots.slot_of, out, len(ids), len(slots.slot_of), padding, BLOCK=BLOCK
+        ids, slots.slot_of, out, wrong, len(ids), len(slots.slot_of), padding, BLOCK=BLOCK
     )
     return out
 
