@@ -145,7 +145,7 @@ class InTwo(Single):
         leaves = {}
         for name, table in tables.items():
             optimizer = self.row_optimizers[name]
-            cache = CachedGpuTables(table, optimizer, self.seed, self.world.device, 160)
+            cache = CachedGpuTables(table, optimizer, self.seed, self.world.device, 240)
             leaves[name] = gpu_leaf.GpuLeaf(cache, 0)
         return LocalRows(leaves, self.rules, self.world.device)
 
