@@ -1,8 +1,8 @@
 """Vectors that spread over a graph, on a GPU: out[n] = sum of weight × x over n's neighbours.
 
 A node with thousands of neighbours would keep one program busy while others rest. So neighbours are
-cut into pieces of at most PIECE; every piece is summed by itself, then those of each node, always in
-the same order.
+cut into pieces of at most PIECE; every piece is summed by itself, then those of each node, in the
+same order always.
 """
 
 # mypy: disable-error-code=no-untyped-def
