@@ -106,7 +106,7 @@ class DotsOf(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None]:
         first, vectors = ctx.saved_tensors
         grad_vectors = torch.empty_like(vectors)
         grad_first = torch.empty_like(first) if ctx.has_first else None
