@@ -89,7 +89,7 @@ def run_gpu(args: argparse.Namespace) -> None:
     batches = dlrm_gpu.make_batches(given, 24, 0)
     budget = int(args.share * given.rows * 8 * args.dim)
     print(f"{given.rows:,} x {args.dim}, adagrad; rows.tiers.gpu {budget / 1e9:.2f} GB")
-    print(f"{'a step':34}{'ms':>9}{'samples/s':>13}{'rate':>7}{'hits':>8}{'ahead':>8}{'late':>8}")
+    print(f"{'a step':34}{'ms':>9}{'samples/s':>13}{'rate':>7}{'hits':>8}")
     first, losses = 0.0, []
     for name, share in (("all rows in GPU memory", None), (f"{args.share:.0%} of them", budget)):
         strategy = Graphed(World(device), auto=True)
@@ -103,8 +103,7 @@ def run_gpu(args: argparse.Namespace) -> None:
                 wait()
                 before = group.traffic if group.cached else None
                 begin = time.perf_counter()
-            batch, following = (batches[k % len(batches)] for k in (step, step + 1))
-            strategy.prefetch(following)
+            batch = batches[step % len(batches)]
             found.append(strategy.train_step(strategy.receive(batch)))
         wait()
         seconds = (time.perf_counter() - begin) / args.steps
@@ -112,9 +111,8 @@ def run_gpu(args: argparse.Namespace) -> None:
         first = first or seconds
         line = f"{name:34}{1e3 * seconds:9.2f}{given.batch / seconds:13,.0f}{first / seconds:7.0%}"
         if before is not None:
-            seen, ids = group.traffic, args.steps * given.batch * 26
-            ahead, cold = seen.ahead - before.ahead, seen.cold - before.cold
-            line += f"{1 - (ahead + cold) / ids:8.1%}{ahead / ids:8.1%}{cold / ids:8.1%}"
+            came = group.traffic.cold - before.cold
+            line += f"{1 - came / (args.steps * given.batch * 26):8.1%}"
         print(line, flush=True)
         group.check()
         del strategy, group

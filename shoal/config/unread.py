@@ -45,8 +45,8 @@ READ_BY = {
     "strategy.memory": SHARDED,
     "strategy.overlap": SHARDED,
     "strategy.fused": Readers(("single", "ddp", "sharded")),
-    # true needs a GPU, see `refuse_unread`; that nothing is recorded is so everywhere else
-    "strategy.graph": Readers(("single",), refused=True, harmless=(False,)),
+    # true needs a GPU, see `refuse_unread`; auto is content with nothing
+    "strategy.graph": Readers(("single",), refused=True, harmless=("auto",)),
     "strategy.ps.mode": SERVERS,
     "strategy.ps.dense": SERVERS,
     "strategy.ps.geo_step": Readers(("ps geo",)),
@@ -102,7 +102,7 @@ def refusals(config: Config, processes: int | None = None) -> Iterator[tuple[str
     """(key, what is wrong and the remedy) of every key without effect that is an error."""
     for key, text, readers in unread(config, processes):
         if readers.refused:
-            default = inline(readers.harmless[0] if readers.harmless else LEAVES[key].default)
+            default = inline(LEAVES[key].default)
             given = inline(value_of(config, key))
             yield key, f"given {given}, which {text}: choose that, or set {key}={default}"
 

@@ -329,7 +329,9 @@ class Group(World):
         flat = torch.cat([t.contiguous().view(-1).view(torch.uint8) for t in tensors])
         head, room = lengths.nbytes, self._room.get(kind, 0)
         gathered = self._gather(lengths.view(torch.uint8), flat[:room], head + room)
-        per_rank = gathered[:, :head].contiguous().view(torch.int64).tolist()
+        # A copy: the line of a rank that is alone is contiguous as it is, and of any width.
+        heads = gathered[:, :head].clone(memory_format=torch.contiguous_format)
+        per_rank = heads.view(torch.int64).tolist()
         width = max(sum(n * b for n, b in zip(counts, row_bytes)) for counts in per_rank)
         if width > room:
             gathered, head = self._gather(flat[:0], flat, width), 0

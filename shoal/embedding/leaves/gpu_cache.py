@@ -2,13 +2,13 @@
 
 All rows have a place in host memory, which kernels read and write through the bus (gpu_staging).
 A row is updated in a slot, always: so every number is that of a table that is in GPU memory whole.
-Rows of the next batch come on a stream beside, while this one computes.
+Rows come and go on the stream that computes: nothing is in flight while others read or write.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -59,8 +59,6 @@ class CachedGpuTables(GpuTables):
         self.slots = Slots.make(table.rows, slots, self.device)
         self.padding = NO_PADDING if table.padding is None else table.padding
         self._staged: Tensor | None = None  # ids whose rows are in slots now
-        self._gone_ahead = False  # since then
-        self._coming: Tensor | None = None  # ids of the next batch
         self._asked = 0
 
     def _register(self, part: Tensor) -> None:
@@ -83,34 +81,21 @@ class CachedGpuTables(GpuTables):
 
     # ---- one step --------------------------------------------------------------------------------
 
-    def announce(self, ids: Sequence[Tensor]) -> None:
-        """These ids are pulled after the present batch."""
-        flat = [part.reshape(-1) for part in ids]
-        self._coming = flat[0] if len(flat) == 1 else torch.cat(flat)
-
     def locate(self, lookup: Lookup) -> Tensor:
         """Slots [n] of the rows, which are there then; too little room is noted."""
         if not len(lookup.ids):
             return torch.empty(0, dtype=torch.int32, device=self.device)
         self._ensure(lookup.ids)
-        found = gpu_staging.find(lookup.ids, self.slots, self.wrong, self.padding)
-        self._go_ahead()
-        return found
+        return gpu_staging.find(lookup.ids, self.slots, self.wrong, self.padding)
 
     def pull(self, lookup: Lookup, rows: Tensor | None = None) -> Tensor:
         """Rows of all ids: [n, dim] float32."""
         ids = lookup.ids
         if rows is not None or not len(ids):
             return super().pull(lookup, rows)
-        step = len(ids) <= READ_ALONE * self.number_of_slots
-        if step:
+        if len(ids) <= READ_ALONE * self.number_of_slots:
             self._ensure(ids)
-        else:
-            self.settle()
-        found = gpu_staging.peek(ids, self.slots, self.hot[0], self.host[0], self.padding)
-        if step:
-            self._go_ahead()
-        return found
+        return gpu_staging.peek(ids, self.slots, self.hot[0], self.host[0], self.padding)
 
     def _ensure(self, ids: Tensor) -> None:
         """Rows of ids into slots, unless they are there because they were asked for just now."""
@@ -119,48 +104,15 @@ class CachedGpuTables(GpuTables):
             self._stage(ids)
 
     def _stage(self, ids: Tensor) -> None:
-        if self._beside is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self._beside)
-        gpu_staging.stage(
-            ids, self.slots, self.hot, self.host, self.wrong, self.padding, ahead=False
-        )
-        self._staged, self._gone_ahead = ids, False
+        gpu_staging.stage(ids, self.slots, self.hot, self.host, self.wrong, self.padding)
+        self._staged = ids
         self._asked += len(ids)
-
-    def _go_ahead(self) -> None:
-        """Let rows of the next batch come while this one computes."""
-        coming, self._coming = self._coming, None
-        if coming is None or not len(coming):
-            return
-        if self._gone_ahead:  # a second time, rows that are in slots now may have to go
-            self._staged = None
-        self._gone_ahead = True
-        if self._beside is None:
-            self._stage_ahead(coming)
-            return
-        self._beside.wait_stream(torch.cuda.current_stream(self.device))
-        if coming.is_cuda:
-            coming.record_stream(self._beside)
-        with torch.cuda.stream(self._beside):
-            self._stage_ahead(coming.to(self.device, non_blocking=True))
-
-    def _stage_ahead(self, ids: Tensor) -> None:
-        gpu_staging.stage(
-            ids, self.slots, self.hot, self.host, self.wrong, self.padding, ahead=True
-        )
-
-    def settle(self) -> None:
-        """Wait on this stream for what comes ahead."""
-        if self._beside is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self._beside)
 
     @property
     def traffic(self) -> Traffic:
         """Where ids found their rows so far; waits for the GPU."""
-        self.settle()
-        counts = self.slots.counts.tolist()
-        late, ahead = counts[gpu_staging.LATE.value], counts[gpu_staging.AHEAD.value]
-        return Traffic(self._asked - late - ahead, ahead, late, late + ahead)
+        came = int(self.slots.counts[gpu_staging.CAME.value])
+        return Traffic(self._asked - came, 0, came, came)
 
     def _outside(self, table: Table, id_: int) -> ValueError:
         if id_ != SHORT:
@@ -212,7 +164,6 @@ class CachedGpuTables(GpuTables):
 
     def _slots_of(self, ids: Tensor) -> Tensor:
         """Slots [n] of ids, in host memory, when all work has ended."""
-        self.settle()
         self._staged = None
         found = self.slots.slot_of[ids.to(self.device)].cpu()
         if self.device.type == "cuda":

@@ -77,7 +77,7 @@ class GpuLeaf(Leaf):
     def recordable(self) -> bool:  # type: ignore[override]
         """A growing table is not: it may have to move its rows between two steps.
 
-        Nor is one whose rows come ahead: which ones, the step before must know.
+        Nor is one whose rows come and go.
         """
         return not self.group.grows and not self.group.cached
 
@@ -85,11 +85,6 @@ class GpuLeaf(Leaf):
         """The rows themselves [rows, dim], to be read until the next push; None: they cannot be."""
         whole = self.table.rows is not None and self.dtype == torch.float32
         return self.group.whole(self.number) if whole and not self.group.cached else None
-
-    def announce(self, ids: Sequence[Tensor]) -> None:
-        """These ids are pulled soon: of a table in two memories their rows come ahead."""
-        if isinstance(self.group, CachedGpuTables):
-            self.group.announce(ids)
 
     def pull(self, ids: Ids) -> Tensor:
         """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""

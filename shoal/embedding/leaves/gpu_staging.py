@@ -34,8 +34,8 @@ AGES = tl.constexpr(256)  # older is all the same
 SHORT = -(1 << 63)  # noted in place of an id: a step wants more rows than there are slots
 LONG_AGO = -(1 << 40)
 # What is counted, int64: stagings, rows called, slots older than the bound, the bound; slots listed
-# that are older, and as old; and over all stagings rows called in time, rows called ahead.
-TIME, WANTED, OLDER, BOUND, LISTED, EQUAL, LATE, AHEAD = (tl.constexpr(k) for k in range(8))
+# that are older, and as old; and over all stagings rows called.
+TIME, WANTED, OLDER, BOUND, LISTED, EQUAL, CAME = (tl.constexpr(k) for k in range(7))
 BLOCK = 1024
 
 
@@ -46,7 +46,7 @@ class Slots:
     slot_of: Tensor  # [rows] int32
     owner: Tensor  # [slots] int64
     used: Tensor  # [slots] int64
-    counts: Tensor  # [8] int64
+    counts: Tensor  # [7] int64
     ages: Tensor  # [AGES] int32
     chosen: Tensor  # [slots] int32: slots whose rows go
 
@@ -56,7 +56,7 @@ class Slots:
             torch.full((rows,), AWAY.value, dtype=torch.int32, device=device),
             torch.full((slots,), -1, dtype=torch.int64, device=device),
             torch.full((slots,), LONG_AGO, dtype=torch.int64, device=device),
-            torch.zeros(8, dtype=torch.int64, device=device),
+            torch.zeros(7, dtype=torch.int64, device=device),
             torch.zeros(AGES.value, dtype=torch.int32, device=device),
             torch.zeros(slots, dtype=torch.int32, device=device),
         )
@@ -95,42 +95,42 @@ def _call(ids, slot_of, used, wanted, counts, wrong, count, rows, padding, BLOCK
 
 
 @triton.jit
-def _age_of(used, counts, slot, slots, LEAST: tl.constexpr):
+def _age_of(used, counts, slot, slots):
     """0: it stays."""
     time = tl.load(used + slot, mask=slot < slots, other=0)
     age = tl.minimum(tl.load(counts + TIME) - time, AGES - 1).to(tl.int32)
-    return tl.where((slot < slots) & (age >= LEAST), age, 0)
+    return tl.where(slot < slots, age, 0)
 
 
 @triton.jit
-def _age(used, counts, ages, slots, LEAST: tl.constexpr, BLOCK: tl.constexpr):
+def _age(used, counts, ages, slots, BLOCK: tl.constexpr):
     if tl.load(counts + WANTED) > 0:
         slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        found = tl.histogram(_age_of(used, counts, slot, slots, LEAST), AGES)
+        found = tl.histogram(_age_of(used, counts, slot, slots), AGES)
         place = tl.arange(0, AGES)
         tl.atomic_add(ages + place, found, mask=found > 0)
 
 
 @triton.jit
-def _choose(counts, ages, LEAST: tl.constexpr, WHERE: tl.constexpr):
+def _choose(counts, ages):
     wanted = tl.load(counts + WANTED)
     place = tl.arange(0, AGES)
-    found = tl.where(place >= LEAST, tl.load(ages + place), 0)
+    found = tl.where(place >= 1, tl.load(ages + place), 0)
     total = tl.sum(found, 0)
     older = total - tl.cumsum(found, 0)  # than each age
-    enough = (older + found >= wanted) & (place >= LEAST)
-    bound = tl.maximum(tl.max(tl.where(enough, place, 0), 0), LEAST)
+    enough = (older + found >= wanted) & (place >= 1)
+    bound = tl.maximum(tl.max(tl.where(enough, place, 0), 0), 1)
     tl.store(counts + BOUND, bound.to(tl.int64))
     tl.store(counts + OLDER, tl.sum(tl.where(place == bound, older, 0), 0).to(tl.int64))
-    tl.store(counts + WHERE, tl.load(counts + WHERE) + wanted)
+    tl.store(counts + CAME, tl.load(counts + CAME) + wanted)
 
 
 @triton.jit
-def _dismiss(used, counts, chosen, slots, LEAST: tl.constexpr, BLOCK: tl.constexpr):
+def _dismiss(used, counts, chosen, slots, BLOCK: tl.constexpr):
     wanted = tl.load(counts + WANTED)
     if wanted > 0:
         slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        age = _age_of(used, counts, slot, slots, LEAST)
+        age = _age_of(used, counts, slot, slots)
         bound = tl.load(counts + BOUND).to(tl.int32)
         older = age > bound
         tl.store(chosen + _append(counts + LISTED, older), slot, mask=older)
@@ -172,17 +172,25 @@ def _exchange(slot_of, owner, used, counts, chosen, wanted, values, state_1, sta
                 new_1 = tl.load(host_1 + row, mask=here, other=0.0)
         if STATES >= 2:
             new_2 = tl.load(host_2 + come, mask=into, other=0.0)
-        tl.store(host_values + to, tl.load(values + at, mask=out, other=0.0), mask=out)
+        old_value = tl.load(values + at, mask=out, other=0.0)
+        tl.debug_barrier()  # before any thread of the program writes where another still reads
+        tl.store(host_values + to, old_value, mask=out)
         tl.store(values + at, new, mask=into)
         if STATES >= 1:
             if KIND_1:
-                tl.store(host_1 + to, tl.load(state_1 + at, mask=out, other=0.0), mask=out)
+                old_1 = tl.load(state_1 + at, mask=out, other=0.0)
+                tl.debug_barrier()
+                tl.store(host_1 + to, old_1, mask=out)
                 tl.store(state_1 + at, new_1, mask=into)
             else:
-                tl.store(host_1 + old, tl.load(state_1 + slot, mask=goes, other=0.0), mask=goes)
+                old_1 = tl.load(state_1 + slot, mask=goes, other=0.0)
+                tl.debug_barrier()
+                tl.store(host_1 + old, old_1, mask=goes)
                 tl.store(state_1 + slot, new_1, mask=here)
         if STATES >= 2:
-            tl.store(host_2 + to, tl.load(state_2 + at, mask=out, other=0.0), mask=out)
+            old_2 = tl.load(state_2 + at, mask=out, other=0.0)
+            tl.debug_barrier()
+            tl.store(host_2 + to, old_2, mask=out)
             tl.store(state_2 + at, new_2, mask=into)
         tl.store(slot_of + old, tl.zeros_like(place) + AWAY, mask=goes)
         tl.store(slot_of + row, slot.to(tl.int32), mask=here)
@@ -227,15 +235,13 @@ def stage(
     host: list[Tensor],
     wrong: Tensor,
     padding: int,
-    ahead: bool,
 ) -> None:
     """Rows of ids [n] into slots. hot, host: values and pieces of state, here and there.
 
-    ahead: for a step to come; rows of the present one stay. Where room is short, some do not come.
+    Where room is short, some do not come.
     """
     n, number, rows = len(ids), len(slots.owner), len(slots.slot_of)
     wanted = torch.empty(n, dtype=torch.int64, device=ids.device)
-    least, where = (2, AHEAD) if ahead else (1, LATE)
     _begin[(1,)](slots.counts, slots.ages)
     _call[(triton.cdiv(n, BLOCK),)](
         ids,
@@ -250,9 +256,9 @@ def stage(
         BLOCK=BLOCK,
     )
     every = (triton.cdiv(number, BLOCK),)
-    _age[every](slots.used, slots.counts, slots.ages, number, LEAST=least, BLOCK=BLOCK)
-    _choose[(1,)](slots.counts, slots.ages, LEAST=least, WHERE=where.value)
-    _dismiss[every](slots.used, slots.counts, slots.chosen, number, LEAST=least, BLOCK=BLOCK)
+    _age[every](slots.used, slots.counts, slots.ages, number, BLOCK=BLOCK)
+    _choose[(1,)](slots.counts, slots.ages)
+    _dismiss[every](slots.used, slots.counts, slots.chosen, number, BLOCK=BLOCK)
     how = exchange_shape(hot[0].shape[1])
     none = slots.owner  # never read
     _exchange[(min(triton.cdiv(n, how["BLOCK"]), 1024),)](

@@ -53,10 +53,10 @@ class MLP(nn.Sequential):
 def activated(x: Tensor, layer: Linear) -> Tensor:
     """relu(layer(x)) in one pass over what it makes, as a GPU's library of products offers it."""
     x, weight = layer.aligned(x)
-    parts = x.reshape(-1, x.shape[-1]), weight, layer.bias
+    parts: list[Tensor] = [x.reshape(-1, x.shape[-1]), weight, layer.bias]
     if torch.is_autocast_enabled(x.device.type):
         kind = torch.get_autocast_dtype(x.device.type)
-        parts = parts[0].to(kind), parts[1].to(kind), parts[2].to(kind)
+        parts = [part.to(kind) for part in parts]
     return _Activated.apply(*parts).view(*x.shape[:-1], layer.out_features)
 
 

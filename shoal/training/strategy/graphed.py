@@ -153,7 +153,10 @@ class Recorded:
     """A graph, and the memory from which it reads its batch.
 
     A batch goes to the GPU on a stream of copies, while the step before it is still computed, and
-    from there into the graph's memory when that step has ended.
+    from there into the graph's memory when that step has ended:
+
+        copies     (wait: taken)  host -> staged
+        computing                 (wait: copies)  staged -> memory  (record: taken)  replay
     """
 
     def __init__(self, batch: Batch, device: torch.device, copies: torch.cuda.Stream):
@@ -172,6 +175,8 @@ class Recorded:
         for _ in range(STAGED):
             there = torch.empty(size, dtype=torch.uint8, device=device)
             self._staged.append((there, self._views(there, batch), torch.cuda.Event()))
+        # Memory comes from those who had it before on this stream, and they may still be at work.
+        copies.wait_stream(torch.cuda.current_stream(device))
         self._turn = 0
 
     def _views(self, memory: Tensor, like: Batch) -> dict[str, Tensor]:
