@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import free_port, run_ranks
 from torch import Tensor
 
-from shoal.world.world import SMALL_EXCHANGE, World
+from shoal.world.world import SMALL_EXCHANGE, Group, World
 
 # Small, smaller, none, far more than the time before, more than travels in one trip, small again.
 LENGTHS = [5, 6, 3, 0, 400, 390, SMALL_EXCHANGE // 8, 7, 7, 0]
@@ -45,3 +45,17 @@ def everything(world: World) -> list[bool]:
 def test_all_ranks_have_everything(tmp_path: Path, shared_memory: bool) -> None:
     for right in run_ranks(everything, 3, tmp_path, shared_memory=shared_memory):
         assert right == [True] * (len(LENGTHS) * 3 * 3 + 2)
+
+
+def test_a_group_of_one_has_what_it_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its one line is contiguous whatever its width, and counts in front of it are int64."""
+    given = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    for name, value in given.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    world = Group("cpu", 30.0, shared_memory=False)
+    try:
+        assert all(everything(world))
+    finally:
+        world.close()
