@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +80,9 @@ class Tiered(Leaf):
             key: shape[1] if len(shape) > 1 else 1
             for key, (shape, _) in self.state_shapes(1).items()
         }
-        floats = table.dim + sum(self._pieces.values())
-        self._floats = floats
-        self.log: RowLog | RowsBelow = (
-            RowLog(folder, table.name, 1 + -(-floats // 2), segment_rows)
-            if below is None
-            else RowsBelow(below)
-        )
+        self._floats = floats = table.dim + sum(self._pieces.values())
+        log = partial(RowLog, folder, table.name, 1 + -(-floats // 2), segment_rows)
+        self.log: RowLog | RowsBelow = log() if below is None else RowsBelow(below)
         self._pool = ThreadPoolExecutor(1, f"rows of {table.name}")
         self.traffic = Traffic()
         self._clear()
