@@ -20,6 +20,14 @@ DATA = {
 WIDTH, HIDDEN = {"model.embedding_size": 8}, {"model.hidden_size": 8}
 BOTH = {**WIDTH, **HIDDEN}
 TRANSFORMER = {**HIDDEN, "model.inner_size": 16}
+CODES = {
+    **TRANSFORMER,
+    "model.n_heads": 2,
+    "model.code_levels": 2,
+    "model.code_size": 16,
+    "model.code_steps": 20,
+    "model.beam_size": 5,
+}
 NEGATIVES = {"train.negatives": {"num": 5, "distribution": "popularity"}}
 # model (and what of it) -> options. A new model joins by its line.
 MODELS: dict[str, dict[str, Any]] = {
@@ -75,6 +83,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "LightSANs": TRANSFORMER,
     "FMLP": HIDDEN,
     "TiSASRec": TRANSFORMER,
+    "TIGER": CODES,
     "MIND": WIDTH,
     "ComiRec": WIDTH,
     "DirectAU": WIDTH,
@@ -95,6 +104,7 @@ MODELS |= {
     "MKR": {**KNOWLEDGE, "model.low_layers_num": 2},
 }
 TOLD = {**TRANSFORMER, "data.planted.item_features": 2}
+MODELS["TIGER features"] = {**CODES, **TOLD, "model.codes_from": "features"}
 MODELS |= {"SASRecF": TOLD, "FDSA": TOLD, "S3Rec": TOLD}
 # These look across the global batch: what they say of a part of it is another thing.
 ACROSS = ["DirectAU", "CL4SRec", "DSSM", "YoutubeDNN", "SASRec in_batch", "BERT4Rec in_batch"]

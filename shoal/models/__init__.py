@@ -55,6 +55,7 @@ MODELS: dict[str, str] = {
     "MIND": "shoal.models.sequential.mind",
     "ComiRec": "shoal.models.sequential.comirec",
     "CL4SRec": "shoal.models.sequential.cl4srec",
+    "TIGER": "shoal.models.sequential.tiger",
     "SASRecF": "shoal.models.sequential.sasrecf",
     "FDSA": "shoal.models.sequential.fdsa",
     "S3Rec": "shoal.models.sequential.s3rec",

@@ -128,6 +128,18 @@ SLOW: dict[str, tuple[dict[str, Any], int]] = {
     "LightSANs": ({**TRANSFORMER, **PREFIX}, 8),
     "FMLP": ({**HIDDEN, "model.hidden_dropout_prob": 0.2, **PREFIX}, 8),
     "TiSASRec": ({**TRANSFORMER, **SEQUENCE}, 25),
+    "TIGER": (
+        {
+            **HIDDEN,
+            "model.inner_size": 64,
+            "model.n_heads": 2,
+            "model.code_levels": 2,
+            "model.code_size": 32,
+            **PREFIX,
+            "train.batch_size": 256,
+        },
+        10,
+    ),
     "MIND": ({**WIDTH, "model.interests": 2, **PREFIX}, 8),
     "ComiRec": ({**WIDTH, "model.interests": 2, **PREFIX}, 9),
     "DirectAU": ({**WIDTH, "model.gamma": 0.5}, 15),

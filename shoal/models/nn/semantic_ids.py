@@ -1,0 +1,123 @@
+"""Semantic ids: a few codes for every item, so that items that are alike share the first of them.
+
+RQ-VAE (Lee et al., CVPR 2022; Rajput et al., NeurIPS 2023): an autoencoder whose latent vector is
+the sum of one vector out of each of several codebooks, each of what the ones before left over:
+
+    r(1) = encoder(x)    c(k) = nearest of codebook k to r(k)    r(k+1) = r(k) - e(c(k))
+    loss = |x - decoder(sum of e)|^2 + sum of |sg r - e|^2 + beta |r - sg e|^2
+
+A last code counts the items that have all others in common.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+BETA = 0.25
+
+
+class RQVAE(nn.Module):
+    """Vectors [n, width] to codes [n, levels]."""
+
+    def __init__(self, width: int, hidden: int, latent: int, levels: int, size: int):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, latent))
+        self.decoder = nn.Sequential(nn.Linear(latent, hidden), nn.ReLU(), nn.Linear(hidden, width))
+        self.books = nn.Parameter(torch.randn(levels, size, latent) * 0.1)
+
+    def begin(self, vectors: Tensor) -> None:
+        """Codebooks begin as k-means of what they will be asked for: none stays unused."""
+        with torch.no_grad():
+            rest = self.encoder(vectors)
+            for book in self.books:
+                book.copy_(k_means(rest, len(book)))
+                rest = rest - book[nearest(rest, book)]
+
+    def quantised(self, rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Codes [n, levels], the sum of their vectors [n, latent], and the loss of choosing."""
+        codes, total, loss = [], torch.zeros_like(rest), rest.new_zeros(())
+        for book in self.books:
+            code = nearest(rest.detach(), book)
+            row = book[code]
+            loss = loss + F.mse_loss(row, rest.detach()) + BETA * F.mse_loss(rest, row.detach())
+            codes.append(code)
+            total, rest = total + row, rest - row.detach()
+        return torch.stack(codes, 1), total, loss
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """The loss of vectors, a mean."""
+        latent = self.encoder(vectors)
+        _, total, loss = self.quantised(latent)
+        through = latent + (total - latent).detach()  # gradients pass the choice by
+        return loss + F.mse_loss(self.decoder(through), vectors)
+
+
+def semantic_ids(vectors: Tensor, levels: int, size: int, steps: int = 300) -> Tensor:
+    """Codes of vectors [n, width], the last of which tells apart those that share the others.
+
+    Returns [n, levels + 1], each below `size`. Learned with torch's generator as it stands, in
+    batches of all.
+    """
+    width = vectors.shape[1]
+    vectors = (vectors - vectors.mean(0)) / vectors.std().clamp(min=1e-6)
+    latent = min(32, width)
+    with torch.enable_grad():
+        model = RQVAE(width, 2 * width, latent, levels, min(size, max(1, len(vectors))))
+        model.begin(vectors)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(vectors).backward()
+            optimizer.step()
+    with torch.no_grad():
+        codes = model.quantised(model.encoder(vectors))[0]
+    _, group = torch.unique(codes, dim=0, return_inverse=True)
+    order = group.argsort(stable=True)
+    counts = torch.bincount(group)
+    first = (counts.cumsum(0) - counts)[group[order]]
+    last = torch.empty_like(group)
+    last[order] = torch.arange(len(group)) - first
+    if int(counts.max()) > size:
+        raise ValueError(
+            f"{int(counts.max())} items have the same semantic id, and a code tells {size} apart; "
+            "raise model.code_size or model.code_levels"
+        )
+    return torch.cat([codes, last.unsqueeze(1)], 1)
+
+
+def nearest(vectors: Tensor, book: Tensor) -> Tensor:
+    """The row of a book that is nearest to each vector: [n, d], [k, d] -> [n]."""
+    return (book.square().sum(1) - 2.0 * vectors @ book.T).argmin(1)
+
+
+def k_means(vectors: Tensor, count: int, rounds: int = 10) -> Tensor:
+    """Centres of so many groups of vectors: [n, d] -> [count, d]."""
+    order = torch.randperm(len(vectors))
+    centres = vectors[order[torch.arange(count) % len(vectors)]].clone()
+    for _ in range(rounds):
+        group = nearest(vectors, centres)
+        sums = torch.zeros_like(centres).index_add_(0, group, vectors)
+        counts = torch.bincount(group, minlength=count).unsqueeze(1)
+        centres = torch.where(counts > 0, sums / counts.clamp(min=1), centres)
+    return centres
+
+
+def taken_vectors(users: Tensor, items: Tensor, sizes: tuple[int, int], dim: int) -> Tensor:
+    """Vectors of items by who took them: the leading singular vectors of the interactions.
+
+    sizes: numbers of users and items -> [items, at most dim]
+    """
+    ones = torch.ones(len(users))
+    pairs = torch.stack([items.long(), users.long()])
+    shape = sizes[::-1]
+    matrix = torch.sparse_coo_tensor(pairs, ones, shape, check_invariants=False).coalesce()
+    rows, columns = matrix.indices()
+    by_item = torch.bincount(rows, minlength=sizes[1]).clamp(min=1).float()
+    by_user = torch.bincount(columns, minlength=sizes[0]).clamp(min=1).float()
+    values = (by_item[rows] * by_user[columns]).rsqrt()
+    matrix = torch.sparse_coo_tensor(matrix.indices(), values, shape, is_coalesced=True)
+    rank = min(dim, *sizes)
+    left, singular, _ = torch.svd_lowrank(matrix, q=rank, niter=4)
+    return left * singular * by_item.sqrt().unsqueeze(1)
