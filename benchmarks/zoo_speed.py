@@ -44,7 +44,6 @@ CLICKS: dict[str, Any] = {
     "metrics": ["AUC", "LogLoss"],
     "valid_metric": "AUC",
 }
-NARROW = {"dim": 10}  # as RecBole's embedding_size is by itself
 KNOWLEDGE: dict[str, Any] = {
     **GENERAL,
     "load_col": {
@@ -54,7 +53,8 @@ KNOWLEDGE: dict[str, Any] = {
     },
     "embedding_size": 64,
 }
-# What RecBole has and Shoal too; settings of a model are the defaults of each side, which agree.
+# What RecBole has and Shoal too. Options of a model are its defaults in RecBole; those here agree, but
+# for click models: see HERE.
 MODELS: dict[str, dict[str, Any]] = {
     **{name: RUNS[name] for name in ("BPR", "LightGCN", "NGCF", "ENMF", "MultiVAE")},
     **{name: GENERAL for name in ("NeuMF", "SGL", "SimpleX")},
@@ -62,10 +62,24 @@ MODELS: dict[str, dict[str, Any]] = {
     **{name: RUNS[name] for name in ("GRU4Rec", "NARM", "STAMP")},
     "FPMC": {**SEQUENTIAL, "loss_type": "BPR", "train_neg_sample_args": {"sample_num": 1}},
     **{name: SEQUENTIAL for name in ("SASRec", "BERT4Rec", "Caser", "SRGNN", "NextItNet", "CORE")},
-    "LR": CLICKS,
-    **{name: {**CLICKS, **NARROW} for name in ("FM", "NFM", "AFM", "PNN", "FwFM", "FFM", "DeepFM")},
-    **{name: {**CLICKS, **NARROW} for name in ("WideDeep", "DCN", "DCNV2", "xDeepFM", "AutoInt")},
+    **{name: CLICKS for name in ("LR", "FM", "NFM", "AFM", "PNN", "FwFM", "FFM", "DeepFM")},
+    **{name: CLICKS for name in ("WideDeep", "DCN", "DCNV2", "xDeepFM", "AutoInt")},
     **{name: KNOWLEDGE for name in ("CKE", "CFKG", "KGCN", "KGAT", "RippleNet", "KGIN", "MKR")},
+}
+# RecBole's defaults in the words of Shoal.
+HERE: dict[str, dict[str, Any]] = {
+    "FM": {"dim": 10},
+    "FwFM": {"dim": 10},
+    "FFM": {"dim": 10},
+    "AFM": {"dim": 10, "attention_size": 25, "dropout": 0.3},
+    "NFM": {"dim": 10, "layers": [64, 64, 64]},
+    "PNN": {"dim": 10, "layers": [128, 256, 128]},
+    "DeepFM": {"dim": 10, "layers": [128, 128, 128], "dropout": 0.2},
+    "WideDeep": {"dim": 10, "layers": [32, 16, 8]},
+    "DCN": {"dim": 10, "layers": [256, 256, 256], "cross_layers": 6, "dropout": 0.2},
+    "DCNV2": {"dim": 16, "layers": [768, 768], "cross_layers": 3, "structure": "stacked"},
+    "xDeepFM": {"dim": 10, "layers": [128, 128, 128], "cross_layers": [100, 100, 100]},
+    "AutoInt": {"dim": 10, "attention_size": 16, "layers": [128, 128]},
 }
 
 
@@ -90,7 +104,8 @@ def main() -> None:
             config = Path(folder) / f"{model}.yaml"
             config.write_text(json.dumps({**MODELS[model], "epochs": options.epochs}))
             asked = {"model": model, "config": str(config), "epochs": options.epochs, "data": data}
-            found = {"shoal": ours.ask(asked), "recbole": theirs.ask(asked)}
+            here = {f"model.{key}": value for key, value in HERE.get(model, {}).items()}
+            found = {"shoal": ours.ask({**asked, "here": here}), "recbole": theirs.ask(asked)}
             stored[model] = found
             STORED.mkdir(exist_ok=True)
             KEPT.write_text(json.dumps(stored, indent=1, sort_keys=True) + "\n")
@@ -112,7 +127,7 @@ class Side:
     """A process that trains what it is told to, a line of JSON each way."""
 
     def __init__(self, command: list[str], folder: str):
-        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as the process)
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
         self.process = subprocess.Popen(
             command,
             cwd=folder,
@@ -164,6 +179,7 @@ def serve() -> None:
                     dataset="ml-100k",
                     config_file_list=[asked["config"]],
                     config_dict={
+                        **asked["here"],
                         "data_path": asked["data"],
                         "run.output": f"{folder}/run",
                         "run.progress": False,

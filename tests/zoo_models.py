@@ -107,7 +107,16 @@ TOLD = {**TRANSFORMER, "data.planted.item_features": 2}
 MODELS["TIGER features"] = {**CODES, **TOLD, "model.codes_from": "features"}
 MODELS |= {"SASRecF": TOLD, "FDSA": TOLD, "S3Rec": TOLD}
 # These look across the global batch: what they say of a part of it is another thing.
-ACROSS = ["DirectAU", "CL4SRec", "DSSM", "YoutubeDNN", "SASRec in_batch", "BERT4Rec in_batch"]
+ACROSS = [
+    "SimGCL",
+    "XSimGCL",
+    "DirectAU",
+    "CL4SRec",
+    "DSSM",
+    "YoutubeDNN",
+    "SASRec in_batch",
+    "BERT4Rec in_batch",
+]
 
 
 def zoo_config(name: str, **values: Any) -> Config:

@@ -4,6 +4,9 @@ Yu et al., SIGIR 2022.
 As SGL, but a view is the same graph with a little noise on every layer:
 
     E(k+1) = A E(k) + sign(A E(k)) * eps * noise / |noise|        E = mean of E(1) ... E(n_layers)
+
+A node counts once, however often the batch has it, and the terms of users and of items are means,
+as the BPR loss is. RecBole-GNN has sums: its `lambda` is cl_weight / nodes of a batch.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from torch import Tensor
 from shoal.data.batch import Batch
 from shoal.models.base import Output
 from shoal.models.general.lightgcn import LightGCN
-from shoal.models.nn.contrast import contrast
+from shoal.models.nn.contrast import contrast, once
 from shoal.models.nn.dropout import uniform_like
 
 
@@ -28,7 +31,7 @@ class SimGCL(LightGCN):
     class Options(LightGCN.Options):
         eps: float = 0.1  # length of the noise on a node
         temperature: float = 0.2
-        cl_weight: float = 0.2
+        cl_weight: float = 0.05
         reg_weight: float = 1e-4
         require_pow: bool = True
 
@@ -40,10 +43,18 @@ class SimGCL(LightGCN):
         return Output(output.loss + self.options.cl_weight * term, output.count)
 
     def contrasted(self, nodes: Tensor, one: Tensor, other: Tensor) -> Tensor:
-        """The contrastive terms of a batch's users and items: scalar."""
+        """The contrastive terms of a batch's users and items, each counted once: scalar."""
         users, tau = self.facts.num_users, self.options.temperature
-        term = contrast(nodes[:, 0], one[:users], other[:users], tau)
-        return term + contrast(nodes[:, 1] - users, one[users:], other[users:], tau)
+        pairs = (
+            (nodes[:, 0], one[:users], other[:users]),
+            (
+                nodes[:, 1] - users,
+                one[users:],
+                other[users:],
+            ),
+        )
+        terms = [contrast(*pair, tau, once(pair[0], len(pair[1]), self.across)) for pair in pairs]
+        return terms[0] + terms[1]
 
     def last_layer(self, first: Tensor, noisy: bool = False) -> Tensor:
         return torch.stack(self.layers(first, noisy)).mean(0)

@@ -117,7 +117,9 @@ def taken_vectors(users: Tensor, items: Tensor, sizes: tuple[int, int], dim: int
     by_item = torch.bincount(rows, minlength=sizes[1]).clamp(min=1).float()
     by_user = torch.bincount(columns, minlength=sizes[0]).clamp(min=1).float()
     values = (by_item[rows] * by_user[columns]).rsqrt()
-    matrix = torch.sparse_coo_tensor(matrix.indices(), values, shape, is_coalesced=True)
+    matrix = torch.sparse_coo_tensor(
+        matrix.indices(), values, shape, is_coalesced=True, check_invariants=False
+    )
     rank = min(dim, *sizes)
     left, singular, _ = torch.svd_lowrank(matrix, q=rank, niter=4)
     return left * singular * by_item.sqrt().unsqueeze(1)

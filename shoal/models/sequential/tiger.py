@@ -193,7 +193,7 @@ class Beam:
 
         token: the row of code 0 of this level.
         """
-        size, texts, codes = chances.shape
+        texts, codes = chances.shape[1:]
         keys = self.nodes.unsqueeze(2) * codes + torch.arange(codes, device=chances.device)
         node = node_of(words, keys.flatten(1))
         scores = (self.scores.unsqueeze(2) + chances).flatten(1)
