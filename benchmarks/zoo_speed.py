@@ -53,7 +53,7 @@ KNOWLEDGE: dict[str, Any] = {
     },
     "embedding_size": 64,
 }
-# What RecBole has and Shoal too. Options of a model are its defaults in RecBole; those here agree, but
+# What RecBole has and Shoal too. Options of a model are RecBole's defaults; those here agree, but
 # for click models: see HERE.
 MODELS: dict[str, dict[str, Any]] = {
     **{name: RUNS[name] for name in ("BPR", "LightGCN", "NGCF", "ENMF", "MultiVAE")},
