@@ -273,8 +273,8 @@ def speeds() -> list[str]:
     lines = [
         "ml-100k, `python benchmarks/zoo_speed.py`: both sides in turn in two processes that stay, "
         "one thread each, the same sizes; CPU seconds of the process for the second epoch and for "
-        "an evaluation. Clicks are evaluated by AUC on a tenth of the ratings, the others by ranking "
-        "all items.",
+        "an evaluation. Clicks are evaluated by AUC on a tenth of the ratings, the others by "
+        "ranking all items.",
         "",
         "| model | epoch, RecBole | here | ratio | evaluation, RecBole | here | ratio |",
         "| --- " * 7 + "|",
