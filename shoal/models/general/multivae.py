@@ -12,6 +12,7 @@ The first and the last layer are tables, so that they shard.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -23,7 +24,7 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Facts, Output, Retrieval, Samples
 from shoal.models.nn.dropout import dropout, normal_like
-from shoal.models.nn.taken import Taken, owners
+from shoal.models.nn.taken import Taken, owners, summed
 
 
 class MultiVAE(Retrieval):
@@ -63,8 +64,7 @@ class MultiVAE(Retrieval):
             grid = torch.ones(len(lists), self.facts.num_items, device=weights.device)
             kept = dropout(grid, self.options.dropout_prob)
             weights = weights * kept[owner, lists.values]
-        shown = Jagged(lists.values, lists.offsets, weights)
-        hidden = self.embed.pooled("shown", Batch(len(lists), {"shown": shown}))
+        hidden = summed(partial(self.embed.rows, "shown"), lists, weights)
         mean, logvar = self.encoder(torch.tanh(hidden + self.bias)).chunk(2, 1)
         return mean, logvar
 

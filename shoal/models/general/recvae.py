@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -28,7 +29,7 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Facts, Output, Retrieval, Samples
 from shoal.models.nn.dropout import dropout, normal_like, uniform_like
-from shoal.models.nn.taken import Taken, owners
+from shoal.models.nn.taken import Taken, owners, summed
 
 NOISE = 0.01  # of z, as the authors have it
 
@@ -87,8 +88,7 @@ class RecVAE(Retrieval):
             grid = torch.ones(len(lists), self.facts.num_items, device=weights.device)
             kept = torch.where(whole, grid, dropout(grid, self.options.dropout_prob))
             weights = weights * kept[owners(lists), lists.values]
-        shown = Jagged(lists.values, lists.offsets, weights)
-        return self.encoder(self.embed.pooled("shown", Batch(len(lists), {"shown": shown})))
+        return self.encoder(summed(partial(self.embed.rows, "shown"), lists, weights))
 
     def old_posterior(self, lists: Jagged) -> tuple[Tensor, Tensor]:
         """The same by the encoder of some steps ago, of which nothing learns."""
@@ -98,8 +98,7 @@ class RecVAE(Retrieval):
                 for name, value in self.encoder.named_parameters():
                     self.get_buffer(_old(name)).copy_(value)
             self.updates += 1
-            rows = self.old_rows[lists.values] * _even(lists).unsqueeze(1)
-            pooled = rows.new_zeros(len(lists), rows.shape[1]).index_add_(0, owners(lists), rows)
+            pooled = summed(lambda ids: self.old_rows[ids], lists, _even(lists))
             old = {n: self.get_buffer(_old(n)) for n, _ in self.encoder.named_parameters()}
             return functional_call(self.encoder, old, (pooled,))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -60,6 +62,18 @@ def owners(lists: Jagged) -> Tensor:
     """The list that each value stands in: [total]."""
     numbers = torch.arange(len(lists), device=lists.values.device)
     return numbers.repeat_interleave(lists.lengths)
+
+
+def summed(rows_of: Callable[[Tensor], Tensor], lists: Jagged, weights: Tensor) -> Tensor:
+    """Sums of the rows of lists, each value times its weight [total]: [lists, d].
+
+    No list has a value twice. Lists of a batch have most of their values in common, so a row is
+    read, and its gradient given back, once.
+    """
+    ids, place = torch.unique(lists.values, return_inverse=True)
+    matrix = weights.new_zeros(len(lists), len(ids))
+    matrix[owners(lists), place] = weights
+    return matrix @ rows_of(ids)
 
 
 def multi_hot(lists: Jagged, width: int) -> Tensor:
