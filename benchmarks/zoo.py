@@ -272,9 +272,11 @@ def speeds() -> list[str]:
 
     lines = [
         "ml-100k, `python benchmarks/zoo_speed.py`: both sides in turn in two processes that stay, "
-        "one thread each, the same sizes; CPU seconds of the process for the second epoch and for "
-        "an evaluation. Clicks are evaluated by AUC on a tenth of the ratings, the others by "
-        "ranking all items.",
+        "one thread each, the same sizes; CPU seconds of the process, on a machine that was busy "
+        "with other work, for an epoch (a median, RecBole's first left out) and for an "
+        "evaluation. Clicks are evaluated by AUC on a tenth of the ratings, the others by "
+        "ranking all items. Where layers are wide (DCN, DeepFM, NeuMF, MultiVAE) both sides spend "
+        "most of an epoch in the same products of matrices.",
         "",
         "| model | epoch, RecBole | here | ratio | evaluation, RecBole | here | ratio |",
         "| --- " * 7 + "|",
