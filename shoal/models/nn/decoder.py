@@ -15,14 +15,7 @@ class Decoder(nn.Module):
     def __init__(self, layers: int, heads: int, width: int, inner_width: int, dropout: float):
         super().__init__()
         self.blocks = nn.ModuleList(
-            nn.ModuleList(
-                [
-                    Residual(Attention(heads, width, 0.0, causal=True), width, dropout, 1e-6),
-                    Cross(heads, width, dropout),
-                    Residual(feed_forward(width, inner_width), width, dropout, 1e-6),
-                ]
-            )
-            for _ in range(layers)
+            Block(heads, width, inner_width, dropout) for _ in range(layers)
         )
         self.norm = nn.LayerNorm(width, eps=1e-6)
         for module in self.modules():
@@ -35,13 +28,27 @@ class Decoder(nn.Module):
 
         x [b, w, t, d], memory [b, m, d], pads bool [b, m]: places that nobody looks at -> as x
         """
-        size, texts, length, width = x.shape
         hidden = pads[:, None, None, :].to(memory.dtype) * HIDDEN  # [b, 1, 1, m]
-        for own, other, feed in self.blocks:  # type: ignore[misc]
-            x = own(x.reshape(size * texts, length, width), length)
-            x = other(x.view(size, texts * length, width), memory, hidden)
-            x = feed(x.view(size * texts, length, width), length)
-        return self.norm(x).view(size, texts, length, width)
+        for block in self.blocks:
+            x = block(x, memory, hidden)
+        return self.norm(x)
+
+
+class Block(nn.Module):
+    """One of them: [b, w, t, d] -> the same."""
+
+    def __init__(self, heads: int, width: int, inner_width: int, dropout: float):
+        super().__init__()
+        self.own = Residual(Attention(heads, width, 0.0, causal=True), width, dropout, 1e-6)
+        self.cross = Cross(heads, width, dropout)
+        self.feed = Residual(feed_forward(width, inner_width), width, dropout, 1e-6)
+
+    def forward(self, x: Tensor, memory: Tensor, hidden: Tensor) -> Tensor:
+        size, texts, length, width = x.shape
+        x = self.own(x.reshape(size * texts, length, width), length)
+        x = self.cross(x.view(size, texts * length, width), memory, hidden)
+        x = self.feed(x.view(size * texts, length, width), length)
+        return x.view(size, texts, length, width)
 
 
 class Cross(nn.Module):
