@@ -163,8 +163,8 @@ class Encoder(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(hidden, eps=0.1) for _ in range(5))
         self.out = nn.Linear(hidden, 2 * latent)
         for layer in (*self.layers, self.out):
-            nn.init.xavier_normal_(layer.weight)  # type: ignore[arg-type]
-            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+            nn.init.xavier_normal_(layer.weight)
+            nn.init.zeros_(layer.bias)
 
     def forward(self, first: Tensor) -> tuple[Tensor, Tensor]:
         x = self.norms[0](F.silu(first + self.bias))
