@@ -275,9 +275,9 @@ def speeds() -> list[str]:
         "one thread each, the same sizes; CPU seconds of the process, on a machine that was busy "
         "with other work, for an epoch (a median, RecBole's first left out) and for an "
         "evaluation. Clicks are evaluated by AUC on a tenth of the ratings, the others by "
-        "ranking all items. Where layers are wide (DCN, DeepFM, NeuMF, MultiVAE) both sides spend "
-        "most of an epoch in the same products of matrices. An epoch of RecBole's RecVAE is four "
-        "passes over the users, here it is one.",
+        "ranking all items. Where layers are wide (DCN, DeepFM, NeuMF, MultiVAE) much of an epoch "
+        "goes into the same products of matrices on both sides. An epoch of RecBole's RecVAE is "
+        "four passes over the users, here it is one.",
         "",
         "| model | epoch, RecBole | here | ratio | evaluation, RecBole | here | ratio |",
         "| --- " * 7 + "|",
