@@ -10,6 +10,7 @@ CollectiveStrategy   many processes under a PyTorch loop of your own, or an Esti
 Embedding            rows that such a loop spreads over its processes
 EstimatorSpec        what a model_fn answers; ModeKeys, Hook and RunConfig go with it
 TrainSpec, EvalSpec  what an Estimator trains and evaluates on
+ray                  runs and scripts as ranks on a Ray cluster: shoal.ray.train, shoal.ray.launch
 
 A model of your own is made of shoal.models.base.Model; `shoal new model NAME` writes one to begin
 with. The command line is `shoal --help`, the documentation docs/ of the project.
@@ -58,8 +59,10 @@ def __getattr__(name: str):  # type: ignore[no-untyped-def]
         "Embedding": "collective.modules",
         **dict.fromkeys(SPECS, "collective.specs"),
     }
-    if name in rooms:
+    if name in rooms or name == "ray":
         from importlib import import_module
 
+        if name == "ray":
+            return import_module("shoal.runs.ray")
         return getattr(import_module(f"shoal.runs.{rooms[name]}"), name)
     raise AttributeError(f"module 'shoal' has no attribute {name!r}")

@@ -6,11 +6,14 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shoal.command.arguments import split_arguments
+
+if TYPE_CHECKING:  # `shoal --help` is quick
+    from shoal.data.prepared.engine import Engine
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 CONFIGS = (".yaml", ".yml", ".toml")
@@ -23,6 +26,10 @@ def prepare(
     memory: Annotated[str, typer.Option(help="Memory to work in, besides the words.")] = "2GB",
     append: Annotated[bool, typer.Option("--append", help="Add the inputs to the folder.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Only compare the checksums.")] = False,
+    engine: Annotated[str, typer.Option(help="Where files are read: here, or ray.")] = "here",
+    ray_address: Annotated[
+        str | None, typer.Option(help="With --engine ray: auto, or the cluster's address.")
+    ] = None,
 ) -> None:
     """Make a prepared folder of raw interaction files: INPUT... [CONFIG.yaml] --to DIR.
 
@@ -46,6 +53,7 @@ def prepare(
     if not inputs:
         raise typer.BadParameter("name the raw files to prepare: shoal prepare INPUT... --to DIR")
     config = resolve(files, overrides).config
+    worker = engine_of(engine, ray_address)
     sizes = [path.stat().st_size for path in preparing.expand(inputs)]
     with tqdm(total=sum(sizes), unit="B", unit_scale=True, disable=None, desc="reading") as bar:
         job = preparing.Job(
@@ -55,8 +63,9 @@ def prepare(
             config.run.seed,
             read_size(memory),
             append,
-            shlex.join(["shoal", *sys.argv[1:]]),
+            shlex.join(["shoal", *without_engine(sys.argv[1:])]),
             bar.update,
+            worker,
         )
         made = preparing.prepare(job)
     users, items = (
@@ -67,6 +76,29 @@ def prepare(
         f"{to}: {made['rows']} interactions of {users} users with {items} items; train from it "
         f"with --data.path={Path(to).parent} --data.name={Path(to).name}"
     )
+
+
+def engine_of(name: str, address: str | None) -> Engine:
+    """The engine of that name."""
+    from shoal.data.prepared.engine import Here, OnRay
+
+    if name not in ("here", "ray"):
+        raise typer.BadParameter(f"--engine is {name}; it is here or ray")
+    if name == "here" and address is not None:
+        raise typer.BadParameter("--ray-address goes with --engine ray")
+    return OnRay(address) if name == "ray" else Here()
+
+
+def without_engine(words: list[str]) -> list[str]:
+    """A command without what says where it was carried out: a folder is the same from anywhere."""
+    kept, rest = [], list(words)
+    while rest:
+        word = rest.pop(0)
+        if word.partition("=")[0] not in ("--engine", "--ray-address"):
+            kept.append(word)
+        elif "=" not in word and rest:
+            rest.pop(0)
+    return kept
 
 
 def read_size(text: str) -> int:

@@ -35,6 +35,10 @@ def train(
         typer.Option("--from", help="Go on from this run, with its config and --data."),
     ] = None,
     data: Annotated[str | None, typer.Option(help="With --from: folder of the data set.")] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(help="Train on a Ray cluster: auto, its ADDRESS, or local."),
+    ] = None,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Train from CONFIG.yaml files (and overrides); evaluate and test the best checkpoint."""
@@ -57,7 +61,12 @@ def train(
         files, overrides, values, "shoal train --resume", folder=folder, trust=trust
     )
     check_resumable(resolved, resume)
-    result = run.train(resolved, resume)
+    if ray is None:
+        result = run.train(resolved, resume)
+    else:
+        from shoal.runs.ray import train_command
+
+        result = train_command(resolved, resume, ray)
     if result and is_first() and not is_launched():
         print_result(result)
         typer.echo(f"run: {result['folder']}")

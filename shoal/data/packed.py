@@ -24,6 +24,12 @@ EXPANSION = 200  # logs and ratings shrink to a third or a twentieth; gzip's mos
 EXPANSION_FREE = 64 << 20  # bytes
 
 
+def is_packed(path: Path) -> bool:
+    """Whether a file must be unpacked to be read."""
+    with open_regular(path) as source:
+        return source.read(len(ZSTD)).startswith((MAGIC, ZSTD))
+
+
 @contextmanager
 def open_text(path: Path) -> Iterator[BinaryIO]:
     """The bytes of the text in a file."""

@@ -1,7 +1,8 @@
 """Raw interaction files, some rows at a time: csv with a header, atomic files, MovieLens, Parquet.
 
-Text is cut at line ends into pieces of bounded size, which Polars parses; gzip is unpacked on the
-way. Rows come in the order of the files. Nothing else of a file is in memory.
+Text is cut at line ends into parts of bounded size, which Polars parses, here or wherever an engine
+has them parsed; gzip is unpacked on the way. Rows come in the order of the files. Nothing else of a
+file is in memory.
 """
 
 from __future__ import annotations
@@ -9,17 +10,20 @@ from __future__ import annotations
 import glob
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
 from shoal.data.dataset import FieldType
-from shoal.data.packed import open_text, plain_name
+from shoal.data.packed import is_packed, open_text, plain_name
 from shoal.data.parquet_counts import check_counts
-from shoal.data.raw import choose_columns
+from shoal.data.prepared.engine import Engine
+from shoal.data.raw import RawColumn, choose_columns
 from shoal.data.sources.atomic import read_header
-from shoal.data.sources.delimited import Layout, parse
+from shoal.data.sources.delimited import Layout, ParsedColumn, join, parse
+from shoal.world.durable import open_regular
 
 if TYPE_CHECKING:
     import polars as pl
@@ -42,54 +46,126 @@ class Input:
     layout: Layout | None  # None: Parquet
     header: bool = True
 
-    def pieces(self, memory: int) -> Iterator[tuple[dict[str, pl.Series], int]]:
-        """(field -> values, bytes that were read for them) of some rows at a time."""
+    def parts(self, memory: int) -> Iterator[Part]:
+        """The file in parts of bounded size, each of which can be parsed by itself."""
         if self.layout is None:
-            return self._parquet()
-        return self._text(self.layout, max(1 << 16, min(TEXT_BYTES, memory // 32)))
+            import polars as pl
 
-    def _text(self, layout: Layout, size: int) -> Iterator[tuple[dict[str, pl.Series], int]]:
-        where, line, blank = str(self.path), layout.first_line, 0
+            rows = pl.scan_parquet(self.path).select(pl.len()).collect().item()
+            bytes_of_row = self.path.stat().st_size / max(1, rows)
+            for start in range(0, rows, PARQUET_ROWS):
+                stop = min(start + PARQUET_ROWS, rows)
+                yield Part(self, start, stop, int(bytes_of_row * (stop - start)))
+            return
+        size = max(1 << 16, min(TEXT_BYTES, memory // 32))
         with open_text(self.path) as source:
-            if self.header:
+            start = len(source.readline()) if self.header else 0
+            if is_packed(self.path):  # where a part of it begins is known to who reads it all
+                while body := source.read(size):
+                    body += source.readline()
+                    yield Part(self, start, start + len(body), len(body), body)
+                    start += len(body)
+                return
+            end = self.path.stat().st_size
+            while start < end:
+                source.seek(min(start + size, end))
                 source.readline()
-            while body := source.read(size):
-                body += source.readline()
-                taken, lines = len(body), body.count(b"\n")
-                if b"\r" in body:
-                    body = body.replace(b"\r\n", b"\n")
-                if line == 1:
-                    body = body.removeprefix(b"\xef\xbb\xbf")
-                rest = body.rstrip(b"\n")
-                if blank and rest:  # they may stand at the end of a file, and nowhere else
-                    raise ValueError(f"{where}, line {blank}: it is empty; remove it")
-                if len(body) - len(rest) > 1 or not rest:
-                    blank = blank or line + rest.count(b"\n") + bool(rest)
-                if rest:
-                    parsed = parse(rest, replace(layout, first_line=line), where)
-                    yield {name: parsed[own].values for name, own in self.columns.items()}, taken
-                line += lines
+                stop = source.tell()
+                yield Part(self, start, stop, stop - start)
+                start = stop
 
-    def _parquet(self) -> Iterator[tuple[dict[str, pl.Series], int]]:
+    def parse_text(self, part: Part, line: int) -> Piece:
+        """The rows of lines; `line` is the number of the first."""
+        assert self.layout is not None
+        body = part.body
+        if body is None:
+            with open_regular(self.path) as source:
+                source.seek(part.start)
+                body = source.read(part.stop - part.start)
+        lines = body.count(b"\n")
+        if b"\r" in body:
+            body = body.replace(b"\r\n", b"\n")
+        if part.start == 0:
+            body = body.removeprefix(b"\xef\xbb\xbf")
+        rest = body.rstrip(b"\n")
+        empty = None
+        if len(body) - len(rest) > 1 or not rest:
+            empty = rest.count(b"\n") + bool(rest)
+        if not rest:
+            return Piece({}, lines, empty)
+        parsed = parse(rest, replace(self.layout, first_line=line), str(self.path))
+        values = {name: parsed[own].values for name, own in self.columns.items()}
+        return Piece(self._join(values), lines, empty)
+
+    def parse_parquet(self, part: Part) -> Piece:
+        """The rows of a range."""
         import polars as pl
 
-        frame = pl.scan_parquet(self.path)
         kinds = {"token": pl.String, "float": pl.Float64}
-        wanted = frame.select(
+        wanted = pl.scan_parquet(self.path).select(
             pl.col(own).cast(kinds[self.types[name]]).alias(name)
             for name, own in self.columns.items()
         )
-        rows = frame.select(pl.len()).collect().item()
-        size = self.path.stat().st_size
-        for start in range(0, rows, PARQUET_ROWS):
-            part = wanted.slice(start, PARQUET_ROWS).collect()
-            for name in self.columns:
-                if part[name].null_count():
-                    row = start + int(part[name].is_null().arg_max() or 0)
-                    raise ValueError(
-                        f"{self.path}, row {row}: {name!r} is empty; fill it or remove the row"
-                    )
-            yield {name: part[name] for name in self.columns}, size * len(part) // rows
+        found = wanted.slice(part.start, part.stop - part.start).collect()
+        for name in self.columns:
+            if found[name].null_count():
+                row = part.start + int(found[name].is_null().arg_max() or 0)
+                raise ValueError(
+                    f"{self.path}, row {row}: {name!r} is empty; fill it or remove the row"
+                )
+        return Piece(self._join({name: found[name] for name in self.columns}))
+
+    def _join(self, values: dict[str, pl.Series]) -> dict[str, RawColumn]:
+        return {name: join([ParsedColumn(one)], self.types[name]) for name, one in values.items()}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes of text, or rows of Parquet, from `start` to `stop`."""
+
+    input: Input
+    start: int
+    stop: int
+    size: int  # in bytes
+    body: bytes | None = None  # the text, where the file is packed
+
+
+@dataclass
+class Piece:
+    """Rows of a part: numbers, and words numbered as they come in it."""
+
+    columns: dict[str, RawColumn]  # none: it has no rows
+    lines: int = 0
+    empty: int | None = None  # lines before those at its end that are empty
+
+
+def parse_part(part: Part, line: int | None = None) -> Piece | None:
+    """Parse a part; None where that cannot be and nobody knows by which line to tell it."""
+    try:
+        if part.input.layout is None:
+            return part.input.parse_parquet(part)
+        return part.input.parse_text(part, line or 0)
+    except ValueError:
+        if line is None:
+            return None
+        raise
+
+
+def read_in_order(inputs: list[Input], memory: int, engine: Engine) -> Iterator[tuple[Piece, int]]:
+    """(rows, bytes that were read for them) of all files, in their order; a mistake is told."""
+    line, blank, last = 0, 0, None
+    for part, piece in engine.map(parse_part, chain.from_iterable(f.parts(memory) for f in inputs)):
+        one = part.input
+        if one.path != last:
+            line, blank, last = one.layout.first_line if one.layout else 1, 0, one.path
+        if blank and (piece is None or piece.columns):  # they may stand at the end of a file alone
+            raise ValueError(f"{one.path}, line {blank}: it is empty; remove it")
+        piece = piece or parse_part(part, line)
+        assert piece is not None
+        if piece.empty is not None:
+            blank = blank or line + piece.empty
+        line += piece.lines
+        yield piece, part.size
 
 
 def expand(names: list[str]) -> list[Path]:

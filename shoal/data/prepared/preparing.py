@@ -35,6 +35,7 @@ from shoal.data.prepared.dataset import (
     for_view,
     map_columns,
 )
+from shoal.data.prepared.engine import Engine, Here
 from shoal.data.prepared.files import (
     Appender,
     Stored,
@@ -43,7 +44,7 @@ from shoal.data.prepared.files import (
     read_document,
     write_document,
 )
-from shoal.data.prepared.inputs import Input, expand, open_input
+from shoal.data.prepared.inputs import Input, expand, open_input, read_in_order
 from shoal.data.prepared.keeping import kept_rows, looks_at_all
 from shoal.data.prepared.numbering import (
     append_words,
@@ -53,7 +54,6 @@ from shoal.data.prepared.numbering import (
     stored_words,
 )
 from shoal.data.prepared.partition import chunks
-from shoal.data.sources.delimited import ParsedColumn, join
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ class Job:
     append: bool = False
     command: str = ""
     progress: Progress = field(default=lambda size: None)
+    engine: Engine = field(default_factory=Here)  # what parses files and brings users together
 
 
 def prepare(job: Job) -> dict[str, Any]:
@@ -314,16 +315,14 @@ def _read(
         for place, (name, kind) in enumerate(kinds.items())
     }
     writers = {name: Appender(scratch, one) for name, one in stored.items()}
-    for one in inputs:
-        for columns, taken in one.pieces(job.memory):
-            for name, writer in writers.items():
-                column = join([ParsedColumn(columns[name])], kinds[name])
-                if column.words is None:
-                    writer.write(column.values)
-                else:
-                    codes = code_words(words[name], column.words.tolist(), name)
-                    writer.write(codes[column.values])
-            job.progress(taken)
+    for piece, taken in read_in_order(inputs, job.memory, job.engine):
+        for name, column in piece.columns.items():
+            if column.words is None:
+                writers[name].write(column.values)
+            else:
+                codes = code_words(words[name], column.words.tolist(), name)
+                writers[name].write(codes[column.values])
+        job.progress(taken)
     for writer in writers.values():
         writer.close()
     if not len(next(iter(stored.values()))):
@@ -353,4 +352,5 @@ def _add_view(job: Job, manifest: dict[str, Any], folder: Path | None = None) ->
     if views.open_view(place, len(columns[fields["user"]]), (users, items)) is not None:
         return
     chosen = for_view(manifest, columns, split.order)
-    views.make_view(place, chosen, fields["user"], (users, items), split, job.seed, job.memory)
+    sizes = (users, items)
+    views.make_view(place, chosen, fields["user"], sizes, split, job.seed, job.memory, job.engine)

@@ -20,12 +20,15 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from shoal.config.schema import SplitSection
+from shoal.data.prepared.engine import Engine, Here
 from shoal.data.prepared.files import (
     Appender,
     Stored,
@@ -113,6 +116,7 @@ def make_view(
     split: SplitSection,
     seed: int,
     memory: int,
+    engine: Engine | None = None,
 ) -> None:
     """Split the rows of mapped `columns` (user, item and, where there is one, time).
 
@@ -123,7 +127,7 @@ def make_view(
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     try:
-        body = _write(work, columns, user, sizes, split, seed, memory)
+        body = _write(work, columns, user, sizes, split, seed, memory, engine or Here())
         write_document(work / DOCUMENT, {"version": VERSION, **body})
         rows = len(columns[user])
         if folder.exists() and open_view(folder, rows, sizes) is None:
@@ -145,6 +149,7 @@ def _write(
     split: SplitSection,
     seed: int,
     memory: int,
+    engine: Engine,
 ) -> dict[str, Any]:
     (num_users, num_items), users, rows = sizes, columns[user], len(columns[user])
     counts = count_ids(users, num_users)
@@ -158,21 +163,20 @@ def _write(
     histories = [Appender(work, Stored(f"history-{n}", "<i4")) for n in (1, 2, 3)]
     lengths = [np.zeros(num_users, dtype=np.int64) for _ in histories]
     seen, seen_counts = Appender(work, Stored("seen", "<i8")), np.zeros(num_users, dtype=np.int64)
-    for span, part in by_user(columns, user, counts, memory, work):
-        keys = [part["time"], part[user]] if "time" in part else [part[user]]
-        order = np.lexsort(keys)
-        row, owner, item = part["row"][order], part[user][order], part["item"][order]
-        if apart:
-            phases[row] = _phases(split, counts[span])
-        phase = phases[row]
-        for n, (history, length) in enumerate(zip(histories, lengths)):
-            taken = phase <= n
-            history.write(item[taken])
-            length[span] = np.bincount(owner[taken] - span.start, minlength=span.stop - span.start)
-        trains = phase == 0
-        pairs = distinct(owner[trains].astype(np.int64) * num_items + item[trains])
-        seen.write(pairs)
-        seen_counts += np.bincount(pairs // num_items, minlength=num_users)
+    ranges = (
+        _Range(span, part, counts[span], user, split if apart else None)
+        if apart
+        else _Range(span, {**part, "phase": phases[part["row"]]}, counts[span], user)
+        for span, part in by_user(columns, user, counts, memory // engine.width, work)
+    )
+    for given, done in engine.map(partial(_in_order, num_items=num_items), ranges):
+        span = given.span
+        phases[done.row] = done.phase
+        for history, length, some, counted in zip(histories, lengths, done.items, done.lengths):
+            history.write(some)
+            length[span] = counted
+        seen.write(done.pairs)
+        seen_counts += np.bincount(done.pairs // num_items, minlength=num_users)
     arrays = {}
     seen.close()
     starts = np.concatenate([[0], np.cumsum(seen_counts)])
@@ -196,6 +200,46 @@ def _write(
         "arrays": {name: stored.entry() for name, stored in arrays.items()},
         "splits": digest.hexdigest(),
     }
+
+
+@dataclass(frozen=True)
+class _Range:
+    """The rows of some users; split: what says their phases, where the rows do not."""
+
+    span: slice
+    part: dict[str, np.ndarray]
+    counts: np.ndarray
+    user: str
+    split: SplitSection | None = None
+
+
+@dataclass(frozen=True)
+class _Ordered:
+    """The same rows in order of user and time: their phases, and what each view of them holds."""
+
+    row: np.ndarray
+    phase: np.ndarray
+    items: list[np.ndarray]  # of the first 1, 2 and 3 phases
+    lengths: list[np.ndarray]  # how many of each user
+    pairs: np.ndarray
+
+
+def _in_order(given: _Range, num_items: int) -> _Ordered:
+    part, span = given.part, given.span
+    keys = [part["time"], part[given.user]] if "time" in part else [part[given.user]]
+    order = np.lexsort(keys)
+    owner, item = part[given.user][order], part["item"][order]
+    phase = part["phase"][order] if given.split is None else _phases(given.split, given.counts)
+    taken = [phase <= n for n in range(len(PHASES))]
+    users = span.stop - span.start
+    pairs = owner[phase == 0].astype(np.int64) * num_items + item[phase == 0]
+    return _Ordered(
+        part["row"][order],
+        phase,
+        [item[some] for some in taken],
+        [np.bincount(owner[some] - span.start, minlength=users) for some in taken],
+        distinct(pairs),
+    )
 
 
 def _reserve(path: Path, size: int) -> np.ndarray:
