@@ -53,11 +53,11 @@ class OnRay:
         self, function: Callable[[Given], Made], given: Iterable[Given]
     ) -> Iterator[tuple[Given, Made]]:
         """As tasks; no more are begun than what is taken from here leaves room for."""
-        task = self._ray.remote(function).options(num_cpus=1, scheduling_strategy="SPREAD")
+        task = self._ray.remote(_do).options(num_cpus=1, scheduling_strategy="SPREAD")
         pending: deque = deque()
         try:
             for one in given:
-                pending.append((one, task.remote(one)))
+                pending.append((one, task.remote(function, one)))
                 if len(pending) > 2 * self.width:
                     first, made = pending.popleft()
                     yield first, self._ray.get(made)
@@ -67,3 +67,7 @@ class OnRay:
         finally:
             for _, made in pending:
                 self._ray.cancel(made)
+
+
+def _do(function: Callable[[Given], Made], one: Given) -> Made:
+    return function(one)  # Ray takes plain functions alone
