@@ -22,8 +22,6 @@ from torch.nn import functional
 import shoal
 from shoal.embedding.table import Init
 
-EMBEDDING = Init("uniform", 0.1)
-
 
 def read_ratings(path: Path | None) -> dict[str, np.ndarray]:
     """Columns user_id, movie_id and user_rating, in a fixed random order."""
@@ -49,9 +47,12 @@ def main(words: list[str] | None = None) -> dict[str, float]:
     parser.add_argument("--model_dir", default="runs/estimator")
     parser.add_argument("--tensorboard", action="store_true")
     parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--init", type=float, default=0.1, help="rows begin in +- this")
+    parser.add_argument("--accumulator", type=float, default=1e-6, help="Adagrad begins with it")
     args = parser.parse_args(words)
     torch.manual_seed(2021)
     ratings = read_ratings(args.data)
+    first = Init("uniform", args.init)
     held_out = len(ratings["user_id"]) // 10
 
     def batches(start: int, stop: int, repeat: bool) -> Iterator[tuple[dict[str, Any], Any]]:
@@ -76,7 +77,7 @@ def main(words: list[str] | None = None) -> dict[str, float]:
             with strategy.embedding_scope():
                 columns = [
                     strategy.module(
-                        name, lambda name=name: shoal.Embedding(name, 16, init=EMBEDDING)
+                        name, lambda name=name: shoal.Embedding(name, 16, init=first)
                     )
                     for name in ("movie_id", "user_id")
                 ]
@@ -92,9 +93,8 @@ def main(words: list[str] | None = None) -> dict[str, float]:
                 right = ((scores > 0.5) == (labels > 0.5)).float()
                 metrics = {"AUC": (scores, labels), "accuracy": right}
                 return shoal.EstimatorSpec(mode, loss=loss, eval_metric_ops=metrics)
-            # From 0, the first step of a gradient that is nearly nothing would be one of rounding.
             optimizer = functools.partial(
-                torch.optim.Adagrad, lr=params["lr"], initial_accumulator_value=1e-6
+                torch.optim.Adagrad, lr=params["lr"], initial_accumulator_value=args.accumulator
             )
             return shoal.EstimatorSpec(mode, loss, train_op=strategy.minimize(loss, optimizer))
 

@@ -33,6 +33,11 @@ class Feature:
     kind    id: one id; ids: a list, pooled; sequence: a list in order; text: words, hashed
             number: one value; numbers: `length` values
     cross   the ids of these features together are this one's
+
+    >>> import shoal
+    >>> genre = shoal.Feature("genre", "ids", side="item", dim=8)
+    >>> genre.column, genre.table, genre.is_sparse
+    ('genre', 'genre', True)
     """
 
     name: str

@@ -42,6 +42,7 @@ def apply_filters(raw: Raw, config: DataSection) -> Raw:
                 _check(rows, "data.filter.by_user_or_item", f"no {field} is in both files")
     rows, side = _by_count(raw.inter, rows, side, sides)
     if len(rows) == len(raw.inter):
+        logger.info("filters keep all %d interactions", len(rows))
         return Raw(raw.inter, side, raw.parts)
     logger.info("filters keep %d of %d interactions", len(rows), len(raw.inter))
     parts = None if raw.parts is None else raw.parts[rows]

@@ -167,6 +167,9 @@ def build(raw: Raw, config: DataSection, seed: int) -> Dataset:
             dataset.items = _align(table, table_ids, fields.item, dataset.num_items, fills)
         else:
             dataset.extra[suffix] = _extra(table, table_ids, config)
+    logger.info("densified ids: %d users, %d items", dataset.num_users - 1, dataset.num_items - 1)
+    sizes = ", ".join(f"{phase} {len(rows)}" for phase, rows in splits.items())
+    logger.info("split interactions: %s", sizes)
     _normalize(dataset, config)
     for suffix, table in {"inter": raw.inter, **raw.side}.items():
         dataset.missing[suffix] = {name: c.num_missing for name, c in table.columns.items()}

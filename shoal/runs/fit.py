@@ -62,6 +62,14 @@ def fit(
     user, item, time, label, rating: the columns' names. Other keywords are config keys, as in
     shoal.run (`epochs=5`, `train={"batch_size": 512}`, `**{"data.split.order": "time"}`).
     features: what columns mean, exactly those; left out, what they suggest.
+
+    >>> import polars, shoal
+    >>> rows = [(f"u{n % 20}", n * n % 31, n) for n in range(600)]
+    >>> frame = polars.DataFrame(rows, schema=["uid", "iid", "ts"], orient="row")
+    >>> quiet = {"run.output": "runs/fitted", "run.progress": False}
+    >>> fitted = shoal.fit("BPR", frame, user="uid", item="iid", time="ts", epochs=1, **quiet)
+    >>> len(fitted.recommend("u7", topk=3))
+    3
     """
     frames = {"inter": to_polars(frame, "the frame of interactions")}
     if users is not None:

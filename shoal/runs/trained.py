@@ -161,6 +161,11 @@ def evaluate(
     """Evaluate a run's best checkpoint, on one process or on the ranks the environment says.
 
     trust: run the code that the run's config names (a program, a reader).
+
+    >>> import shoal  # after the example of shoal.run
+    >>> found = shoal.evaluate("runs/first", values={"eval.topk": [5, 20]})
+    >>> found["test"]["recall@5"] <= found["test"]["recall@20"]
+    True
     """
     return evaluate_run(folder, open_config(folder, overrides, values, trust), output)
 
@@ -190,6 +195,12 @@ def evaluate_run(
 def recommend(
     folder: str | Path, user: str, topk: int = 10, trust: bool = False
 ) -> list[tuple[str, float]]:
-    """The best items for one user of a trained run; `trust` as in evaluate."""
+    """The best items for one user of a trained run; `trust` as in evaluate.
+
+    >>> import shoal  # after the example of shoal.run
+    >>> best = shoal.recommend("runs/first", user="7", topk=3)
+    >>> len(best), best[0][1] >= best[1][1] >= best[2][1]
+    (3, True)
+    """
     torch.set_num_threads(os.cpu_count() or 1)
     return Trained(folder, trust=trust).recommend(user, topk)

@@ -134,6 +134,10 @@ class Trainer:
         shown = f"{loss_sum:z.{places}f}"  # z: no minus before a zero
         log.info("epoch %d training [time: %.2fs, train loss: %s]", epoch, seconds, shown)
         steps = cursor.batch - first_batch
+        if steps > 0:  # the last batch of an epoch may be smaller
+            records = steps * self.reader.batch_size
+            records = min(records, getattr(self.reader, "num_samples", records))
+            log.info("epoch %d trained %.0f records/s", epoch, records / max(1e-9, seconds))
         if self.world.size > 1 and steps > 0:
             sent = (self.world.bytes_sent - sent) // steps
             log.info("epoch %d sent %.1f KiB per step from this process", epoch, sent / 1024)

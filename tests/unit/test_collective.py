@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import logging
 from typing import Any
 
@@ -34,20 +33,6 @@ def test_other_values_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="COLLECTIVE_STRATEGY is 'nativ'"):
         alone()
     assert alone(backend="native").backend == "native"
-
-
-def test_examples_in_docstrings_run() -> None:
-    from shoal.runs.collective import strategy
-
-    found = doctest.testmod(strategy)
-    assert found.attempted >= 5 and not found.failed
-
-
-def test_help_tells_the_names_that_a_user_needs() -> None:
-    public = set(shoal.__all__) - {"Interrupted", "__version__", "ModeKeys", "Hook", "RunConfig"}
-    assert shoal.__doc__ is not None
-    for name in public:
-        assert name in shoal.__doc__ and getattr(shoal, name).__doc__, name
 
 
 def test_an_embedding_needs_a_scope() -> None:

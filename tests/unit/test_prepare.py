@@ -267,3 +267,14 @@ def test_the_split_uses_the_seed_and_the_time(toy):
     assert by_time.splits["test"].tolist() == [0, 1]
     assert toy(rows, seed=1).splits["test"].tolist() != toy(rows, seed=3).splits["test"].tolist()
     assert sorted(np.concatenate(list(toy(rows).splits.values()))) == list(range(20))
+
+
+def test_the_log_tells_of_filters_ids_and_splits(toy, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("shoal"), "propagate", True)
+    caplog.set_level(logging.INFO, "shoal")
+    rows = [(u, i, 3, 10 * u + i) for u in range(6) for i in range(5)]
+    toy([*rows, (99, 1, 3, 0)], filter={"user_inter_num": "[5,inf)"})
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == "filters keep 30 of 31 interactions"
+    assert said[1] == "densified ids: 6 users, 5 items"
+    assert said[2].startswith("split interactions: train ") and "test 6" in said[2]

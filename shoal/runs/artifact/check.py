@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from shoal.data.batch import Jagged
-from shoal.runs.artifact.loaded import Artifact
+from shoal.runs.artifact.loaded import GRAPHS, Artifact
 
 # Of the spread of the answers: what rounding to so few bits may change.
 TOLERANCES = {"float32": 1e-5, "float16": 0.02, "int8": 0.2}
@@ -38,7 +38,7 @@ def compare(
 ) -> tuple[dict[str, Any], str | None]:
     """Figures of the comparison; and what is wrong, None where nothing is."""
     rows = artifact.signature["rows"]
-    if artifact.kind == "clicks":
+    if artifact.kind in GRAPHS:
         expected, found = _clicks(artifact, asked)
         facts: dict[str, Any] = {"samples": len(expected)}
     else:
@@ -57,7 +57,7 @@ def compare(
     }
     if not worst <= allowed:  # also where it is NaN
         return facts, f"scores differ by up to {worst:.3g}; {allowed:.3g} is allowed"
-    if artifact.kind != "clicks":
+    if artifact.kind not in GRAPHS:
         lists, wrong = _lists(artifact, asked, allowed)
         facts |= lists
         if wrong:

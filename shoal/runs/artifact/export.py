@@ -56,7 +56,13 @@ def export(
     tolerance: float | None = None,
     trust: bool = False,
 ) -> dict[str, Any]:
-    """Export a run's best checkpoint to a folder; what was found when it was checked."""
+    """Export a run's best checkpoint to a folder; what was found when it was checked.
+
+    >>> import shoal  # after the example of shoal.run
+    >>> found = shoal.export("runs/first", to="exported/first")
+    >>> found["largest_difference"] <= found["allowed"]
+    True
+    """
     path = Path(to)
     hidden = files.begin(path)
     try:

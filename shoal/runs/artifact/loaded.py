@@ -1,12 +1,7 @@
 """Artifact: a trained model in use, without its config and its data.
 
-import shoal
 model = shoal.load("exported/BPR")
-model.recommend("196", topk=10)                 # for a user that it knows: [(item, score), ...]
-model.recommend(history=["50", "181"])          # for a history, where the model reads histories
-model.score("196", ["50", "181"])
-model.similar_items("50")
-model.vectors("item", ["50"])                   # [1, dim]
+model.recommend("196", topk=10), model.recommend(history=["50", "181"])  # [(item, score), ...]
 """
 
 from __future__ import annotations
@@ -31,6 +26,7 @@ from shoal.runs.artifact.words import Words
 
 DELTAS = 64  # that may lie upon each other
 PAIRS = 1 << 16  # that a graph scores at a time
+GRAPHS = {"clicks": "predict", "module": "answer"}  # kinds without a catalogue, and their use
 Ranking = list[tuple[str, float]]
 
 
@@ -52,7 +48,7 @@ class Artifact:
     def _open(self, check: bool) -> None:
         signature = self.signature
         self.model, self.kind = str(signature["model"]), signature["kind"]
-        if self.kind not in ("retrieval", "scorer", "clicks"):
+        if self.kind not in ("retrieval", "scorer", *GRAPHS):
             raise ArtifactError(f"artifact {self.folder} is damaged: kind {self.kind!r}")
         self.tables = self._tables(check)
         self.graph: Graph | None = None
@@ -61,7 +57,7 @@ class Artifact:
             document = files.read_json(self.folder, "graph.json", self.manifest)
             self.graph = Graph(document, dense, f"{self.folder}/graph.json")
             self.graph.check({name: table.dim for name, table in self.tables.items()})
-        if self.kind == "clicks":
+        if self.kind in GRAPHS:
             return
         self.max_len, self.repeatable = int(signature["max_len"]), bool(signature["repeatable"])
         self.user_field, self.item_field = signature["user_field"], signature["item_field"]
@@ -90,7 +86,7 @@ class Artifact:
     @property
     def reads_histories(self) -> bool:
         """Whether it recommends for a history, of anybody."""
-        if self.kind == "clicks":
+        if self.kind in GRAPHS:
             return False
         if self.graph is None:
             return self.signature["query"] == "constant"
@@ -236,10 +232,10 @@ class Artifact:
 
     def needs_catalogue(self) -> None:
         """Refuse what a click model cannot answer."""
-        if self.kind == "clicks":
+        if self.kind in GRAPHS:
             raise ValueError(
                 f"{self.model} predicts clicks of samples: it knows neither users nor a catalogue "
-                "of items; use predict"
+                f"of items; use {GRAPHS[self.kind]}"
             )
 
     # ---- by numbers, many at a time -------------------------------------------------------------
@@ -339,7 +335,7 @@ class Artifact:
 
     def logits(self, fields: Mapping[str, Tensor | Jagged]) -> Tensor:
         """The log odds of a click of samples, by field: [b]."""
-        if self.kind != "clicks":
+        if self.kind not in GRAPHS:
             raise ValueError(f"{self.model} ranks items: it predicts no clicks; use recommend")
         assert self.graph is not None
         missing = self.graph.inputs.keys() - fields.keys()
@@ -348,6 +344,10 @@ class Artifact:
             raise ValueError(f"samples have no {word!r}{did_you_mean(word, fields)}")
         with torch.inference_mode():
             return self.graph(fields, self._look_up)
+
+    def answer(self, inputs: Mapping[str, Any]) -> Tensor:
+        """What a model of one's own answers for inputs by name, arrays or lists: [b, ...]."""
+        return self.logits({name: torch.as_tensor(one) for name, one in inputs.items()})
 
     def predict(self, fields: Mapping[str, Tensor | Jagged]) -> Tensor:
         """The probability of a click of samples, by field: [b]."""
@@ -395,5 +395,9 @@ def _chain(folder: Path, name: str) -> Iterable[str]:
 
 
 def load(folder: str | Path) -> Artifact:
-    """Open an artifact of `shoal export`. Every byte is checked first."""
+    """Open an artifact of `shoal export`. Every byte is checked first.
+
+    >>> len(shoal.load("exported/first").recommend("7", topk=5))  # as shoal.export's example has it
+    5
+    """
     return Artifact(folder)

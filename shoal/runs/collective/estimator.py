@@ -21,6 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from shoal.config.errors import did_you_mean
+from shoal.runs.artifact.tables import Kind
 from shoal.runs.collective.assembly import Assembly
 from shoal.runs.collective.evaluation import Evaluation
 from shoal.runs.collective.slices import tensors
@@ -233,6 +234,38 @@ class Estimator:
             for number in range(len(next(iter(whole.values())))):
                 yield {key: one[number] for key, one in whole.items()}
 
+    def export_saved_model(
+        self,
+        folder: str | Path,
+        input_receiver: Callable[[], Any],
+        output: str | None = None,
+        rows: Kind = "float32",
+    ) -> dict[str, Any]:
+        """Export what model_fn predicts; what was found when a fresh process answered in its place.
+
+        input_receiver: gives features such as those of a request, a few samples of them. output:
+        which of several predictions. All processes call it.
+        """
+        from shoal.runs.collective.export import export_module, named
+
+        features, had_names = named(tensors(input_receiver(), self.world.device))
+        self._build(features if had_names else features["input"], ModeKeys.PREDICT)
+
+        def answer(given: dict[str, Tensor]) -> Tensor:
+            with self.assembly.entered():
+                spec = self.model_fn(
+                    features=given if had_names else given["input"],
+                    labels=None,
+                    mode=ModeKeys.PREDICT,
+                    params=self.params,
+                )
+            return _prediction(spec, output)
+
+        modules = self.assembly.modules
+        return export_module(
+            self.assembly.loop, folder, modules, answer, features, rows, step=self.step
+        )
+
     def _run(
         self, input_fn: InputFn, steps: int | None, mode: Mode
     ) -> Iterator[tuple[EstimatorSpec, int]]:
@@ -246,6 +279,24 @@ class Estimator:
     def modules(self) -> nn.Module:
         """The model's modules, by the names that model_fn gave them."""
         return self.assembly.modules
+
+
+def _prediction(spec: EstimatorSpec, output: str | None) -> Tensor:
+    """The one prediction that is exported."""
+    given = spec.predictions
+    if given is None:
+        raise ValueError("model_fn gave no predictions for mode infer: there is nothing to export")
+    if isinstance(given, Tensor):
+        return given
+    if output is None and len(given) == 1:
+        return next(iter(given.values()))
+    if output not in given:
+        known = ", ".join(given)
+        raise ValueError(
+            f"model_fn predicts {known}; name the one to export: export_saved_model(folder, "
+            f"input_receiver, output={next(iter(given))!r})"
+        )
+    return given[output]
 
 
 def _train_op(spec: EstimatorSpec) -> TrainOp:

@@ -278,6 +278,17 @@ class Loop:
 
     # ---- checkpoints ----------------------------------------------------------------------------
 
+    @property
+    def stores(self) -> dict[str, Store]:
+        """Table -> its rows."""
+        return self._inner.stores
+
+    def settle(self) -> None:
+        """Let all updates of rows be done; refused before there are rows."""
+        if not self._ready:
+            raise RuntimeError("checkpoints and exports come after strategy.optimizer(...)")
+        self._inner.settle()
+
     def save(
         self,
         folder: str | os.PathLike[str],
@@ -314,10 +325,8 @@ class Loop:
     def _checkpoints(
         self, folder: str | os.PathLike[str], model: nn.Module, keep: int = 2
     ) -> Checkpoints:
-        if not self._ready:
-            raise RuntimeError("checkpoints come after strategy.optimizer(...)")
+        self.settle()
         self._inner.model = model  # type: ignore[assignment]  # whose dense state is saved
-        self._inner.settle()
         return Checkpoints(Path(folder).absolute(), self.world, keep)
 
 

@@ -68,6 +68,15 @@ class Embedding(Spread):
 
     rows: how many there are; None: any 64-bit id has one, which comes to be when it is first
     trained. init: how a row begins (shoal.embedding.table.Init). padding: an id that reads as 0.
+
+    >>> import torch, shoal
+    >>> strategy = shoal.CollectiveStrategy(device="cpu")
+    >>> with strategy.embedding_scope():
+    ...     words = shoal.Embedding("word", dim=8, rows=100, padding=0)
+    >>> optimizer = strategy.optimizer(rows="adagrad", lr=0.1)
+    >>> rows = words(torch.tensor([[5, 0]]))
+    >>> rows.shape, float(rows[0, 1].abs().sum())
+    (torch.Size([1, 2, 8]), 0.0)
     """
 
     def __init__(

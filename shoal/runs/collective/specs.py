@@ -52,6 +52,11 @@ class EstimatorSpec:
     loss: the mean of the batch. predictions: name -> tensor that begins with [b].
     eval_metric_ops: name -> a value per sample [b], whose mean is told; or (scores [b], labels [b])
     under the name of a metric such as AUC.
+
+    >>> import torch, shoal
+    >>> spec = shoal.EstimatorSpec(shoal.ModeKeys.PREDICT, predictions={"score": torch.ones(2)})
+    >>> spec.mode, list(spec.predictions)
+    ('infer', ['score'])
     """
 
     mode: Mode
@@ -65,7 +70,12 @@ class EstimatorSpec:
 
 @dataclass(frozen=True)
 class TrainSpec:
-    """What train_and_evaluate trains on; max_steps: in all, None: as much as input_fn has."""
+    """What train_and_evaluate trains on; max_steps: in all, None: as much as input_fn has.
+
+    >>> import shoal
+    >>> shoal.TrainSpec(lambda: [], max_steps=50).max_steps
+    50
+    """
 
     input_fn: InputFn
     max_steps: int | None = None
@@ -74,7 +84,12 @@ class TrainSpec:
 
 @dataclass(frozen=True)
 class EvalSpec:
-    """What it evaluates on. steps: batches of an evaluation; None: all that input_fn has."""
+    """What it evaluates on. steps: batches of an evaluation; None: all that input_fn has.
+
+    >>> import shoal
+    >>> shoal.EvalSpec(lambda: []).steps
+    100
+    """
 
     input_fn: InputFn
     steps: int | None = 100

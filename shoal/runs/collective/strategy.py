@@ -21,9 +21,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from shoal.runs.artifact.tables import Kind
 from shoal.runs.collective.assembly import Assembly
 from shoal.runs.collective.estimator import Estimator, ModelFn
 from shoal.runs.collective.loop import Loop
+from shoal.runs.collective.slices import tensors
 from shoal.runs.collective.specs import RunConfig, TrainOp
 
 M = TypeVar("M", bound=nn.Module)
@@ -51,6 +53,28 @@ class CollectiveStrategy(Loop):
     def __init__(self, backend: str | None = None, **options: Any):
         super().__init__(backend, **options)
         self._assembly = Assembly(self)
+
+    def export_saved_model(
+        self,
+        folder: str | Path,
+        model: nn.Module,
+        example: Any,
+        rows: Kind = "float32",
+    ) -> dict[str, Any]:
+        """Export a trained model; what was found when a fresh process answered in its place.
+
+        example: inputs that model(example) takes, a tensor or a dict of tensors, each beginning
+        with a dimension of samples. All processes call it, with the same. `shoal.load(folder)
+        .answer(inputs)` then needs neither the program nor the processes.
+        """
+        from shoal.runs.collective.export import export_module, named
+
+        features, had_names = named(tensors(example, self.world.device))
+
+        def answer(given: dict[str, Tensor]) -> Tensor:
+            return model(given if had_names else given["input"])
+
+        return export_module(self, folder, model, answer, features, rows)
 
     # ---- of an Estimator's model_fn -------------------------------------------------------------
 

@@ -1,0 +1,52 @@
+"""The Python face: what help(shoal) tells, and the examples of the names in it."""
+
+from __future__ import annotations
+
+import doctest
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+import shoal
+
+# Names that train, in the order in which their examples build upon each other.
+RUNS = ("run", "evaluate", "recommend", "export", "load", "fit")
+OTHERS = ("CollectiveStrategy", "Embedding", "EstimatorSpec", "EvalSpec", "Feature", "TrainSpec")
+WITHOUT = {"Interrupted", "__version__", "ModeKeys", "Hook", "RunConfig", "run_rank"}
+
+
+def check(name: str) -> None:
+    """Run the example of a name's docstring, which is written for people without a rank."""
+    finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner()
+    found = [test for test in finder.find(getattr(shoal, name), name) if test.examples]
+    assert found, f"shoal.{name} has no example"
+    for test in found:
+        test.globs = {"shoal": shoal}
+        assert runner.run(test).failed == 0, name
+
+
+def test_help_tells_the_names_that_a_user_needs() -> None:
+    assert set(RUNS) | set(OTHERS) == set(shoal.__all__) - WITHOUT
+    assert shoal.__doc__ is not None
+    for name in {*shoal.__all__, "ray"} - {"Interrupted", "__version__"}:
+        assert name in shoal.__doc__ and getattr(shoal, name).__doc__, name
+    lines = [line for line in shoal.__doc__.splitlines()[2:] if line[:1].isalpha()]
+    told = lines[: lines.index(next(line for line in lines if line.startswith("A model")))]
+    assert len(told) <= 12  # few enough to be read
+
+
+def test_types_are_told() -> None:
+    assert files("shoal").joinpath("py.typed").is_file()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_examples(name: str) -> None:
+    check(name)
+
+
+@pytest.mark.slow
+def test_examples_that_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in RUNS:
+        check(name)
