@@ -76,9 +76,7 @@ def main(words: list[str] | None = None) -> dict[str, float]:
             # STEP 3: define the model parallel scope
             with strategy.embedding_scope():
                 columns = [
-                    strategy.module(
-                        name, lambda name=name: shoal.Embedding(name, 16, init=first)
-                    )
+                    strategy.module(name, lambda name=name: shoal.Embedding(name, 16, init=first))
                     for name in ("movie_id", "user_id")
                 ]
             deep = torch.cat([column(features[column.table.name]) for column in columns], dim=-1)

@@ -192,6 +192,9 @@ def examples(world: World, folder: str) -> dict[str, Any]:
         movielens = runpy.run_path(str(ROOT / "examples" / "estimator_movielens.py"))
         for steps in ("100", "130"):  # the second goes on where the first ended
             found[steps] = movielens["main"](["--steps", steps, "--model_dir", folder])
+        # Rows and Adagrad begin as on DeepRec's page: 0.1 is TensorFlow's.
+        page = ["--steps", "60", "--init", "1e-3", "--accumulator", "0.1"]
+        found["page"] = movielens["main"]([*page, "--model_dir", folder + "-page"])
     finally:
         room.connect = before
     return found
@@ -290,6 +293,8 @@ def test_examples_say_the_same_on_many(together: list[Any], tmp_path: Path) -> N
         assert rank["examples"]["variable"] == pytest.approx(expected["variable"], rel=1e-5)
         for steps in ("100", "130"):
             assert rank["examples"][steps] == pytest.approx(expected[steps], rel=1e-3)
+        assert rank["examples"]["page"]["loss"] == pytest.approx(expected["page"]["loss"], rel=1e-6)
+        assert rank["examples"]["page"]["AUC"] == pytest.approx(expected["page"]["AUC"], rel=1e-4)
 
 
 @pytest.mark.slow

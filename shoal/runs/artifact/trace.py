@@ -18,7 +18,6 @@ from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
 from shoal.embedding.service import Gradients, Lookup, RowService
 from shoal.embedding.store import Every
-from shoal.models.base import Model
 from shoal.runs.artifact.graph import DTYPES, ELSEWHERE, LOOKUP, OPERATORS, PLAIN
 
 ASSERTIONS = ("_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range")
@@ -51,7 +50,7 @@ class Cut(RowService):
 
 
 class _Answer(nn.Module):
-    def __init__(self, model: Model, call: Callable[..., Tensor]):
+    def __init__(self, model: nn.Module, call: Callable[..., Tensor]):
         super().__init__()
         self.model, self.call = model, call
 
@@ -63,7 +62,7 @@ Traced = tuple[dict[str, Any], dict[str, Tensor]]
 
 
 def trace(
-    model: Model,
+    model: nn.Module,
     batch: Batch,
     answer: Callable[[Batch], Tensor],
     more: dict[str, Tensor] | None = None,

@@ -290,7 +290,7 @@ def _prediction(spec: EstimatorSpec, output: str | None) -> Tensor:
         return given
     if output is None and len(given) == 1:
         return next(iter(given.values()))
-    if output not in given:
+    if output is None or output not in given:
         known = ", ".join(given)
         raise ValueError(
             f"model_fn predicts {known}; name the one to export: export_saved_model(folder, "

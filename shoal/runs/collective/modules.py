@@ -75,7 +75,7 @@ class Embedding(Spread):
     ...     words = shoal.Embedding("word", dim=8, rows=100, padding=0)
     >>> optimizer = strategy.optimizer(rows="adagrad", lr=0.1)
     >>> rows = words(torch.tensor([[5, 0]]))
-    >>> rows.shape, float(rows[0, 1].abs().sum())
+    >>> rows.shape, rows[0, 1].abs().sum().item()
     (torch.Size([1, 2, 8]), 0.0)
     """
 
