@@ -136,9 +136,9 @@ def run(
     model: a name that `shoal models` lists, FILE.py:Class, or a class of your own.
 
     >>> import shoal
-    >>> quiet = {"run.log_level": "warning", "run.progress": False, "run.tensorboard": False}
     >>> small = {"data.planted": {"users": 90, "items": 60, "interactions": 2000}}
-    >>> result = shoal.run("BPR", "planted", epochs=1, output="runs/first", **quiet, **small)
+    >>> keys = {"run.output": "runs/first", "run.log_level": "warning", "run.progress": False}
+    >>> result = shoal.run("BPR", "planted", epochs=1, **small, **keys)
     >>> result["folder"], 0.0 <= result["test"]["recall@10"] <= 1.0
     ('runs/first', True)
     """

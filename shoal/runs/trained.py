@@ -163,8 +163,8 @@ def evaluate(
     trust: run the code that the run's config names (a program, a reader).
 
     >>> import shoal  # after the example of shoal.run
-    >>> found = shoal.evaluate("runs/first", values={"eval.topk": [5, 20]})
-    >>> found["test"]["recall@5"] <= found["test"]["recall@20"]
+    >>> found = shoal.evaluate("runs/first", values={"eval.topk": [5, 10]})
+    >>> found["test"]["recall@5"] <= found["test"]["recall@10"]
     True
     """
     return evaluate_run(folder, open_config(folder, overrides, values, trust), output)

@@ -64,6 +64,23 @@ def test_two_hosts(place: Path, short: Path, alone: Path) -> None:
 
 
 @pytest.mark.slow
+def test_uneven_hosts(place: Path, short: Path, alone: Path) -> None:
+    """Three processes on one host, one on the other."""
+    meet = ("--ip=127.0.0.1", f"--port={free_port()}", "--world_size=4", "--launch.hosts=2")
+    hosts = [
+        shoal(
+            *("train", short, *meet, f"--launch.host={number}", f"--nproc={nproc}"),
+            *(f"--group_offset={offset}", "--output", place / "uneven"),
+            cwd=place / f"uneven-{number}",
+        )
+        for number, nproc, offset in ((1, 1, 3), (0, 3, 0))
+    ]
+    for host in hosts:
+        assert host.wait() == 0, host.output
+    assert_equal(place / "uneven", alone, 4)
+
+
+@pytest.mark.slow
 def test_hosts_that_were_given_different_configs(place: Path, short: Path) -> None:
     port = free_port()
     hosts = [
