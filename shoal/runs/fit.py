@@ -64,7 +64,7 @@ def fit(
     features: what columns mean, exactly those; left out, what they suggest.
 
     >>> import polars, shoal
-    >>> rows = [(f"u{n % 20}", n * n % 31, n) for n in range(600)]
+    >>> rows = [(f"u{n % 20}", n * n % 97, n) for n in range(600)]
     >>> frame = polars.DataFrame(rows, schema=["uid", "iid", "ts"], orient="row")
     >>> quiet = {"run.output": "runs/fitted", "run.progress": False}
     >>> fitted = shoal.fit("BPR", frame, user="uid", item="iid", time="ts", epochs=1, **quiet)
