@@ -424,7 +424,10 @@ class LaunchSection(Section):
         0, ge=0, description="one host: how often a failed run is brought back from its checkpoint"
     )
     min_nproc: int = Field(
-        0, ge=0, description="fewer processes to go on with where restarts get nowhere; 0: never"
+        0, ge=0, description="go on with fewer processes where one is lost, down to these; 0: never"
+    )
+    regrow: float = Field(
+        60.0, ge=0, description="seconds until lost processes are tried again; 0: never"
     )
     secret: str | None = Field(
         None, description="several hosts: file (mode 0600) that all have; null: SHOAL_SECRET"

@@ -12,11 +12,12 @@ class LaunchError(RuntimeError):
 
     status: the exit status of that rank as a shell says it, 128 + the number of a signal.
     passing: whether the same may go well another time, as it will not where a config is wrong.
+    of_rank: whether the run may go on without the one that failed.
     """
 
-    def __init__(self, text: str, status: int = 1, passing: bool = False):
+    def __init__(self, text: str, status: int = 1, passing: bool = False, of_rank: bool = False):
         super().__init__(text)
-        self.status, self.passing = status, passing
+        self.status, self.passing, self.of_rank = status, passing, of_rank
 
 
 def host_of(section: LaunchSection) -> tuple[int, int]:

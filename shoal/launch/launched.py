@@ -14,6 +14,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from shoal.launch.growing import grow_file
 from shoal.launch.watch import signs_of
 from shoal.world.beat import BEAT, FOLDER
 from shoal.world.stopping import STOPPING
@@ -72,9 +73,9 @@ def _heed_sigterm() -> None:
     os.set_blocking(told, False)
 
     def listen() -> None:
-        while signal.SIGTERM not in os.read(ours, 64):
-            pass
-        _end()
+        while True:
+            if signal.SIGTERM in os.read(ours, 64):
+                _end()
 
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     signal.set_wakeup_fd(told, warn_on_full_buffer=False)
@@ -82,7 +83,7 @@ def _heed_sigterm() -> None:
 
 
 def _end() -> None:
-    """Save if the whole run was told to stop, else end; the launcher knows which."""
+    """Save if the whole run was told to stop or is to grow, else end; the launcher knows which."""
     folder = os.environ.get(FOLDER)
     deadline = time.monotonic() + TELLING_SECONDS
     while folder is not None and time.monotonic() < deadline:
@@ -90,6 +91,9 @@ def _end() -> None:
             if STOPPING.ask(signal.SIGTERM):
                 return
             break
+        if grow_file(Path(folder)).exists() and STOPPING.signal is None:
+            STOPPING.ask(signal.SIGTERM, hurry=False)  # where nobody looks, the run is at its end
+            return
         time.sleep(0.02)
     libc = ctypes.CDLL(None)  # Python's own function is for the main thread alone
     libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]

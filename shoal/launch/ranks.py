@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -31,10 +31,11 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import shoal
 from shoal.config.schema import LaunchSection
+from shoal.launch.growing import Growing, Growth, MoreRanks, tell_ranks
 from shoal.launch.hosts import LaunchError, host_of, secret_of
 from shoal.launch.launched import HANG_TIMEOUT, stop_file
 from shoal.launch.watch import Elsewhere, Hang, Watch, signs_of
-from shoal.world.beat import FOLDER, look
+from shoal.world.beat import FOLDER
 from shoal.world.channel import Place
 from shoal.world.hosts import WorldError, look_up
 from shoal.world.joining import MEET
@@ -43,6 +44,7 @@ from shoal.world.store import MeetingStore
 
 SPARE_SECONDS = 2.0  # for ranks that end at the last moment
 STOPPED = (signal.SIGINT, signal.SIGTERM)
+SAVED = 128 + signal.SIGTERM  # status of a rank that was asked to save, when all have
 RESUME = "; what was saved can be continued with --resume"
 
 
@@ -58,30 +60,34 @@ def launch(
     module: str = "shoal",
     ending: str = RESUME,
     can_save: Callable[[], bool] = lambda: True,
+    growth: Growth | None = None,
 ) -> None:
     """Run `python -m MODULE ARGUMENTS` as this host's ranks and wait for them.
 
     ending: of the message about a rank that failed, what to do then.
     can_save: whether ranks that are told to end are given the time to save.
+    growth: when they are to make room for more of them (MoreRanks).
     """
     hosts, host = host_of(section)
     secret = secret_of(section)
     silence_torch()
     threads = str(max(1, (os.cpu_count() or 1) // section.nproc))
+    beats = Path(scratch) / "beats"
     with (
         _meet(section, hosts, host, secret, Path(scratch)) as (place, store),
-        _watch(section, hosts, host, store, Path(scratch) / "beats") as watch,
+        _watch(section, hosts, host, store, beats) as watch,
         _environment(
             {
                 "SHOAL_LAUNCHER": str(os.getpid()),
                 MEET: place.text,
-                FOLDER: str(Path(scratch) / "beats"),
+                FOLDER: str(beats),
                 HANG_TIMEOUT: str(section.hang_timeout),
             },
             {"OMP_NUM_THREADS": threads},
         ),
         _secret_in_environment(secret),
-        _signals(Path(scratch) / "beats", section.grace, can_save),
+        _signals(beats, section.grace, can_save),
+        Growing(growth, beats) as growing,
     ):
         config = LaunchConfig(
             min_nodes=hosts,
@@ -102,8 +108,10 @@ def launch(
             # Ctrl-C reaches the ranks too; one of them may be seen to end before we are told.
             if all(f.exitcode in (130, -signal.SIGINT) for f in error.failures.values()):
                 raise shoal.Interrupted(signal.SIGINT) from None
-            if stop_file(Path(scratch) / "beats").exists():
+            if stop_file(beats).exists():
                 raise shoal.Interrupted(signal.SIGTERM) from None
+            if growing.asked and any(f.exitcode == SAVED for f in error.failures.values()):
+                raise MoreRanks from None
             raise describe_failure(error.failures, hosts, watch.hung, ending) from None
         except SignalException as error:
             raise shoal.Interrupted(error.sigval) from None
@@ -246,10 +254,7 @@ def _signals(beats: Path, grace: float, can_save: Callable[[], bool]) -> Iterato
         signal.signal(number, end)
         if can_save():
             stop_file(beats).touch()
-            ranks = [beat.pid for beat in map(look, beats.iterdir()) if beat is not None]
-            for pid in ranks:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGTERM)
+            ranks = tell_ranks(beats)
             deadline = time.monotonic() + grace + SPARE_SECONDS
             while any(map(_runs, ranks)) and time.monotonic() < deadline:
                 time.sleep(0.05)
@@ -300,7 +305,7 @@ def describe_failure(
     status = 128 - failure.exitcode if failure.exitcode < 0 else failure.exitcode
     if failure.pid in hung:
         who = f"rank {rank} on host {host} (pid {failure.pid})"
-        return LaunchError(hung[failure.pid].tell(who).replace(RESUME, ending), status, True)
+        return LaunchError(hung[failure.pid].tell(who).replace(RESUME, ending), status, True, True)
     if failure.exitcode < 0:
         cause = f"killed by signal {-failure.exitcode} ({failure.signal_name()})"
         if failure.exitcode == -signal.SIGKILL:
@@ -319,4 +324,4 @@ def describe_failure(
     # An error says itself what to do.
     if kind == "error":
         return LaunchError(told, status)
-    return LaunchError(told + ending, status, passing=True)
+    return LaunchError(told + ending, status, passing=True, of_rank=True)

@@ -1,7 +1,8 @@
 """Restarts: a run that failed is brought back from its last checkpoint, without a person.
 
 A new set of processes, servers included, goes on with `--resume`; so nothing is in it that the
-failure may have spoiled, and the numbers are those of a run that never failed.
+failure may have spoiled, and the numbers are those of a run that never failed. Where fewer ranks
+are allowed (launch.min_nproc), a run that lost one goes on without it, and grows again later.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import sys
 
 from shoal.config.schema import LaunchSection
+from shoal.launch.growing import Growth
 from shoal.launch.hosts import LaunchError
 from shoal.training.run_folder import RunFolder
 
@@ -19,23 +21,45 @@ class Restarts:
     def __init__(self, section: LaunchSection, folder: RunFolder | None):
         self.section, self.folder = section, folder
         self.nproc, self.done = section.nproc, 0
-        self._last: str | None = None  # the newest checkpoint at the failure before
 
     def again(self, error: LaunchError) -> None:
-        """Tell of a failure and go on, with fewer processes if it must be; or give up."""
+        """Tell of a failure and go on, where a rank was lost and fewer may be with one less."""
         if not error.passing or self.done == self.section.max_restarts:
             if self.done:
                 error.args = (f"{error} (restarts before: {self.done})",)
             raise error
-        assert self.folder is not None
         self.done += 1
-        names = [path.name for path in self.folder.checkpoints.glob("step-*")]
-        newest = max(names, default=None)
-        if self.done > 1 and newest == self._last and 0 < self.section.min_nproc < self.nproc:
+        if error.of_rank and 0 < self.section.min_nproc < self.nproc:
             self.nproc -= 1
-        self._last = newest
-        where = "the beginning" if newest is None else f"step {int(newest[5:])}"
-        ranks = "1 process" if self.nproc == 1 else f"{self.nproc} processes"
-        fewer = f", on {ranks}" if self.nproc != self.section.nproc else ""
-        text = f"restart {self.done} of {self.section.max_restarts} from {where}{fewer}"
+        fewer = f", on {self._ranks}" if self.nproc != self.section.nproc else ""
+        text = f"restart {self.done} of {self.section.max_restarts} from {self._where}{fewer}"
         print(f"{error}\n{text}", file=sys.stderr, flush=True)
+
+    @property
+    def growth(self) -> Growth | None:
+        """When the processes that are lost are to be tried again; None: never, or none is."""
+        if self.nproc == self.section.nproc or not self.section.regrow:
+            return None
+        first = self._newest
+        return Growth(self.section.regrow, lambda: self._newest != first)
+
+    def grow(self) -> None:
+        """Go on with all processes again."""
+        self.nproc = self.section.nproc
+        text = f"going on from {self._where} on all {self._ranks} again (launch.regrow)"
+        print(text, file=sys.stderr, flush=True)
+
+    @property
+    def _newest(self) -> str | None:
+        assert self.folder is not None
+        names = [path.name for path in self.folder.checkpoints.glob("step-*")]
+        return max(names, default=None)
+
+    @property
+    def _where(self) -> str:
+        newest = self._newest
+        return "the beginning" if newest is None else f"step {int(newest[5:])}"
+
+    @property
+    def _ranks(self) -> str:
+        return "1 process" if self.nproc == 1 else f"{self.nproc} processes"

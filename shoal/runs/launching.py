@@ -9,17 +9,18 @@ import shoal
 from shoal import config as config_room
 from shoal.config import Resolved
 from shoal.config.schema import Config
+from shoal.launch.growing import Growth
 from shoal.launch.hosts import LaunchError
 from shoal.launch.servers import END_SECONDS, Servers
 
 
-def train_once(resolved: Resolved, resume: bool) -> None:
+def train_once(resolved: Resolved, resume: bool, growth: Growth | None = None) -> None:
     """Start what this host runs, and wait for it."""
     section = resolved.config.launch
     with ExitStack() as stack:
         servers = stack.enter_context(_servers(resolved.config)) if section.servers else None
         if section.nproc:
-            _launch_ranks(resolved, servers, resume)
+            _launch_ranks(resolved, servers, resume, growth)
         if servers is not None:
             servers.wait(END_SECONDS if section.nproc else None)
 
@@ -31,7 +32,9 @@ def _servers(config: Config) -> Servers:
     return Servers(config, own or None)
 
 
-def _launch_ranks(resolved: Resolved, servers: Servers | None, resume: bool) -> None:
+def _launch_ranks(
+    resolved: Resolved, servers: Servers | None, resume: bool, growth: Growth | None
+) -> None:
     if servers is not None and not resolved.config.strategy.ps.addresses:
         addresses = {"strategy.ps.addresses": servers.addresses}
         resolved = resolved.with_values(addresses, "the launcher")
@@ -50,7 +53,7 @@ def _launch_ranks(resolved: Resolved, servers: Servers | None, resume: bool) -> 
         try:
             words = ["train", str(file), *(["--resume"] if resume else [])]
             alive = (lambda: True) if servers is None else servers.are_alive
-            launch(words, config.launch, scratch, can_save=alive)
+            launch(words, config.launch, scratch, can_save=alive, growth=growth)
         except (LaunchError, shoal.Interrupted):
             culprit = None if servers is None else servers.culprit or servers.find_stopped()
             if culprit is not None:

@@ -28,6 +28,7 @@ from shoal.config.sources import Origin, from_file
 from shoal.config.trust import check_model_trusted, check_trusted
 from shoal.data.dataset import Dataset
 from shoal.embedding.optim.chosen import problems as row_optimizer_problems
+from shoal.launch.growing import MoreRanks
 from shoal.launch.hosts import LaunchError, secret_of
 from shoal.launch.launched import GRACE_SECONDS, record_failure
 from shoal.launch.restarts import Restarts
@@ -215,14 +216,16 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     restarts = Restarts(section, folder if has_first else None)
     while True:
         try:
-            train_once(resolved, resume)
+            train_once(resolved, resume, restarts.growth)
             break
         except LaunchError as error:
             restarts.again(error)
-            resume = True
-            if restarts.nproc != resolved.config.launch.nproc:
-                fewer = {"launch.nproc": restarts.nproc, "launch.world_size": -1}
-                resolved = resolved.with_values(fewer, "the launcher")
+        except MoreRanks:
+            restarts.grow()
+        resume = True
+        if restarts.nproc != resolved.config.launch.nproc:
+            ranks = {"launch.nproc": restarts.nproc, "launch.world_size": -1}
+            resolved = resolved.with_values(ranks, "the launcher")
     if not has_first:
         return {}
     return {**json.loads((folder.path / "result.json").read_text()), "folder": str(folder.path)}

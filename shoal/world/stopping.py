@@ -25,23 +25,29 @@ class Stopping:
 
     def __init__(self) -> None:
         self.signal: int | None = None  # that told it
-        self._grace = 0.0  # seconds there are to save; 0: nobody would
+        self._looked = False  # whether somebody looks
+        self._grace = 0.0  # seconds there are to save
+        self._hurries = False
 
     @contextmanager
     def heeded(self, seconds: float) -> Iterator[None]:
         """In here somebody looks, and saves within so many seconds."""
-        self._grace, self.signal = seconds, None
+        self._grace, self.signal, self._looked = seconds, None, True
         try:
             yield
         finally:
-            self._grace = 0.0
+            self._looked = False
 
-    def ask(self, number: int) -> bool:
-        """Take note of a signal; False: nobody looks, and the process is to end at once."""
-        if not self._grace:
+    def ask(self, number: int, hurry: bool = True) -> bool:
+        """Take note of a signal; False: nobody looks, and the process is to end at once.
+
+        hurry: end it when the time has passed, saved or not.
+        """
+        if not self._looked or (hurry and not self._grace):
             return False
-        if self.signal is None:
-            self.signal = number
+        self.signal = number
+        if hurry and not self._hurries:
+            self._hurries = True
             threading.Thread(target=self._end, args=(self._grace,), daemon=True).start()
         return True
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
 import pytest
-from commands import Command, errors, is_alive, newest_step, shoal
+from commands import Command, errors, finish, is_alive, newest_step, result, shoal
 from conftest import LONG, MODELS, write_config
 from test_hangs import server_of
 from test_resume import assert_same, long_run
@@ -16,11 +17,13 @@ from shoal.config import ConfigError
 from shoal.runs.run import resolve
 
 
-def kill_after(command: Command, folder: Path, victim: int | str, number: int) -> int:
+def kill_after(
+    command: Command, folder: Path, victim: int | str, number: int, ranks: int = 2
+) -> int:
     """Kill a process when some steps more are saved; its number."""
     first = newest_step(folder)
     command.until("some steps more", lambda: newest_step(folder) > first + 20)
-    command.until("the processes", lambda: len(command.ranks()) == 2)
+    command.until("the processes", lambda: len(command.ranks()) == ranks)
     pid = server_of(command) if victim == "server 0" else command.ranks()[int(victim)]
     os.kill(pid, number)
     command.until("its end", lambda: not is_alive(pid))
@@ -50,19 +53,47 @@ def test_killed_twice(tmp_path: Path, strategy: str, victims: tuple[int | str, .
 
 
 @pytest.mark.slow
-def test_fewer_processes_where_restarts_get_nowhere(tmp_path: Path) -> None:
+def test_fewer_processes_for_good(tmp_path: Path) -> None:
     """Rank 1 is killed as soon as it is there: the run goes on with one process."""
     config, reference = long_run(tmp_path, "BPR")
     folder = tmp_path / "run"
-    words = ("--nproc=2", "--launch.max_restarts=3", "--launch.min_nproc=1", "--output", folder)
-    command = shoal("train", config, *words, cwd=tmp_path)
-    for _ in range(2):
-        pid = command.until("two ranks", lambda: command.ranks().get(1))
-        os.kill(pid, signal.SIGKILL)
-        command.until("its end", lambda pid=pid: pid not in command.ranks().values())
+    words = ("--nproc=2", "--launch.max_restarts=3", "--launch.min_nproc=1", "--launch.regrow=0")
+    command = shoal("train", config, *words, "--output", folder, cwd=tmp_path)
+    os.kill(command.until("two ranks", lambda: command.ranks().get(1)), signal.SIGKILL)
     assert command.wait() == 0, command.output
-    assert "restart 2 of 3 from the beginning, on 1 process" in command.output
+    assert "restart 1 of 3 from the beginning, on 1 process" in command.output
+    assert "again" not in command.output and result(folder)["world_size"] == 1
     assert_same(folder, reference, 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy, victims", [("ddp", [1]), ("sharded", [0, 2]), ("ps", [1])])
+def test_fewer_processes_and_all_again(tmp_path: Path, strategy: str, victims: list[int]) -> None:
+    """Of three ranks one is killed: two go on, then three; and all of it once more."""
+    more = {"train.epochs": 60, "train.eval_every": 10}
+    config = write_config(tmp_path / "c.yaml", MODELS["BPR"], LONG, more)
+    finish("train", config, "--output", tmp_path / "reference", cwd=tmp_path)
+    words: list[str | Path] = ["train", config, "--nproc=3", f"--strategy.name={strategy}"]
+    if strategy == "ps":
+        words = ["launch", "--worker_num=3", "--server_num=1", config]
+    words += ["--launch.max_restarts=2", "--launch.min_nproc=2", "--launch.regrow=1"]
+    folder = tmp_path / "run"
+    command = shoal(*words, "--output", folder, cwd=tmp_path)
+    for number, victim in enumerate(victims, 1):
+        kill_after(command, folder, victim, signal.SIGKILL, ranks=3)
+        command.until("two ranks", lambda: sorted(command.ranks()) == [0, 1])
+        again = "on all 3 processes again"
+        command.until("three again", lambda n=number: command.output.count(again) == n)
+    assert command.wait() == 0, command.output
+    assert "Traceback" not in command.output and not errors(command.output)
+    said = [line for line in command.output.splitlines() if "processes" in line]
+    for number in range(len(victims)):
+        assert f"restart {number + 1} of 2 from step " in said[2 * number]
+        assert said[2 * number].endswith(", on 2 processes")
+        (step,) = re.findall(r"going on from step (\d+) on all 3", said[2 * number + 1])
+        assert f"saved at step {step}" in command.output
+    assert result(folder)["world_size"] == 3
+    assert_same(folder, tmp_path / "reference", 1e-5)
 
 
 @pytest.mark.slow
