@@ -34,8 +34,8 @@ from shoal.config.schema import LaunchSection
 from shoal.launch.growing import Growing, Growth, MoreRanks, tell_ranks
 from shoal.launch.hosts import LaunchError, host_of, secret_of
 from shoal.launch.launched import HANG_TIMEOUT, stop_file
-from shoal.launch.watch import Elsewhere, Hang, Watch, signs_of
-from shoal.world.beat import FOLDER
+from shoal.launch.watch import Elsewhere, Hang, Watch, ranks_of, signs_of
+from shoal.world.beat import FOLDER, look
 from shoal.world.channel import Place
 from shoal.world.hosts import WorldError, look_up
 from shoal.world.joining import MEET
@@ -136,8 +136,14 @@ def _watch(
             return time.monotonic()
         return alone if hosts == 1 else others.last
 
+    def starting() -> list[int]:
+        if len(files()) == section.nproc:
+            return []
+        begun = {beat.pid for beat in map(look, files().values()) if beat is not None}
+        return [pid for pid in ranks_of(os.getpid()) if pid not in begun]
+
     with (
-        Watch(section.hang_timeout, files, elsewhere) as watch,
+        Watch(section.hang_timeout, files, elsewhere, starting) as watch,
         Elsewhere(store, hosts, host, watch) as others,
     ):
         yield watch

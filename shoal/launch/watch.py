@@ -53,6 +53,20 @@ def signs_of(pid: int) -> Signs | None:
     return Signs(words[0], int(words[11]) + int(words[12]), moved)
 
 
+def ranks_of(launcher: int) -> list[int]:
+    """The processes that a launcher started as ranks, whether they do anything yet or not."""
+    found = []
+    for name in os.listdir("/proc"):
+        with suppress(OSError, IndexError, ValueError):
+            with open(f"/proc/{int(name)}/stat") as file:
+                parent = int(file.read().rpartition(")")[2].split()[1])
+            if parent == launcher:
+                with open(f"/proc/{name}/environ", "rb") as environment:
+                    if b"\0RANK=" in b"\0" + environment.read():
+                        found.append(int(name))
+    return found
+
+
 @dataclass(frozen=True)
 class Hang:
     """Why a process was ended, and where it was."""
@@ -92,13 +106,16 @@ class Watch:
         seconds: float,
         beats: Callable[[], dict[str, Path]],
         elsewhere: Callable[[], float] | None = None,
+        starting: Callable[[], list[int]] = lambda: [],
     ):
         """beats: the files of the processes that are watched, by the name they are told by.
 
         elsewhere: when a process that these may wait for was last seen to do something; None: they
         may wait for ever.
+        starting: processes that have no beat yet.
         """
         self.seconds, self._beats, self._elsewhere = seconds, beats, elsewhere
+        self._starting = starting
         self.moving = True  # whether any of them does something
         self.hung: dict[int, Hang] = {}
         self._known: dict[str, _Known] = {}
@@ -145,6 +162,14 @@ class Watch:
                 waits.append((still, beat.pid, name, path))
             elif still >= self.seconds:
                 self._end(beat.pid, path, f"hangs: it has done nothing for {still:.0f} s")
+                return True
+        for pid in self._starting():
+            signs = signs_of(pid)
+            since = None if signs is None else self._update(str(pid), signs, 0, now).stopped_since
+            if since is not None and now - since >= self.seconds:
+                self.hung[pid] = Hang(f"was stopped {now - since:.0f} s ago, at its start", "")
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
                 return True
         self.moving = len(waits) < max(1, len(beats)) or min(waits)[0] < self.seconds
         if self.moving or self._elsewhere is None:
