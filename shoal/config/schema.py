@@ -321,7 +321,7 @@ class CheckpointSection(Section):
     every_epochs: int = Field(1, ge=1)
     every_steps: int = Field(0, ge=0, description="also within an epoch; 0: no")
     whole_every: int = Field(
-        1, ge=1, description="strategy ps: of so many checkpoints one is whole, the rest are deltas"
+        1, ge=1, description="of so many checkpoints one is whole; the rest hold changed rows only"
     )
 
 

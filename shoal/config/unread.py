@@ -60,7 +60,6 @@ READ_BY = {
     "strategy.ps.timeout": SERVERS,
     "launch.servers": Readers(("ps",), refused=True),  # servers that no worker ever calls
     "launch.first_server": SERVERS,
-    "checkpoint.whole_every": SERVERS,
 }
 
 

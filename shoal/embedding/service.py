@@ -179,6 +179,10 @@ class RowService(ABC):
         for name, step in steps.items():
             self.stores[name].step = step
 
+    def mark(self) -> dict[str, int]:
+        """A point in time of each store that this rank exports, for what changes after it."""
+        return {name: store.mark() for name, store in self.saved()}
+
     def saved(self) -> Iterator[tuple[str, Store]]:
         """The stores that this rank exports, one after the other on all ranks that share them."""
         yield from self.stores.items()

@@ -56,6 +56,9 @@ class Store(Protocol):
     def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
         """Every row, in chunks, ascending ids over all chunks."""
 
+    def mark(self) -> int:
+        """A point in time for `export(since=...)`, what changed after it; 0: it cannot be told."""
+
     def restore(self, rows: Rows) -> None:
         """Take over the given rows, values and state; rows not named stay as they are."""
 

@@ -8,8 +8,8 @@
 
 A checkpoint is written into a hidden folder and renamed into place when every byte is on disk.
 Rows are keyed by id, not by rank, so loading into another number of ranks is an ordinary load.
-Parameter servers write the files of their own rows; theirs may also be a delta, which holds only
-the rows that changed since the checkpoint that its manifest names as its base.
+A checkpoint may be a delta, which holds only the rows that changed since the checkpoint that its
+manifest names as its base. Parameter servers write the files of their own rows.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shoal.training.committed import FORMAT, MANIFEST, digest, manifest_value, read
-from shoal.training.snapshot import CheckpointError, Snapshot, give, pack, take, unpack
+from shoal.training.merged import merge
+from shoal.training.snapshot import DELTA, CheckpointError, Snapshot, give, pack, take, unpack
 from shoal.training.strategy.base import Strategy
+from shoal.training.tensor_files import Files, write_tensors
 from shoal.world.durable import sync_folder, write_counted, write_durably
 from shoal.world.world import PeerLost, World
 
 __all__ = ["CheckpointError", "Checkpoints", "Snapshot", "give", "read", "take", "write"]
 WRITER = "checkpoint writer"
-HELD_BYTES = 1 << 28  # of rows of others that rank 0 keeps in memory while it writes
+WHOLE, SKIPPED = "whole", "skipped"
 log = logging.getLogger("shoal")
 
 
@@ -40,30 +42,6 @@ class Saving(Protocol):
 
     def wait(self) -> dict[str, Any]:
         """Until they are: file -> bytes and checksum."""
-
-
-class Files:
-    """Files of a checkpoint that is being taken: a few are held, to be written in the background,
-    the others are written as they come. After a failure they come in vain.
-    """
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.held: dict[str, bytes] = {}
-        self.written: dict[str, Any] = {}  # name -> bytes and checksum
-        self.failure: OSError | None = None
-        self._room = HELD_BYTES
-
-    def put(self, name: str, data: bytes) -> None:
-        """Take one file. Other ranks send on whatever happens here, so nothing is raised."""
-        if len(data) <= self._room:
-            self.held[name] = data
-            self._room -= len(data)
-        elif self.failure is None:
-            try:
-                self.written[name] = write_counted(self.folder / name, data)
-            except OSError as error:
-                self.failure = error
 
 
 class Checkpoints:
@@ -82,32 +60,43 @@ class Checkpoints:
         self.whole_every = whole_every
         self._base: str | None = None  # what a delta may build upon
         self._deltas = 0
+        self._marks: dict[str, int] = {}  # of this rank's rows at the last save
+        self._merging = False  # the writer makes a whole checkpoint of deltas
         self._writer: threading.Thread | None = None
         self._swept = False
         self._failure: BaseException | None = None
 
     def save(
-        self, strategy: Strategy, state: dict[str, Any], then: Callable[[], None] | None = None
+        self,
+        strategy: Strategy,
+        state: dict[str, Any],
+        then: Callable[[], None] | None = None,
+        may_skip: bool = False,
     ) -> None:
-        """Snapshot now, write in the background; a failed write surfaces at the next call."""
-        self.wait()
+        """Snapshot now, write in the background; a failed write surfaces at the next call.
+
+        may_skip: do nothing where it would have to wait for deltas being made whole.
+        """
+        plan = self._plan(strategy, may_skip)
+        if plan == SKIPPED:
+            return
+        marks = self._marks if plan == DELTA and not strategy.saves_rows else None
         if not self.world.is_main:
-            take(strategy, state)
+            take(strategy, state, None, marks)
+            self._mark(strategy)
             if strategy.saves_rows:
                 self.world.barrier()
             return
         path = self.folder / step_name(state["step"])
         files = Files(hidden_of(path))
-        base, rows = None, None
+        base, rows = self._base if plan == DELTA else None, None
         try:
             self._prepare(path, files)
-            snapshot = take(strategy, state, files.put if strategy.spreads_rows else None)
+            snapshot = take(strategy, state, files.put, marks)
+            self._mark(strategy)
             if files.failure is not None:
                 raise files.failure
-            snapshot.files |= files.held
             if strategy.saves_rows:
-                base = self._base if self._deltas + 1 < self.whole_every else None
-                base = base if base is not None and strategy.can_save_delta() else None
                 rows = strategy.start_saving(files.folder, base is not None)
                 self.world.barrier()  # nobody goes on before every server has begun
         except OSError as error:
@@ -127,6 +116,27 @@ class Checkpoints:
             if not self._writer.is_alive():
                 shutil.rmtree(files.folder, ignore_errors=True)
             raise
+
+    def _plan(self, strategy: Strategy, may_skip: bool) -> str:
+        """Whole, a delta, or skipped: rank 0 decides, for all."""
+        plan = WHOLE
+        if self.world.is_main and may_skip and self._merging:
+            plan = SKIPPED
+        else:
+            self.wait()
+            # Servers write a whole one when it is time; elsewhere a delta is made whole then.
+            most = self.whole_every - 1 if strategy.saves_rows else self.whole_every
+            delta = self.whole_every > 1 and self._base is not None and self._deltas < most
+            if delta and strategy.can_save_delta():
+                plan = DELTA
+        if self.whole_every == 1 or self.world.size == 1 or strategy.saves_rows:
+            return plan  # rows that live apart are no business of other ranks
+        return self.world.broadcast_bytes(plan.encode() if self.world.is_main else None).decode()
+
+    def _mark(self, strategy: Strategy) -> None:
+        """The next delta begins here."""
+        if self.whole_every > 1 and not strategy.saves_rows:
+            self._marks = strategy.rows.mark()
 
     def _prepare(self, path: Path, files: Files) -> None:
         """An empty folder to write into; others must not wait in vain where that fails."""
@@ -166,14 +176,32 @@ class Checkpoints:
         last, self._base = self._base, None  # a save that fails is followed by a whole one
         try:
             written = files.written if rows is None else rows.wait()
+            if base is not None and self._deltas + 1 >= self.whole_every:
+                written, base = self._make_whole(base, files), None
+            snapshot.files |= files.held
             write(path, snapshot, files.folder, written, base)
             self._deltas = self._deltas + 1 if base is not None and base == last else 0
             self._base = path.name
             if then is not None:
                 then()
             self._prune(path)
+        except CheckpointError as error:
+            shutil.rmtree(files.folder, ignore_errors=True)
+            log.warning("%s; this checkpoint is left out, and the next one is whole", error)
         except BaseException as error:
             self._failure = error
+
+    def _make_whole(self, base: str, files: Files) -> dict[str, Any]:
+        """The rows of a delta and of all it builds upon in new files; their bytes and checksums."""
+        self._merging = True
+        try:
+            own = files.write_held()
+            written = merge(self.folder / base, own, files.folder)
+            for path in own:
+                path.unlink()
+            return written
+        finally:
+            self._merging = False
 
     def _prune(self, newest: Path) -> None:
         """Keep the last K and what each of them calls the best: any may be gone back to."""
@@ -330,7 +358,8 @@ def write(
         for name, data in snapshot.files.items():
             data = data.read_bytes() if isinstance(data, Path) else data
             assert data is not None
-            files[name] = write_counted(hidden / name, data)
+            writes = write_tensors if isinstance(data, dict) else write_counted
+            files[name] = writes(hidden / name, data)  # type: ignore[operator]
         manifest: dict[str, Any] = {"format": FORMAT, "state": snapshot.state, "files": files}
         if base is not None:
             manifest["base"] = base

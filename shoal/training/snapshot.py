@@ -16,14 +16,17 @@ from typing import Any
 
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
+from torch import Tensor
 
 from shoal.embedding.leaves.row_files import Taken, chunks, take_over, tell_lost
 from shoal.embedding.store import Store
 from shoal.training.strategy.base import Strategy
 from shoal.world.world import PeerLost, World
 
-CHUNK_BYTES = 1 << 28  # of rows in one file, about
+DELTA = "delta"  # in the name of a file with rows that changed
+CHUNK_BYTES = 1 << 26  # of rows in one file, about
 RowFiles = list[tuple[str, dict[str, Any]]]  # folder -> file -> bytes and checksum; base first
+Put = Callable[[str, dict[str, Tensor]], None]
 
 
 class CheckpointError(ValueError):
@@ -34,21 +37,26 @@ class CheckpointError(ValueError):
 class Snapshot:
     """A checkpoint: file name -> its bytes, and the trainer's state (plain JSON values).
 
-    Of files with rows that lie on rank 0's disk it has the path there, and None on other ranks.
+    Of files with rows that lie on rank 0's disk it has the path there, and None on other ranks; of
+    those that are about to be written their tensors.
     `rows` names the files with rows that are not in `files`, those of a base before its deltas.
     """
 
     state: dict[str, Any]
-    files: dict[str, bytes | Path | None] = field(default_factory=dict)
+    files: dict[str, bytes | Path | dict[str, Tensor] | None] = field(default_factory=dict)
     rows: RowFiles = field(default_factory=list)
 
 
 def take(
-    strategy: Strategy, state: dict[str, Any], put: Callable[[str, bytes], None] | None = None
+    strategy: Strategy,
+    state: dict[str, Any],
+    put: Put | None = None,
+    marks: dict[str, int] | None = None,
 ) -> Snapshot:
     """Copy everything that training changes. Only rank 0's snapshot is written.
 
-    `put` is given files with rows as they come; without it the snapshot keeps them.
+    `put` is given files with rows as they come; without it the snapshot keeps them. With `marks`
+    they are rows that changed since then, where a table can tell (0: it cannot).
     """
     snapshot = Snapshot({**state, "steps": strategy.rows.steps})
     if strategy.world.is_main:
@@ -57,11 +65,21 @@ def take(
         snapshot.files["optimizer.safetensors"] = format_tensors(strategy.dense_state())
     if strategy.saves_rows:
         return snapshot
-    put = put or snapshot.files.__setitem__
+
+    def keep(name: str, tensors: dict[str, Tensor]) -> None:
+        snapshot.files[name] = format_tensors(tensors)
+
+    kind = "" if marks is None else DELTA
     for name, store in strategy.rows.saved():  # all ranks: an export may need every one of them
-        for number, tensors in enumerate(chunks(store, rows_per_file(store))):
-            put(f"rows-{name}-{number:05d}.safetensors", format_tensors(tensors))
+        since = {"since": mark} if marks is not None and (mark := marks[name]) else {}
+        for number, tensors in enumerate(chunks(store, rows_per_file(store), **since)):
+            (put or keep)(rows_file(name, number, kind), tensors)
     return snapshot
+
+
+def rows_file(table: str, number: int, kind: str = "") -> str:
+    """The name of a file with rows."""
+    return f"rows-{table}-{kind}{number:05d}.safetensors"
 
 
 def rows_per_file(store: Store) -> int:

@@ -314,6 +314,10 @@ class Leaf(ABC):
         self.check_counted("restore of counters")
         return fits(part, self.table.name, self.admission, self.filter_facts)
 
+    def mark(self) -> int:
+        """A point in time that `export` can take up from; 0: it cannot tell what changes."""
+        return 0
+
     def check_mark(self, since: int, oldest: int, newest: int) -> None:
         """Refuse a mark that was never given, or is too old to know what came after."""
         if not max(oldest, 1) <= since <= newest:

@@ -7,7 +7,6 @@ A store whose every call is made by all ranks together. Models look its rows up 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -16,17 +15,16 @@ from torch import Tensor
 from shoal.config.tiers import TiersSection
 from shoal.embedding.leaves.admission import Admission, Filter, Pending, Shrink
 from shoal.embedding.leaves.leaf import COUNTERS, Leaf, fits
-from shoal.embedding.leaves.local import make_leaves, make_local, push_counted
+from shoal.embedding.leaves.local import push_counted
 from shoal.embedding.leaves.native import filter_facts_of
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placed.placement import Layout
+from shoal.embedding.placed.shard_leaf import SOME_ROWS, make_leaf
 from shoal.embedding.service import RowGradients
 from shoal.embedding.store import Every, Ids, Rows
-from shoal.embedding.table import Init, Table
 from shoal.world.world import World
 
 LAST_ID = torch.iinfo(torch.int64).max
-SOME_ROWS = 1 << 16  # rows handled at a time, so that temporaries stay small
 COUNTER_FLOATS = {name: dtype.itemsize // 4 for name, dtype in COUNTERS.items()}
 
 
@@ -144,16 +142,26 @@ class ShardedTable:
             return torch.ones_like(ids, dtype=torch.bool)
         return self.layout.owners(ids) == self.world.rank
 
-    def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
-        """Rank 0 has the table chunk by chunk, by ascending id; the others only take part."""
+    def mark(self) -> int:
+        """All ranks: a point in time that `export` can take up from; 0: one of them cannot."""
+        mine = 1 if self.leaf is None else self.leaf.mark()
+        marks = self.world.stack(torch.tensor([mine], device=self.world.device))
+        return mine if bool(marks.all()) else 0
+
+    def export(self, chunk_rows: int = 1 << 20, since: int | None = None) -> Iterator[Rows]:
+        """Rank 0 has the table chunk by chunk, by ascending id; the others only take part.
+
+        since: a mark of this rank; only rows that changed after it.
+        """
+        some = {} if since is None else {"since": since}
         if self.layout.replicated:
             if self.world.is_main and self.leaf is not None:
-                yield from self.leaf.export(chunk_rows)
+                yield from self.leaf.export(chunk_rows, **some)
             return
-        ids, floats, places = self._own()
+        ids, floats, places = self._own() if since is None else self._changed(since)
         widths = [sum(self._widths(rank).values()) for rank in range(self.world.size)]
         ranges: Iterable[slice]
-        if self.layout.grows:
+        if self.layout.grows or since is not None:
             ranges = self._next_of_all(ids, -(-chunk_rows // self.world.size))
         else:
             assert self.table.rows is not None
@@ -269,6 +277,19 @@ class ShardedTable:
         places = ids.argsort()
         return ids[places], floats, places
 
+    def _changed(self, since: int) -> tuple[Tensor, Tensor, Tensor]:
+        """As `_own`, of rows that changed after a mark."""
+        ids = [torch.empty(0, dtype=torch.int64)]
+        floats = [torch.empty(0, sum(self._widths(self.world.rank).values()))]
+        if self.leaf is not None:
+            for rows in self.leaf.export(SOME_ROWS, **{"since": since}):
+                ids.append(rows.ids)
+                floats.append(torch.cat([rows.values, *map(_floats, rows.state.values())], 1))
+        keys = torch.cat(ids)
+        changed = self.layout.ids(self.world.rank)[keys] if not self.layout.grows else keys
+        places = changed.argsort()
+        return changed[places], torch.cat(floats), places
+
     def _widths(self, rank: int) -> dict[str, int]:
         """Floats of a row's values, of each piece of its state and its counters, on a rank."""
         width = self.layout.width(rank)
@@ -317,71 +338,6 @@ class ShardedTable:
             some = {k: v[start : start + chunk_rows].contiguous() for k, v in columns.items()}
             values = some.pop("values")
             yield Rows(ids[start : start + chunk_rows], values, some)
-
-
-def make_leaf(
-    layout: Layout,
-    rank: int,
-    optimizer: RowOptimizer,
-    seed: int,
-    device: torch.device | str = "cpu",
-    fused: bool = False,
-    admission: Admission | None = None,
-    tiers: TiersSection | None = None,
-) -> Leaf:
-    """The leaf of one rank: its share of the rows, each beginning at the table's own values.
-
-    tiers: the table's share of what this rank's rows may take.
-
-    A row's initial value hangs on its id, but a dense leaf counts from 0: so the values come from a
-    growing table, which knows every id's initial value and holds nothing.
-    """
-    table, width = layout.table, layout.width(rank)
-    first, last = layout.columns[rank]
-    grown = replace(table, rows=None, init=Init(*table.resolved_init))
-    if layout.grows:
-        if width < table.dim:
-            raise ValueError(
-                f"table {table.name!r} grows, and a growing table cannot be cut by columns yet; "
-                "place it by row"
-            )
-        return _make(table, optimizer, seed, device, False, admission, tiers)
-    # The padding id never travels; its row stays at the zeros it is given here.
-    own = Table(table.name, width, layout.shares[rank], Init("constant", 0.0), whole=table.whole)
-    leaf = _make(own, optimizer, seed, device, fused, None, tiers)
-    source = make_local(grown, RowOptimizer("sgd"), seed)
-    ids = layout.ids(rank)
-    begin = optimizer.initial_state()
-    for start in range(0, len(ids), SOME_ROWS):
-        some = ids[start : start + SOME_ROWS]
-        keys = torch.arange(start, start + len(some))
-        state = {
-            name: torch.full((len(some), width) if kind == "dim" else (len(some),), begin[name])
-            for name, kind in optimizer.state_names().items()
-        }
-        leaf.restore(Rows(keys, source.pull(some)[:, first:last].contiguous(), state))
-    return leaf
-
-
-def _make(
-    table: Table,
-    optimizer: RowOptimizer,
-    seed: int,
-    device: torch.device | str,
-    fused: bool,
-    admission: Admission | None,
-    tiers: TiersSection | None,
-) -> Leaf:
-    name = table.name
-    return make_leaves(
-        {name: table},
-        {name: optimizer},
-        seed,
-        admissions={name: admission},
-        device=device,
-        fused=fused,
-        tiers=tiers,
-    )[name]
 
 
 def _floats(part: Tensor) -> Tensor:

@@ -22,8 +22,9 @@ from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placed.placement import Layout, Placement
 from shoal.embedding.placed.route import Trip
+from shoal.embedding.placed.shard_leaf import SOME_ROWS
 from shoal.embedding.placed.sharded import SpreadRows
-from shoal.embedding.placed.sharded_table import SOME_ROWS, ShardedTable
+from shoal.embedding.placed.sharded_table import ShardedTable
 from shoal.embedding.service import Gradients, Labels, Lookup
 from shoal.embedding.store import Every, Ids, Rows
 from shoal.embedding.table import Table

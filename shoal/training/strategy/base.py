@@ -248,8 +248,14 @@ class Strategy(ABC):
         restore_state(self.dense_optimizer, self.dense, tensors)
 
     def can_save_delta(self) -> bool:
-        """Where rows live apart: whether what changed since the last save is enough to write."""
-        return True
+        """Whether what changed since the last save is enough to write.
+
+        Not where rows are dropped or counts fade, of which a delta does not tell.
+        """
+        return not any(
+            rules.decay.every or (rules.shrink.every and rules.drops)
+            for rules in self.rules.values()
+        )
 
     def start_saving(self, folder: Path, delta: bool) -> Any:
         """Where rows live apart (`saves_rows`): let them be written into a folder; see Saving."""

@@ -1,0 +1,179 @@
+"""What checkpoints cost: step time with and without one every 100 steps, and memory besides.
+
+    python benchmarks/checkpoints.py [--rows 5000000] [--dim 16] [--every 100] [--rounds 5]
+
+A click model (DNN) on one table, one process; ids by a power law, as clicks are. Rounds alternate
+without checkpoints, with whole ones, and with deltas (checkpoint.whole_every), each of so many
+steps in a folder of its own on the disk of --place; medians over the rounds. Memory is the highest
+resident size of a round above that at its begin. The first whole checkpoint, which a run of deltas
+begins with, is taken before the rounds and told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import resource
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal.config.schema import OptimizerSection
+from shoal.data.batch import Batch
+from shoal.models import find
+from shoal.models.base import Facts
+from shoal.training.checkpoint import Checkpoints
+from shoal.training.strategy.single import Single
+from shoal.world.world import World
+
+SLOTS, DENSE = 26, 13
+READY = 64  # batches, used in turns
+
+
+def draw(rows: int, batch: int) -> list[Batch]:
+    """Batches whose ids follow a power law."""
+    generator = torch.Generator().manual_seed(1)
+    found = []
+    for _ in range(READY):
+        uniform = torch.rand(batch, SLOTS, generator=generator, dtype=torch.float64)
+        ids = ((rows**uniform).long() - 1) * 7919 % rows
+        dense = torch.randn(batch, DENSE, generator=generator)
+        labels = torch.randint(0, 2, (batch,), generator=generator).float()
+        found.append(Batch(batch, {"slots": ids}, {"dense": dense}, labels))
+    return found
+
+
+class Peak:
+    """The highest resident size while it lasts, in MiB above that at its begin."""
+
+    def __enter__(self) -> Peak:
+        self._first = self.highest = resident()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+        return self
+
+    def _look(self) -> None:
+        while not self._over.wait(0.005):
+            self.highest = max(self.highest, resident())
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    @property
+    def above(self) -> float:
+        return (self.highest - self._first) / 2**20
+
+
+def resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+class Case:
+    """One way to save, or none."""
+
+    def __init__(self, name: str, place: Path, whole_every: int):
+        self.name, self.place, self.whole_every = name, place, whole_every
+        self.seconds: list[float] = []
+        self.in_saves: list[float] = []
+        self.above: list[float] = []
+        self.step = 0
+        self.checkpoints: Checkpoints | None = None
+        if whole_every:
+            self.checkpoints = Checkpoints(place / name, World(), 2, whole_every=whole_every)
+
+    def save(self, strategy: Single) -> float:
+        assert self.checkpoints is not None
+        begun = time.perf_counter()
+        state = {"step": self.step, "best_step": None}
+        self.checkpoints.save(strategy, state, may_skip=True)
+        return time.perf_counter() - begun
+
+    def round(self, strategy: Single, batches: list[Batch], steps: int, every: int) -> None:
+        """Seconds a step, of them those in `save`."""
+        saving = 0.0
+        if self.checkpoints is not None:  # what changed in the others' rounds is none of this
+            strategy.train_step(batches[0])
+            self.step += 1
+            self.save(strategy)
+            self.checkpoints.wait()
+        with Peak() as peak:
+            begun = time.perf_counter()
+            for _ in range(steps):
+                strategy.train_step(batches[self.step % len(batches)])
+                self.step += 1
+                if self.checkpoints is not None and self.step % every == 0:
+                    saving += self.save(strategy)
+            self.seconds.append((time.perf_counter() - begun) / steps)
+        self.in_saves.append(saving / steps)
+        self.above.append(peak.above)
+
+
+def main() -> None:
+    """Measure and print."""
+    given = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    given.add_argument("--rows", type=int, default=5_000_000)
+    given.add_argument("--dim", type=int, default=16)
+    given.add_argument("--batch", type=int, default=1024)
+    given.add_argument("--every", type=int, default=100)
+    given.add_argument("--steps", type=int, default=500, help="of a round")
+    given.add_argument("--rounds", type=int, default=5)
+    given.add_argument("--whole_every", type=int, default=20)
+    given.add_argument("--threads", type=int, default=1)
+    given.add_argument("--place", help="folder for the checkpoints; default: a temporary one")
+    args = given.parse_args()
+    torch.set_num_threads(args.threads)
+    model = find("DNN")
+    options = model.Options(dim=args.dim, layers=[400, 400, 400])
+    strategy = Single()
+    strategy.setup(
+        model(options, Facts(num_slots=SLOTS, num_dense=DENSE, rows=args.rows)),
+        OptimizerSection(name="adagrad", lr=0.01),
+        seed=1,
+    )
+    strategy.model.train()
+    batches = draw(args.rows, args.batch)
+    store: Any = next(iter(strategy.stores.values()))
+    place = Path(tempfile.mkdtemp(prefix="shoal-checkpoints-", dir=args.place))
+    try:
+        cases = [
+            Case("none", place, 0),
+            Case("whole", place, 1),
+            Case("deltas", place, args.whole_every),
+        ]
+        for batch in batches:  # warm
+            strategy.train_step(batch)
+        first = cases[2].save(strategy)
+        for _ in range(args.rounds):
+            for case in cases:
+                case.round(strategy, batches, args.steps, args.every)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    print(
+        f"{platform.machine()}, torch {torch.__version__}, {args.threads} thread(s); table "
+        f"{args.rows} x {args.dim} with Adagrad ({store.memory / 2**20:.0f} MiB), batch "
+        f"{args.batch} x {SLOTS}; a checkpoint every {args.every} steps, {args.rounds} rounds of "
+        f"{args.steps}"
+    )
+    print(f"the first whole checkpoint held training up for {first:.2f} s")
+    print(f"\n{'checkpoints':12} {'ms a step':>10} {'in save':>9} {'cost':>7} {'MiB above':>10}")
+    base = statistics.median(cases[0].seconds)
+    for case in cases:
+        ms = 1e3 * statistics.median(case.seconds)
+        saving = 1e3 * statistics.median(case.in_saves)
+        ratios = [a / b for a, b in zip(case.seconds, cases[0].seconds)]  # of neighbours in time
+        cost = 100 * (statistics.median(ratios) - 1) if case is not cases[0] else 0.0
+        print(f"{case.name:12} {ms:10.2f} {saving:9.3f} {cost:6.1f}% {max(case.above):10.0f}")
+    print(f"\nbase {1e3 * base:.2f} ms a step; in save: what training waits for, a step")
+
+
+if __name__ == "__main__":
+    main()
