@@ -16,6 +16,8 @@ from test_resume import assert_same, long_run
 from shoal.config import ConfigError
 from shoal.runs.run import resolve
 
+AGAIN = "on all 3 processes again"
+
 
 def kill_after(
     command: Command, folder: Path, victim: int | str, number: int, ranks: int = 2
@@ -82,8 +84,7 @@ def test_fewer_processes_and_all_again(tmp_path: Path, strategy: str, victims: l
     for number, victim in enumerate(victims, 1):
         kill_after(command, folder, victim, signal.SIGKILL, ranks=3)
         command.until("two ranks", lambda: sorted(command.ranks()) == [0, 1])
-        again = "on all 3 processes again"
-        command.until("three again", lambda n=number: command.output.count(again) == n)
+        command.until("three again", lambda n=number: command.output.count(AGAIN) == n)
     assert command.wait() == 0, command.output
     assert "Traceback" not in command.output and not errors(command.output)
     said = [line for line in command.output.splitlines() if "processes" in line]
