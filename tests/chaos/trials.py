@@ -1,17 +1,25 @@
 """Trials: what is started, who is hit with what and when, and how the run goes on afterwards.
 
 A trial is a pure function of the seed and its number, but for the moment of the blow: processes
-run at their own pace.
+run at their own pace. Most blows are signals to a process; some fall on what a run stands on:
+
+    cut, flaps, cut for good    two hosts, and the line between them
+    full disk                   the file system of the run's folder
+    clock                       the time of day jumps by an hour, forwards or back
+    alone                       a rank is killed, and the run must bring itself back
 """
 
 from __future__ import annotations
 
 import random
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 KINDS = ["single", "ddp", "sharded", "ps sync", "ps async", "ps geo"]
 MOMENTS = ["start", "step", "save", "epoch"]
+LINE = ("cut", "flaps", "cut for good")
+OTHERS = (*LINE, "full disk", "full disk", "clock", "alone", "alone")
+RARE = 0.25  # of the trials
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ class Trial:
 
     seed: str
     shape: Shape
-    victim: str  # launcher, rank K or server K
+    victim: str  # launcher, rank K or server K; or what OTHERS names
     signal: signal.Signals
     moment: str
     part: float  # of the run (or of some seconds, at the start) before the blow
@@ -55,7 +63,8 @@ class Trial:
 
     @property
     def blow(self) -> str:
-        return f"{self.victim} {self.signal.name[3:]} at {self.moment} {self.part:.2f}"
+        sent = "" if self.victim in OTHERS else f" {self.signal.name[3:]}"
+        return f"{self.victim}{sent} at {self.moment} {self.part:.2f}"
 
 
 def draw(seed: int, number: int) -> Trial:
@@ -73,11 +82,35 @@ def draw(seed: int, number: int) -> Trial:
         signals = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
     number_of = chance.choice(signals)
     moment, part = chance.choice(MOMENTS), chance.random() * 0.8
-    return Trial(f"{seed} {number}", shape, victim, number_of, moment, part, _shape(kind, chance))
+    trial = Trial(f"{seed} {number}", shape, victim, number_of, moment, part, _shape(kind, chance))
+    if number < len(KINDS) or chance.random() >= RARE:
+        return trial
+    return _other(trial, chance)
+
+
+def _other(trial: Trial, chance: random.Random) -> Trial:
+    """The same with a blow that is no signal, in the midst of training."""
+    victim, shape, after = chance.choice(OTHERS), trial.shape, trial.after
+    if victim in LINE:
+        kind = chance.choice(["ddp", "sharded"])
+        shape, after = Shape(kind, 2, 0), Shape(kind, chance.randint(2, 3), 0)
+    if victim == "alone":
+        kind = shape.kind if shape.kind != "single" else "ddp"
+        shape = replace(shape, kind=kind, workers=max(2, shape.workers))
+    return replace(
+        trial,
+        shape=shape,
+        after=after,
+        victim=victim,
+        signal=signal.SIGKILL,
+        moment="step",
+        part=0.05 + 0.5 * chance.random(),
+    )
 
 
 def _shape(kind: str, chance: random.Random) -> Shape:
     if kind == "single":
         return Shape(kind, 1, 0)
     servers = chance.randint(1, 2) if kind.startswith("ps") else 0
-    return Shape(kind, chance.randint(1 if servers else 2, 3), servers)
+    workers = chance.randint(1 if servers else 2, 3)
+    return Shape(kind, min(workers, 2) if servers > 1 else workers, servers)

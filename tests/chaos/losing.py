@@ -1,0 +1,152 @@
+"""Losing: trials whose blow is no signal that ends a run for a person to resume."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from commands import SHOAL, Command, errors
+
+from chaos.ground import ADDRESSES, Hosts, fill, small_disk, two_hosts
+from chaos.hitting import (
+    PATIENCE,
+    Reference,
+    check_counts,
+    check_weights,
+    environment_of,
+    leftovers,
+    resume,
+    send,
+    start,
+    wait_for_moment,
+)
+from chaos.trials import LINE, Trial
+
+LOST = ("network between the hosts", "another host", "lost", "the meeting at")
+
+
+def carry_out(trial: Trial, place: Path, reference: Reference) -> list[str] | None:
+    """What was wrong; None where the run was over before the blow fell."""
+    place.mkdir()
+    ways: dict[str, Callable[[Trial, Path, Reference], list[str] | None]] = {
+        **dict.fromkeys(LINE, lose_line),
+        "full disk": lose_room,
+        "clock": lose_time,
+        "alone": bring_itself_back,
+    }
+    return ways.get(trial.victim, send)(trial, place, reference)
+
+
+def lose_line(trial: Trial, place: Path, reference: Reference) -> list[str] | None:
+    """Two hosts with a rank each. A short cut heals; one for good is named by both."""
+    with two_hosts() as hosts:
+        folder = place / "run"
+        commands = [_on(hosts, k, trial, folder, place, reference) for k in range(2)]
+        fell = wait_for_moment(trial, commands[0], folder, reference.steps)
+        if fell:
+            times = {"cut": [1.5], "flaps": [0.2] * 5, "cut for good": [float("inf")]}
+            for seconds in times[trial.victim]:
+                hosts.cut(seconds)
+        problems: list[str] = []
+        for k, command in enumerate(commands):
+            status = _ended(command)
+            if status is None:
+                return [f"host {k} did not end; see {command.file}"]
+            if (status == 0) != (trial.victim != "cut for good" or not fell):
+                problems.append(f"host {k} ended with status {status}; see {command.file}")
+            if status and not any(word in command.output for word in LOST):
+                problems.append(f"host {k} does not say that it lost the other: {command.file}")
+            problems += _tracebacks(command)
+    problems += leftovers(place)
+    if not fell:
+        return problems or None
+    if trial.victim == "cut for good":
+        return problems + resume(trial, folder, place, reference)
+    return problems + _as_never_hit(folder, place, reference, exact=True)
+
+
+def _on(
+    hosts: Hosts, k: int, trial: Trial, folder: Path, place: Path, reference: Reference
+) -> Command:
+    meet = (f"--ip={ADDRESSES[0]}", "--port=5678", "--nproc=1", "--world_size=2")
+    words = ("train", str(reference.config), f"--strategy.name={trial.shape.kind}", *meet)
+    more = (f"--group_offset={k}", "--launch.plain=true", "--output", str(folder))
+    inside = ("ip", "netns", "exec", hosts.names[k], *SHOAL, *words, *more)
+    return Command(inside, place / f"host-{k}", **environment_of(place, "counts-run"))
+
+
+def lose_room(trial: Trial, place: Path, reference: Reference) -> list[str] | None:
+    """The disk is full: one error says so, and with room again the run goes on."""
+    with small_disk(place / "disk") as disk:
+        folder = disk / "run"
+        command = start(trial.shape, reference.config, folder, place)
+        fell = wait_for_moment(trial, command, folder, reference.steps)
+        filler = fill(disk) if fell else None
+        status = _ended(command)
+        if status is None:
+            return [f"it did not end; see {command.file}"]
+        problems = _tracebacks(command) + leftovers(place)
+        if status == 0:
+            return problems or None
+        if len(errors(command.output)) != 1 or "No space left" not in command.output:
+            problems.append(f"it does not say that the disk is full; see {command.file}")
+        if filler is not None:
+            filler.unlink()
+        return problems + resume(trial, folder, place, reference)
+
+
+def lose_time(trial: Trial, place: Path, reference: Reference) -> list[str] | None:
+    """The time of day jumps for all processes: nothing is to come of it."""
+    folder = place / "run"
+    command = start(trial.shape, reference.config, folder, place)
+    fell = wait_for_moment(trial, command, folder, reference.steps)
+    forwards = trial.part > 0.3
+    (place / "clock").write_text("3600" if forwards else "-3600")
+    status = _ended(command)
+    if status != 0:
+        return [f"it ended with status {status}; see {command.file}"]
+    problems = _tracebacks(command) + leftovers(place)
+    if not fell:
+        return problems or None
+    return problems + _as_never_hit(folder, place, reference, trial.shape.is_exact)
+
+
+def bring_itself_back(trial: Trial, place: Path, reference: Reference) -> list[str] | None:
+    """A rank is killed: the run goes on without it, then with all, and ends by itself."""
+    folder, fewest = place / "run", max(1, trial.shape.workers - 1)
+    words = ("--launch.max_restarts=2", f"--launch.min_nproc={fewest}", "--launch.regrow=0.5")
+    command = start(trial.shape, reference.config, folder, place, *words)
+    fell = wait_for_moment(trial, command, folder, reference.steps)
+    ranks = command.ranks()
+    rank = min(ranks, key=lambda k: (trial.part * 1000 * (k + 1)) % 7, default=None)
+    if rank is not None:
+        os.kill(ranks[rank], trial.signal)
+    status = _ended(command)
+    if status != 0:
+        return [f"it ended with status {status}; see {command.file}"]
+    problems = _tracebacks(command) + leftovers(place)
+    if not fell or rank is None or "restart 1 of 2" not in command.output:
+        return problems or None
+    if f"rank {rank} on host" not in command.output:
+        problems.append(f"the wrong culprit; see {command.file}")
+    if trial.shape.is_exact:  # samples of steps that were done again are counted twice by design
+        problems += check_weights(folder, reference)
+    return problems
+
+
+def _ended(command: Command) -> int | None:
+    try:
+        return command.wait(PATIENCE)
+    except AssertionError:
+        return None
+
+
+def _tracebacks(command: Command) -> list[str]:
+    return [f"a traceback; see {command.file}"] if "Traceback" in command.output else []
+
+
+def _as_never_hit(folder: Path, place: Path, reference: Reference, exact: bool) -> list[str]:
+    """Whether a run that went on by itself did what one does that nobody hits."""
+    problems = check_counts(place, 1 << 60, reference)
+    return problems + (check_weights(folder, reference) if exact else [])
