@@ -97,6 +97,8 @@ class Trainer:
             first = self.cursor.epoch if self.resumed else None
             self.curves = Curves(self.folder.path / "tensorboard", first)
         self.model.train()
+        if self._rows_are_elsewhere and not self.resumed:
+            self._save()  # a server that cannot write there says so now, not after an epoch
         gc.freeze()  # what stands now stays: the collector need not walk all of it every time
         try:
             with STOPPING.heeded(self.config.launch.grace):
@@ -118,6 +120,12 @@ class Trainer:
         if self.world.is_main:
             self.folder.write_result(result)
         return result
+
+    @property
+    def _rows_are_elsewhere(self) -> bool:
+        """Whether servers of other hosts write what they hold of a checkpoint."""
+        launch, servers = self.config.launch, self.config.strategy.ps.addresses
+        return self.strategy.saves_rows and (launch.hosts > 1 or len(servers) > launch.servers)
 
     # ---- one epoch ------------------------------------------------------------------------------
 
@@ -196,7 +204,7 @@ class Trainer:
             if told or (every and cursor.step % every == 0 and following is not None):
                 cursor.loss_sum = self._number(total)
                 self.strategy.settle()
-                self._save()
+                self._save(may_skip=not told)
                 if told:
                     self._stop(told)
         self.strategy.settle()
@@ -294,9 +302,9 @@ class Trainer:
 
     # ---- saving and resuming --------------------------------------------------------------------
 
-    def _save(self) -> None:
+    def _save(self, may_skip: bool = False) -> None:
         state = {**asdict(self.cursor), "fingerprint": self.fingerprint}
-        self.checkpoints.save(self.strategy, state)
+        self.checkpoints.save(self.strategy, state, may_skip=may_skip)
         if self.cursor.best_step == self.cursor.step:
             log.info("Saving current: %s", self._best_name())
 

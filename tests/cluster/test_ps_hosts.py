@@ -234,3 +234,17 @@ def test_a_line_that_is_cut(
     assert "server 0 on host" in told[2] and "has been silent" in told[2]
     if host == 1:
         assert "worker 1 on host" in told[2]
+
+
+def test_a_disk_that_is_not_shared(hosts: Hosts, config: Path, tmp_path: Path) -> None:
+    """It is told before the first step, with the remedy."""
+    commands = []
+    for name, folder in zip(hosts.names, ("run", "run", "elsewhere")):
+        words = (*SHOAL, "launch", *ROLES, "--output", str(tmp_path / folder), "-m", str(config))
+        commands.append(Command(("ip", "netns", "exec", name, *words), tmp_path / name))
+    for command in commands:
+        assert command.wait() != 0, command.output
+        assert "Traceback" not in command.output and "epoch 0 training" not in command.output
+    (message,) = errors(commands[0].output)
+    assert "server 0 cannot see the folder" in message
+    assert "run.output must be on a disk that all hosts share" in message
