@@ -193,11 +193,17 @@ def processes(config: Config) -> Iterator[Problem]:
     elsewhere = world > launch.nproc or launch.hosts > 1
     if config.strategy.name == "ps" and len(config.strategy.ps.addresses) > launch.servers:
         elsewhere = True
-    if launch.max_restarts and elsewhere:
+    if launch.max_restarts and elsewhere and config.strategy.name == "ps":
         yield (
             "launch.max_restarts",
-            "brings back what one host runs, and this run has several; leave it out, and let the "
-            "cluster start the command again with --resume",
+            "brings back servers and workers of one host, and this run has several; leave it out, "
+            "and let the cluster start the command again with --resume",
+        )
+    if launch.min_nproc and elsewhere:
+        yield (
+            "launch.min_nproc",
+            "is for runs that one host launches, and this run has several: they go on with all "
+            "their processes; leave it out",
         )
     if launch.min_nproc > launch.nproc:
         yield (

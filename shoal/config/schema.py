@@ -421,10 +421,10 @@ class LaunchSection(Section):
         30.0, ge=0, description="seconds to save in after SIGTERM while training; 0: end at once"
     )
     max_restarts: int = Field(
-        0, ge=0, description="one host: how often a failed run is brought back from its checkpoint"
+        0, ge=0, description="how often a failed run is brought back from its last checkpoint"
     )
     min_nproc: int = Field(
-        0, ge=0, description="go on with fewer processes where one is lost, down to these; 0: never"
+        0, ge=0, description="one host: go on with fewer where one is lost, down to these; 0: never"
     )
     regrow: float = Field(
         60.0, ge=0, description="seconds until lost processes are tried again; 0: never"

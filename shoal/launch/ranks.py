@@ -42,6 +42,7 @@ from shoal.world.joining import MEET
 from shoal.world.meeting import Guest, Meeting
 from shoal.world.store import MeetingStore
 
+AGAIN_SECONDS = 0.5  # between two looks whether there is another meeting
 SPARE_SECONDS = 2.0  # for ranks that end at the last moment
 STOPPED = (signal.SIGINT, signal.SIGTERM)
 SAVED = 128 + signal.SIGTERM  # status of a rank that was asked to save, when all have
@@ -165,12 +166,7 @@ def _meet(
         look_up(section.ip)
         if host == 0:
             meeting = Meeting(place, secret)
-        store = MeetingStore(Guest(place, secret, section.join_timeout), section.join_timeout)
-        if store.add(f"host/{host}", 1) > 1:
-            raise LaunchError(
-                f"another command came to {place} with this one's place among the ranks "
-                f"(--group_offset={section.group_offset}); give every host its own"
-            )
+        store = _come(place, secret, section, host)
         _wait_for_hosts(store, section, hosts)
         yield place, store
     except WorldError as error:
@@ -178,6 +174,30 @@ def _meet(
     finally:
         if meeting is not None:
             meeting.close()
+
+
+def _come(place: Place, secret: bytes, section: LaunchSection, host: int) -> MeetingStore:
+    """Come to the meeting, as the only one with this place.
+
+    Where failed runs are brought back, a meeting that has seen us is that of the run before: it is
+    over as soon as the first host hears of the failure, and there will be another.
+    """
+    deadline = time.monotonic() + section.join_timeout
+    while True:
+        store = MeetingStore(Guest(place, secret, section.join_timeout), section.join_timeout)
+        waits = section.max_restarts and time.monotonic() < deadline
+        try:
+            if store.add(f"host/{host}", 1) == 1:
+                return store
+        except WorldError:  # it is over now
+            if not waits:
+                raise
+        if not waits:
+            raise LaunchError(
+                f"another command came to {place} with this one's place among the ranks "
+                f"(--group_offset={section.group_offset}); give every host its own"
+            )
+        time.sleep(AGAIN_SECONDS)
 
 
 def _wait_for_hosts(store: MeetingStore, section: LaunchSection, hosts: int) -> None:

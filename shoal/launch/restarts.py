@@ -32,7 +32,8 @@ class Restarts:
         if error.of_rank and 0 < self.section.min_nproc < self.nproc:
             self.nproc -= 1
         fewer = f", on {self._ranks}" if self.nproc != self.section.nproc else ""
-        text = f"restart {self.done} of {self.section.max_restarts} from {self._where}{fewer}"
+        where = "" if self.folder is None else f" from {self._where}"  # the first host knows
+        text = f"restart {self.done} of {self.section.max_restarts}{where}{fewer}"
         print(f"{error}\n{text}", file=sys.stderr, flush=True)
 
     @property

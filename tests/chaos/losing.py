@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +49,7 @@ def lose_line(trial: Trial, place: Path, reference: Reference) -> list[str] | No
             times = {"cut": [1.5], "flaps": [0.2] * 5, "cut for good": [float("inf")]}
             for seconds in times[trial.victim]:
                 hosts.cut(seconds)
+                time.sleep(0.3)
         problems: list[str] = []
         for k, command in enumerate(commands):
             status = _ended(command)
@@ -118,15 +120,14 @@ def bring_itself_back(trial: Trial, place: Path, reference: Reference) -> list[s
     words = ("--launch.max_restarts=2", f"--launch.min_nproc={fewest}", "--launch.regrow=0.5")
     command = start(trial.shape, reference.config, folder, place, *words)
     fell = wait_for_moment(trial, command, folder, reference.steps)
-    ranks = command.ranks()
-    rank = min(ranks, key=lambda k: (trial.part * 1000 * (k + 1)) % 7, default=None)
-    if rank is not None:
+    ranks, rank = command.ranks(), int(1000 * trial.part) % trial.shape.workers
+    if rank in ranks:
         os.kill(ranks[rank], trial.signal)
     status = _ended(command)
     if status != 0:
         return [f"it ended with status {status}; see {command.file}"]
     problems = _tracebacks(command) + leftovers(place)
-    if not fell or rank is None or "restart 1 of 2" not in command.output:
+    if not fell or "restart 1 of 2" not in command.output:
         return problems or None
     if f"rank {rank} on host" not in command.output:
         problems.append(f"the wrong culprit; see {command.file}")

@@ -33,6 +33,8 @@ SMALL: dict[str, Any] = {
     "checkpoint.every_steps": EVERY,
     "checkpoint.every_epochs": 1000,
 }
+PAIR = ("--worker_num=2", "--server_num=1")
+TWICE = f"--train.epochs={2 * STEPS // 400}"  # where each worker's step takes samples of its own
 RUNS = {
     "single": ["train", "--strategy.name=single"],
     "ddp": ["train", "--nproc=2", "--strategy.name=ddp"],
@@ -40,9 +42,9 @@ RUNS = {
     "sharded by gloo": [
         *("train", "--nproc=2", "--strategy.name=sharded", "--launch.shared_memory=false")
     ],
-    "ps sync": ["launch", "--worker_num=2", "--server_num=1", "--strategy.ps.mode=sync"],
-    "ps async": ["launch", "--worker_num=2", "--server_num=1", "--strategy.ps.mode=async"],
-    "ps geo": ["launch", "--worker_num=2", "--server_num=1", "--strategy.ps.mode=geo"],
+    "ps sync": ["launch", *PAIR, "--strategy.ps.mode=sync"],
+    "ps async": ["launch", *PAIR, "--strategy.ps.mode=async", TWICE],
+    "ps geo": ["launch", *PAIR, "--strategy.ps.mode=geo", TWICE],
 }
 Samples = dict[tuple[str, str], dict[int, int]]  # process, what -> step -> how much
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from commands import Command, errors, finish, is_alive, newest_step, result, shoal
 from conftest import LONG, MODELS, write_config
+from ranks import free_port
 from test_hangs import server_of
 from test_resume import assert_same, long_run
 
@@ -107,7 +108,37 @@ def test_what_would_fail_again_is_not_tried_again(tmp_path: Path) -> None:
     assert "no data set" in message and "restart" not in command.output
 
 
-def test_several_hosts_are_refused(short: Path) -> None:
+def test_what_several_hosts_cannot_do_is_refused(short: Path) -> None:
     words = ["--nproc=1", "--world_size=2", "--port=5678", "--launch.max_restarts=1"]
-    with pytest.raises(ConfigError, match="brings back what one host runs"):
-        resolve([short], words)
+    resolve([short], words)
+    with pytest.raises(ConfigError, match="is for runs that one host launches"):
+        resolve([short], [*words, "--launch.min_nproc=1"])
+    with pytest.raises(ConfigError, match="brings back servers and workers of one host"):
+        resolve([short], [*words, "--strategy.name=ps", "--strategy.ps.addresses=[a:1]"])
+
+
+@pytest.mark.slow
+def test_two_hosts_come_back(tmp_path: Path) -> None:
+    """A rank of the second host is killed, then the whole of it, which is started once more."""
+    config, reference = long_run(tmp_path, "BPR")
+    folder, port = tmp_path / "run", free_port()
+    meet = ("--ip=127.0.0.1", f"--port={port}", "--nproc=1", "--world_size=2")
+
+    def on(host: int, *more: str) -> Command:
+        words = (*meet, f"--group_offset={host}", "--launch.max_restarts=2", *more)
+        return shoal("train", config, *words, "--output", folder, cwd=tmp_path / f"host-{host}")
+
+    first, second = on(0), on(1)
+    first.until("some steps", lambda: newest_step(folder) > 20)
+    os.kill(second.ranks()[1], signal.SIGKILL)
+    first.until("a restart", lambda: "restart 1 of 2 from step " in first.output)
+    second.until("a restart", lambda: "restart 1 of 2" in second.output)
+    at = newest_step(folder)
+    first.until("more steps", lambda: newest_step(folder) > at + 20)
+    second.kill()
+    third = on(1, "--resume")
+    for command in (first, third):
+        assert command.wait() == 0, command.output
+        assert "Traceback" not in command.output and not errors(command.output)
+    assert "restart 2 of 2 from step " in first.output
+    assert_same(folder, reference, 1e-5)
