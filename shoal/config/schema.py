@@ -321,7 +321,10 @@ class CheckpointSection(Section):
     every_epochs: int = Field(1, ge=1)
     every_steps: int = Field(0, ge=0, description="also within an epoch; 0: no")
     whole_every: int = Field(
-        1, ge=1, description="of so many checkpoints one is whole; the rest hold changed rows only"
+        1,
+        ge=1,
+        le=100,
+        description="of so many checkpoints one is whole; the rest hold changed rows only",
     )
 
 

@@ -189,6 +189,7 @@ class Checkpoints:
             shutil.rmtree(files.folder, ignore_errors=True)
             log.warning("%s; this checkpoint is left out, and the next one is whole", error)
         except BaseException as error:
+            shutil.rmtree(files.folder, ignore_errors=True)
             self._failure = error
 
     def _make_whole(self, base: str, files: Files) -> dict[str, Any]:

@@ -26,13 +26,16 @@ HASHERS = 4  # threads that make checksums
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
-def read(path: Path, rows: bool = True) -> Snapshot:
-    """Read one checkpoint and verify every byte of it (rows=False: rows are read elsewhere)."""
+def read(path: Path, rows: bool = True, alone: bool = False) -> Snapshot:
+    """Read one checkpoint and verify every byte of it (rows=False: rows are read elsewhere).
+
+    alone: without what it builds upon, if it is a delta.
+    """
     try:
         manifest = read_manifest(path)
         snapshot = Snapshot(manifest["state"])
         apart: dict[str, Any] = {}
-        if "base" in manifest:
+        if "base" in manifest and not alone:
             _read_base(path, manifest["base"], snapshot, rows)
         files = manifest["files"]
         for name in files:

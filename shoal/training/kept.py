@@ -30,15 +30,19 @@ class Found:
 def verify(run: Path) -> list[Found]:
     """Read every byte of a run's checkpoints, newest first."""
     RunFolder(run).check_is_run()
-    found = []
-    for path in Checkpoints(RunFolder(run).checkpoints, World()).committed():
+    found: dict[str, Found] = {}
+    for path in Checkpoints(RunFolder(run).checkpoints, World()).committed()[::-1]:
         size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+        problem = None
         try:
-            read(path)
-            found.append(Found(path, size, None))
+            read(path, alone=True)
+            base = read_manifest(path).get("base")  # older: it was looked at before
+            if base is not None and (base not in found or found[base].problem is not None):
+                problem = f"checkpoint {path} builds upon {base}, which is damaged or not there"
         except CheckpointError as error:
-            found.append(Found(path, size, str(error)))
-    return found
+            problem = str(error)
+        found[path.name] = Found(path, size, problem)
+    return list(found.values())[::-1]
 
 
 def prune(run: Path, keep: int) -> list[Path]:

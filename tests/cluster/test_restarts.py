@@ -73,7 +73,7 @@ def test_fewer_processes_for_good(tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategy, victims", [("ddp", [1]), ("sharded", [0, 2]), ("ps", [1])])
 def test_fewer_processes_and_all_again(tmp_path: Path, strategy: str, victims: list[int]) -> None:
     """Of three ranks one is killed: two go on, then three; and all of it once more."""
-    more = {"train.epochs": 60, "train.eval_every": 10}
+    more = {"train.epochs": 30, "train.eval_every": 10}
     config = write_config(tmp_path / "c.yaml", MODELS["BPR"], LONG, more)
     finish("train", config, "--output", tmp_path / "reference", cwd=tmp_path)
     words: list[str | Path] = ["train", config, "--nproc=3", f"--strategy.name={strategy}"]

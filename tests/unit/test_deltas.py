@@ -16,6 +16,7 @@ from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.training.checkpoint import Checkpoints, give, read, take
 from shoal.training.committed import read_manifest
+from shoal.training.kept import verify
 from shoal.training.snapshot import Snapshot, table_of
 from shoal.training.strategy import make_strategy
 from shoal.world.world import World
@@ -116,6 +117,21 @@ def test_damage_is_not_carried_into_a_whole_one(tmp_path: Path) -> None:
     assert rows_of(read(newest)) == rows_of(take(strategy, {}))
     assert [path.name[-1] for path in checkpoints.committed()] == list("5321")
     assert not list(tmp_path.glob(".step-*"))
+
+
+def test_verify_tells_of_all_that_builds_upon_damage(tmp_path: Path) -> None:
+    strategy = strategy_of("fixed", World())
+    checkpoints = Checkpoints(tmp_path / "checkpoints", World(), keep=9, whole_every=EVERY)
+    for step in range(1, 5):
+        strategy.train_step(global_batch(step, "one", "fixed"))
+        checkpoints.save(strategy, {"step": step, "best_step": None})
+    checkpoints.wait()
+    (tmp_path / "config.yaml").touch()
+    assert [one.problem for one in verify(tmp_path)] == [None] * 4
+    next((tmp_path / "checkpoints" / "step-000000002").glob("rows-*")).write_bytes(b"")
+    found = verify(tmp_path)
+    assert [one.path.name[-1] for one in found if one.problem is None] == ["4", "1"]
+    assert "builds upon step-000000002" in str(found[1].problem)
 
 
 def test_a_save_that_need_not_be_does_not_wait(tmp_path: Path) -> None:
