@@ -27,7 +27,7 @@ from shoal.training.committed import FORMAT, MANIFEST, digest, manifest_value, r
 from shoal.training.merged import merge
 from shoal.training.snapshot import DELTA, CheckpointError, Snapshot, give, pack, take, unpack
 from shoal.training.strategy.base import Strategy
-from shoal.training.tensor_files import Files, write_tensors
+from shoal.training.tensor_files import Files
 from shoal.world.durable import sync_folder, write_counted, write_durably
 from shoal.world.world import PeerLost, World
 
@@ -77,7 +77,8 @@ class Checkpoints:
 
         may_skip: do nothing where it would have to wait for deltas being made whole.
         """
-        plan = self._plan(strategy, may_skip)
+        path = self.folder / step_name(state["step"])
+        plan = self._plan(strategy, path.name, may_skip)
         if plan == SKIPPED:
             return
         marks = self._marks if plan == DELTA and not strategy.saves_rows else None
@@ -87,7 +88,6 @@ class Checkpoints:
             if strategy.saves_rows:
                 self.world.barrier()
             return
-        path = self.folder / step_name(state["step"])
         files = Files(hidden_of(path))
         base, rows = self._base if plan == DELTA else None, None
         try:
@@ -117,7 +117,7 @@ class Checkpoints:
                 shutil.rmtree(files.folder, ignore_errors=True)
             raise
 
-    def _plan(self, strategy: Strategy, may_skip: bool) -> str:
+    def _plan(self, strategy: Strategy, name: str, may_skip: bool) -> str:
         """Whole, a delta, or skipped: rank 0 decides, for all."""
         plan = WHOLE
         if self.world.is_main and may_skip and self._merging:
@@ -126,7 +126,8 @@ class Checkpoints:
             self.wait()
             # Servers write a whole one when it is time; elsewhere a delta is made whole then.
             most = self.whole_every - 1 if strategy.saves_rows else self.whole_every
-            delta = self.whole_every > 1 and self._base is not None and self._deltas < most
+            follows = self._base is not None and self._base < name  # not the same step again
+            delta = self.whole_every > 1 and follows and self._deltas < most
             if delta and strategy.can_save_delta():
                 plan = DELTA
         if self.whole_every == 1 or self.world.size == 1 or strategy.saves_rows:
@@ -175,10 +176,9 @@ class Checkpoints:
     ) -> None:
         last, self._base = self._base, None  # a save that fails is followed by a whole one
         try:
-            written = files.written if rows is None else rows.wait()
+            written = files.write_held() if rows is None else rows.wait()
             if base is not None and self._deltas + 1 >= self.whole_every:
                 written, base = self._make_whole(base, files), None
-            snapshot.files |= files.held
             write(path, snapshot, files.folder, written, base)
             self._deltas = self._deltas + 1 if base is not None and base == last else 0
             self._base = path.name
@@ -196,7 +196,7 @@ class Checkpoints:
         """The rows of a delta and of all it builds upon in new files; their bytes and checksums."""
         self._merging = True
         try:
-            own = files.write_held()
+            own = [files.folder / name for name in sorted(files.written)]
             written = merge(self.folder / base, own, files.folder)
             for path in own:
                 path.unlink()
@@ -359,8 +359,7 @@ def write(
         for name, data in snapshot.files.items():
             data = data.read_bytes() if isinstance(data, Path) else data
             assert data is not None
-            writes = write_tensors if isinstance(data, dict) else write_counted
-            files[name] = writes(hidden / name, data)  # type: ignore[operator]
+            files[name] = write_counted(hidden / name, data)
         manifest: dict[str, Any] = {"format": FORMAT, "state": snapshot.state, "files": files}
         if base is not None:
             manifest["base"] = base

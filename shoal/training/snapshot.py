@@ -37,13 +37,12 @@ class CheckpointError(ValueError):
 class Snapshot:
     """A checkpoint: file name -> its bytes, and the trainer's state (plain JSON values).
 
-    Of files with rows that lie on rank 0's disk it has the path there, and None on other ranks; of
-    those that are about to be written their tensors.
+    Of files with rows that lie on rank 0's disk it has the path there, and None on other ranks.
     `rows` names the files with rows that are not in `files`, those of a base before its deltas.
     """
 
     state: dict[str, Any]
-    files: dict[str, bytes | Path | dict[str, Tensor] | None] = field(default_factory=dict)
+    files: dict[str, bytes | Path | None] = field(default_factory=dict)
     rows: RowFiles = field(default_factory=list)
 
 

@@ -44,12 +44,12 @@ class Files:
             except OSError as error:
                 self.failure = error
 
-    def write_held(self) -> list[Path]:
-        """Write those too; where all of them are."""
+    def write_held(self) -> dict[str, Any]:
+        """Write those too, and let go of them; of all of them bytes and checksum."""
         while self.held:
-            name, tensors = self.held.popitem()
-            self.written[name] = write_tensors(self.folder / name, tensors)
-        return [self.folder / name for name in sorted(self.written)]
+            name = next(iter(self.held))
+            self.written[name] = write_tensors(self.folder / name, self.held.pop(name))
+        return self.written
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -66,13 +66,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         position = bounds[1]
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    digest, size = hashlib.sha256(), 0
+    head = struct.pack("<Q", len(text)) + text
+    digest = hashlib.sha256(head)
     with open(path, "wb") as file:
-        flat = (tensors[name].reshape(-1).view(torch.uint8).numpy() for name in names)
-        for piece in map(memoryview, (struct.pack("<Q", len(text)) + text, *flat)):
+        file.write(head)
+        for name in names:
+            piece = memoryview(tensors[name].reshape(-1).view(torch.uint8).numpy())
             file.write(piece)
             digest.update(piece)
-            size += len(piece)
         file.flush()
         os.fsync(file.fileno())
-    return {"bytes": size, "sha256": digest.hexdigest()}
+    return {"bytes": len(head) + position, "sha256": digest.hexdigest()}

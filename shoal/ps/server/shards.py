@@ -56,7 +56,7 @@ class ShardWriter:
                 f"server {state.index} cannot see the folder {root}/{name} ({error.strerror}): "
                 "run.output must be on a disk that all hosts share"
             ) from None
-        state.marks = [store.mark() for store in state.stores]  # type: ignore[attr-defined]
+        state.marks = [store.mark() for store in state.stores]
         state.rewritten = False
 
     def _fork(self, state: State, folder: Folder, marks: list[int] | None) -> None:
