@@ -16,7 +16,7 @@ from shoal.embedding.placed.placement import Layout, Placement
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
 from shoal.runs.build import build
-from shoal.training import checkpoint, snapshot
+from shoal.training import snapshot, tensor_files
 from shoal.training.checkpoint import CheckpointError, Checkpoints, give
 from shoal.world.world import World
 
@@ -24,7 +24,7 @@ GROWN = 53
 
 
 def on_ranks(world: World, folder: str) -> dict[str, Any]:
-    snapshot.CHUNK_BYTES, checkpoint.HELD_BYTES = 2_000, 5_000
+    snapshot.CHUNK_BYTES, tensor_files.HELD_BYTES = 2_000, 5_000
     # Everything on the wire and on disk, by the file: how much of it there was at a time.
     sent: list[int] = []
     broadcast = world.broadcast_bytes
@@ -73,16 +73,16 @@ def failing(world: World, strategy: Any, folder: str) -> str:
     """A disk that is full at the third file: rank 0 says so, and nobody waits for ever."""
     written = []
 
-    def write(path: Path, data: bytes) -> dict[str, Any]:
+    def write(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
         written.append(path)
         if len(written) == 3:
             raise OSError(28, "No space left on device")
-        return {"bytes": len(data), "sha256": ""}
+        return {"bytes": 0, "sha256": ""}
 
-    honest, checkpoint.write_counted = checkpoint.write_counted, write
+    honest, tensor_files.write_tensors = tensor_files.write_tensors, write
     checkpoints = Checkpoints(Path(folder), world)
     checkpoints.save(strategy, {"step": 2})
-    checkpoint.write_counted = honest
+    tensor_files.write_tensors = honest
     try:
         checkpoints.wait()
     except CheckpointError as error:
