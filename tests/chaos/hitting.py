@@ -21,7 +21,7 @@ from chaos.trials import Shape, Trial
 
 HANG_SECONDS = 5.0
 START_SECONDS = 8.0  # what is called the start of a run
-PATIENCE = 120.0  # for anything that must happen at all, on a busy machine
+PATIENCE = 300.0  # for anything that must happen at all, on a busy machine
 TOLERANCE = 1e-4  # of weights that another number of processes made
 Counts = dict[int, Counter[tuple[int, int]]]  # epoch -> (user, item) -> how often
 EPOCHS = 6
