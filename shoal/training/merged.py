@@ -17,7 +17,7 @@ from torch import Tensor
 from shoal.training.committed import read_manifest
 from shoal.training.snapshot import CHUNK_BYTES, CheckpointError, rows_file, table_of
 from shoal.training.tensor_files import write_tensors
-from shoal.world.durable import count
+from shoal.world.durable import count, is_plain_name
 
 Tensors = dict[str, Tensor]
 
@@ -47,6 +47,8 @@ def _chain(path: Path) -> list[Path]:
     """A checkpoint and those that it builds upon, the whole one first."""
     found = [path]
     while (base := read_manifest(found[0]).get("base")) is not None:
+        if not is_plain_name(base) or not base.startswith("step-") or base >= found[0].name:
+            raise CheckpointError(f"checkpoint {found[0]} is damaged: its base {base!r} cannot be")
         found.insert(0, path.parent / base)
     return found
 
@@ -54,7 +56,7 @@ def _chain(path: Path) -> list[Path]:
 def _row_files(checkpoint: Path) -> Iterator[Path]:
     for name, facts in read_manifest(checkpoint)["files"].items():
         if table_of(name) is not None:
-            if count(checkpoint / name, facts["bytes"]) != facts:
+            if not is_plain_name(name) or count(checkpoint / name, facts["bytes"]) != facts:
                 raise CheckpointError(f"checkpoint {checkpoint} is damaged: {name} was changed")
             yield checkpoint / name
 
