@@ -10,7 +10,6 @@ from torch import Tensor
 from shoal.embedding.leaves.admission import Admission, Pending, Shrink
 from shoal.embedding.leaves.init import initial_rows, recipe, round_bfloat16, rounding_noise
 from shoal.embedding.leaves.leaf import COUNTERS, Leaf
-from shoal.embedding.leaves.pooling import Bags
 from shoal.embedding.optim.rows import RowOptimizer, update_rows
 from shoal.embedding.store import Ids, Rows
 from shoal.embedding.table import Table
@@ -108,25 +107,6 @@ class Reference(Leaf):
         for key, part in state.items():
             self.state[key].index_copy_(0, positions, part)
         self._note_changes(distinct)
-
-    def pull_bags(self, ids: Tensor, bags: Bags) -> Tensor:
-        """Pooled rows: [bags, dim]."""
-        rows = self.pull(ids)
-        if bags.coefficients is not None:
-            rows = rows * bags.coefficients[:, None]
-        return torch.zeros(bags.count, self.table.dim).index_add_(0, bags.bag_of, rows)
-
-    def push_bags(self, ids: Tensor, bags: Bags, grads: Tensor, lr: float) -> None:
-        """One optimizer step by the gradients of bags [bags, dim]."""
-        each = self.flat_grads(grads, bags.count).index_select(0, bags.bag_of)
-        if bags.coefficients is not None:
-            each = each * bags.coefficients[:, None]
-        self.push(ids, each, lr)
-
-    def dot_bags(self, ids: Tensor, bags: Bags, grads: Tensor) -> Tensor:
-        """Of each id's row and its bag's gradient: [n]."""
-        each = self.flat_grads(grads, bags.count).index_select(0, bags.bag_of)
-        return (self.pull(ids) * each).sum(dim=1)
 
     def export(self, chunk_rows: int = 1 << 20, since: int | None = None) -> Iterator[Rows]:
         """Every row held, or those changed after a mark, in chunks of ascending id."""
