@@ -292,7 +292,6 @@ def _push(
         [part.numel() for part in flat],
         _addresses(grads),
         [len(part) for part in grads],
-        *[_addresses([None] * len(stores))] * 2,
         _addresses([clicks] * len(stores)),
         _addresses([shows] * len(stores)),
         numbers,
