@@ -195,10 +195,7 @@ class Native(Leaf):
     def _assign(self, ids: Tensor, values: Tensor) -> None:
         if self.admission is not None:
             raise ValueError(f"table {self.table.name!r} keeps counters: restore whole rows")
-        if self.table.rows is not None and ids.numel():
-            for bound in ids.aminmax():
-                if not 0 <= int(bound) < self.table.rows:
-                    raise self.outside(int(bound))
+        self.table.check_ids(ids)
         none = [0] * len(self._pieces)
         self._core.write(ids.data_ptr(), len(ids), values.data_ptr(), none, [])
 

@@ -56,7 +56,7 @@ class Reference(Leaf):
         """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
         ids = self.flat_ids(ids)
         if self.table.rows is not None:
-            self._check_inside(ids)
+            self.table.check_ids(ids)
             return self.values.index_select(0, ids)
         out = self._initial(ids)
         found = torch.tensor([self.positions.get(i, -1) for i in ids.tolist()], dtype=torch.int64)
@@ -81,8 +81,7 @@ class Reference(Leaf):
         grads = self.flat_grads(grads, ids.numel())
         clicks = self.check_clicks(clicks, ids.numel())
         shows = self.check_clicks(shows, ids.numel())
-        if self.table.rows is not None:
-            self._check_inside(ids)
+        self.table.check_ids(ids)
         self._step += 1
         if self.table.padding is not None:
             keep = ids != self.table.padding
@@ -144,8 +143,7 @@ class Reference(Leaf):
         if self.table.padding is not None:
             keep = ids != self.table.padding
             ids, values = ids[keep], values[keep]
-        if self.table.rows is not None:
-            self._check_inside(ids)
+        self.table.check_ids(ids)
         positions = ids if self.table.rows is not None else self._insert(ids)
         half = self.dtype == torch.bfloat16
         self.values[positions] = round_bfloat16(values) if half else values
@@ -209,12 +207,6 @@ class Reference(Leaf):
     def _initial(self, ids: Tensor) -> Tensor:
         values = initial_rows(self.table, self.seed, ids)
         return round_bfloat16(values) if self.dtype == torch.bfloat16 else values
-
-    def _check_inside(self, ids: Tensor) -> None:
-        if len(ids):
-            for bound in ids.aminmax():
-                if not 0 <= int(bound) < self.table.rows:  # type: ignore[operator]
-                    raise self.outside(int(bound))
 
     def _sum_duplicates(self, ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
         """The distinct ids, ascending, and the sum of each one's gradients, in order of arrival."""
