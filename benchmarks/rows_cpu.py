@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from shoal.embedding.leaves.local import make_local, native_is_built
 from shoal.embedding.leaves.native import Native, pull_many, push_many
-from shoal.embedding.leaves.pooling import pull_pooled, push_pooled
 from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.pooling import pool_rows
 from shoal.embedding.table import Init, Table
 
 Step = Callable[[], object]
@@ -186,8 +186,10 @@ def pooled(threads: int, generator: torch.Generator) -> None:
     optimizer = torch.optim.Adagrad(module.parameters(), lr=LR)
 
     def ours() -> None:
-        pull_pooled(store, ids, offsets)
-        push_pooled(store, ids, offsets, grads, LR)
+        rows = store.pull(ids).requires_grad_()
+        pool_rows(rows, ids, offsets).backward(grads)
+        assert rows.grad is not None
+        store.push(ids, rows.grad, LR)
 
     def theirs() -> None:
         optimizer.zero_grad()

@@ -240,13 +240,6 @@ void check_life(bool bloom) {
   table.read_pending(waiting.data(), waiting.size(), pending);
   copy.write_pending(waiting.data(), waiting.size(), pending);
   CHECK(copy.pending_ids() == waiting);
-
-  const int64_t offsets[] = {0, 3, 3, 150, 400};
-  std::vector<float> pooled(4 * 5), dots(400);
-  std::vector<uint32_t> source(400, 2);
-  table.pull_pooled(ids.data(), offsets, 0, 4, clicks.data(), pooled.data());
-  CHECK(pooled[5] == 0.0f);
-  table.dot(ids.data(), 400, source.data(), grads.data(), dots.data());
 }
 
 // A softmax over rows and their step, on one thread and on three: the same bits, the right sums.

@@ -94,10 +94,9 @@ typedef float Four __attribute__((vector_size(16), aligned(4)));
 constexpr int kBlock = 32;  // columns summed at once: they stay in registers over all occurrences
 
 inline const float* gradient_of(const Apply& a, uint32_t i, int dim) {
-  return a.grads + static_cast<size_t>(a.source ? a.source[i] : i) * static_cast<size_t>(dim);
+  return a.grads + static_cast<size_t>(i) * static_cast<size_t>(dim);
 }
 
-template <bool weighted>
 void sum_block(const Apply& a, uint32_t begin, uint32_t end, int dim, int column, float* out) {
   const uint32_t last = a.starts[a.count];
   Four sum[kBlock / 4] = {};
@@ -107,14 +106,8 @@ void sum_block(const Apply& a, uint32_t begin, uint32_t end, int dim, int column
       prefetch_read(coming);
       prefetch_read(coming + 16);
     }
-    const uint32_t i = a.order[k];
-    const Four* from = reinterpret_cast<const Four*>(gradient_of(a, i, dim) + column);
-    if constexpr (weighted) {
-      const float factor = a.coefficient[i];
-      for (int v = 0; v < kBlock / 4; ++v) sum[v] += from[v] * factor;
-    } else {
-      for (int v = 0; v < kBlock / 4; ++v) sum[v] += from[v];
-    }
+    const Four* from = reinterpret_cast<const Four*>(gradient_of(a, a.order[k], dim) + column);
+    for (int v = 0; v < kBlock / 4; ++v) sum[v] += from[v];
   }
   std::memcpy(out, sum, sizeof sum);
 }
@@ -122,60 +115,48 @@ void sum_block(const Apply& a, uint32_t begin, uint32_t end, int dim, int column
 // The sum of a row's gradients in order of arrival: [dim], in place where there is only one.
 inline const float* sum_gradients(const Apply& a, size_t u, int dim, float* buffer) {
   const uint32_t begin = a.starts[u], end = a.starts[u + 1];
-  if (end - begin == 1 && a.coefficient == nullptr) return gradient_of(a, a.order[begin], dim);
+  if (end - begin == 1) return gradient_of(a, a.order[begin], dim);
   int column = 0;
-  for (; column + kBlock <= dim; column += kBlock) {
-    if (a.coefficient == nullptr)
-      sum_block<false>(a, begin, end, dim, column, buffer + column);
-    else
-      sum_block<true>(a, begin, end, dim, column, buffer + column);
-  }
+  for (; column + kBlock <= dim; column += kBlock)
+    sum_block(a, begin, end, dim, column, buffer + column);
   for (int c = column; c < dim; ++c) buffer[c] = 0.0f;
   for (uint32_t k = begin; column < dim && k < end; ++k) {
     const float* __restrict g = gradient_of(a, a.order[k], dim);
-    const float factor = a.coefficient == nullptr ? 1.0f : a.coefficient[a.order[k]];
     float* __restrict out = buffer;
-    for (int c = column; c < dim; ++c) out[c] += factor * g[c];
+    for (int c = column; c < dim; ++c) out[c] += g[c];
   }
   return buffer;
 }
 
-// out = factor * g, or out += factor * g; sixteen columns at a time, then what is left.
-template <bool weighted, bool first>
-inline void accumulate(float* out, const float* g, float factor, int dim) {
+// out = g, or out += g; sixteen columns at a time, then what is left.
+template <bool first>
+inline void accumulate(float* out, const float* g, int dim) {
   int c = 0;
   for (; c + 16 <= dim; c += 16) {
     const Four* from = reinterpret_cast<const Four*>(g + c);
     Four* to = reinterpret_cast<Four*>(out + c);
-    Four part[4];
-    for (int v = 0; v < 4; ++v) part[v] = weighted ? from[v] * factor : from[v];
+    Four part[4];  // read before anything is written, which the compiler may not reorder itself
+    for (int v = 0; v < 4; ++v) part[v] = from[v];
     for (int v = 0; v < 4; ++v) to[v] = first ? part[v] : to[v] + part[v];
   }
-  for (; c < dim; ++c) {
-    const float part = weighted ? g[c] * factor : g[c];
-    out[c] = first ? part : out[c] + part;
-  }
+  for (; c < dim; ++c) out[c] = first ? g[c] : out[c] + g[c];
 }
 
-template <bool weighted>
-void scatter_of(const Scatter& s) {
+void scatter(const Scatter& s) {
   const int dim = s.dim;
   const size_t width = static_cast<size_t>(dim);
   uint32_t seen = 0;
   for (size_t k = 0; k < s.occurrences; ++k) {
-    const uint32_t i = s.position[k], u = s.distinct_of[k];
-    const float* g = s.grads + (s.source ? s.source[i] : i) * width;
-    const float factor = weighted ? s.coefficient[i] : 1.0f;
+    const uint32_t u = s.distinct_of[k];
+    const float* g = s.grads + s.position[k] * width;
     if (u == seen) {
       ++seen;
-      accumulate<weighted, true>(s.sums + u * width, g, factor, dim);
+      accumulate<true>(s.sums + u * width, g, dim);
     } else {
-      accumulate<weighted, false>(s.sums + u * width, g, factor, dim);
+      accumulate<false>(s.sums + u * width, g, dim);
     }
   }
 }
-
-void scatter(const Scatter& s) { s.coefficient ? scatter_of<true>(s) : scatter_of<false>(s); }
 
 // Stochastic rounding: 16 bits of noise per value, a pure function of (key, id, column).
 inline void store_half(uint16_t* out, const float* w, int dim, uint64_t row_key) {
@@ -293,17 +274,6 @@ void gather(const Layout& layout, const char* base, const int64_t* ids, size_t n
   }
 }
 
-void add_values(const Layout& layout, const char* record, float coefficient,
-                float* __restrict out) {
-  if (layout.half) {
-    const auto* values = reinterpret_cast<const uint16_t*>(record);
-    for (int c = 0; c < layout.dim; ++c) out[c] += coefficient * widen(values[c]);
-  } else {
-    const auto* __restrict values = reinterpret_cast<const float*>(record);
-    for (int c = 0; c < layout.dim; ++c) out[c] += coefficient * values[c];
-  }
-}
-
 template <Optimizer K>
 void step_of(const Rule& rule, const Learned& to, const float* grads, size_t n) {
   Apply a;
@@ -367,8 +337,8 @@ void write_mask(Mask mask, size_t n, float* out) {
 }  // namespace
 
 extern const Kernels table;
-const Kernels table = {SHOAL_TEXT(SHOAL_ISA), scatter, apply, gather, read_values, add_values,
-                       step, write_mask};
+const Kernels table = {SHOAL_TEXT(SHOAL_ISA), scatter, apply, gather, read_values, step,
+                       write_mask};
 
 }  // namespace SHOAL_ISA
 }  // namespace shoal

@@ -49,11 +49,9 @@ struct Apply {
   char* const* records = nullptr;
   const uint32_t* starts = nullptr;
   const uint32_t* order = nullptr;
-  const float* grads = nullptr;        // [sources, dim]
-  const uint32_t* source = nullptr;    // occurrence -> row of grads; null: the same number
-  const float* coefficient = nullptr;  // occurrence -> factor; null: 1
-  float* scratch = nullptr;            // [2, dim]
-  const int64_t* ids = nullptr;        // of the rows; for the noise of bfloat16 rounding
+  const float* grads = nullptr;  // of every occurrence [n, dim]
+  float* scratch = nullptr;      // [2, dim]
+  const int64_t* ids = nullptr;  // of the rows; for the noise of bfloat16 rounding
   uint64_t noise_key = 0;
 };
 
@@ -65,8 +63,6 @@ struct Scatter {
   const uint32_t* position = nullptr;
   const uint32_t* distinct_of = nullptr;
   const float* grads = nullptr;
-  const uint32_t* source = nullptr;
-  const float* coefficient = nullptr;
   float* sums = nullptr;
 };
 
@@ -104,8 +100,6 @@ struct Kernels {
   // out[i] = values of the record base + ids[i] * stride
   void (*gather)(const Layout&, const char* base, const int64_t* ids, size_t n, float* out);
   void (*read_values)(const Layout&, const char* record, float* out);
-  // out += coefficient * values of the record
-  void (*add_values)(const Layout&, const char* record, float coefficient, float* out);
   // One step of n values whose gradients lie as they do.
   void (*step)(const Rule&, const Learned&, const float* grads, size_t n);
   void (*write_mask)(Mask mask, size_t n, float* out);

@@ -5,7 +5,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <limits>
 #include <mutex>
 #include <shared_mutex>
 
@@ -23,7 +22,7 @@ using namespace shoal;
 namespace {
 
 // What Python may call, and how. Raised whenever that changes, here and in shoal/world/core.py.
-constexpr int kInterface = 5;
+constexpr int kInterface = 6;
 
 // Fewer parts for little work: waking a thread costs what it does in some ten microseconds.
 int parts_for(size_t values, int threads) {
@@ -128,34 +127,27 @@ int64_t shoal::pull(const std::vector<Table*>& tables, const Addresses& ids, con
 
 namespace {
 
-// sources and coefficients: see Apply; address 0: none. num_grads: rows of each table's gradients.
+// num_grads: rows of each table's gradients. clicks, shows: see Push; address 0: none.
 int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std::vector<size_t>& n,
-             const Addresses& grads, const std::vector<size_t>& num_grads, const Addresses& sources,
-             const Addresses& coefficients, const Addresses& clicks, const Addresses& shows,
-             const std::vector<StepNumbers>& numbers, const std::vector<uint64_t>& counts,
+             const Addresses& grads, const std::vector<size_t>& num_grads, const Addresses& clicks,
+             const Addresses& shows, const std::vector<StepNumbers>& numbers, const std::vector<uint64_t>& counts,
              int threads) {
   const int64_t wrong = find_outside(tables, ids, n);
   if (wrong >= 0) return wrong;
   const size_t count = tables.size();
-  need(grads.size() == count && num_grads.size() == count && sources.size() == count &&
-           coefficients.size() == count && clicks.size() == count && shows.size() == count &&
-           numbers.size() == count && counts.size() == count,
+  need(grads.size() == count && num_grads.size() == count && clicks.size() == count &&
+           shows.size() == count && numbers.size() == count && counts.size() == count,
        "push: one entry for each table");
   size_t values = 0;
   std::vector<Push> pushes(count);
   for (size_t t = 0; t < count; ++t) {
     need_array(grads[t], times(num_grads[t], static_cast<size_t>(tables[t]->dim())), sizeof(float),
                "gradients: no array");
-    if (sources[t] == 0)
-      need(num_grads[t] >= n[t], "gradients: fewer than ids");
-    else
-      need(all_below(at<uint32_t>(sources[t]), n[t], num_grads[t]), "sources: beyond the gradients");
+    need(num_grads[t] >= n[t], "gradients: fewer than ids");
     Push& p = pushes[t];
     p.ids = at<int64_t>(ids[t]);
     p.n = n[t];
     p.grads = at<float>(grads[t]);
-    p.source = at<uint32_t>(sources[t]);
-    p.coefficient = at<float>(coefficients[t]);
     p.clicks = at<float>(clicks[t]);
     p.shows = at<float>(shows[t]);
     p.now = numbers[t];
@@ -180,36 +172,6 @@ int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std:
     const Task& job = tasks[static_cast<size_t>(task)];
     tables[job.table]->push(pushes[job.table], job.part, job.parts);
   });
-  return -1;
-}
-
-int64_t pull_pooled(Table& table, Address ids, size_t n, Address offsets, size_t bags,
-                    Address coefficients, Address out, int threads) {
-  need_array(ids, n, sizeof(int64_t), "ids: no array");
-  const int64_t wrong = table.first_outside(at<int64_t>(ids), n);
-  if (wrong >= 0) return wrong;
-  need(bags < std::numeric_limits<size_t>::max() / 8 && offsets != 0, "offsets: no array");
-  need_array(out, times(bags, static_cast<size_t>(table.dim())), sizeof(float), "rows: no array");
-  need(ascend(at<int64_t>(offsets), bags, n), "offsets of bags must ascend, within the ids");
-  const auto parts = static_cast<size_t>(
-      parts_for((n + bags) * static_cast<size_t>(table.dim()), threads));
-  std::shared_lock<SharedLock> lock(table.guard());
-  Pool::run(static_cast<int>(parts), static_cast<int>(parts), [&](int part) {
-    const size_t p = static_cast<size_t>(part);
-    table.pull_pooled(at<int64_t>(ids), at<int64_t>(offsets), bags * p / parts,
-                      bags * (p + 1) / parts, at<float>(coefficients), at<float>(out));
-  });
-  return -1;
-}
-
-int64_t dot(Table& table, Address ids, size_t n, Address sources, Address grads, size_t num_grads,
-            Address out) {
-  for (Address array : {ids, sources, grads, out}) need_array(array, n, 8, "dot: no array");
-  const int64_t wrong = table.first_outside(at<int64_t>(ids), n);
-  if (wrong >= 0) return wrong;
-  need(all_below(at<uint32_t>(sources), n, num_grads), "sources: beyond the gradients");
-  std::shared_lock<SharedLock> lock(table.guard());
-  table.dot(at<int64_t>(ids), n, at<uint32_t>(sources), at<float>(grads), at<float>(out));
   return -1;
 }
 
@@ -297,8 +259,6 @@ NB_MODULE(_core, m) {
   nb::class_<Table>(m, "Table")
       .def("__len__", &Table::size)
       .def_prop_ro("bytes", &Table::bytes)
-      .def("pull_pooled", &pull_pooled, release())
-      .def("dot", &dot, release())
       .def("sorted_ids",
            [](Table& t) { return id_bytes(t, [&] { return t.sorted_ids(); }); })
       .def("changed_ids",

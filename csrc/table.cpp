@@ -265,13 +265,11 @@ void Table::push(const Push& push, int part, int parts) {
     at_least(s.sums, s.distinct * dim);
     list_sums(s);
     kernels().scatter({spec_.dim, s.occurrences, s.position.data(), s.distinct_of.data(),
-                       push.grads, push.source, push.coefficient, s.sums.data()});
+                       push.grads, s.sums.data()});
     a.grads = s.sums.data();
   } else {
     list_occurrences(s);
     a.grads = push.grads;
-    a.source = push.source;
-    a.coefficient = push.coefficient;
   }
   a.starts = s.starts.data();
   a.order = s.order.data();
@@ -336,51 +334,6 @@ void Table::write(const int64_t* ids, size_t n, const float* values, const float
         std::copy_n(states[piece] + i * state_sizes_[piece], state_sizes_[piece], state);
       state += state_sizes_[piece];
     }
-  }
-}
-
-void Table::pull_pooled(const int64_t* ids, const int64_t* offsets, size_t first, size_t last,
-                        const float* coefficient, float* out) const {
-  const size_t dim = static_cast<size_t>(spec_.dim);
-  std::vector<float> unseen(dim);
-  const char* records[kBlock];
-  const size_t end = static_cast<size_t>(offsets[last]);
-  size_t i = static_cast<size_t>(offsets[first]), fetched = i, begin = i;
-  const size_t start = i;
-  Recall::Stretch* recalled = grows() ? recall_.begin(ids + start, end - start) : nullptr;
-  for (size_t bag = first; bag < last; ++bag) {
-    float* to = out + bag * dim;
-    std::fill_n(to, dim, 0.0f);
-    for (; i < static_cast<size_t>(offsets[bag + 1]); ++i) {
-      if (i == fetched) {
-        begin = i;
-        fetched = std::min(i + kBlock, end);
-        find(ids + begin, fetched - begin, records,
-             recalled ? &recalled->rows[begin - start] : nullptr);
-      }
-      if (i + kAhead < fetched) prefetch_values(records[i + kAhead - begin]);
-      const float factor = coefficient == nullptr ? 1.0f : coefficient[i];
-      if (const char* record = records[i - begin]) {
-        kernels().add_values(layout_, record, factor, to);
-      } else {
-        initial_values(ids[i], unseen.data());
-        for (size_t c = 0; c < dim; ++c) to[c] += factor * unseen[c];
-      }
-    }
-  }
-  if (recalled != nullptr) recall_.end(recalled, end - start);
-}
-
-void Table::dot(const int64_t* ids, size_t n, const uint32_t* source, const float* grads,
-                float* out) const {
-  const size_t dim = static_cast<size_t>(spec_.dim);
-  std::vector<float> row(dim);
-  for (size_t i = 0; i < n; ++i) {
-    pull(ids + i, 1, row.data());
-    const float* with = grads + source[i] * dim;
-    float total = 0;
-    for (size_t c = 0; c < dim; ++c) total += row[c] * with[c];
-    out[i] = total;
   }
 }
 

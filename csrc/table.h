@@ -81,10 +81,8 @@ struct Push {
   const int64_t* ids = nullptr;
   size_t n = 0;
   const float* grads = nullptr;
-  const uint32_t* source = nullptr;    // see Apply
-  const float* coefficient = nullptr;  // see Apply
-  const float* clicks = nullptr;       // [n]; null: none
-  const float* shows = nullptr;        // [n]: how often each was shown; null: once
+  const float* clicks = nullptr;  // [n]; null: none
+  const float* shows = nullptr;   // [n]: how often each was shown; null: once
   StepNumbers now;
   uint64_t step = 0;
 };
@@ -130,14 +128,6 @@ class Table {
   uint64_t oldest_mark() const { return generation_base_; }
   void decay(float factor);
   size_t shrink(const Shrink& rule);  // returns how many rows went
-
-  // Pooled rows: out[b] = sum of coefficient[i] * row of ids[i] over offsets[b] <= i <
-  // offsets[b + 1], for the bags first to last - 1; null coefficients are 1.
-  void pull_pooled(const int64_t* ids, const int64_t* offsets, size_t first, size_t last,
-                   const float* coefficient, float* out) const;
-  // out[i] = dot product of the row of ids[i] and grads[source[i]]: what the coefficients get.
-  void dot(const int64_t* ids, size_t n, const uint32_t* source, const float* grads,
-           float* out) const;
 
  private:
   static constexpr int kShards = 32;

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Thread
 
 
 def begin() -> None:
@@ -21,3 +26,27 @@ def importing() -> Iterator[None]:
         yield
     finally:
         begin()
+
+
+def prepare_config() -> None:
+    """Let pydantic make what validates a config, while torch's largest library is loaded aside.
+
+    That takes the system's loader a while, in which Python can go on: elsewhere it waits for it.
+    """
+    from shoal.config.loading import Config  # with all it imports: loading one library locks others
+
+    aside = Thread(target=_load_library)
+    aside.start()
+    Config.model_rebuild()
+    aside.join()
+
+
+def _load_library() -> None:
+    found = find_spec("torch")
+    library = (
+        Path(found.origin).parent / "lib" / "libtorch_cpu.so" if found and found.origin else None
+    )
+    if library is None or not library.exists():
+        return
+    # By a call of C's, during which other threads go on. Should it fail, `import torch` tells why.
+    ctypes.CDLL(None).dlopen(os.fsencode(library), os.RTLD_NOW)

@@ -20,7 +20,7 @@ from shoal.command.arguments import (
     run_arguments,
 )
 from shoal.command.ending import leave, print_result
-from shoal.command.starting import importing
+from shoal.command.starting import importing, prepare_config
 
 
 def train(
@@ -43,6 +43,7 @@ def train(
 ) -> None:
     """Train from CONFIG.yaml files (and overrides); evaluate and test the best checkpoint."""
     with importing():
+        prepare_config()
         from shoal.launch.launched import follow_launcher, is_launched
         from shoal.runs import run
         from shoal.world.world import is_first, is_worker
@@ -93,6 +94,7 @@ def launch(
     `-m CONFIG.yaml -o key=value` works too.
     """
     with importing():
+        prepare_config()
         from shoal.launch.roles import find_roles
         from shoal.runs import run
         from shoal.world.world import is_worker

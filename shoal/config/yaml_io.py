@@ -28,6 +28,7 @@ FLOAT = re.compile(
 )
 INT = re.compile(r"^(?:[-+]?0|[-+]?[1-9][0-9_]*|0x[0-9a-fA-F_]+)$")
 PREFIX = "tag:yaml.org,2002:"
+PLAIN_FLOAT = re.compile(r"-?\d+\.\d+")
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_/.-]*")  # no mark that YAML gives a meaning to
 PLAIN = {PREFIX + name for name in ("null", "bool", "int", "float", "str", "seq", "map")}
 
@@ -197,6 +198,10 @@ def inline(value: Any) -> str:
     """The value as YAML on one line."""
     if value is None or type(value) in (bool, int) or (type(value) is str and _is_plain(value)):
         return value if type(value) is str else json.dumps(value)  # most are: yaml takes its time
+    if type(value) is float and PLAIN_FLOAT.fullmatch(repr(value)):
+        return repr(value)
+    if type(value) is list:
+        return f"[{', '.join(map(inline, value))}]"
     text = yaml.dump(
         [value],
         Dumper=_Dumper,

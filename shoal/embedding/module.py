@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shoal.data.batch import Batch
-from shoal.embedding.leaves.pooling import pool_rows
+from shoal.embedding.pooling import pool_rows
 from shoal.embedding.service import Labels, Lookup, RowService
 from shoal.embedding.softmax.catalogue import Catalogue
 from shoal.embedding.store import EVERY, Ids

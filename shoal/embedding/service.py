@@ -51,7 +51,8 @@ class RowGradients:
 
     def scaled(self, scale: float) -> RowGradients:
         """The same, multiplied in place."""
-        self.grads.mul_(scale)
+        if scale != 1.0:
+            self.grads.mul_(scale)
         return self
 
 

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from torch import Tensor
+
 
 @dataclass(frozen=True)
 class Init:
@@ -52,3 +54,10 @@ class Table:
             f"table {self.name!r} has no row {id_}: it has {self.rows} rows, ids 0 to "
             f"{(self.rows or 0) - 1}; give the table more rows, or rows=None so that it grows"
         )
+
+    def check_ids(self, ids: Tensor) -> None:
+        """Refuse ids that a fixed table has no row for."""
+        if self.rows is not None and ids.numel():
+            for bound in ids.aminmax():
+                if not 0 <= int(bound) < self.rows:
+                    raise self.outside(int(bound))

@@ -137,24 +137,25 @@ class Neighbours:
             raise RuntimeError(f"rank {state} is gone")
         del self._travelling[ticket]
 
-    def exchange(self, tensors: list[Tensor]) -> list[list[Tensor]]:
-        """As World.exchange."""
+    def gather(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[list[int]]]:
+        """As World.gather."""
         tensors = [tensor.contiguous() for tensor in tensors]
-        lengths = torch.tensor([len(tensor) for tensor in tensors])
-        theirs = torch.zeros(self.size, len(tensors), dtype=torch.int64)
-        theirs_come = self.start(
-            self._but_mine([[lengths]] * self.size), self._but_mine([[row] for row in theirs])
+        lengths = torch.tensor([[len(tensor) for tensor in tensors]] * self.size)
+        lengths_come = self.start(
+            self._but_mine([[lengths[self.rank]]] * self.size),
+            self._but_mine([[row] for row in lengths]),
         )
         mine_go = self.start(self._but_mine([tensors] * self.size), self._nothing)
-        theirs_come()
-        result = [
-            [t.new_empty(count, *t.shape[1:]) for t, count in zip(tensors, counts)]
-            for counts in theirs.tolist()
-        ]
-        self.start(self._nothing, self._but_mine(result))()
+        lengths_come()
+        counts = lengths.tolist()
+        columns = list(zip(*counts))  # of each tensor, its lengths
+        joined = [t.new_empty(sum(c), *t.shape[1:]) for t, c in zip(tensors, columns)]
+        parts = list(zip(*(one.split(column) for one, column in zip(joined, columns))))
+        for place, mine in zip(parts[self.rank], tensors):
+            place.copy_(mine)
+        self.start(self._nothing, self._but_mine([list(some) for some in parts]))()
         mine_go()  # not before: a ring may be too small for all, and the others' receives come now
-        result[self.rank] = tensors
-        return result
+        return joined, counts
 
     def stack(self, tensor: Tensor) -> Tensor:
         """As World.stack."""

@@ -38,12 +38,9 @@ class SharedGpu(World):
     def all_reduce(self, tensor: Tensor) -> Tensor:
         return tensor.copy_(self.inner.all_reduce(tensor.cpu()))
 
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        return self.inner.all_gather(tensor.cpu()).to(self.device)
-
-    def exchange(self, tensors: list[Tensor]) -> list[list[Tensor]]:
-        found = self.inner.exchange([tensor.cpu() for tensor in tensors])
-        return [[part.to(self.device) for part in parts] for parts in found]
+    def gather(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[list[int]]]:
+        joined, lengths = self.inner.gather([tensor.cpu() for tensor in tensors])
+        return [one.to(self.device) for one in joined], lengths
 
     def stack(self, tensor: Tensor) -> Tensor:
         return self.inner.stack(tensor.cpu()).to(self.device)

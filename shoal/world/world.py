@@ -153,11 +153,11 @@ class World:
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Concatenation over ranks along dimension 0; lengths may differ."""
-        return tensor
+        return self.gather([tensor])[0][0]
 
-    def exchange(self, tensors: list[Tensor]) -> list[list[Tensor]]:
-        """Give every rank my tensors: a list per rank, in order of rank. Lengths may differ."""
-        return [tensors]
+    def gather(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[list[int]]]:
+        """`all_gather` of several tensors in one trip, and how long those of each rank are."""
+        return tensors, [[len(tensor) for tensor in tensors]]
 
     def stack(self, tensor: Tensor) -> Tensor:
         """Everybody's tensor of one shape: [size, *shape], in order of rank."""
@@ -216,7 +216,7 @@ class Group(World):
     def __init__(
         self, device: str, join_timeout: float, shared_memory: bool = True, encrypt: bool = False
     ):
-        self._room: dict[Any, int] = {}  # bytes that exchanges of a kind have room for
+        self._room: dict[Any, int] = {}  # bytes that gatherings of a kind have room for
         env = os.environ
         self.rank, self.size = int(env["RANK"]), int(env["WORLD_SIZE"])
         super().__init__(pick_device(device, int(env.get("LOCAL_RANK", 0))))
@@ -311,18 +311,15 @@ class Group(World):
                 dist.all_reduce(tensor)
         return tensor
 
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        return torch.cat([parts[0] for parts in self.exchange([tensor])])
-
-    def exchange(self, tensors: list[Tensor]) -> list[list[Tensor]]:
-        # One padded byte buffer each, sizes in front. It has room for what the last exchange of
+    def gather(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[list[int]]]:
+        # One padded byte buffer each, sizes in front. It has room for what the last gathering of
         # such tensors needed, and some more: where that is too little, or would be much to send in
         # vain, a second trip carries the contents.
         if not tensors:
-            return [[] for _ in range(self.size)]
+            return [], [[] for _ in range(self.size)]
         if self.neighbours is not None:
-            with self._collective("exchange", sum(tensor.nbytes + 8 for tensor in tensors)):
-                return self.neighbours.exchange(tensors)
+            with self._collective("gather", sum(tensor.nbytes + 8 for tensor in tensors)):
+                return self.neighbours.gather(tensors)
         kind = tuple((tensor.dtype, tensor.shape[1:]) for tensor in tensors)
         row_bytes = [t[:0].new_empty(1, *t.shape[1:]).nbytes for t in tensors]
         lengths = torch.tensor([len(t) for t in tensors], dtype=torch.int64, device=self.device)
@@ -336,16 +333,14 @@ class Group(World):
         if width > room:
             gathered, head = self._gather(flat[:0], flat, width), 0
         self._room[kind] = width + width // 2 if width <= SMALL_EXCHANGE else 0
-        result = []
-        for row, counts in zip(gathered, per_rank):
-            position, parts = head, []
-            for tensor, count, nbytes in zip(tensors, counts, row_bytes):
-                raw = row[position : position + count * nbytes]
-                # A copy aligns the bytes for the element type.
-                parts.append(raw.clone().view(tensor.dtype).view(count, *tensor.shape[1:]))
-                position += count * nbytes
-            result.append(parts)
-        return result
+        joined, places = [], [head] * self.size
+        for tensor, counts, nbytes in zip(tensors, zip(*per_rank), row_bytes):
+            sizes = [count * nbytes for count in counts]
+            # A copy aligns the bytes for the element type.
+            raw = torch.cat([row[p : p + n] for row, p, n in zip(gathered, places, sizes)])
+            joined.append(raw.view(tensor.dtype).view(sum(counts), *tensor.shape[1:]))
+            places = [place + size for place, size in zip(places, sizes)]
+        return joined, per_rank
 
     def _gather(self, head: Tensor, flat: Tensor, width: int) -> Tensor:
         """Everybody's bytes, padded: [size, width]."""
@@ -353,7 +348,7 @@ class Group(World):
         mine[: len(head)] = head
         mine[len(head) : len(head) + len(flat)] = flat
         gathered = torch.empty(self.size * width, dtype=torch.uint8, device=self.device)
-        with self._collective("exchange", width):
+        with self._collective("gather", width):
             all_gather_flat(gathered, mine)
         return gathered.view(self.size, width)
 
@@ -387,7 +382,8 @@ class Group(World):
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         if self.neighbours is not None:
             mine = torch.from_numpy(np.frombuffer(data or b"", dtype=np.uint8).copy())
-            return self.exchange([mine])[0][0].numpy().tobytes()
+            joined, lengths = self.gather([mine])
+            return joined[0][: lengths[0][0]].numpy().tobytes()
         size = torch.tensor([len(data) if data is not None else 0], device=self.device)
         with self._collective("broadcast", 8):
             dist.broadcast(size, 0)

@@ -125,39 +125,14 @@ def rows_of_tables(core: Any, rng: random.Random) -> None:
         if rng.random() < 0.4:
             core.pull(tables, where, uneven(rng, counts), [at(rng, o) for o in out], threads(rng))
             continue
-        sources = [np.array(numbers(rng, n, max(n, 1)) & 0xFFFFFFFF, np.uint32) for n in counts]
-        has = rng.random() < 0.5
         core.push(
             *(tables, where, counts, [at(rng, o) for o in out], uneven(rng, counts)),
-            [s.ctypes.data if has else 0 for s in sources],
-            [0] * len(made),
             [0] * len(made),
             [0] * len(made),
             uneven(rng, [core.StepNumbers(size=0.1, eps=1e-8, lr=0.1, keep=1.0)] * len(made)),
             uneven(rng, [1] * len(made)),
             threads(rng),
         )
-
-
-def pooled(core: Any, rng: random.Random) -> None:
-    one, dim, rows, _, _ = table(core, rng)
-    ids, bags = some_ids(rng, rows), rng.choice((0, 1, 4))
-    offsets = np.sort(numbers(rng, bags + 1, len(ids) + 1))
-    if rng.random() < 0.2:
-        rng.shuffle(offsets)  # type: ignore[arg-type]
-    weights, out = floats(rng, len(ids)), floats(rng, bags, dim)
-    where = weights.ctypes.data if rng.random() < 0.5 else 0
-    one.pull_pooled(
-        *(at(rng, ids), len(ids), at(rng, offsets), bags, where, at(rng, out), threads(rng))
-    )
-
-
-def dot(core: Any, rng: random.Random) -> None:
-    one, dim, rows, _, _ = table(core, rng)
-    ids, bags = some_ids(rng, rows), rng.choice((1, 4))
-    sources = np.array(numbers(rng, len(ids), bags) & 0xFFFFFFFF, np.uint32)
-    grads, out = floats(rng, bags, dim), floats(rng, len(ids))
-    one.dot(at(rng, ids), len(ids), at(rng, sources), at(rng, grads), bags, at(rng, out))
 
 
 def read_and_write(core: Any, rng: random.Random) -> None:
@@ -340,7 +315,7 @@ def lanes(core: Any, rng: random.Random) -> None:
 CALLS: dict[str, Call] = {
     call.__name__: call
     for call in (
-        *(make_table, rows_of_tables, pooled, dot, read_and_write, life_of_a_table, products),
+        *(make_table, rows_of_tables, read_and_write, life_of_a_table, products),
         *(pairs, catalogue, codes, add_rows, negatives, slots, dense, wire),
         *((lanes,) if sys.platform == "linux" else ()),
     )

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from shoal.embedding.leaves.native import Native
-from shoal.embedding.leaves.pooling import Bags
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placed.duplicates import add_rows, distinct
 from shoal.embedding.softmax.native import logits_of
@@ -27,24 +26,6 @@ TESTS = Path(__file__).parents[1]
 def native(rows: int | None = 10, dim: int = 4) -> Native:
     table = Table("item", dim, rows, Init("normal", 0.1))
     return Native(table, RowOptimizer("sgd"), seed=1)
-
-
-@pytest.mark.parametrize("rows", [10, None])
-@pytest.mark.parametrize("offsets", [[0, 3, 2, 5], [0, 2, 6], [-1, 2, 5], [0, 2**62, 5], [3, 1]])
-def test_offsets_of_bags_ascend_within_the_ids(rows: int | None, offsets: list[int]) -> None:
-    ids = torch.arange(5)
-    bags = Bags(torch.tensor(offsets), torch.zeros(5, dtype=torch.int32), None)
-    with pytest.raises(ValueError, match="ascend"):
-        native(rows).pull_bags(ids, bags)
-
-
-def test_sources_lie_within_the_gradients() -> None:
-    store = native()
-    bags = Bags(torch.tensor([0, 2, 3]), torch.tensor([0, 7, 1], dtype=torch.int32), None)
-    with pytest.raises(ValueError, match="sources"):
-        store.push_bags(torch.tensor([1, 2, 3]), bags, torch.ones(2, 4), 0.1)
-    with pytest.raises(ValueError, match="sources"):
-        store.dot_bags(torch.tensor([1, 2, 3]), bags, torch.ones(2, 4))
 
 
 @pytest.mark.parametrize("codes", [[0, 5, 9], [0, -1], [2**40]])

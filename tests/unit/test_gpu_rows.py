@@ -28,9 +28,9 @@ with pytest.MonkeyPatch.context() as patch:
         pytest.skip(reason, allow_module_level=True)
 
 from shoal.embedding.leaves.admission import Admission, Shrink  # noqa: E402
-from shoal.embedding.leaves.pooling import make_bags  # noqa: E402
 from shoal.embedding.leaves.reference import Reference  # noqa: E402
 from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer  # noqa: E402
+from shoal.embedding.pooling import pool_rows  # noqa: E402
 from shoal.embedding.store import EVERY  # noqa: E402
 from shoal.embedding.table import Init, Table  # noqa: E402
 
@@ -166,24 +166,23 @@ def test_bags_are_pooled_and_learn(mode, weighted, grows):
     ids = [part[:n] for part, n in zip(both.draw(), counts)]
     ids[2][4:] = ids[2][1]  # more than a window of them
     weights = torch.rand(sum(counts)) if weighted else None
-    bags, want = [], []
+    rows, want = [], []
     parts = [None] * 3 if weights is None else weights.split(counts)
     for leaf, part, some, length in zip(both.theirs, ids, parts, lengths):
         offsets = torch.tensor([0, *length]).cumsum(0)
-        bags.append(make_bags(leaf, part, offsets, mode, some))
-        want.append(leaf.pull_bags(part, bags[-1]))
+        rows.append(leaf.pull(part).requires_grad_())
+        want.append(pool_rows(rows[-1], part, offsets, mode, some, leaf.table.padding))
     every = [one for length in lengths for one in length]
     offsets = torch.tensor([0, *every]).cumsum(0).to(DEVICE)
     lookup = both.look_up(ids)
     given = None if weights is None else weights.to(DEVICE)
     got, pooling = both.ours.pull_bags(lookup, offsets, mode, given)
-    both.close(got, torch.cat(want))
-    grads = torch.randn_like(torch.cat(want))
+    both.close(got, torch.cat(want).detach())
+    grads = torch.randn(sum(map(len, lengths)), DIM)
+    torch.cat(want).backward(grads)
     both.ours.push(lookup, grads.to(DEVICE), 0.05, pooling)
-    for leaf, part, bag, grad in zip(
-        both.theirs, ids, bags, grads.split([len(length) for length in lengths])
-    ):
-        leaf.push_bags(part, bag, grad, 0.05)
+    for leaf, part, some in zip(both.theirs, ids, rows):
+        leaf.push(part, some.grad, 0.05)
     both.compare_exports()
 
 

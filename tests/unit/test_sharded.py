@@ -162,13 +162,13 @@ def copied(world: World, store: Alone, copy: Alone, ids: Tensor) -> bool:
     """Whether a store restored from everything exported reads the same. Rank 0 has the rows."""
     chunks = list(store.export(7))
     lengths = torch.tensor([len(chunk.ids) for chunk in chunks], dtype=torch.int64)
-    for number in range(len(world.exchange([lengths])[0][0])):
+    for number in range(world.gather([lengths])[1][0][0]):
         some = chunks[number] if world.is_main else None
         parts = [torch.empty(0, dtype=torch.int64), torch.empty(0, store.table.dim)]
         parts.append(parts[1])
         if some is not None:
             parts = [some.ids, some.values, some.state["sum"]]
-        ids_, values, total = world.exchange(parts)[0]
+        ids_, values, total = world.gather(parts)[0]  # of rank 0: the others give none
         copy.restore(Rows(ids_, values, {"sum": total}))
     return bool(torch.equal(store.pull(ids), copy.pull(ids)))
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.embedding.leaves import gpu_lookup
 from shoal.embedding.leaves.admission import Admission, Pending, Shrink
 from shoal.embedding.leaves.gpu_cache import CachedGpuTables
 from shoal.embedding.leaves.gpu_growing import GrowingGpuTables
@@ -22,7 +21,6 @@ from shoal.embedding.leaves.gpu_lookup import Lookup, Pooling
 from shoal.embedding.leaves.gpu_segments import Segments
 from shoal.embedding.leaves.gpu_tables import GpuTables
 from shoal.embedding.leaves.leaf import Leaf
-from shoal.embedding.leaves.pooling import Bags
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.store import Every, Ids, Rows
 from shoal.embedding.table import Table
@@ -136,25 +134,6 @@ class GpuLeaf(Leaf):
         clicks, shows = (self.check_clicks(one, len(flat)) for one in (clicks, shows))
         self._push(self._look_up(flat), grads, lr, None, clicks, shows)
 
-    def pull_bags(self, ids: Tensor, bags: Bags) -> Tensor:
-        """Pooled rows, without making the single ones: [bags, dim]."""
-        group, lookup = self.group, self._look_up(self.flat_ids(ids))
-        rows = group.locate(lookup)
-        pooling = self._pooling(bags)
-        return gpu_lookup.pool(
-            group.arena.values, rows, lookup, group.recipes, group.grows, pooling
-        )
-
-    def push_bags(self, ids: Tensor, bags: Bags, grads: Tensor, lr: float) -> None:
-        """One optimizer step by the gradients of bags [bags, dim]."""
-        grads = self.flat_grads(grads, bags.count)
-        self._push(self._look_up(self.flat_ids(ids)), grads, lr, self._pooling(bags))
-
-    def dot_bags(self, ids: Tensor, bags: Bags, grads: Tensor) -> Tensor:
-        """Of each id's row and its bag's gradient: [n]."""
-        grads = self.flat_grads(grads, bags.count)
-        return (self.pull(ids) * grads.index_select(0, bags.bag_of.to(self.device))).sum(dim=1)
-
     def begin(self, lr: float, lookup: Lookup | None = None) -> None:
         """Count a step. Whoever replays a recorded push calls it before: nothing else is Python."""
         self.group.step = self._step
@@ -192,14 +171,6 @@ class GpuLeaf(Leaf):
         counts = [0] * len(self.group.tables)
         counts[self.number] = len(ids)
         return self.group.look_up(ids, counts)
-
-    def _pooling(self, bags: Bags) -> Pooling:
-        weights = bags.coefficients
-        return Pooling(
-            bags.offsets.to(self.device),
-            bags.bag_of.to(self.device),
-            None if weights is None else weights.to(self.device),
-        )
 
     # ---- to the host and back --------------------------------------------------------------------
 

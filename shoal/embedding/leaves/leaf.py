@@ -212,13 +212,7 @@ class Leaf(ABC):
 
     def state_shapes(self, n: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of every piece of state, and of every counter, of a chunk of n rows."""
-        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-            key: ((n, self.table.dim) if kind == "dim" else (n,), torch.float32)
-            for key, kind in self.optimizer.state_names().items()
-        }
-        if self.admission is not None:
-            shapes |= {key: ((n,), dtype) for key, dtype in COUNTERS.items()}
-        return shapes
+        return state_shapes_of(self.optimizer, self.table.dim, n, self.admission is not None)
 
     def assign(self, ids: Tensor, values: Tensor) -> None:
         """Set the values of rows, distinct ids [n], values [n, dim]; their state stays."""
@@ -325,6 +319,19 @@ class Leaf(ABC):
                 f"table {self.table.name!r}: mark {since} is not known; marks {max(oldest, 1)} to "
                 f"{newest} are: export all rows instead"
             )
+
+
+def state_shapes_of(
+    optimizer: RowOptimizer, dim: int, n: int, counted: bool
+) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of what is kept of n rows besides their values [n, dim]."""
+    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+        key: ((n, dim) if kind == "dim" else (n,), torch.float32)
+        for key, kind in optimizer.state_names().items()
+    }
+    if counted:
+        shapes |= {key: ((n,), dtype) for key, dtype in COUNTERS.items()}
+    return shapes
 
 
 @cache

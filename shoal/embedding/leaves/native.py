@@ -11,7 +11,6 @@ from torch import Tensor
 from shoal.embedding.leaves.admission import ALONE, Admission, Filter, Pending, Shrink
 from shoal.embedding.leaves.init import recipe
 from shoal.embedding.leaves.leaf import COUNTERS, Leaf
-from shoal.embedding.leaves.pooling import Bags
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.store import Ids, Rows
 from shoal.embedding.table import Table
@@ -96,7 +95,7 @@ class Native(Leaf):
         grads = self.flat_grads(grads, ids.numel())
         clicks = self.check_clicks(clicks, ids.numel())
         shows = self.check_clicks(shows, ids.numel())
-        _push([self], [ids], [grads], [None], [None], lr, clicks, shows)
+        _push([self], [ids], [grads], lr, clicks, shows)
 
     @classmethod
     def pull_many(cls, leaves: Sequence[Any], ids: Sequence[Ids]) -> list[Tensor]:
@@ -107,43 +106,6 @@ class Native(Leaf):
         cls, leaves: Sequence[Any], ids: Sequence[Ids], grads: Sequence[Tensor], lr: float
     ) -> None:
         push_many(leaves, ids, grads, lr)
-
-    def pull_bags(self, ids: Tensor, bags: Bags) -> Tensor:
-        """Pooled rows, without making the single ones: [bags, dim]."""
-        ids = self.flat_ids(ids)
-        out = torch.empty(bags.count, self.table.dim)
-        coefficients = _addresses([bags.coefficients])[0]
-        wrong = self._core.pull_pooled(
-            ids.data_ptr(),
-            ids.numel(),
-            bags.offsets.data_ptr(),
-            bags.count,
-            coefficients,
-            out.data_ptr(),
-            self._parts(),
-        )
-        _refuse([self], [ids], wrong)
-        return out
-
-    def push_bags(self, ids: Tensor, bags: Bags, grads: Tensor, lr: float) -> None:
-        """One optimizer step by the gradients of bags [bags, dim]."""
-        grads = self.flat_grads(grads, bags.count)
-        _push([self], [self.flat_ids(ids)], [grads], [bags.bag_of], [bags.coefficients], lr)
-
-    def dot_bags(self, ids: Tensor, bags: Bags, grads: Tensor) -> Tensor:
-        """Of each id's row and its bag's gradient: [n]."""
-        ids, grads = self.flat_ids(ids), self.flat_grads(grads, bags.count)
-        out = torch.empty(ids.numel())
-        wrong = self._core.dot(
-            ids.data_ptr(),
-            ids.numel(),
-            bags.bag_of.data_ptr(),
-            grads.data_ptr(),
-            len(grads),
-            out.data_ptr(),
-        )
-        _refuse([self], [ids], wrong)
-        return out
 
     def mark(self) -> int:
         """A point in time that `export` and `dropped` can take up from."""
@@ -233,10 +195,7 @@ class Native(Leaf):
     def _assign(self, ids: Tensor, values: Tensor) -> None:
         if self.admission is not None:
             raise ValueError(f"table {self.table.name!r} keeps counters: restore whole rows")
-        if self.table.rows is not None and ids.numel():
-            for bound in ids.aminmax():
-                if not 0 <= int(bound) < self.table.rows:
-                    raise self.outside(int(bound))
+        self.table.check_ids(ids)
         none = [0] * len(self._pieces)
         self._core.write(ids.data_ptr(), len(ids), values.data_ptr(), none, [])
 
@@ -303,22 +262,18 @@ def push_many(
     """One optimizer step of several tables in one call; `lr` for all or one for each."""
     flat = [store.flat_ids(part) for store, part in zip(stores, ids, strict=True)]
     flat_grads = [s.flat_grads(g, i.numel()) for s, i, g in zip(stores, flat, grads, strict=True)]
-    none = [None] * len(stores)
-    _push(stores, flat, flat_grads, none, none, lr)
+    _push(stores, flat, flat_grads, lr)
 
 
 def _push(
     stores: Sequence[Native],
     flat: list[Tensor],
     grads: list[Tensor],
-    sources: Sequence[Tensor | None],
-    coefficients: Sequence[Tensor | None],
     lr: float | Sequence[float],
     clicks: Tensor | None = None,
     shows: Tensor | None = None,
 ) -> None:
-    """The step itself: occurrence i of table t has the gradient
-    coefficients[t][i] * grads[t][sources[t][i]]."""
+    """The step itself; clicks and shows are of the ids of every table."""
     if len(set(map(id, stores))) < len(stores):
         names = [store.table.name for store in stores]
         twice = next(name for name in names if names.count(name) > 1)
@@ -334,8 +289,6 @@ def _push(
         [part.numel() for part in flat],
         _addresses(grads),
         [len(part) for part in grads],
-        _addresses(sources),
-        _addresses(coefficients),
         _addresses([clicks] * len(stores)),
         _addresses([shows] * len(stores)),
         numbers,

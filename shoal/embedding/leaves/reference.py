@@ -10,7 +10,6 @@ from torch import Tensor
 from shoal.embedding.leaves.admission import Admission, Pending, Shrink
 from shoal.embedding.leaves.init import initial_rows, recipe, round_bfloat16, rounding_noise
 from shoal.embedding.leaves.leaf import COUNTERS, Leaf
-from shoal.embedding.leaves.pooling import Bags
 from shoal.embedding.optim.rows import RowOptimizer, update_rows
 from shoal.embedding.store import Ids, Rows
 from shoal.embedding.table import Table
@@ -57,7 +56,7 @@ class Reference(Leaf):
         """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
         ids = self.flat_ids(ids)
         if self.table.rows is not None:
-            self._check_inside(ids)
+            self.table.check_ids(ids)
             return self.values.index_select(0, ids)
         out = self._initial(ids)
         found = torch.tensor([self.positions.get(i, -1) for i in ids.tolist()], dtype=torch.int64)
@@ -82,8 +81,7 @@ class Reference(Leaf):
         grads = self.flat_grads(grads, ids.numel())
         clicks = self.check_clicks(clicks, ids.numel())
         shows = self.check_clicks(shows, ids.numel())
-        if self.table.rows is not None:
-            self._check_inside(ids)
+        self.table.check_ids(ids)
         self._step += 1
         if self.table.padding is not None:
             keep = ids != self.table.padding
@@ -108,25 +106,6 @@ class Reference(Leaf):
         for key, part in state.items():
             self.state[key].index_copy_(0, positions, part)
         self._note_changes(distinct)
-
-    def pull_bags(self, ids: Tensor, bags: Bags) -> Tensor:
-        """Pooled rows: [bags, dim]."""
-        rows = self.pull(ids)
-        if bags.coefficients is not None:
-            rows = rows * bags.coefficients[:, None]
-        return torch.zeros(bags.count, self.table.dim).index_add_(0, bags.bag_of, rows)
-
-    def push_bags(self, ids: Tensor, bags: Bags, grads: Tensor, lr: float) -> None:
-        """One optimizer step by the gradients of bags [bags, dim]."""
-        each = self.flat_grads(grads, bags.count).index_select(0, bags.bag_of)
-        if bags.coefficients is not None:
-            each = each * bags.coefficients[:, None]
-        self.push(ids, each, lr)
-
-    def dot_bags(self, ids: Tensor, bags: Bags, grads: Tensor) -> Tensor:
-        """Of each id's row and its bag's gradient: [n]."""
-        each = self.flat_grads(grads, bags.count).index_select(0, bags.bag_of)
-        return (self.pull(ids) * each).sum(dim=1)
 
     def export(self, chunk_rows: int = 1 << 20, since: int | None = None) -> Iterator[Rows]:
         """Every row held, or those changed after a mark, in chunks of ascending id."""
@@ -164,8 +143,7 @@ class Reference(Leaf):
         if self.table.padding is not None:
             keep = ids != self.table.padding
             ids, values = ids[keep], values[keep]
-        if self.table.rows is not None:
-            self._check_inside(ids)
+        self.table.check_ids(ids)
         positions = ids if self.table.rows is not None else self._insert(ids)
         half = self.dtype == torch.bfloat16
         self.values[positions] = round_bfloat16(values) if half else values
@@ -229,12 +207,6 @@ class Reference(Leaf):
     def _initial(self, ids: Tensor) -> Tensor:
         values = initial_rows(self.table, self.seed, ids)
         return round_bfloat16(values) if self.dtype == torch.bfloat16 else values
-
-    def _check_inside(self, ids: Tensor) -> None:
-        if len(ids):
-            for bound in ids.aminmax():
-                if not 0 <= int(bound) < self.table.rows:  # type: ignore[operator]
-                    raise self.outside(int(bound))
 
     def _sum_duplicates(self, ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
         """The distinct ids, ascending, and the sum of each one's gradients, in order of arrival."""

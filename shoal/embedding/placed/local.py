@@ -94,12 +94,7 @@ class LocalRows(RowService):
 
     def collect(self, scale: float = 1.0, notes: float = 0.0) -> Gradients:
         gradients = self._take(write_all=False)
-        if scale == 1.0:
-            return gradients
-        return {
-            name: RowGradients(one.ids, one.grads * scale, one.counts)
-            for name, one in gradients.items()
-        }
+        return {name: one.scaled(scale) for name, one in gradients.items()}
 
     def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
         push_all(

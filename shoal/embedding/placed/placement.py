@@ -123,10 +123,7 @@ class Layout:
             if wrong >= 0:
                 raise self.table.outside(int(ids[wrong]))
             return out
-        if ids.numel():
-            for bound in ids.aminmax():
-                if not 0 <= int(bound) < rows:
-                    raise self.table.outside(int(bound))
+        self.table.check_ids(ids)
         codes = ids if self.factor == 1 else ids * self.factor % rows
         if padding is not None:
             codes = codes.masked_fill(ids == padding, rows)

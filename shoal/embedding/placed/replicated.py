@@ -58,12 +58,12 @@ class ReplicatedRows(LocalRows):
         mine_all = [part.to(self.device) for parts in touched.values() for part in parts]
         if together:
             mine_all.insert(0, flat)
-        columns = zip(*self.world.exchange(mine_all))  # a tensor of each rank, in order of rank
+        joined = iter(self.world.gather(mine_all)[0])
         if together:
-            first, *others = next(columns)
-            flat = sum(others, first.clone())
+            first, *others = next(joined).view(self.world.size, -1).unbind()
+            flat = sum(others, first)
         for name, parts in touched.items():
-            result[name] = RowGradients(*(torch.cat(next(columns)) for _ in parts))
+            result[name] = RowGradients(*(next(joined) for _ in parts))
         return flat, result
 
     def saved(self) -> Iterator[tuple[str, Store]]:

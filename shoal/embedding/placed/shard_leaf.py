@@ -54,10 +54,8 @@ def make_leaf(
     for start in range(0, len(ids), SOME_ROWS):
         some = ids[start : start + SOME_ROWS]
         keys = torch.arange(start, start + len(some))
-        state = {
-            name: torch.full((len(some), width) if kind == "dim" else (len(some),), begin[name])
-            for name, kind in optimizer.state_names().items()
-        }
+        shapes = leaf.state_shapes(len(some))
+        state = {name: torch.full(shape, begin[name]) for name, (shape, _) in shapes.items()}
         leaf.restore(Rows(keys, source.pull(some)[:, first:last].contiguous(), state))
     return leaf
 

@@ -153,7 +153,7 @@ class ShardedRows(SpreadRows[Route]):
         if table.counted:
             counts = [one.counts for one in some if one.counts is not None]
             joined = replace(joined, counts=torch.cat([torch.empty(0, 2), *counts]))
-        return joined if scale == 1.0 else replace(joined, grads=joined.grads.mul_(scale))
+        return joined.scaled(scale)
 
     def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
         for name, one in gradients.items():
@@ -192,15 +192,14 @@ class ShardedRows(SpreadRows[Route]):
         widths = [part.layout.width(rank) for part in parts] + [2] * len(counted)
         parts = parts + counted
         lengths = [[p.their_counts[r] * w for p, w in zip(parts, widths)] for r in range(size)]
-        flat = world.all_to_all(
-            pack(outgoing),
-            [sum(len(piece) for piece in pieces) for pieces in outgoing],
-            [sum(some) for some in lengths],
-        )
-        return [
-            torch.cat(pieces).view(len(part.theirs), width)
-            for part, width, pieces in zip(parts, widths, unpack(flat, lengths))
-        ]
+        came = self._exchange(outgoing, lengths)
+        return [one.view(len(p.theirs), width) for p, width, one in zip(parts, widths, came)]
+
+    def _exchange(self, outgoing: list[list[Tensor]], lengths: list[list[int]]) -> list[Tensor]:
+        """outgoing[r] [pieces] goes to rank r; what came, lengths[r] of rank r, piece by piece."""
+        sent = [sum(len(piece) for piece in pieces) for pieces in outgoing]
+        flat = self.world.all_to_all(pack(outgoing), sent, [sum(some) for some in lengths])
+        return [torch.cat(pieces) for pieces in unpack(flat, lengths)]
 
     def _used(self, parts: list[Part]) -> dict[int, Tensor]:
         """Which of the keys that came had a gradient [theirs], by the number of the part.
@@ -217,10 +216,5 @@ class ShardedRows(SpreadRows[Route]):
             used.append(whole if unused is None else (~unused).to(torch.uint8))
         outgoing = [[u[part.outgoing(r)] for u, part in zip(used, some)] for r in range(size)]
         lengths = [[part.their_counts[r] for part in some] for r in range(size)]
-        flat = self.world.all_to_all(
-            pack(outgoing),
-            [sum(len(piece) for piece in pieces) for pieces in outgoing],
-            [sum(some) for some in lengths],
-        )
-        kept = [torch.cat(pieces).bool() for pieces in unpack(flat, lengths)]
+        kept = [one.bool() for one in self._exchange(outgoing, lengths)]
         return dict(zip(numbers, kept))

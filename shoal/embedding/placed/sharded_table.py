@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shoal.config.tiers import TiersSection
 from shoal.embedding.leaves.admission import Admission, Filter, Pending, Shrink
-from shoal.embedding.leaves.leaf import COUNTERS, Leaf, fits
+from shoal.embedding.leaves.leaf import COUNTERS, Leaf, fits, state_shapes_of
 from shoal.embedding.leaves.local import push_counted
 from shoal.embedding.leaves.native import filter_facts_of
 from shoal.embedding.optim.rows import RowOptimizer
@@ -235,13 +235,7 @@ class ShardedTable:
 
     def state_shapes(self, n: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of every piece of state, and of every counter, of a chunk of n rows."""
-        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-            key: ((n, self.table.dim) if kind == "dim" else (n,), torch.float32)
-            for key, kind in self.optimizer.state_names().items()
-        }
-        if self.counted:
-            shapes |= {key: ((n,), dtype) for key, dtype in COUNTERS.items()}
-        return shapes
+        return state_shapes_of(self.optimizer, self.table.dim, n, self.counted)
 
     def _next_of_all(self, ids: Tensor, most: int) -> Iterator[slice]:
         """Parts of everybody's ids, at most so many of each rank's, that ascend over all ranks.

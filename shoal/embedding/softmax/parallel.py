@@ -57,10 +57,8 @@ class _ParallelSoftmax(torch.autograd.Function):
         largest: int,
         fused: CoreSoftmax | None,
     ) -> Tensor:
-        everyone = world.exchange([hidden, targets])
-        counts = [len(parts[0]) for parts in everyone]
-        states = torch.cat([parts[0] for parts in everyone])  # [positions, d]
-        wanted = place[torch.cat([parts[1] for parts in everyone])]  # [positions]
+        (states, wanted), lengths = world.gather([hidden, targets])  # [positions, d], [positions]
+        counts, wanted = [length for length, _ in lengths], place[wanted]
         start = sum(counts[: world.rank])
         losses = hidden.new_zeros(len(states))
         some_here = len(rows) > len(others)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shoal.data.batch import Jagged
 from shoal.embedding.leaves.init import initial_rows
-from shoal.embedding.leaves.pooling import pool_rows
+from shoal.embedding.pooling import pool_rows
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Init, Table
 from shoal.runs.artifact.files import ArtifactError, TensorFile, read_tensors

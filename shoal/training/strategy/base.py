@@ -168,7 +168,8 @@ class Strategy(ABC):
         return batch.to(self.world.device)
 
     def prefetch(self, batch: Batch) -> None:
-        """A hint: this batch comes after the next `train_step`."""
+        """A hint: this batch comes after the next `train_step`. What can travel ahead does."""
+        self.rows.announce(batch, self.lookups(batch))
 
     def train_step(self, batch: Batch, lr: float | None = None) -> Tensor:
         """Forward, backward and update on this rank's slice; the mean loss of the global batch."""

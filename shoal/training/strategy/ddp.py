@@ -24,10 +24,6 @@ class DDP(Collective):
         super().__init__(world)
         self.fused = fused and self.world.device.type == "cpu"  # a GPU's kernels never write them
 
-    def prefetch(self, batch: Batch) -> None:
-        """Let rows that are far away be got ready."""
-        self.rows.announce(batch, self.lookups(batch))
-
     def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
         lr = self.lr(lr)
         sums = self.backward(parts, lr)

@@ -31,9 +31,9 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, tensor: Tensor, world: World) -> Tensor:
-        parts = [one[0] for one in world.exchange([tensor.detach().contiguous()])]
-        context.world, context.lengths = world, [len(part) for part in parts]
-        return torch.cat(parts)
+        joined, lengths = world.gather([tensor.detach().contiguous()])
+        context.world, context.lengths = world, [length for (length,) in lengths]
+        return joined[0]
 
     @staticmethod
     def backward(context: Any, grads: Tensor) -> tuple[Tensor, None]:

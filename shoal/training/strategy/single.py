@@ -28,10 +28,6 @@ class Single(Strategy):
     def make_rows(self, tables: dict[str, Table]) -> RowService:
         return LocalRows(self.make_leaves(tables, self.fused), self.rules, self.world.device)
 
-    def prefetch(self, batch: Batch) -> None:
-        """Let rows that are far away be got ready."""
-        self.rows.announce(batch, self.lookups(batch))
-
     def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
         lr, scale = self.lr(lr), 1.0
         if len(parts) == 1:
