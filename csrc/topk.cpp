@@ -17,6 +17,8 @@ constexpr size_t kGroup = 64, kPart = 8;
 typedef float Four __attribute__((vector_size(16)));
 typedef int32_t Ints __attribute__((vector_size(16)));
 
+constexpr float kLeast = -std::numeric_limits<float>::infinity();
+
 struct One {
   float value;
   int32_t place;
@@ -84,7 +86,11 @@ class Row {
  private:
   void load() {
     scratch_.resize(count_);
-    for (int32_t i = 0; i < count_; ++i) scratch_[i] = {values_[i], places_[i]};
+    for (int32_t i = 0; i < count_; ++i) {
+      // NaN is in no order: sorting would lose its way. It is never offered, but may be given.
+      const float value = values_[i] == values_[i] ? values_[i] : kLeast;
+      scratch_[i] = {value, places_[i]};
+    }
   }
 
   size_t k_, room_;
@@ -139,7 +145,7 @@ void topk_products(const TopK& kept, const float* queries, size_t dim, const flo
         for (int64_t& n = next[r]; n < masked.offsets[r + 1]; ++n) {
           const auto place = static_cast<size_t>(masked.places[n]);
           if (place >= first + wide) break;
-          if (place >= first) line[place - first] = -std::numeric_limits<float>::infinity();
+          if (place >= first) line[place - first] = kLeast;
         }
         Row row(kept, r, scratch);
         scan(row, line, wide, static_cast<int32_t>(first));
@@ -155,7 +161,7 @@ void topk_finish(const TopK& kept, float* values, int64_t* places) {
     Row row(kept, r, scratch);
     const auto& best = row.sorted();
     for (size_t i = 0; i < kept.k; ++i) {
-      values[i] = i < best.size() ? best[i].value : -std::numeric_limits<float>::infinity();
+      values[i] = i < best.size() ? best[i].value : kLeast;
       places[i] = i < best.size() ? best[i].place : 0;
     }
   }

@@ -105,7 +105,7 @@ def _fields(artifact: Artifact, asked: dict[str, Tensor]) -> dict[str, Tensor]:
     """Inputs to ask with, of the shapes that the graph takes."""
     if artifact.graph is None:
         return {artifact.user_field: asked[f"ids.{artifact.user_field}"].clone()}
-    found = {}
+    found: dict[str, Tensor] = {}
     for name, facts in artifact.graph.inputs.items():
         keys = (
             ("items",) if name == "items" else (f"ids.{name}", f"0.ids.{name}", f"0.dense.{name}")
