@@ -48,7 +48,7 @@ from shoal.runs.build import announce, build
 from shoal.runs.daily.decay import ages_after, save_ages
 from shoal.runs.daily.growth import save_vocabularies
 from shoal.runs.daily.start import begin
-from shoal.runs.daily.validation import validate_first
+from shoal.runs.daily.validation import keep_before, validate_first
 from shoal.runs.launching import train_once
 from shoal.training.run_folder import RunFolder, is_run_config, start_logging
 from shoal.training.trainer import Trainer
@@ -325,6 +325,7 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
             if config.start.decay.after:
                 last = None if config.start.run is None else Path(config.start.run)
                 save_ages(folder.path, ages_after(last, parts.dataset))
+            before = keep_before(folder.path, before)
         result = trainer.fit(shoal.STARTED)
         if before and world.is_main:
             result["before"] = before

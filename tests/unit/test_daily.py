@@ -302,6 +302,7 @@ def test_a_kill_changes_nothing(tmp_path: Path) -> None:
         assert process.wait() == (0 if number == signal.SIGTERM else -number)
         assert not Ledger(tmp_path / "out").entries[-1].done
     subprocess.run([*command, *words], check=True, **quiet)  # type: ignore[call-overload]
-    assert [one.done for one in Ledger(tmp_path / "out").entries] == [True] * 3
+    entries, whole = Ledger(tmp_path / "out").entries, Ledger(tmp_path / "whole").entries
+    assert [(one.done, one.before) for one in entries] == [(True, one.before) for one in whole]
     assert last_rows(tmp_path / "out") == last_rows(tmp_path / "whole")
     assert shoal.load(tmp_path / "exported" / "000003").kind == "clicks"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,10 @@ import numpy as np
 from shoal.data.dataset import Dataset
 from shoal.training.evaluation import Evaluator
 from shoal.training.trainer import Trainer
+from shoal.world.durable import replace_durably
 
 log = logging.getLogger("shoal")
+FILE = "before.json"  # in a run's folder: a run that is resumed cannot find it out again
 
 
 def validate_first(trainer: Trainer, dataset: Any) -> dict[str, float]:
@@ -32,3 +36,15 @@ def validate_first(trainer: Trainer, dataset: Any) -> dict[str, float]:
     values = evaluator.evaluate(trainer.model, "valid")
     log.info("before training: %s", values)
     return values
+
+
+def keep_before(folder: Path, before: dict[str, float]) -> dict[str, float]:
+    """Leave the metrics in a run's folder; where there are none, those that it has."""
+    if before:
+        replace_durably(folder / FILE, json.dumps(before).encode())
+        return before
+    try:
+        found = json.loads((folder / FILE).read_text())
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError):
+        return {}
