@@ -51,7 +51,7 @@ def train(
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Train from CONFIG.yaml files (and overrides); evaluate and test the best checkpoint."""
-    if follow is not None and "RANK" not in os.environ:
+    if follow is not None:
         return _follow(context.args, follow, start, output, export, every, once, trust)
     with importing():
         from shoal.launch.launched import follow_launcher, is_launched
