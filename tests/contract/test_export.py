@@ -33,8 +33,9 @@ from shoal.training.evaluation import Evaluator
 from shoal.world.world import World
 
 QUICK = ["UserKNN", "DIN"]
-FITTING = {  # what the models that multiply vectors take of the features
-    name: {**said, "dim": 4} if "dim" in said else said for name, said in FEATURES.items()
+FITTING = {  # of one width, for models that add or multiply vectors
+    name: {key: value for key, value in said.items() if key != "dim"}
+    for name, said in FEATURES.items()
 }
 
 
