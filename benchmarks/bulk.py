@@ -23,7 +23,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as implicit asks for
 import numpy as np
 import torch
 
-from shoal.runs.artifact.ranking import dot_products, rank
+from shoal.runs.artifact.ranking import DotProducts, rank
 
 CHUNK = 8192
 
@@ -58,7 +58,7 @@ def main() -> None:
         queries = torch.from_numpy(users[first : first + CHUNK])
         rows = np.repeat(np.arange(CHUNK), 20)
         taken = seen[first : first + CHUNK].reshape(-1)
-        fill = dot_products(queries, vectors)
+        fill = DotProducts(queries, vectors)
         return rank(fill, CHUNK, options.items, options.topk, (rows, taken))[0].numpy()
 
     by_implicit(0), by_shoal(0)

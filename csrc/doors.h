@@ -38,4 +38,11 @@ bool all_below(const T* values, size_t n, uint64_t limit) {
   return n == 0 || largest < limit;
 }
 
+// Whether offsets [n + 1] ascend from 0 or more to `limit` or less.
+inline bool ascend(const int64_t* offsets, size_t n, uint64_t limit) {
+  bool sound = offsets[0] >= 0 && static_cast<uint64_t>(offsets[n]) <= limit;
+  for (size_t i = 0; i < n; ++i) sound &= offsets[i] <= offsets[i + 1];
+  return sound;
+}
+
 }  // namespace shoal

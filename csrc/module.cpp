@@ -22,7 +22,7 @@ using namespace shoal;
 namespace {
 
 // What Python may call, and how. Raised whenever that changes, here and in shoal/world/core.py.
-constexpr int kInterface = 6;
+constexpr int kInterface = 7;
 
 // Fewer parts for little work: waking a thread costs what it does in some ten microseconds.
 int parts_for(size_t values, int threads) {
@@ -330,6 +330,7 @@ NB_MODULE(_core, m) {
   bind_dense(m);
   bind_layers(m);
   bind_softmax(m);
+  bind_topk(m);
   m.def("push", &push, release());
   // known: (num_users, num_items, bitmap or 0, keys, starts); table: (keep, alias) or zeros.
   m.def("draw_negatives", [](const Addresses& known, uint64_t key, const Addresses& table,

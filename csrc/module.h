@@ -28,5 +28,6 @@ void bind_lanes(nanobind::module_& m);
 void bind_dense(nanobind::module_& m);
 void bind_layers(nanobind::module_& m);
 void bind_softmax(nanobind::module_& m);
+void bind_topk(nanobind::module_& m);
 
 }  // namespace shoal

@@ -25,6 +25,9 @@ def export(
     tolerance: Annotated[
         float | None, typer.Option(help="How far answers may differ, as a part of the largest.")
     ] = None,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Write model.onnx too, checked with onnxruntime.")
+    ] = False,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Export a run's best checkpoint as an artifact that needs neither config nor data.
@@ -36,12 +39,15 @@ def export(
     with importing():
         from shoal.runs.artifact.export import export
 
-    found = export(run, to, rows, delta, histories, tolerance, trust)  # type: ignore[arg-type]
+    found = export(run, to, rows, delta, histories, tolerance, trust, onnx)  # type: ignore[arg-type]
     typer.echo(
         f"checked in a fresh process: answers differ by at most {found['largest_difference']:.3g} "
         f"({found['allowed']:.3g} allowed); rows ({rows}) "
         f"by at most {found['largest_row_error']:.3g}"
     )
+    if onnx:
+        worst = found["onnx_largest_difference"]
+        typer.echo(f"model.onnx: onnxruntime's answers differ by at most {worst:.3g}")
     typer.echo(f"artifact: {to}")
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+import shoal
 from shoal.command.arguments import (
     ONE_PROCESS,
     TRUST,
@@ -18,6 +19,7 @@ from shoal.command.arguments import (
     daily_arguments,
     key_of,
     run_arguments,
+    split_arguments,
 )
 from shoal.command.ending import leave, print_result
 from shoal.command.starting import importing, prepare_config
@@ -39,9 +41,22 @@ def train(
         str | None,
         typer.Option(help="Train on a Ray cluster: auto, its ADDRESS, or local."),
     ] = None,
+    follow: Annotated[
+        str | None,
+        typer.Option(help="With --from: train on the files of this folder as they come."),
+    ] = None,
+    export: Annotated[
+        str | None, typer.Option(help="With --follow: export into this folder.")
+    ] = None,
+    every: Annotated[str, typer.Option(help="With --export: how often, 30s, 10m, 2h.")] = "10m",
+    once: Annotated[
+        bool, typer.Option("--once", help="With --follow: end when no file is left.")
+    ] = False,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """Train from CONFIG.yaml files (and overrides); evaluate and test the best checkpoint."""
+    if follow is not None:
+        return _follow(context.args, follow, start, output, export, every, once, trust)
     with importing():
         prepare_config()
         from shoal.launch.launched import follow_launcher, is_launched
@@ -71,6 +86,47 @@ def train(
     if result and is_first() and not is_launched():
         print_result(result)
         typer.echo(f"run: {result['folder']}")
+
+
+def _follow(
+    words: list[str],
+    folder: str,
+    start: str | None,
+    output: str | None,
+    export: str | None,
+    every: str,
+    once: bool,
+    trust: bool,
+) -> None:
+    """`shoal train --follow`: files of a folder as they come."""
+    with importing():
+        from shoal.runs import run
+        from shoal.runs.daily.follow import Following, follow, seconds_of
+        from shoal.training.run_folder import start_logging
+
+    if start is None or output is None:
+        raise typer.BadParameter(
+            "--follow goes on from a run, into a folder: --from RUN --output FOLDER (the same "
+            "words continue it)"
+        )
+    files, overrides = split_arguments(words)
+    files, values = daily_arguments(start, None, output, files)
+    # Of a file there is one pass, and no second look: it was tested before.
+    values |= {"train.epochs": 1, "train.eval_every": 0, "start.test_first": True}
+    resolved = run.resolve(
+        files, overrides, values, "shoal train --follow", folder=start, trust=trust
+    )
+    start_logging(resolved.config.run.log_level)
+    asked = Following(
+        Path(folder), Path(output), Path(export) if export else None, seconds_of(every), once
+    )
+    try:
+        count = follow(resolved, asked, str(Path(start).absolute()), trust)
+    except shoal.Interrupted as error:
+        if error.number != signal.SIGTERM:
+            raise
+        return typer.echo("stopped; the same command goes on")
+    typer.echo(f"trained on {count} files: {output}")
 
 
 def launch(

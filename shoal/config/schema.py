@@ -6,7 +6,7 @@ The options of a model stand beside the model (a dataclass `Options` in its file
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Required
 
 from pydantic import BeforeValidator, ConfigDict, Field
 from typing_extensions import TypedDict
@@ -442,13 +442,37 @@ class LaunchSection(Section):
     )
 
 
+class PretrainedOptions(TypedDict, total=False):
+    """Vectors that the rows of a table begin with."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
+
+    file: Required[str]
+    frozen: bool
+
+
+class DecaySection(Section):
+    """What becomes of users and items that new data does not name any more."""
+
+    after: int = Field(
+        0, ge=0, description="days (runs that go on) without an interaction; 0: rows stay"
+    )
+    factor: float = Field(0.5, ge=0, lt=1, description="what a row is multiplied by, every day")
+
+
 class StartSection(Section):
     """What training begins with, where that is not nothing."""
 
     run: str | None = Field(None, description="folder of a run to go on from (`--from`)")
     words: str | None = Field(None, description="folder of a run whose ids keep their numbers")
-    pretrained: dict[str, str] = Field(
-        default_factory=dict, description="table -> FILE.npy; FILE.txt has the ids of its rows"
+    pretrained: dict[str, str | PretrainedOptions] = Field(
+        default_factory=dict,
+        description="table -> FILE.npy, or {file: FILE.npy, frozen: true}: rows stay as they are; "
+        "FILE.txt has the ids of its rows",
+    )
+    decay: DecaySection = Field(default_factory=DecaySection)
+    test_first: bool = Field(
+        False, description="evaluate on all of the new data before training on all of it"
     )
 
 

@@ -248,7 +248,7 @@ class ClickModel(Model):
         """The dense values: [b, num_dense], of no columns where there are none."""
         if not self.facts.num_dense:
             device = batch.flat_ids(next(iter(batch.ids))).device
-            return torch.empty(batch.size, 0, device=device)
+            return torch.zeros(batch.size, 0, device=device)
         if not self.facts.apart:
             return batch.dense["dense"]
         parts = [batch.dense[f.name].view(batch.size, f.width) for f in self.facts.numeric]

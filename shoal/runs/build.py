@@ -34,7 +34,7 @@ from shoal.embedding.optim.chosen import row_optimizer_names_of
 from shoal.models import find
 from shoal.models.base import Facts, Model
 from shoal.runs.daily.growth import grow
-from shoal.runs.daily.start import known_words
+from shoal.runs.daily.start import frozen_optimizer, known_words
 from shoal.training.averages import Averages
 from shoal.training.evaluation import ClickEvaluator, Evaluator
 from shoal.training.evaluation.clicks import TILE_ROWS
@@ -267,7 +267,7 @@ def set_up(config: Config, world: World, model: Model, make: MakeStrategy) -> St
     strategy = make(config.strategy, world, config.launch.join_timeout)
     strategy.setup(
         model,
-        config.train.optimizer,
+        frozen_optimizer(config),
         config.run.seed,
         config.train.clip_grad_norm,
         rows=config.rows,

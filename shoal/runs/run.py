@@ -46,8 +46,10 @@ from shoal.models.own import (
     refuse_while_running,
 )
 from shoal.runs.build import announce, build
+from shoal.runs.daily.decay import ages_after, save_ages
 from shoal.runs.daily.growth import save_vocabularies
 from shoal.runs.daily.start import begin
+from shoal.runs.daily.validation import keep_before, validate_first
 from shoal.runs.launching import train_once
 from shoal.training.run_folder import RunFolder, is_run_config, start_logging
 from shoal.training.trainer import Trainer
@@ -323,13 +325,17 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
         restored = resume and trainer.restore()
         if not restored and (config.start.run is not None or config.start.pretrained):
             begin(config, parts.strategy, parts.dataset, world)
-            before = validate_first(trainer)
+            before = validate_first(trainer, parts.dataset)
         if world.is_main:  # a run that is refused keeps the config that it was trained with
             folder.write_config(config_room.dump(config))
             if code is not None:
                 folder.keep_code(*code)
             if isinstance(parts.dataset, Dataset):
                 save_vocabularies(folder.path, parts.dataset)
+            if config.start.decay.after:
+                last = None if config.start.run is None else Path(config.start.run)
+                save_ages(folder.path, ages_after(last, parts.dataset))
+            before = keep_before(folder.path, before)
         result = trainer.fit(shoal.STARTED)
         if before and world.is_main:
             result["before"] = before
@@ -337,16 +343,6 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
         parts.strategy.close()
         log.info("run folder: %s", folder.path)
         return {**result, "folder": str(folder.path)}
-
-
-def validate_first(trainer: Trainer) -> dict[str, float]:
-    """Progressive validation: how well what was known foretells the new data, before it is seen."""
-    if not trainer.config.train.eval_every or trainer.config.start.run is None:
-        return {}
-    trainer.evaluator.check(["valid"])
-    values = trainer.evaluator.evaluate(trainer.model, "valid")
-    log.info("before training: %s", values)
-    return values
 
 
 def _leave(why: str) -> None:

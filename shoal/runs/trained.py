@@ -45,7 +45,8 @@ def open_config(
     values = {"strategy.graph": False, **(values or {})}  # steps are recorded for training alone
     resolved = resolve_run(folder, overrides, values, origin, trust)
     changed = dict(NO_RULES)  # nothing is counted, admitted or dropped
-    changed |= {"start.run": None, "start.pretrained": {}}  # all of it is in the checkpoints
+    # all of it is in the checkpoints
+    changed |= {"start.run": None, "start.pretrained": {}, "start.decay.after": 0}
     if resolved.config.start.words is not None:
         changed["start.words"] = str(folder)
     strategy = resolved.config.strategy

@@ -180,6 +180,24 @@ def products(core: Any, rng: random.Random) -> None:
     core.exponentials(at(rng, x), m, n, at(rng, highest), at(rng, totals), threads(rng))
 
 
+def topk(core: Any, rng: random.Random) -> None:
+    rows, k, columns = (rng.choice((0, 1, 3, 17, 300)) for _ in range(3))
+    room, dim = k + rng.choice((1, 5, 0)), rng.choice((1, 3, 8))
+    counts = numbers(rng, rows, room).astype(np.int32)
+    kept = floats(rng, rows, room), numbers(rng, rows * room, 50).astype(np.int32), counts
+    state = (rows, k, room, *(at(rng, one) for one in (*kept, floats(rng, rows))))
+    stride = columns + rng.choice((0, 2, -1))
+    scores = floats(rng, rows, max(stride, columns))
+    core.topk_add(*state, at(rng, scores), max(stride, 0), columns, rng.choice((0, 9, 2**31)))
+    filled = -(-columns // core.TOPK_BLOCK) * core.TOPK_BLOCK
+    offsets = np.sort(numbers(rng, rows + 1, 5))
+    masked = numbers(rng, 5, max(columns, 1)).astype(np.int32)
+    asked = at(rng, floats(rng, rows, dim)), dim, at(rng, floats(rng, filled, dim)), columns
+    core.topk_products(*state, *asked, at(rng, offsets), at(rng, masked), len(masked))
+    best, where = floats(rng, rows, k), numbers(rng, rows * k, 9)
+    core.topk_finish(*state, at(rng, best), at(rng, where))
+
+
 def pairs(core: Any, rng: random.Random) -> None:
     n, dim = rng.choice((0, 1, 5)), rng.choice((1, 3, 16, 20))
     made = [floats(rng, n, dim) for _ in range(6)]
@@ -316,7 +334,7 @@ CALLS: dict[str, Call] = {
     call.__name__: call
     for call in (
         *(make_table, rows_of_tables, read_and_write, life_of_a_table, products),
-        *(pairs, catalogue, codes, add_rows, negatives, slots, dense, wire),
+        *(topk, pairs, catalogue, codes, add_rows, negatives, slots, dense, wire),
         *((lanes,) if sys.platform == "linux" else ()),
     )
 }

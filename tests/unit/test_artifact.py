@@ -14,11 +14,11 @@ from exported import check_here, exported, train
 from safetensors.torch import load_file, save_file
 
 import shoal
-from shoal.runs.artifact import export, files
+from shoal.runs.artifact import export, files, ranking
 from shoal.runs.artifact.bulk import Job, recommend_chunk, recommend_many
 from shoal.runs.artifact.files import ArtifactError
 from shoal.runs.artifact.predict import predict_file
-from shoal.runs.artifact.ranking import dot_products, rank
+from shoal.runs.artifact.ranking import DotProducts, rank
 from shoal.runs.listing import list_runs
 from shoal.runs.trained import Trained
 
@@ -82,7 +82,7 @@ def test_known_users_are_recommended_what_the_run_recommends(
 def test_a_history_typed_by_hand_is_one_of_the_data(artifacts: dict[str, Path]) -> None:
     loaded = shoal.load(artifacts["SASRec"])
     for user in (3, 12, 60):
-        history = loaded.items.all[loaded.history_of(user)].tolist()
+        history = loaded.items.all[loaded.history_of(user).items].tolist()
         assert loaded.recommend(history=history) == loaded.recommend(loaded.users.all[user])
     assert len(loaded.recommend(history=["1"], topk=5)) == 5
     with pytest.raises(ValueError, match="cannot recommend for somebody new"):
@@ -93,7 +93,7 @@ def test_filters(artifacts: dict[str, Path]) -> None:
     loaded = shoal.load(artifacts["BPR"])
     user = loaded.users.all[5]
     best = [item for item, _ in loaded.recommend(user, topk=10)]
-    taken = set(loaded.items.all[loaded.history_of(5)])
+    taken = set(loaded.items.all[loaded.history_of(5).items])
     assert not taken & set(best)
     assert taken & {item for item, _ in loaded.recommend(user, topk=90, seen=True)}
     assert best[0] not in [item for item, _ in loaded.recommend(user, exclude=best[:1])]
@@ -237,7 +237,7 @@ def test_an_index_finds_most_of_it(artifacts: dict[str, Path], tmp_path: Path) -
     exact, scores = recommend_chunk(loaded, users, 10)
     found, near = recommend_chunk(loaded, users, 10, index=index)
     for row in range(len(users)):
-        assert not set(found[row]) & set(loaded.history_of(int(users[row])))
+        assert not set(found[row]) & set(loaded.history_of(int(users[row])).items)
     assert (exact == found).mean() > 0.9
     np.testing.assert_allclose(near[exact == found], scores[exact == found], rtol=1e-4)
 
@@ -261,17 +261,41 @@ def test_clicks_of_a_file(artifacts: dict[str, Path], tmp_path: Path) -> None:
     assert (tmp_path / "again.csv").read_text() == (tmp_path / "out.csv").read_text()
 
 
-def test_ranking_is_exact() -> None:
+@pytest.mark.parametrize("core", ["products", "scores", None])
+def test_ranking_is_exact(core: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranking, "MANY", 1 if core == "products" else 1 << 30)
+    if core is None:
+        monkeypatch.setattr(ranking, "_core", None)
+    elif ranking._core is None:
+        pytest.skip("the native core is not built")
+    monkeypatch.setattr(ranking, "CACHED", 1 << 14)  # several blocks
     torch.manual_seed(1)
     queries, vectors = torch.randn(300, 8), torch.randn(4001, 8)
     without = np.repeat(np.arange(300), 4), np.tile(np.array([0, 31, 32, 4000]), 300)
     scores = queries @ vectors.T
     scores[without[0], without[1]] = -torch.inf
     for topk in (1, 10, 50, 4001):
-        places, values = rank(dot_products(queries, vectors), 300, 4001, topk, without)
+        places, values = rank(DotProducts(queries, vectors), 300, 4001, topk, without)
         expected = torch.topk(scores, topk, dim=1)
         torch.testing.assert_close(values, expected.values)
         torch.testing.assert_close(scores.gather(1, places), expected.values)
+
+
+def test_of_equal_scores_the_first_items_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    if ranking._core is None:
+        pytest.skip("the native core is not built")
+    monkeypatch.setattr(ranking, "CACHED", 1 << 10)
+    scores = torch.randint(0, 3, (5, 2000), generator=torch.Generator().manual_seed(1)).float()
+    scores[4, 7:] = torch.nan  # a row with few scores; the rest of its list is empty
+
+    def fill(a: int, b: int, first: int, last: int, out: torch.Tensor) -> None:
+        out.copy_(scores[a:b, first:last])
+
+    places, values = rank(fill, 5, 2000, 20)
+    for row in range(4):
+        expected = np.argsort(-scores[row].numpy(), kind="stable")[:20]
+        assert places[row].tolist() == expected.tolist()
+    assert values[4, :7].isfinite().all() and values[4, 7:].isneginf().all()
 
 
 def test_runs_are_listed(runs: dict[str, Path]) -> None:
@@ -313,3 +337,34 @@ def test_every_strategy(
     assert json.loads((run / "result.json").read_text())["world_size"] == nproc
     found = shoal.export(run, tmp_path / "artifact")
     assert found["largest_difference"] <= found["allowed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["BPR", "SASRec", "DNN"])
+def test_onnx_answers_alike(model: str, runs: dict[str, Path], tmp_path: Path) -> None:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(name, reason="--onnx needs the extra `onnx`")
+    import onnxruntime
+
+    folder = tmp_path / "artifact"
+    found = shoal.export(runs[model], folder, onnx=True)
+    assert found["onnx_largest_difference"] < 1e-4
+    loaded = shoal.load(folder)
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+    names = {one.name for one in session.get_inputs()}
+    if model == "DNN":
+        return
+    users = np.array([3, 7, 12, 30, 31])  # another size than it was traced with
+    query = loaded.query_of_known(users)
+    (scores,) = session.run(None, {k: v.numpy() for k, v in query.items() if k in names})
+    expected = loaded._scores(query, np.arange(len(loaded.items)))
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_onnx_says_what_it_cannot(artifacts: dict[str, Path]) -> None:
+    from shoal.runs.artifact.onnx import _tables
+
+    loaded = shoal.load(artifacts["BPR"])
+    loaded.signature["rows"] = "int8"
+    with pytest.raises(ValueError, match="leave out --rows and --delta"):
+        _tables(loaded)

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +21,8 @@ import shoal
 from shoal.command import cli
 from shoal.config.schema import Config
 from shoal.runs.build import Parts, build
+from shoal.runs.daily.decay import ages_after
+from shoal.runs.daily.follow import Ledger, is_whole, seconds_of
 from shoal.runs.daily.growth import FILE, grow, read_vocabularies
 from shoal.runs.daily.start import begin
 from shoal.runs.run import resolve
@@ -136,3 +143,166 @@ def test_side_columns_grow_with_their_ids(root: Path) -> None:
     before = dataset.vocab["item_id"][dataset.inter["item_id"]]  # type: ignore[union-attr,index]
     assert (grown.vocab["item_id"][grown.inter["item_id"]] == before).all()  # type: ignore[index]
     assert grown.vocab["user_id"].tolist() == dataset.vocab["user_id"].tolist()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
+def test_frozen_vectors_stay(optimizer: str, root: Path, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    np.save(tmp_path / "items.npy", random.standard_normal((26, 16)).astype(np.float32))
+    given = {"item": {"file": str(tmp_path / "items.npy"), "frozen": True}}
+    more = {"start__pretrained": given, "train__optimizer__name": optimizer}
+    config, parts = parts_of(values_of("BPR", root, "day-1", **more))
+    begin(config, parts.strategy, parts.dataset, World())
+    before = {name: rows_by_word(parts, name) for name in parts.strategy.stores}
+    for batch in parts.reader.batches(0):
+        parts.strategy.train_step(batch)
+    for name, rows in before.items():
+        moved = [
+            not np.array_equal(row[0], rows_by_word(parts, name)[word][0])
+            for word, row in rows.items()
+        ]
+        assert any(moved) == (name == "user")
+
+
+def test_vectors_do_not_undo_what_was_learned(root: Path, tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    np.save(tmp_path / "items.npy", np.ones((2, 16), np.float32))
+    (tmp_path / "items.txt").write_text("i7\ni30\n")  # known on day 1, and new on day 2
+    more = {"start__pretrained": {"item": str(tmp_path / "items.npy")}}
+    shoal.run(config_dict=values_of("BPR", root, "day-1", run__output=str(first), **more))
+    learned = rows_by_word(Trained(first).parts, "item")["i7"][0]
+    assert not np.array_equal(learned, np.ones(16))
+    more |= {"start__run": str(first), "start__words": str(first)}
+    config, parts = parts_of(values_of("BPR", root, "day-2", **more))
+    begin(config, parts.strategy, parts.dataset, World())
+    now = rows_by_word(parts, "item")
+    np.testing.assert_array_equal(now["i7"][0], learned)
+    np.testing.assert_array_equal(now["i30"][0], np.ones(16))
+
+
+def test_rows_that_nobody_names_shrink(root: Path, tmp_path: Path) -> None:
+    decay = {"start__decay__after": 2, "start__decay__factor": 0.25}
+    folders = [tmp_path / f"run-{day}" for day in range(3)]
+    for number, (folder, day) in enumerate(zip(folders, ["day-1", "day-2", "day-2"])):
+        start = {"start__run": str(folders[number - 1]), "start__words": str(folders[number - 1])}
+        more = {"run__output": str(folder), **decay, **(start if number else {})}
+        shoal.run(config_dict=values_of("BPR", root, day, train__eval_every=0, **more))
+    runs = [rows_by_word(Trained(folder).parts, "user") for folder in folders]
+    for word in (f"u{n}" for n in range(10)):  # in day 1 alone
+        np.testing.assert_array_equal(runs[1][word][0], runs[0][word][0])
+        np.testing.assert_array_equal(runs[2][word][0], runs[0][word][0] * np.float32(0.25))
+    ages = ages_after(folders[2], Trained(folders[2]).parts.dataset)
+    assert ages["user_id"].max() == 3 and (ages["user_id"] == 0).sum() == 31
+
+
+# ---- following a folder -------------------------------------------------------------------------
+
+
+def write_clicks(path: Path, seed: int, samples: int = 400) -> None:
+    """Lines of slots, in a file that comes whole."""
+    random = np.random.default_rng(seed)
+    lines = []
+    for _ in range(samples):
+        a, b = random.integers(1, 30, 2)
+        lines.append(f"click:{int((a + b) % 3 == 0)} 1:{a} 2:{b}")
+    path.with_suffix(".tmp").write_text("\n".join(lines) + "\n")
+    path.with_suffix(".tmp").rename(path)
+
+
+def clicks_run(root: Path) -> Path:
+    write_clicks(root / "first.txt", 0)
+    values = {
+        **QUIET,
+        "model": "LR",
+        "data.format": "slots",
+        "data.clicks.train": str(root / "first.txt"),
+        "data.clicks.valid": str(root / "first.txt"),
+        "data.clicks.slots": ["1", "2"],
+        "data.clicks.dense": [],
+        "train.batch_size": 16,
+        "train.epochs": 1,
+        "train.optimizer.lr": 0.05,
+        "checkpoint.every_steps": 3,
+        "run.output": str(root / "first"),
+    }
+    shoal.run(config_dict=values)
+    return root / "first"
+
+
+def followed(root: Path, name: str, *more: str) -> list[str]:
+    words = ["train", "--follow", str(root / "in"), "--from", str(root / "first"), "--once"]
+    return [*words, "--output", str(root / name), *more]
+
+
+def last_rows(folder: Path) -> dict[int, tuple[float, ...]]:
+    """Rows of the last run of a folder that followed."""
+    run = folder / Ledger(folder).entries[-1].run
+    found = {}
+    for name, store in Trained(run).parts.strategy.stores.items():
+        for chunk in store.export():
+            for id_, row in zip(chunk.ids.tolist(), chunk.values.tolist()):
+                found[name, id_] = tuple(row)
+    return found  # type: ignore[return-value]
+
+
+def test_files_are_followed_each_once(tmp_path: Path) -> None:
+    clicks_run(tmp_path)
+    (tmp_path / "in").mkdir()
+    write_clicks(tmp_path / "in" / "b.txt", 2)
+    write_clicks(tmp_path / "in" / "a.txt", 1)
+    for name in (".c.txt", "d.tmp", "e.part"):
+        (tmp_path / "in" / name).write_text("not yet\n")
+    invoke = CliRunner().invoke
+    done = invoke(cli.app, followed(tmp_path, "out"), catch_exceptions=False)
+    assert done.exit_code == 0 and "trained on 2 files" in done.output
+    entries = Ledger(tmp_path / "out").entries
+    assert [(one.name, one.run, one.done) for one in entries] == [
+        ("a.txt", "000001", True),
+        ("b.txt", "000002", True),
+    ]
+    assert all(one.before["auc"] > 0 for one in entries)  # tested before it was learned from
+    write_clicks(tmp_path / "in" / "0.txt", 3)
+    done = invoke(cli.app, followed(tmp_path, "out"), catch_exceptions=False)
+    assert "trained on 1 files" in done.output
+    assert not (tmp_path / "out" / "000001").exists()  # older than what the last went on from
+    assert not is_whole(tmp_path / "in" / "d.tmp") and seconds_of("10m") == 600.0
+    with pytest.raises(ValueError, match="30s, 10m or 2h"):
+        seconds_of("ten")
+
+
+def test_interactions_are_followed(root: Path, tmp_path: Path) -> None:
+    shoal.run(config_dict=values_of("BPR", root, "day-1", run__output=str(tmp_path / "first")))
+    (tmp_path / "in").mkdir()
+    text = (root / "day-2" / "day-2.inter").read_text()
+    (tmp_path / "in" / "day-2.inter").write_text(text)
+    done = CliRunner().invoke(cli.app, followed(tmp_path, "out"), catch_exceptions=False)
+    assert done.exit_code == 0
+    (entry,) = Ledger(tmp_path / "out").entries
+    assert entry.done and entry.before["mrr@10"] > 0
+    assert len(Trained(tmp_path / "out" / entry.run).recommend("u39", 5)) == 5
+
+
+@pytest.mark.slow
+def test_a_kill_changes_nothing(tmp_path: Path) -> None:
+    clicks_run(tmp_path)
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        write_clicks(tmp_path / "in" / f"{number}.txt", number + 1, 4000)
+    command = [sys.executable, "-m", "shoal"]
+    quiet = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "stdout": subprocess.DEVNULL}
+    subprocess.run([*command, *followed(tmp_path, "whole")], check=True, **quiet)  # type: ignore[call-overload]
+    words = followed(tmp_path, "out", "--export", str(tmp_path / "exported"), "--every", "1s")
+    for number in (signal.SIGKILL, signal.SIGTERM):  # in the midst of the second file, then again
+        process = subprocess.Popen([*command, *words], **quiet)  # type: ignore[call-overload]
+        saved = tmp_path / "out" / "000002" / "checkpoints"
+        newest = max(saved.glob("step-*"), default=None)
+        while max(saved.glob("step-*"), default=None) == newest and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(number)
+        assert process.wait() == (0 if number == signal.SIGTERM else -number)
+        assert not Ledger(tmp_path / "out").entries[-1].done
+    subprocess.run([*command, *words], check=True, **quiet)  # type: ignore[call-overload]
+    entries, whole = Ledger(tmp_path / "out").entries, Ledger(tmp_path / "whole").entries
+    assert [(one.done, one.before) for one in entries] == [(True, one.before) for one in whole]
+    assert last_rows(tmp_path / "out") == last_rows(tmp_path / "whole")
+    assert shoal.load(tmp_path / "exported" / "000003").kind == "clicks"

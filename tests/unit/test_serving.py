@@ -89,7 +89,7 @@ def test_answers_are_the_models(running: Running) -> None:
     assert status == 200 and answer["artifact"] == "SASRec"
     found = [(one["item"], one["score"]) for one in answer["items"]]
     assert dict(found) == pytest.approx(dict(model.recommend(user, topk=5)))
-    history = model.items.all[model.history_of(9)].tolist()
+    history = model.items.all[model.history_of(9).items].tolist()
     again = running.call("POST", "/v1/recommend", {"history": history, "topk": 5})[1]
     assert again == answer
     items = [item for item, _ in found]

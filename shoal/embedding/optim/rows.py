@@ -182,7 +182,7 @@ class RowOptimizer:
                     raise ValueError(f"{called}: {key} is {value}; it must be in [0, 1)")
                 if not 0 <= one < math.inf:
                     raise ValueError(f"{called}: {key} is {value}; it must be 0 or more")
-        if not 0 < self.lr_factor < math.inf:
+        if not 0 <= self.lr_factor < math.inf:  # 0: rows that are frozen
             raise ValueError(f"{called}: the learning rate of rows must be above 0")
 
     def state_names(self) -> dict[str, Kind]:

@@ -38,7 +38,7 @@ class WukongLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         columns = x.transpose(1, 2)  # [b, dim, n]
         dots = torch.bmm(x, columns @ self.compress).flatten(1)  # X (X^T Y): no n * n
-        crossed = self.cross(self.dots_norm(dots)).view(len(x), self.crossed, self.dim)
+        crossed = self.cross(self.dots_norm(dots)).view(x.shape[0], self.crossed, self.dim)
         linear = self.linear(columns).transpose(1, 2)
         before = self.residual(columns).transpose(1, 2)
         return self.norm(torch.cat([crossed, linear], 1) + before)

@@ -23,6 +23,7 @@ class UserKNN(Model):
     trainable: ClassVar[bool] = False
     neighbours: Tensor  # [num_users, k]
     alike: Tensor  # [num_users, k]
+    pairs: Tensor  # user * num_items + item of all that was taken, ascending
 
     @dataclass
     class Options(Model.Options):
@@ -36,6 +37,9 @@ class UserKNN(Model):
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
         self.taken = Taken(facts.train_users, facts.train_items, facts.num_users, facts.num_items)
+        owner = owners(self.taken.lists(torch.arange(facts.num_users)))
+        pairs = owner * facts.num_items + self.taken.items
+        self.register_buffer("pairs", pairs, persistent=False)
         sizes = self.taken.starts.diff().float().sqrt()
         users = torch.arange(facts.num_users)
         others = self.taken.matrix(users)
@@ -50,6 +54,11 @@ class UserKNN(Model):
 
     def score(self, batch: Batch, items: Tensor) -> Tensor:
         users = batch.tensor(self.facts.user_field)
+        if torch.compiler.is_exporting():  # a graph has no sizes that depend on values
+            wanted = self.neighbours[users].unsqueeze(1) * self.facts.num_items
+            wanted = wanted + items.unsqueeze(-1)  # [b, n, k]
+            place = torch.searchsorted(self.pairs, wanted).clamp(max=self.pairs.shape[0] - 1)
+            return (self.alike[users].unsqueeze(1) * (self.pairs[place] == wanted)).sum(2)
         near, weights = self.neighbours[users], self.alike[users].reshape(-1)  # [b, k]
         lists = self.taken.lists(near.reshape(-1))
         owner = owners(lists)

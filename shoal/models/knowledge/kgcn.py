@@ -69,7 +69,7 @@ class KGCN(KnowledgeModel):
 
     def score(self, batch: Batch, items: Tensor) -> Tensor:
         users = self.embed.field(self.facts.user_field, batch)
-        every = items.expand(len(users), -1) if items.dim() == 1 else items
+        every = items.expand(users.shape[0], -1) if items.dim() == 1 else items
         return (self.seen_by(users, every) * users.unsqueeze(1)).sum(-1)
 
     def seen_by(self, users: Tensor, items: Tensor) -> Tensor:

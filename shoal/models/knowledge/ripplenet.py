@@ -80,7 +80,7 @@ class RippleNet(KnowledgeModel):
 
     def score(self, batch: Batch, items: Tensor) -> Tensor:
         users = batch.tensor(self.facts.user_field)
-        every = items.expand(len(users), -1) if items.dim() == 1 else items
+        every = items.expand(users.shape[0], -1) if items.dim() == 1 else items
         _, tails, sent = self._memory(users)
         return self._scores(every, tails, sent, users)
 
@@ -95,6 +95,8 @@ class RippleNet(KnowledgeModel):
 
     def _moved(self, vectors: Tensor, by: Tensor) -> Tensor:
         """R of each vector's relation times the vector: [..., d] of relations [...]."""
+        if torch.compiler.is_exporting():  # a graph has no sizes that depend on values
+            return torch.einsum("...d,...ed->...e", vectors, self.forms[by])
         flat = by.reshape(-1)
         order = flat.argsort(stable=True)  # a product for each relation, not one for each vector
         sizes = torch.bincount(flat, minlength=self.num_relations).tolist()

@@ -16,7 +16,7 @@ class GRU(nn.Module):
             nn.init.xavier_uniform_(weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        if len(x) == 0:  # torch's own refuses a batch without samples
+        if x.shape[0] == 0:  # torch's own refuses a batch without samples
             nothing = sum(weight.sum() * 0.0 for weight in self.gru.parameters())
             return x.new_zeros(0, x.shape[1], self.hidden) + x.sum() + nothing
         return self.gru(x)[0]

@@ -73,7 +73,7 @@ class Block(nn.Module):
         self.dropouts = nn.ModuleList(Dropout(options.hidden_dropout_prob) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        if len(x):  # a transform of nothing is refused
+        if x.shape[0]:  # a transform of nothing is refused
             waves = torch.fft.rfft(x, dim=1, norm="ortho") * torch.view_as_complex(self.filter)
             filtered = torch.fft.irfft(waves, n=x.shape[1], dim=1, norm="ortho")
         else:

@@ -173,3 +173,17 @@ def read_tensors(
             return {one: file.get_tensor(one) for one in names}
     except (SafetensorError, OSError) as error:
         raise ArtifactError(f"artifact {folder} is damaged: {name}: {error}") from error
+
+
+def chain(folder: Path, name: str, most: int) -> Iterable[str]:
+    """The names of all artifacts below a delta, as their signatures say, until one is whole."""
+    for _ in range(most + 1):
+        yield name
+        path = folder.parent / name
+        if not (path / MANIFEST).is_file():
+            return
+        below = read_json(path, SIGNATURE, read_manifest(path))
+        base = below.get("base")
+        if not isinstance(base, dict) or not is_plain_name(base.get("name")):
+            return
+        name = base["name"]

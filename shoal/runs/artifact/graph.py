@@ -6,7 +6,9 @@ below alone are known, and each only computes tensors from tensors:
 
     {"name": "linear", "op": "aten.linear.default", "args": [{"node": "x"}, {"node": "w"}]}
 
-Rows come in at nodes `shoal.lookup`: ids in, rows of a table out. The tables stay outside.
+Rows come in at nodes `shoal.lookup`: ids in, rows of a table out. The tables stay outside. Of a
+list for each sample, `shoal.pooled` has one row each, `shoal.listed` the rows of the last ids and
+`shoal.padded` those ids.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from torch import Tensor
 from shoal.data.batch import Jagged
 from shoal.runs.artifact.files import ArtifactError
 
-LOOKUP = "shoal.lookup"
+LOOKUP, POOLED, LISTED = "shoal.lookup", "shoal.pooled", "shoal.listed"
+PADDED = "shoal.padded"
 NODES = 100_000
 CHECKED = 64  # samples for which the next three hold
 ELEMENTS = 1 << 30  # numbers of one tensor that a graph makes
@@ -31,21 +34,22 @@ WORK = 1 << 41  # numbers and products that it computes in all
 LARGEST = 1 << 62  # number that is computed with
 ELSEWHERE = ("device", "layout", "pin_memory")  # where a tensor lies is the machine's affair
 _KNOWN = """
-    _log_softmax _safe_softmax _softmax _to_copy _unsafe_view abs adaptive_avg_pool1d add addmm
-    alias all amax amin any arange argmax argsort avg_pool1d avg_pool2d baddbmm batch_norm
-    bitwise_and bitwise_not bitwise_or bmm broadcast_tensors bucketize cat chunk clamp clamp_max
-    clamp_min clone constant_pad_nd contiguous conv1d conv2d cos cosine_similarity count_nonzero
-    cumsum detach div dot dropout einsum elu embedding eq exp expand expand_as flatten flip floor
-    floor_divide full full_like gather ge gelu glu group_norm gt hardtanh index index_select
-    isfinite isnan layer_norm le leaky_relu lift_fresh_copy linalg_vector_norm linear log log1p
-    log_softmax logical_and logical_not logical_or lt masked_fill matmul max max_pool1d max_pool2d
-    maximum mean min minimum mish mm mul mv native_layer_norm ne neg new_full new_ones new_zeros
-    norm ones ones_like outer pad permute pow prelu reciprocal relu remainder repeat
-    repeat_interleave reshape rms_norm rsqrt rsub scalar_tensor scaled_dot_product_attention scatter
-    scatter_add searchsorted select selu sigmoid sign silu sin slice softmax softplus sort split
-    split_with_sizes sqrt square squeeze stack sub sum swapaxes sym_numel sym_size t tanh tile to
-    topk transpose tril triu type_as unbind unflatten unfold unsqueeze view view_as where zeros
-    zeros_like
+    _fft_c2r _fft_r2c _log_softmax _safe_softmax _softmax _to_copy _unsafe_view abs
+    adaptive_avg_pool1d add addmm alias all amax amin any arange argmax argsort avg_pool1d
+    avg_pool2d baddbmm batch_norm bitwise_and bitwise_not bitwise_or bmm broadcast_tensors
+    bucketize cat chunk clamp clamp_max clamp_min clone constant_pad_nd contiguous conv1d conv2d
+    cos cosine_similarity count_nonzero cumsum detach div dot dropout einsum elu embedding eq
+    exp expand expand_as fft_irfft fft_rfft flatten flip floor floor_divide full full_like
+    gather ge gelu glu group_norm gru gt hardtanh index index_put index_select isfinite isnan
+    layer_norm le leaky_relu lift_fresh_copy linalg_vector_norm linear log log1p log_softmax
+    logical_and logical_not logical_or lt masked_fill matmul max max_pool1d max_pool2d maximum
+    mean min minimum mish mm mul mv native_layer_norm ne neg new_full new_ones new_zeros norm
+    ones ones_like outer pad permute pow prelu reciprocal relu remainder repeat
+    repeat_interleave reshape rms_norm rsqrt rsub scalar_tensor scaled_dot_product_attention
+    scatter scatter_add searchsorted select selu sigmoid sign silu sin slice softmax softplus
+    sort split split_with_sizes sqrt square squeeze stack sub sum swapaxes sym_numel sym_size t
+    tanh tile to topk transpose tril triu type_as unbind unflatten unfold unsqueeze view view_as
+    view_as_complex view_as_real where zeros zeros_like
 """
 _NUMBERS = "add sub mul floordiv mod neg ge le gt lt eq ne truediv"
 OPERATORS = frozenset(_KNOWN.split())
@@ -56,6 +60,8 @@ def _of_numbers(function: Callable) -> Callable:
 
     def checked(*numbers: Any) -> Any:
         for one in numbers:
+            if isinstance(one, torch.SymInt | torch.SymFloat):  # while a graph is traced again
+                continue
             if not isinstance(one, int | float) or abs(one) > LARGEST:
                 raise TypeError(f"a number is computed from {str(one)[:80]}")
         return function(*numbers)
@@ -86,14 +92,15 @@ DTYPES = {
 FORMATS = {
     str(one).removeprefix("torch."): one for one in (torch.contiguous_format, torch.preserve_format)
 }
-Lookup = Callable[[str, "Tensor | Jagged"], Tensor]
+# (table, ids, how rows of lists are pooled): rows
+Lookup = Callable[[str, "Tensor | Jagged", str], Tensor]
 
 
 class Lists:
-    """Ids of several per place, in the place of a tensor [b, s]: lookups sum their rows."""
+    """Ids of several per place, in the place of a tensor [b] or [b, s]: lookups sum their rows."""
 
-    def __init__(self, jagged: Jagged, places: int):
-        self.jagged, self.shape = jagged, (len(jagged) // places, places)
+    def __init__(self, jagged: Jagged, places: list[int]):
+        self.jagged, self.shape = jagged, (len(jagged) // math.prod(places), *places)
 
 
 class Graph:
@@ -116,7 +123,7 @@ class Graph:
         nodes = document["nodes"]
         if len(nodes) > NODES:
             raise ArtifactError(f"{self.where} has {len(nodes)} nodes; {NODES} are the most")
-        known = {*self.inputs, *self.constants}
+        known = {name for name, facts in self.inputs.items() if facts["used"]} | {*self.constants}
         self.steps = []
         for node in nodes:
             function = self._function(node["op"])
@@ -138,9 +145,9 @@ class Graph:
             self.last[number] = list(used - seen)
             seen |= used
 
-    def _function(self, name: str) -> Callable | None:
-        if name == LOOKUP:
-            return None
+    def _function(self, name: str) -> Callable | str:
+        if name in _LOOKUPS:
+            return name
         if name in PLAIN:
             return PLAIN[name]
         room, _, rest = name.partition(".")
@@ -160,12 +167,14 @@ class Graph:
         """The answer for inputs by name; `lookup` gives rows."""
         values: dict[str, Any] = dict(self.constants)
         for name, facts in self.inputs.items():
+            if not facts["used"]:
+                continue
             given = inputs[name]
-            values[name] = Lists(given, facts["shape"][1]) if isinstance(given, Jagged) else given
+            values[name] = Lists(given, facts["shape"][1:]) if isinstance(given, Jagged) else given
         for (name, function, args, kwargs, _), done in zip(self.steps, self.last):
             found = _resolve(args, values)
-            if function is None:
-                values[name] = _look_up(lookup, found[0], found[1])
+            if isinstance(function, str):
+                values[name] = _LOOKUPS[function](lookup, *found)
             elif found and isinstance(found[0], Lists):
                 values[name] = self._of_lists(function, found)
             else:
@@ -197,9 +206,8 @@ class Graph:
                 for (name, function, args, kwargs, _), done in zip(self.steps, self.last):
                     found = _resolve(args, values)
                     more = {key: _resolve(value, values) for key, value in kwargs.items()}
-                    if function is None:
-                        shape = [*found[0].shape, dims[found[1]]]
-                        values[name] = torch.empty(shape, device="meta")
+                    if isinstance(function, str):
+                        values[name] = _shape_of(function, dims, *found)
                     elif _makes(function):
                         values[name] = function(*found, **more, device="meta")
                     else:
@@ -236,7 +244,7 @@ def _flat(made: Any) -> list[Any]:
     return list(made) if isinstance(made, list | tuple) else [made]
 
 
-def _makes(function: Callable) -> bool:
+def _makes(function: Callable | str) -> bool:
     """Whether an operator makes a tensor from none: it must be told where."""
     if not isinstance(function, torch._ops.OpOverload):
         return False
@@ -245,16 +253,53 @@ def _makes(function: Callable) -> bool:
     return not takes and any(one.name == "device" for one in arguments)
 
 
-def _window(function: Callable | None, found: list[Any]) -> int:
+def _window(function: Callable | str, found: list[Any]) -> int:
     """How many numbers one of a pool is made from, at most; 1 for all others."""
     return math.prod(found[0].shape[2:]) if "pool" in str(function) else 1
 
 
-def _look_up(lookup: Lookup, ids: Tensor | Lists, table: str) -> Tensor:
+def _look_up(lookup: Lookup, ids: Tensor | Lists, table: str, _dim: int = 0) -> Tensor:
+    return _pooled(lookup, ids, table, 0, "sum")
+
+
+def _pooled(lookup: Lookup, ids: Tensor | Lists, table: str, _dim: int, how: str) -> Tensor:
     if isinstance(ids, Lists):
-        rows = lookup(table, ids.jagged)
+        rows = lookup(table, ids.jagged, how)
         return rows.view(*ids.shape, rows.shape[-1])
-    return lookup(table, ids)
+    return lookup(table, ids, how)
+
+
+def _listed(lookup: Lookup, ids: Tensor | Lists, table: str, _dim: int, length: int) -> Tensor:
+    lists = _one_each(ids)
+    rows = lookup(table, lists.values, "sum")
+    places = lists.places(length)
+    if not len(rows):
+        return rows.new_zeros(*places.shape, rows.shape[-1])
+    return torch.where(places[..., None] >= 0, rows[places.clamp(min=0)], 0.0)
+
+
+def _padded(_lookup: Lookup, ids: Tensor | Lists, length: int) -> Tensor:
+    return _one_each(ids).padded(length)
+
+
+def _one_each(ids: Tensor | Lists) -> Jagged:
+    return ids.jagged if isinstance(ids, Lists) else Jagged(ids, torch.arange(len(ids) + 1))
+
+
+_LOOKUPS: dict[str, Callable] = {
+    LOOKUP: _look_up,
+    POOLED: _pooled,
+    LISTED: _listed,
+    PADDED: _padded,
+}
+
+
+def _shape_of(kind: str, dims: Mapping[str, int], ids: Tensor, *rest: Any) -> Tensor:
+    """What a lookup would give, without memory."""
+    if kind == PADDED:
+        return torch.empty((*ids.shape, rest[0]), dtype=torch.int64, device="meta")
+    length = (rest[2],) if kind == LISTED else ()
+    return torch.empty((*ids.shape, *length, dims[rest[0]]), device="meta")
 
 
 class _Node(str):

@@ -20,7 +20,8 @@ from shoal.data.batch import Jagged
 from shoal.runs.artifact import files
 from shoal.runs.artifact.files import ArtifactError
 from shoal.runs.artifact.graph import Graph
-from shoal.runs.artifact.ranking import Fill, Pairs, dot_products, rank
+from shoal.runs.artifact.histories import FILE, History, Told, asked_at, padded, padded_times
+from shoal.runs.artifact.ranking import DotProducts, Fill, Pairs, plain, rank
 from shoal.runs.artifact.tables import RowTable
 from shoal.runs.artifact.words import Words
 
@@ -50,6 +51,8 @@ class Artifact:
         self.model, self.kind = str(signature["model"]), signature["kind"]
         if self.kind not in ("retrieval", "scorer", *GRAPHS):
             raise ArtifactError(f"artifact {self.folder} is damaged: kind {self.kind!r}")
+        if self.kind == "scorer" and signature["query"] != "items":
+            raise ArtifactError(f"artifact {self.folder} is of an older version; export it anew")
         self.tables = self._tables(check)
         self.graph: Graph | None = None
         if signature["graph"] is not None:
@@ -93,6 +96,11 @@ class Artifact:
         used = {name for name, facts in self.graph.inputs.items() if facts["used"]}
         return self.user_field not in used
 
+    @property
+    def reads_times(self) -> bool:
+        """Whether it reads when the items of a history were taken."""
+        return self._reads("history_time")
+
     def recommend(
         self,
         user: object = None,
@@ -101,9 +109,12 @@ class Artifact:
         exclude: Iterable[object] = (),
         only: Iterable[object] | None = None,
         seen: bool | None = None,
+        times: Sequence[int] | None = None,
     ) -> Ranking:
         """The best items for a user, or for a history (oldest first): [(item, score), ...].
 
+        times: of the history's items, in seconds, for models that read them; one more is when the
+        model is asked.
         seen: whether what was taken before may come again; by default as the model was trained.
         exclude, only: items that may not come; the items that alone may come.
         """
@@ -116,9 +127,10 @@ class Artifact:
             numbers = self.users.numbers([user])
             taken = self.history_of(int(numbers[0]))
         else:
-            numbers, taken = np.zeros(1, np.int64), self.typed(history)
+            numbers, taken = np.zeros(1, np.int64), self.typed(history, times)
         again = self.repeatable if seen is None else seen
-        pairs = np.concatenate([self.items.numbers(list(exclude)), *([] if again else [taken])])
+        out = [self.items.numbers(list(exclude)), *([] if again else [taken.items])]
+        pairs = np.concatenate(out)
         allowed = None if only is None else np.unique(self.items.numbers(list(only)))
         found, scores = self.rank(
             self.query(numbers, [taken]), topk, (np.zeros_like(pairs), pairs), allowed
@@ -137,10 +149,15 @@ class Artifact:
         query = self.query(numbers, [self.history_of(int(numbers[0]))])
         return self._scores(query, wanted)[0].tolist()
 
-    def score_history(self, history: Sequence[object], items: Sequence[object]) -> list[float]:
+    def score_history(
+        self,
+        history: Sequence[object],
+        items: Sequence[object],
+        times: Sequence[int] | None = None,
+    ) -> list[float]:
         """Scores of items for a history, oldest first."""
         self.needs_catalogue()
-        query = self.query(np.zeros(1, np.int64), [self.typed(history)])
+        query = self.query(np.zeros(1, np.int64), [self.typed(history, times)])
         return self._scores(query, self.items.numbers(items))[0].tolist()
 
     def vectors(self, what: str, words: Sequence[object]) -> Tensor:
@@ -160,10 +177,10 @@ class Artifact:
         own = self.vectors("item", [item])
         number = self.items.numbers([item])
         units = self._units
-        fill = dot_products(own / own.norm(dim=1, keepdim=True).clamp(min=1e-12), units)
+        fill = DotProducts(own / own.norm(dim=1, keepdim=True).clamp(min=1e-12), units)
         without = (np.zeros(2, np.int64), np.array([0, number[0]]))
         found, scores = rank(fill, 1, len(units), topk, without)
-        return self.named(*(one[0] for one in _plain(found, scores, None)))
+        return self.named(*(one[0] for one in plain(found, scores, None)))
 
     @cached_property
     def _units(self) -> Tensor:
@@ -176,23 +193,12 @@ class Artifact:
         return self.tables["item_vectors"].whole()
 
     @cached_property
-    def _histories(self) -> tuple[np.ndarray, np.ndarray] | None:
-        if "histories.safetensors" not in self.manifest["files"]:
+    def _histories(self) -> Told | None:
+        if FILE not in self.manifest["files"]:
             return None
-        found = files.read_tensors(self.folder, "histories.safetensors", self.manifest)
-        items, offsets = found["items"].numpy(), found["offsets"].numpy()
-        if (
-            offsets.dtype != np.int64
-            or len(offsets) != len(self.users) + 1
-            or offsets[0] != 0
-            or offsets[-1] != len(items)
-            or bool((np.diff(offsets) < 0).any())
-            or (len(items) and not 0 <= items.min() <= items.max() < len(self.items))
-        ):
-            raise ArtifactError(f"artifact {self.folder} is damaged: its histories")
-        return items, offsets
+        return Told(self.folder, self.manifest, len(self.users), len(self.items))
 
-    def history_of(self, user: int) -> np.ndarray:
+    def history_of(self, user: int) -> History:
         """What a known user took, oldest first: numbers of items."""
         if self._histories is None:
             if self.reads_histories or not self.repeatable:
@@ -200,26 +206,21 @@ class Artifact:
                     f"{self.folder} was exported without histories (--no-histories): give the "
                     "history yourself, or export again with them"
                 )
-            return np.zeros(0, np.int64)
-        items, offsets = self._histories
-        return items[offsets[user] : offsets[user + 1]].astype(np.int64)
+            return History(np.zeros(0, np.int64))
+        return self._histories.of(user)
 
     def seen_pairs(self, users: np.ndarray) -> Pairs:
         """What each of these users took, as pairs: place in `users` [m], item [m]."""
         if self._histories is None:
             self.history_of(0)
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        items, offsets = self._histories
-        lengths = offsets[users + 1] - offsets[users]
-        ends = np.cumsum(lengths)
-        flat = np.repeat(offsets[users] - (ends - lengths), lengths) + np.arange(lengths.sum())
-        return np.repeat(np.arange(len(users)), lengths), items[flat].astype(np.int64)
+        return self._histories.pairs(users)
 
     def prepare(self) -> None:
         """Read now what would else be read when it is first needed."""
         _ = self.catalogue, self._histories, self.users.find("")
 
-    def typed(self, history: Sequence[object]) -> np.ndarray:
+    def typed(self, history: Sequence[object], times: Sequence[int] | None = None) -> History:
         """Numbers of a history's items; refused by a model that does not read histories."""
         if not self.reads_histories:
             raise ValueError(
@@ -228,7 +229,13 @@ class Artifact:
                 "(shoal train --from), take a model that reads histories such as SASRec, or ask "
                 "for similar_items"
             )
-        return self.items.numbers(list(history))
+        items = self.items.numbers(list(history))
+        if times is None and self.reads_times:
+            raise ValueError(
+                f"{self.model} reads when items were taken: give times, in seconds, one for each "
+                "item, and behind them, if you like, that of the request"
+            )
+        return History(items, None if times is None else asked_at(times, len(items)))
 
     def needs_catalogue(self) -> None:
         """Refuse what a click model cannot answer."""
@@ -240,24 +247,25 @@ class Artifact:
 
     # ---- by numbers, many at a time -------------------------------------------------------------
 
-    def query(self, users: np.ndarray, histories: Sequence[np.ndarray] | None) -> dict[str, Tensor]:
+    def query(self, users: np.ndarray, histories: Sequence[History] | None) -> dict[str, Tensor]:
         """What the model is given to ask for users [b] with these histories, oldest first."""
         found = {self.user_field: torch.from_numpy(users)}
-        if self.graph is not None and "history" in self.graph.inputs:
+        if self._reads("history"):
             assert histories is not None
-            padded = np.zeros((len(users), self.max_len), np.int64)
-            for row, items in zip(padded, histories):
-                last = items[-self.max_len :]
-                row[: len(last)] = last
-            found["history"] = torch.from_numpy(padded)
+            found["history"] = torch.from_numpy(padded(histories, self.max_len))
+            if self.reads_times:
+                found["history_time"] = torch.from_numpy(padded_times(histories, self.max_len))
         return found
 
     def query_of_known(self, users: np.ndarray) -> dict[str, Tensor]:
         """The same for users that the model knows, with the histories that it has of them."""
         histories = None
-        if self.graph is not None and "history" in self.graph.inputs:
+        if self._reads("history"):
             histories = [self.history_of(int(user)) for user in users]
         return self.query(users, histories)
+
+    def _reads(self, field: str) -> bool:
+        return self.graph is not None and field in self.graph.inputs
 
     def rank(
         self,
@@ -283,13 +291,13 @@ class Artifact:
             rows, banned = rows[inside], place[inside]
         with torch.inference_mode():
             found, scores = rank(self._fill(query, allowed), size, num_items, topk, (rows, banned))
-        return _plain(found, scores, allowed)
+        return plain(found, scores, allowed)
 
     def _fill(self, query: Mapping[str, Tensor], allowed: np.ndarray | None) -> Fill:
         ids = None if allowed is None else torch.from_numpy(allowed)
         if self.kind == "retrieval":
             vectors = self.catalogue if ids is None else self.catalogue[ids]
-            return dot_products(self.queries(query), vectors)
+            return DotProducts(self.queries(query), vectors)
 
         def fill(a: int, b: int, first: int, last: int, out: Tensor) -> None:
             part = {name: value[a:b] for name, value in query.items()}
@@ -309,16 +317,14 @@ class Artifact:
         return self.tables["query_vectors"].rows(users)
 
     def _pair_scores(self, query: Mapping[str, Tensor], items: Tensor) -> Tensor:
-        """Scores of items [n] for every query: [b, n], pairs at a time."""
+        """Scores of items [n] for every query: [b, n], so many pairs at a time."""
         assert self.graph is not None
-        size, parts = len(query[self.user_field]), []
-        step = max(1, PAIRS // max(1, size))
-        for first in range(0, len(items), step):
-            some = items[first : first + step]
-            pairs = {name: one.repeat_interleave(len(some), 0) for name, one in query.items()}
-            pairs["items"] = some.repeat(size)
-            parts.append(self.graph(pairs, self._look_up).view(size, len(some)))
-        return torch.cat(parts, 1) if parts else torch.zeros(size, 0)
+        size = len(query[self.user_field])
+        parts = [
+            self.graph({**query, "items": some}, self._look_up)
+            for some in items.split(max(1, PAIRS // max(1, size)))
+        ]
+        return torch.cat(parts, 1) if len(items) else torch.zeros(size, 0)
 
     def _scores(self, query: Mapping[str, Tensor], items: np.ndarray) -> Tensor:
         """Scores of items [n] for every query: [b, n]."""
@@ -328,17 +334,18 @@ class Artifact:
             vectors = self.tables["item_vectors"].rows(torch.from_numpy(items))
             return self.queries(query) @ vectors.T
 
-    def _look_up(self, table: str, ids: Tensor | Jagged) -> Tensor:
-        return self.tables[table].pooled(ids)
+    def _look_up(self, table: str, ids: Tensor | Jagged, how: str) -> Tensor:
+        return self.tables[table].pooled(ids, how)
 
     # ---- click models ---------------------------------------------------------------------------
 
     def logits(self, fields: Mapping[str, Tensor | Jagged]) -> Tensor:
-        """The log odds of a click of samples, by field: [b]."""
+        """The log odds of a click of samples, by field: [b]; [b, labels] of several labels."""
         if self.kind not in GRAPHS:
             raise ValueError(f"{self.model} ranks items: it predicts no clicks; use recommend")
         assert self.graph is not None
-        missing = self.graph.inputs.keys() - fields.keys()
+        used = {name for name, facts in self.graph.inputs.items() if facts["used"]}
+        missing = used - fields.keys()
         if missing:
             word = min(missing)
             raise ValueError(f"samples have no {word!r}{did_you_mean(word, fields)}")
@@ -350,23 +357,27 @@ class Artifact:
         return self.logits({name: torch.as_tensor(one) for name, one in inputs.items()})
 
     def predict(self, fields: Mapping[str, Tensor | Jagged]) -> Tensor:
-        """The probability of a click of samples, by field: [b]."""
-        return torch.sigmoid(self.logits(fields).double())
+        """The probability of a click of samples, by field: [b]; of several labels [b, labels].
 
+        A label that was learned as any number (loss: squared) is told as it is.
+        """
+        logits = self.logits(fields).double()
+        chances = torch.sigmoid(logits)
+        for column, (_, loss) in enumerate(self.labels):
+            if loss != "logistic":
+                chances.view(len(logits), -1)[:, column] = logits.view(len(logits), -1)[:, column]
+        return chances
 
-def _plain(
-    found: Tensor, scores: Tensor, allowed: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Places -> numbers of items, 0 where none was left."""
-    places, values = found.numpy(), scores.numpy()
-    items = places if allowed is None else allowed[places]
-    return np.where(np.isneginf(values), 0, items), values
+    @property
+    def labels(self) -> list[list[str]]:
+        """Names of what a click model predicts, and how each was learned."""
+        return self.signature["labels"]
 
 
 def open_base(folder: Path, base: Mapping[str, Any], check: bool = True) -> Artifact:
     """The artifact that a delta builds upon: it lies beside it, and is the very same one."""
     name = base["name"]
-    if not files.is_plain_name(name) or len(list(_chain(folder, name))) > DELTAS:
+    if not files.is_plain_name(name) or len(list(files.chain(folder, name, DELTAS))) > DELTAS:
         raise ArtifactError(f"artifact {folder} is damaged: its base {name!r} cannot be")
     path = folder.parent / name
     if not path.is_dir():
@@ -378,20 +389,6 @@ def open_base(folder: Path, base: Mapping[str, Any], check: bool = True) -> Arti
     if found.manifest["sha256"] != base["sha256"]:
         raise ArtifactError(f"artifact {folder} is a delta of another {name}; export it anew")
     return found
-
-
-def _chain(folder: Path, name: str) -> Iterable[str]:
-    """The names of all artifacts below a delta, as their signatures say, until one is whole."""
-    for _ in range(DELTAS + 1):
-        yield name
-        path = folder.parent / name
-        if not (path / files.MANIFEST).is_file():
-            return
-        below = files.read_json(path, files.SIGNATURE, files.read_manifest(path))
-        base = below.get("base")
-        if not isinstance(base, dict) or not files.is_plain_name(base.get("name")):
-            return
-        name = base["name"]
 
 
 def load(folder: str | Path) -> Artifact:

@@ -9,11 +9,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from shoal.data.batch import Batch, Jagged
 from shoal.data.clicks import ClickLog, Layout
+from shoal.data.clicks.apart import slot
 from shoal.data.packed import open_text
 from shoal.runs.artifact.bulk import SUFFIXES, join_parts, write_part
 from shoal.runs.artifact.loaded import Artifact
@@ -27,6 +29,7 @@ def predict_file(folder: str | Path, source: str | Path, output: str | Path) -> 
     artifact, path = Artifact(folder), Path(output)
     if artifact.kind != "clicks":
         raise ValueError(f"{artifact.model} ranks items: it predicts no clicks; use recommend")
+    layout_of(artifact)
     if path.suffix not in SUFFIXES:
         raise ValueError(f"--output {path} must end in {', '.join(SUFFIXES)}")
     if not Path(source).is_file():
@@ -48,12 +51,35 @@ def predict_file(folder: str | Path, source: str | Path, output: str | Path) -> 
     return count
 
 
-def _chances(artifact: Artifact, source: Path, scratch: Path) -> Iterator[np.ndarray]:
+def layout_of(artifact: Artifact) -> Layout:
+    """The columns of the click log that a model was trained on."""
     facts = artifact.signature["layout"]
-    layout = Layout(
+    if facts is None:
+        raise ValueError(
+            f"{artifact.model} was trained on interactions with features, and their words are not "
+            "part of the artifact; give encoded fields to shoal.load(...).predict"
+        )
+    return Layout(
         *(tuple(facts["slots"]), tuple(facts["dense"]), facts["label"]),
         *(facts["rows"], facts["others"]),
     )
+
+
+def apart(artifact: Artifact, layout: Layout, batch: Batch) -> dict[str, Tensor | Jagged]:
+    """The fields of a batch as the model reads them: all slots, or a field for each feature."""
+    fields: dict[str, Tensor | Jagged] = {**batch.ids, **batch.dense}
+    for name, column in artifact.signature["apart"].items():
+        if column in layout.slots:
+            fields[name] = slot(batch.ids["slots"], layout.slots.index(column), batch)
+        else:
+            places = [k for k, one in enumerate(layout.dense) if one == column]
+            dense = batch.dense["dense"][:, places]
+            fields[name] = dense[:, 0] if len(places) == 1 else dense
+    return fields
+
+
+def _chances(artifact: Artifact, source: Path, scratch: Path) -> Iterator[np.ndarray]:
+    layout = layout_of(artifact)
     form, separator = artifact.signature["format"], artifact.signature["separator"]
     if form == "planted_clicks":  # generated clicks are written as lines of slots
         form = "slots"
@@ -61,8 +87,7 @@ def _chances(artifact: Artifact, source: Path, scratch: Path) -> Iterator[np.nda
     for block in ClickLog([file], form, layout, None, separator).blocks(file):
         for first in range(0, len(block), CHUNK):
             batch = block.samples(first, min(first + CHUNK, len(block))).batch()
-            fields: dict[str, Any] = {**batch.ids, **batch.dense}
-            yield artifact.predict(fields).numpy()
+            yield artifact.predict(apart(artifact, layout, batch)).numpy()
 
 
 def _with_labels(source: Path, form: str, label: str, separator: str, scratch: Path) -> Path:

@@ -1,7 +1,11 @@
 """Exact top-k of a catalogue, for a tile of queries at a time.
 
+With the native core a block of scores is looked at once, while it is in the cache: each query keeps
+what is above its k-th best so far (csrc/topk.h). Of many queries the core makes the products, too,
+a few at a time. Without it:
+
     scores   a block of items at a time, into one buffer [tile, items]
-    groups   the largest score of every 32 items next to each other, while the block is in the cache
+    groups   the largest score of every 32 items next to each other
     best     the k largest items lie in the k groups of the largest maxima: only those are ranked
 
 So the costly part of a top-k, looking at every score more than once, is left out.
@@ -17,8 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.world.core import load_core
+
+_core = load_core()
 TILE = 128  # queries at a time
 BLOCK = 1 << 15  # items at a time
+CACHED = 1 << 17  # scores of a block that stays in the cache: 512 KiB
+MANY = 1024  # queries for which the catalogue is laid out anew
+WIDEST = 512  # vectors of which a block stays in the cache
+ROOM = 64  # that a query keeps beyond 2 * k before the k best are told apart
 GROUP = 32
 BUFFER = 1 << 27  # scores held at a time, at most: 512 MiB
 Fill = Callable[[int, int, int, int, Tensor], None]  # first and last query, and item, where to
@@ -30,13 +41,26 @@ def tile_of(num_items: int) -> int:
     return max(1, min(TILE, BUFFER // max(1, num_items)))
 
 
-def dot_products(queries: Tensor, vectors: Tensor) -> Fill:
+class DotProducts:
     """Scores as dot products: queries [b, d], vectors [n, d]."""
 
-    def fill(a: int, b: int, first: int, last: int, out: Tensor) -> None:
-        torch.mm(queries[a:b], vectors[first:last].T, out=out)
+    def __init__(self, queries: Tensor, vectors: Tensor):
+        self.queries, self.vectors = queries, vectors
 
-    return fill
+    def __call__(self, a: int, b: int, first: int, last: int, out: Tensor) -> None:
+        torch.mm(self.queries[a:b], self.vectors[first:last].T, out=out)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the core can multiply them, and a block of vectors stays in the cache."""
+        both = self.queries.dtype, self.vectors.dtype
+        return self.vectors.shape[1] <= WIDEST and both == (torch.float32, torch.float32)
+
+    def blocks(self) -> Tensor:
+        """The vectors as the core multiplies by them: [n / block, d, block], filled up with 0."""
+        wide = _core.TOPK_BLOCK
+        filled = torch.nn.functional.pad(self.vectors, (0, 0, 0, -len(self.vectors) % wide))
+        return filled.view(-1, wide, filled.shape[1]).transpose(1, 2).contiguous()
 
 
 def rank(
@@ -47,7 +71,11 @@ def rank(
     Places of the items that `without` names have the score -inf, at the end.
     """
     topk = min(topk, num_items)
-    tile = tile_of(num_items)
+    quick = _core is not None and topk * GROUP * 2 <= num_items < 1 << 31
+    tile = TILE if quick else tile_of(num_items)
+    blocks: Tensor | None = None
+    if quick and isinstance(fill, DotProducts) and num_queries >= MANY and fill.fits:
+        blocks = fill.blocks()
     places = torch.empty(num_queries, topk, dtype=torch.int64)
     values = torch.empty(num_queries, topk)
     if without is not None:
@@ -57,15 +85,22 @@ def rank(
 
     def work(a: int) -> None:
         b = min(a + tile, num_queries)
-        try:
-            buffer = free.get_nowait()
-        except Empty:
-            buffer = torch.empty(min(tile, num_queries), num_items)
         pairs = None
         if without is not None:
             low, high = np.searchsorted(without[0], (a, b))
             rows, items = without[0][low:high] - a, without[1][low:high]
             pairs = torch.from_numpy(rows), torch.from_numpy(items)
+        if blocks is not None:
+            queries = fill.queries[a:b].contiguous()  # type: ignore[attr-defined]
+            places[a:b], values[a:b] = _multiply(queries, blocks, num_items, topk, pairs)
+            return
+        if quick:
+            places[a:b], values[a:b] = _keep_best(fill, a, b, num_items, topk, pairs)
+            return
+        try:
+            buffer = free.get_nowait()
+        except Empty:
+            buffer = torch.empty(min(tile, num_queries), num_items)
         places[a:b], values[a:b] = _rank_tile(fill, a, b, buffer[: b - a], topk, pairs)
         free.put(buffer)
 
@@ -94,6 +129,66 @@ def each(work: Callable[[int], None], tiles: range) -> None:
         torch.set_num_threads(threads)
 
 
+def _kept(size: int, topk: int) -> tuple[tuple[int, ...], tuple[Tensor, ...]]:
+    """What the core keeps of so many queries: its arguments, and the tensors that they point at."""
+    room = 2 * topk + ROOM
+    kept = torch.empty(size, room), torch.empty(size, room, dtype=torch.int32)
+    more = torch.zeros(size, dtype=torch.int32), torch.full((size,), -torch.inf)
+    tensors = (*kept, *more)
+    return (size, topk, room, *(one.data_ptr() for one in tensors)), tensors
+
+
+def _finish(state: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    size, topk = state[:2]
+    values, places = torch.empty(size, topk), torch.empty(size, topk, dtype=torch.int64)
+    _core.topk_finish(*state, values.data_ptr(), places.data_ptr())
+    return places, values
+
+
+def _multiply(
+    queries: Tensor,
+    blocks: Tensor,
+    num_items: int,
+    topk: int,
+    pairs: tuple[Tensor, Tensor] | None,
+) -> tuple[Tensor, Tensor]:
+    """Products and all by the native core: queries [b, d]."""
+    size, dim = queries.shape
+    offsets = torch.zeros(size + 1, dtype=torch.int64)
+    masked = torch.empty(0, dtype=torch.int32)
+    if pairs is not None:
+        order = (pairs[0] * num_items + pairs[1]).argsort()
+        masked = pairs[1][order].int()
+        torch.cumsum(torch.bincount(pairs[0], minlength=size), 0, out=offsets[1:])
+    state, _alive = _kept(size, topk)
+    asked = (queries.data_ptr(), dim, blocks.data_ptr(), num_items)
+    _core.topk_products(*state, *asked, offsets.data_ptr(), masked.data_ptr(), len(masked))
+    return _finish(state)
+
+
+def _keep_best(
+    fill: Fill, a: int, b: int, num_items: int, topk: int, pairs: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor]:
+    """By the native core: what `_rank_tile` gives, of equal scores the lower place first."""
+    size, step = b - a, max(1, CACHED // (b - a))
+    state, _alive = _kept(size, topk)
+    buffer = torch.empty(size * min(step, num_items))
+    starts = torch.arange(0, num_items + step, step)
+    if pairs is not None:
+        order = pairs[1].argsort()
+        rows, items = pairs[0][order], pairs[1][order]
+        bounds = torch.searchsorted(items, starts).tolist()
+    for number, first in enumerate(range(0, num_items, step)):
+        last = min(first + step, num_items)
+        block = buffer[: size * (last - first)].view(size, last - first)
+        fill(a, b, first, last, block)
+        if pairs is not None and bounds[number] < bounds[number + 1]:
+            inside = slice(bounds[number], bounds[number + 1])
+            block[rows[inside], items[inside] - first] = -torch.inf
+        _core.topk_add(*state, block.data_ptr(), last - first, last - first, first)
+    return _finish(state)
+
+
 def _rank_tile(
     fill: Fill, a: int, b: int, scores: Tensor, topk: int, pairs: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor]:
@@ -119,3 +214,12 @@ def _rank_tile(
     found = scores.gather(1, chosen.clamp(max=num_items - 1)).masked_fill_(outside, -torch.inf)
     values, column = torch.topk(found, topk, dim=1)
     return chosen.gather(1, column), values
+
+
+def plain(
+    found: Tensor, scores: Tensor, allowed: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Places -> numbers of items, 0 where none was left."""
+    places, values = found.numpy(), scores.numpy()
+    items = places if allowed is None else allowed[places]
+    return np.where(np.isneginf(values), 0, items), values

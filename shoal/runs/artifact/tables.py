@@ -133,12 +133,12 @@ class RowTable:
         flat = ids.reshape(-1)
         return self._flat(flat).view(*ids.shape, self.dim)
 
-    def pooled(self, ids: Tensor | Jagged) -> Tensor:
-        """The same; rows of lists are summed: [lists, dim]."""
+    def pooled(self, ids: Tensor | Jagged, how: Any = "sum") -> Tensor:
+        """The same; rows of lists are pooled: [lists, dim]."""
         if isinstance(ids, Tensor):
             return self.rows(ids)
         rows = self._flat(ids.values)
-        return pool_rows(rows, ids.values, ids.offsets, "sum", ids.weights, self.table.padding)
+        return pool_rows(rows, ids.values, ids.offsets, how, ids.weights, self.table.padding)
 
     def whole(self) -> Tensor:
         """Every row of a table without a list of ids [size, dim], float32: no copy where it can."""

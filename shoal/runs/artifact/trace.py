@@ -1,6 +1,7 @@
 """Trace: from a model to the graph of one of its answers, by torch.export.
 
-While it is traced, the model's embeddings read from `Cut`, which puts a node where rows come in.
+While it is traced, the model's embeddings read from `Cut`, which puts a node where rows come in. A
+field that holds a list for each sample is one input; what is read of it is a node as well.
 """
 
 from __future__ import annotations
@@ -8,26 +9,93 @@ from __future__ import annotations
 import math
 import operator
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
+from shoal.data.batch import Batch, Jagged
 from shoal.embedding.module import Embeddings
 from shoal.embedding.service import Gradients, Lookup, RowService
 from shoal.embedding.store import Every
-from shoal.runs.artifact.graph import DTYPES, ELSEWHERE, LOOKUP, OPERATORS, PLAIN
+from shoal.models.base import Model
+from shoal.models.nn.item_features import ItemFeatures
+from shoal.runs.artifact.graph import (
+    DTYPES,
+    ELSEWHERE,
+    LISTED,
+    LOOKUP,
+    OPERATORS,
+    PADDED,
+    PLAIN,
+    POOLED,
+)
 
 ASSERTIONS = ("_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range")
+OURS = (LOOKUP, POOLED, LISTED, PADDED)
+FEATURES = "item_features"  # the table of what a model makes of items' features
 _library = torch.library.Library("shoal", "DEF")
 _library.define("lookup(Tensor ids, str table, int dim) -> Tensor")
+_library.define("pooled(Tensor ids, str table, int dim, str how) -> Tensor")
+_library.define("listed(Tensor ids, str table, int dim, int length) -> Tensor")
+_library.define("padded(Tensor ids, int length) -> Tensor")
 
 
 @torch.library.register_fake("shoal::lookup", lib=_library)
 def _(ids: Tensor, table: str, dim: int) -> Tensor:
     return ids.new_empty([*ids.shape, dim], dtype=torch.float32)
+
+
+@torch.library.register_fake("shoal::pooled", lib=_library)
+def _(ids: Tensor, table: str, dim: int, how: str) -> Tensor:
+    return ids.new_empty([*ids.shape, dim], dtype=torch.float32)
+
+
+@torch.library.register_fake("shoal::listed", lib=_library)
+def _(ids: Tensor, table: str, dim: int, length: int) -> Tensor:
+    return ids.new_empty([*ids.shape, length, dim], dtype=torch.float32)
+
+
+@torch.library.register_fake("shoal::padded", lib=_library)
+def _(ids: Tensor, length: int) -> Tensor:
+    return ids.new_empty([*ids.shape, length])
+
+
+@dataclass(frozen=True)
+class _List(Jagged):
+    """A list for each sample while a graph is traced: `values` stands for all of it, [b]."""
+
+    def padded(self, length: int) -> Tensor:
+        return torch.ops.shoal.padded(self.values, length)
+
+
+def _pooled(embed: Embeddings, field: str, batch: Batch, how: str = "sum") -> Tensor:
+    ids, table = batch.ids[field], embed.fields[field]
+    if isinstance(ids, _List):
+        return torch.ops.shoal.pooled(ids.values, table.name, table.dim, how)
+    return Embeddings.pooled(embed, field, batch, how)  # type: ignore[arg-type]
+
+
+def _listed(embed: Embeddings, field: str, batch: Batch, length: int) -> Tensor:
+    ids, table = batch.ids[field], embed.fields[field]
+    if isinstance(ids, _List):
+        return torch.ops.shoal.listed(ids.values, table.name, table.dim, length)
+    return Embeddings.listed(embed, field, batch, length)
+
+
+def item_features(model: Model) -> dict[str, ItemFeatures]:
+    """Table of the artifact -> what makes its rows of items' features."""
+    found = [one for one in model.modules() if isinstance(one, ItemFeatures)]
+    return {FEATURES + (str(k) if k else ""): one for k, one in enumerate(found)}
+
+
+def _of_features(name: str, number: int, dim: int, ids: Tensor) -> Tensor:
+    rows = torch.ops.shoal.lookup(ids, name, number * dim)
+    return rows.view(*ids.shape, number, dim)
 
 
 class Cut(RowService):
@@ -66,31 +134,28 @@ def trace(
     batch: Batch,
     answer: Callable[[Batch], Tensor],
     more: dict[str, Tensor] | None = None,
+    lists: Collection[str] = (),
 ) -> Traced:
     """The graph of answer(batch), for batches of any size like the given one; and its tensors.
 
-    `more` are further inputs [b], which answer finds among the batch's ids.
+    `more` are further inputs [n], which answer finds among the batch's ids; `lists` are the fields
+    that hold a list for each sample, of which the batch given here has one id each.
     """
     ids = {name: batch.tensor(name) for name in batch.ids} | (more or {})
     fields = {**ids, **batch.dense}
-    embeddings = [one for one in model.modules() if isinstance(one, Embeddings)]
-    services = [one.service for one in embeddings]
-    numbers = [one._numbers for one in embeddings]
-    was_training = model.training
-    model.eval()
-    try:
-        for one, service in zip(embeddings, services):
-            one.attach(Cut(service.stores))
+    with ExitStack() as stack:
+        _cut(model, stack)
         failures = []
         for whole in (True, False):  # some models plan their blocks by the size of a batch
 
             def call(given: dict[str, Tensor], whole: bool = whole) -> Tensor:
                 size = next(iter(given.values())).shape[0] if whole else 1
-                mine = {name: given[name] for name in ids}
-                return answer(Batch(size, dict(mine), {k: given[k] for k in batch.dense}))
+                mine: dict[str, Tensor | Jagged] = {name: given[name] for name in ids}
+                mine |= {name: _List(given[name], given[name]) for name in lists}
+                return answer(Batch(size, mine, {k: given[k] for k in batch.dense}))
 
             try:
-                return _export(_Answer(model, call), fields)
+                return _export(_Answer(model, call), fields, lists)
             except Exception as error:
                 failures.append(str(error).split("\n\n")[0][:600])
         raise ValueError(
@@ -98,13 +163,25 @@ def trace(
             "exported takes batches of any size: x.shape[0], not len(x) nor a plain number, and no "
             "branch on a tensor's values"
         )
-    finally:
-        for one, service, own in zip(embeddings, services, numbers):
-            one.attach(service, min(own.values(), default=0))
-        model.train(was_training)
 
 
-def _export(module: nn.Module, fields: dict[str, Tensor]) -> Traced:
+def _cut(model: Model, stack: ExitStack) -> None:
+    """Put nodes where rows come in, until the stack is left."""
+    stack.callback(model.train, model.training)
+    model.eval()
+    for one in model.modules():
+        if isinstance(one, Embeddings):
+            stack.callback(one.attach, one.service, min(one._numbers.values(), default=0))
+            one.attach(Cut(one.service.stores))
+            for name, stands_in in (("pooled", _pooled), ("listed", _listed)):
+                setattr(one, name, partial(stands_in, one))
+                stack.callback(delattr, one, name)
+    for name, features in item_features(model).items():
+        features.forward = partial(_of_features, name, features.number, features.dim)  # type: ignore[method-assign]
+        stack.callback(delattr, features, "forward")
+
+
+def _export(module: nn.Module, fields: dict[str, Tensor], lists: Collection[str]) -> Traced:
     dynamic = {name: {0: torch.export.Dim.DYNAMIC} for name in fields}
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
@@ -112,7 +189,7 @@ def _export(module: nn.Module, fields: dict[str, Tensor]) -> Traced:
         program = program.run_decompositions({})  # functional, and otherwise as the model has it
         if any(not _is_known(node) for node in program.graph.nodes):
             program = program.run_decompositions()
-    return _write(program, fields)
+    return _write(program, fields, lists)
 
 
 def _is_known(node: Any) -> bool:
@@ -121,19 +198,19 @@ def _is_known(node: Any) -> bool:
     name = _name_of(node.target)
     if any(word in name for word in ASSERTIONS):  # left out when it is written
         return True
-    return name == LOOKUP or name in PLAIN or name.split(".")[1] in OPERATORS
+    return name in OURS or name in PLAIN or name.split(".")[1] in OPERATORS
 
 
 def _name_of(target: Any) -> str:
     """`aten.linear.default`, `operator.mul`, `shoal.lookup`"""
     if isinstance(target, torch._ops.OpOverload):
         name = str(target)
-        return LOOKUP if name == "shoal.lookup.default" else name
+        return name.removesuffix(".default") if name.startswith("shoal.") else name
     room = "operator" if getattr(operator, target.__name__, None) is target else "torch"
     return f"{room}.{target.__name__}"
 
 
-def _write(program: Any, fields: dict[str, Tensor]) -> Traced:
+def _write(program: Any, fields: dict[str, Tensor], lists: Collection[str]) -> Traced:
     """A program as the document of a graph, and the tensors that it reads."""
     graph = program.graph
     for node in reversed(list(graph.nodes)):
@@ -151,7 +228,8 @@ def _write(program: Any, fields: dict[str, Tensor]) -> Traced:
             name, field = next(asked)
             shape = [None, *field.shape[1:]]
             kind = str(field.dtype).removeprefix("torch.")
-            inputs.append({"name": name, "dtype": kind, "shape": shape, "used": bool(node.users)})
+            facts = {"name": name, "dtype": kind, "shape": shape, "used": bool(node.users)}
+            inputs.append(facts | ({"list": True} if name in lists else {}))
             node._rename(f"input_{name}")
         elif node.users:
             dense[node.name] = spec.target
@@ -161,8 +239,8 @@ def _write(program: Any, fields: dict[str, Tensor]) -> Traced:
         if node.op == "call_function":
             operation = _name_of(node.target)
             args = [_encode(one, names) for one in node.args]
-            if operation == LOOKUP:
-                tables.append(node.args[1])
+            if operation in OURS:
+                tables += [node.args[1]] if operation != PADDED else []
             elif not _is_known(node):
                 raise ValueError(f"it calls {operation}, which the graph of an artifact has not")
             kwargs = {

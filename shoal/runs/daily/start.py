@@ -16,10 +16,12 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 
 from shoal.config.errors import did_you_mean
-from shoal.config.schema import Config
+from shoal.config.schema import Config, OptimizerSection, RowOptimizerOptions
 from shoal.data.dataset import Dataset
 from shoal.embedding.module import Embeddings
+from shoal.embedding.optim.chosen import row_optimizer_of
 from shoal.embedding.store import Rows
+from shoal.runs.daily.decay import ages_after, fade
 from shoal.runs.daily.growth import FILE, read_vocabularies
 from shoal.training.checkpoint import Checkpoints, Snapshot, give
 from shoal.training.snapshot import table_of
@@ -31,13 +33,38 @@ log = logging.getLogger("shoal")
 
 def begin(config: Config, strategy: Strategy, dataset: Any, world: World) -> None:
     """Give a model that was set up what the config says it begins with."""
+    known = {}  # field -> words of the run before, which have learned since
     if config.start.run is not None:
-        _go_on(Path(config.start.run), config, strategy, dataset, world)
-    for table, file in config.start.pretrained.items():
-        _take_vectors(table, file, strategy, dataset)
+        known = _go_on(Path(config.start.run), config, strategy, dataset, world)
+    for table, said in config.start.pretrained.items():
+        file, frozen = (said, False) if isinstance(said, str) else _options(said)
+        _take_vectors(table, file, strategy, dataset, {} if frozen else known)
 
 
-def _go_on(run: Path, config: Config, strategy: Strategy, dataset: Any, world: World) -> None:
+def _options(said: Any) -> tuple[str, bool]:
+    return said["file"], said.get("frozen", False)
+
+
+def frozen_optimizer(config: Config) -> OptimizerSection:
+    """What updates rows: nothing, of tables whose vectors are frozen, under any strategy."""
+    section, tables = config.train.optimizer, dict(config.train.optimizer.tables)
+    for table, said in config.start.pretrained.items():
+        if isinstance(said, str) or not said.get("frozen", False):
+            continue
+        if row_optimizer_of(section, table).name == "ftrl":
+            raise ValueError(
+                f"start.pretrained: ftrl makes a row anew from its state at every step, so table "
+                f"{table!r} cannot be frozen with it; choose another with "
+                f"train.optimizer.tables.{table}.name"
+            )
+        tables[table] = RowOptimizerOptions(**{**tables.get(table, {}), "lr": 0.0})
+    return section.model_copy(update={"tables": tables})
+
+
+def _go_on(
+    run: Path, config: Config, strategy: Strategy, dataset: Any, world: World
+) -> dict[str, int]:
+    """Take over what a run has learned; how many users and items it knew, by field."""
     checkpoints = Checkpoints(run / "checkpoints", world, rows_apart=strategy.saves_rows)
     snapshot = checkpoints.load_newest()
     if snapshot is None:
@@ -62,7 +89,15 @@ def _go_on(run: Path, config: Config, strategy: Strategy, dataset: Any, world: W
         )
     else:
         log.info("going on from %s (step %d)", run, snapshot.state["step"])
+    if config.start.decay.after:
+        fade(config.start.decay, snapshot, strategy, dataset, ages_after(run, dataset))
     give(strategy, snapshot)
+    if not isinstance(dataset, Dataset):
+        return {}
+    return {
+        dataset.user_field: before["num_users"],
+        dataset.item_field: before["num_items"],
+    }
 
 
 def _make_room(snapshot: Snapshot, strategy: Strategy, old: int, new: int) -> None:
@@ -92,8 +127,13 @@ def _make_room(snapshot: Snapshot, strategy: Strategy, old: int, new: int) -> No
             snapshot.files[file] = format_tensors(tensors)
 
 
-def _take_vectors(name: str, file: str, strategy: Strategy, dataset: Any) -> None:
-    """Rows of a table from FILE.npy [n, dim]; FILE.txt beside it has their ids, one in a line."""
+def _take_vectors(
+    name: str, file: str, strategy: Strategy, dataset: Any, known: dict[str, int]
+) -> None:
+    """Rows of a table from FILE.npy [n, dim]; FILE.txt beside it has their ids, one in a line.
+
+    Rows of ids that a run before knew (so many of them, by field) stay as it left them.
+    """
     stores = strategy.stores
     if name not in stores:
         near = did_you_mean(name, stores)
@@ -110,17 +150,31 @@ def _take_vectors(name: str, file: str, strategy: Strategy, dataset: Any) -> Non
             f"start.pretrained: {file} is {vectors.dtype} {list(vectors.shape)}; table {name!r} "
             f"takes numbers [n, {store.table.dim}]"
         )
+    if strategy.saves_rows:
+        raise ValueError(
+            "start.pretrained: parameter servers begin their rows themselves; use "
+            "another strategy, then go on from that run with `--from`"
+        )
     place = _places(name, file, len(vectors), store.table.rows, strategy, dataset)
-    taken = 0
+    place[: known.get(_field_of(name, strategy, dataset), 0)] = -1
+    changed = []  # of sharded tables rank 0 sees all rows, and every rank must be told
     for rows in store.export(1 << 16):
         where = place[rows.ids.numpy()]
-        kept = where >= 0
-        values, given = rows.values.clone(), vectors[where[kept]].astype(np.float32)
+        kept = torch.from_numpy(where >= 0)
+        given = np.ascontiguousarray(vectors[where[kept.numpy()]].astype(np.float32))
         if not np.isfinite(given).all():
             raise ValueError(f"start.pretrained: {file} holds NaN, or numbers beyond 32 bits")
-        values[torch.from_numpy(kept)] = torch.from_numpy(given)
-        taken += int(kept.sum())
-        store.restore(Rows(rows.ids, values, rows.state))
+        values = torch.from_numpy(given)
+        state = {f"state/{key}": part[kept].contiguous() for key, part in rows.state.items()}
+        changed.append(format_tensors({"ids": rows.ids[kept], "values": values, **state}))
+    world, taken = strategy.world, 0
+    for number in range(int(world.broadcast_bytes(str(len(changed)).encode()))):
+        text = world.broadcast_bytes(changed[number] if world.is_main else None)
+        tensors = parse_tensors(text)
+        state = {key[6:]: one for key, one in tensors.items() if key.startswith("state/")}
+        taken += len(tensors["ids"])
+        if len(tensors["ids"]):
+            store.restore(Rows(tensors["ids"], tensors["values"], state))
     log.info("table %s: %d rows begin as %s says", name, taken, file)
 
 
@@ -142,17 +196,22 @@ def _places(
     words = ids.read_text().splitlines()
     if len(words) != count:
         raise ValueError(f"start.pretrained: {ids} has {len(words)} lines for {count} rows")
-    of_users = any(
-        isinstance(module, Embeddings)
-        and any(t.name == name and f == dataset.user_field for f, t in module.fields.items())
-        for module in strategy.model.modules()
-    )
-    field = dataset.user_field if of_users else dataset.item_field
+    field = _field_of(name, strategy, dataset)
     number = {word: k for k, word in enumerate(dataset.vocab[field].tolist())}
     for row, word in enumerate(words):
         if number.get(word.strip(), 0) > 0:
             place[number[word.strip()]] = row
     return place
+
+
+def _field_of(name: str, strategy: Strategy, dataset: Dataset) -> str:
+    """Whose rows a table has: the field of users or that of items."""
+    of_users = any(
+        isinstance(module, Embeddings)
+        and any(t.name == name and f == dataset.user_field for f, t in module.fields.items())
+        for module in strategy.model.modules()
+    )
+    return dataset.user_field if of_users else dataset.item_field
 
 
 def known_words(folder: Path) -> dict[str, list[str]]:

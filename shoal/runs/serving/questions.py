@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from shoal.data.batch import Jagged
-from shoal.data.clicks.samples import Layout
+from shoal.data.batch import Batch, Jagged
+from shoal.runs.artifact.histories import History
 from shoal.runs.artifact.loaded import Artifact
+from shoal.runs.artifact.predict import apart, layout_of
 
 MOST_ITEMS = 10_000  # in a list of a request
 MOST_TOPK = 1_000
@@ -33,6 +34,9 @@ class Who(Question):
 
     user: Word | None = Field(None, description="a user's id as the data has it")
     history: Words | None = Field(None, description="items, oldest first")
+    times: Annotated[list[int], Field(max_length=MOST_ITEMS + 1)] | None = Field(
+        None, description="when they were taken, in seconds, for models that read it"
+    )
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Who:
@@ -82,14 +86,14 @@ def answer_recommend(model: Artifact, asked: Sequence[Recommend]) -> list[Any]:
             model.needs_catalogue()
             if one.only is not None:  # another catalogue than the others'
                 found = model.recommend(
-                    one.user, one.history, one.topk, one.exclude, one.only, one.seen
+                    one.user, one.history, one.topk, one.exclude, one.only, one.seen, one.times
                 )
                 answers[number] = _listed(found)
                 continue
             user, taken = whose(model, one)
             out = model.items.numbers(one.exclude)
             if not (model.repeatable if one.seen is None else one.seen):
-                out = np.concatenate([out, taken])
+                out = np.concatenate([out, taken.items])
             rows.append(np.full(len(out), len(together)))
             banned.append(out)
             together.append(number)
@@ -107,10 +111,10 @@ def answer_recommend(model: Artifact, asked: Sequence[Recommend]) -> list[Any]:
     return answers
 
 
-def whose(model: Artifact, one: Who) -> tuple[int, np.ndarray]:
+def whose(model: Artifact, one: Who) -> tuple[int, History]:
     """The number of a user (0: somebody) and the history."""
     if one.history is not None:
-        return 0, model.typed(one.history)
+        return 0, model.typed(one.history, one.times)
     user = int(model.users.numbers([one.user])[0])
     return user, model.history_of(user)
 
@@ -125,7 +129,7 @@ def answer_score(model: Artifact, asked: Sequence[Score]) -> list[Any]:
     for one in asked:
         try:
             if one.history is not None:
-                answers.append({"scores": model.score_history(one.history, one.items)})
+                answers.append({"scores": model.score_history(one.history, one.items, one.times)})
             else:
                 answers.append({"scores": model.score(one.user, one.items)})
         except ValueError as error:
@@ -169,8 +173,8 @@ def _samples(model: Artifact, samples: Sequence[dict[str, Any]]) -> Part:
     """The ids of every slot, sample after sample, and the dense values of every sample."""
     if model.kind != "clicks":
         raise ValueError(f"{model.model} ranks items: it predicts no clicks; ask /v1/recommend")
-    facts = model.signature["layout"]
-    slots, dense = facts["slots"], facts["dense"]
+    layout = layout_of(model)
+    slots, dense = layout.slots, layout.dense
     known = {*slots, *dense}
     columns = len(slots) + len(dense)
     most = max(1, MOST_CELLS // max(1, columns))
@@ -201,18 +205,14 @@ def _some(known: set[str]) -> str:
 
 
 def _joined(model: Artifact, parts: list[Part]) -> dict[str, Any]:
-    facts = model.signature["layout"]
-    layout = Layout(tuple(facts["slots"]), tuple(facts["dense"]), facts["label"], facts["rows"])
+    layout = layout_of(model)
     lists = [one for part, _ in parts for one in part]
     flat = np.array([value for one in lists for value in one], dtype=np.int64)
     ids = torch.from_numpy(np.ascontiguousarray(layout.fold(flat)))
-    fields: dict[str, Any] = {}
-    if all(len(one) == 1 for one in lists):
-        fields["slots"] = ids.view(-1, len(layout.slots))
-    else:
+    rows = [row for _, values in parts for row in values]
+    slots: torch.Tensor | Jagged = ids.view(-1, len(layout.slots)) if layout.slots else ids
+    if any(len(one) != 1 for one in lists):
         lengths = torch.tensor([0] + [len(one) for one in lists])
-        fields["slots"] = Jagged(ids, lengths.cumsum(0))
-    if layout.dense:
-        rows = [row for _, values in parts for row in values]
-        fields["dense"] = torch.tensor(rows, dtype=torch.float32)
-    return fields
+        slots = Jagged(ids, lengths.cumsum(0))
+    dense = {"dense": torch.tensor(rows, dtype=torch.float32)} if layout.dense else {}
+    return apart(model, layout, Batch(len(rows), {"slots": slots}, dense))

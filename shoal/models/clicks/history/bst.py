@@ -29,7 +29,7 @@ class Sequence(HistoryReader):
 
     def forward(self, candidate: Tensor, vectors: Tensor, there: Tensor) -> Tensor:
         every = torch.cat([candidate.unsqueeze(1), vectors], 1) + self.positions
-        real = torch.cat([there.new_ones(len(there), 1), there], 1)
+        real = torch.cat([there.new_ones(there.shape[0], 1), there], 1)
         return (self.transformer(every, ~real) * real.unsqueeze(2)).flatten(1)
 
 

@@ -1,0 +1,352 @@
+"""Writer: the parts of one artifact, and what a check asks of it.
+
+Rows pass through in chunks; no process ever holds more than the store itself and a chunk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+import shoal
+from shoal.data.batch import Batch, Jagged
+from shoal.data.clicks import ClickData
+from shoal.data.dataset import Dataset, Phase
+from shoal.data.history import Histories
+from shoal.embedding.store import Rows
+from shoal.embedding.table import Init, Table
+from shoal.models.base import ClickModel, Model, Retrieval
+from shoal.models.nn.item_features import ItemFeatures
+from shoal.runs.artifact import files
+from shoal.runs.artifact.loaded import Artifact
+from shoal.runs.artifact.tables import CHUNK_ROWS, Kind, RowTable, write_table
+from shoal.runs.artifact.trace import Traced, item_features, trace
+from shoal.runs.artifact.words import write_words
+from shoal.runs.trained import Trained
+from shoal.training.evaluation import ClickEvaluator, Evaluator
+from shoal.world.durable import write_durably
+
+ALL: tuple[Phase, ...] = ("train", "valid", "test")
+ASKED_USERS, ASKED_ITEMS, ASKED_LISTS, ASKED_TILES, ASKED_SAMPLES = 64, 256, 8, 4, 1 << 12
+
+
+class Writer:
+    """Writes the parts of one artifact."""
+
+    def __init__(
+        self, trained: Trained, folder: Path, rows: Kind, base: Artifact | None, histories: bool
+    ):
+        self.trained, self.folder, self.rows, self.base = trained, folder, rows, base
+        self.model: Model = trained.model
+        self.config, self.parts = trained.config, trained.parts
+        self.histories = histories
+        self.tables: dict[str, Any] = {}
+        self.signature: dict[str, Any] = {
+            "shoal": shoal.__version__,
+            "model": self.config.model.name,
+            "options": self.config.model.options,
+            "data": self.config.data.name,
+            "step": trained.state["step"],
+            "graph": None,
+            "query": None,
+            "rows": rows,
+            "base": None,
+        }
+        if base is not None:
+            if base.model != self.config.model.name:
+                raise ValueError(f"{base.folder} is {base.model}, not {self.config.model.name}")
+            sha256 = base.manifest["sha256"]
+            self.signature["base"] = {"name": base.folder.resolve().name, "sha256": sha256}
+
+    def write(self) -> dict[str, Tensor]:
+        """Write all; what a check asks, and what the trained model answers."""
+        traced: Traced | None
+        with torch.inference_mode():
+            if isinstance(self.model, ClickModel):
+                traced, asked = self._clicks()
+            else:
+                traced, asked = self._catalogue()
+        if traced is not None:
+            self._write_graph(traced)
+        self.signature["tables"] = self.tables
+        text = json.dumps(self.signature, indent=1)
+        write_durably(self.folder / files.SIGNATURE, text.encode())
+        return asked
+
+    # ---- models that rank a catalogue -----------------------------------------------------------
+
+    def _catalogue(self) -> tuple[Traced | None, dict[str, Tensor]]:
+        dataset, evaluator = self.parts.dataset, self.parts.evaluator
+        assert isinstance(dataset, Dataset) and isinstance(evaluator, Evaluator)
+        model, sequential = self.model, self.model.kind == "sequential"
+        max_len = self.config.data.max_len
+        # As Trained.recommend reads them: all that a user took.
+        told = Histories(dataset, ALL, max_len, model.reads_times)
+        self.signature |= {
+            "max_len": max_len,
+            "repeatable": self.config.eval.repeatable,
+            "user_field": dataset.user_field,
+            "item_field": dataset.item_field,
+        }
+        write_words(self.folder, "users", dataset.vocab[dataset.user_field])
+        write_words(self.folder, "items", dataset.vocab[dataset.item_field])
+        if self.histories:
+            taken = {
+                "items": torch.from_numpy(told.items.astype(np.int32)),
+                "offsets": torch.from_numpy(told.offsets),
+            }
+            if told.times is not None:
+                taken["times"] = torch.from_numpy(told.times)
+            save_file(taken, self.folder / "histories.safetensors")
+        users = self._held_out(dataset)
+        read = told if sequential else None
+        traced = None
+        if isinstance(model, Retrieval):
+            self.signature["kind"] = "retrieval"
+            if sequential:
+                traced = self._trace(evaluator.query(users, read), model.encode_query)
+                self.signature["query"] = "graph"
+            else:
+                self.signature["query"] = "user"
+                self._write_queries(evaluator, dataset.num_users)
+            self._write_items(model.encode_item)
+        else:
+            traced = self._score_graph(evaluator.query(users, read), evaluator)
+        return traced, self._ask(evaluator, dataset, users, read)
+
+    def _score_graph(self, batch: Batch, evaluator: Evaluator) -> Traced | None:
+        """Of a model that scores pairs: a list of items for every user. None where the user does
+        not matter: then an item has one score for all.
+        """
+        items = torch.ones(5, dtype=torch.int64)
+
+        def score(given: Batch) -> Tensor:
+            ids = dict(given.ids)
+            wanted = ids.pop("items")
+            assert isinstance(wanted, Tensor)
+            return self.model.score(Batch(given.size, ids, given.dense), wanted)
+
+        traced = self._trace(batch, score, {"items": items})
+        used = {one["name"] for one in traced[0]["inputs"] if one["used"]}
+        if used - {"items"}:
+            self.signature |= {"kind": "scorer", "query": "items"}
+            return traced
+        self.signature |= {"kind": "retrieval", "query": "constant", "graph": None}
+        anyone = evaluator.query(np.zeros(1, np.int64), None)
+        self._write_items(lambda ids: self.model.score(anyone, ids)[0, :, None])
+        return None
+
+    def _trace(
+        self,
+        batch: Batch,
+        answer: Any,
+        more: dict[str, Tensor] | None = None,
+        lists: Collection[str] = (),
+    ) -> Traced:
+        self.signature["graph"] = "graph.json"
+        small = batch.rows(0, min(batch.size, 3))  # its size is traced as any size
+        with torch.inference_mode(False):
+            copy = Batch(
+                small.size,
+                {name: small.tensor(name).clone() for name in small.ids},
+                {name: one.clone() for name, one in small.dense.items()},
+            )
+            further = {name: one.clone() for name, one in (more or {}).items()}
+            return trace(self.model, copy, answer, further, lists)
+
+    def _write_queries(self, evaluator: Evaluator, count: int) -> None:
+        def chunks() -> Iterator[Rows]:
+            for first in range(0, count, CHUNK_ROWS):
+                users = np.arange(first, min(first + CHUNK_ROWS, count))
+                batch = evaluator.query(users, None)
+                vectors = self.model.encode_query(batch).float().cpu()  # type: ignore[operator]
+                yield Rows(torch.from_numpy(users), vectors)
+
+        self._write_vectors("query_vectors", count, chunks())
+
+    def _write_items(self, encode: Any, name: str = "item_vectors") -> None:
+        count = self.model.facts.num_items
+
+        def chunks() -> Iterator[Rows]:
+            for first in range(0, count, CHUNK_ROWS):
+                ids = torch.arange(first, min(first + CHUNK_ROWS, count))
+                yield Rows(ids, encode(ids.to(self.trained.world.device)).float().cpu())
+
+        self._write_vectors(name, count, chunks())
+
+    def _write_vectors(self, name: str, count: int, chunks: Iterator[Rows]) -> None:
+        first = next(chunks)
+
+        def all_of_them() -> Iterator[Rows]:
+            yield first
+            yield from chunks
+
+        table = Table(name, first.values.shape[1], count, Init("constant", 0.0))
+        self._write_rows(table, all_of_them())
+
+    def _held_out(self, dataset: Dataset) -> np.ndarray:
+        """Users of the test split, or any, spread over all of them."""
+        users = np.unique(dataset.user_ids("test"))
+        users = users if len(users) else np.arange(1, dataset.num_users)
+        return users[np.linspace(0, len(users) - 1, min(len(users), ASKED_USERS)).astype(np.int64)]
+
+    def _ask(
+        self, evaluator: Evaluator, dataset: Dataset, users: np.ndarray, told: Histories | None
+    ) -> dict[str, Tensor]:
+        """Scores of some items for some users; and the lists that some of them are recommended."""
+        count = min(dataset.num_items - 1, ASKED_ITEMS)
+        items = torch.from_numpy(np.linspace(1, dataset.num_items - 1, count).astype(np.int64))
+        batch = evaluator.query(users, told)
+        scores = self.model.score(batch, items.to(self.trained.world.device)).float().cpu()
+        asked = {f"ids.{name}": batch.tensor(name).cpu() for name in batch.ids}
+        asked |= {"items": items, "scores": scores.contiguous()}
+        if self.histories:
+            some = users[:ASKED_LISTS].tolist()
+            lists = {user: evaluator.recommend(self.model, user, 10) for user in some}
+            wanted = {item for best in lists.values() for item, _ in best}
+            words = dataset.vocab[dataset.item_field]
+            index = {word: k for k, word in enumerate(words) if word in wanted}
+            for user, best in lists.items():
+                found = [index[item] for item, _ in best]
+                asked[f"list.{user}.items"] = torch.tensor(found, dtype=torch.int64)
+                asked[f"list.{user}.scores"] = torch.tensor([score for _, score in best])
+        return asked
+
+    # ---- click models ---------------------------------------------------------------------------
+
+    def _clicks(self) -> tuple[Traced, dict[str, Tensor]]:
+        data, evaluator, model = self.parts.dataset, self.parts.evaluator, self.model
+        assert isinstance(evaluator, ClickEvaluator) and isinstance(model, ClickModel)
+        facts = model.facts
+        labels = [[one.name, one.loss] for one in facts.labels]
+        self.signature |= {"kind": "clicks", "labels": labels or [["click", "logistic"]]}
+        if isinstance(data, ClickData):
+            layout = data.layout
+            self.signature |= {
+                "format": data.form,
+                "separator": self.config.data.separator,
+                "layout": {
+                    "slots": list(layout.slots),
+                    "dense": list(layout.dense),
+                    "label": layout.label,
+                    "rows": layout.rows,
+                    "others": layout.others,
+                },
+            }
+        else:  # interactions with the features of both sides
+            self.signature |= {"format": "features", "layout": None}
+        reader = evaluator.readers.get("test") or self.parts.reader
+        asked: dict[str, Tensor] = {}
+        example = None
+        for number, batch in zip(range(ASKED_TILES), reader.batches(0)):
+            if not batch.size:
+                break
+            batch = batch.rows(0, min(batch.size, ASKED_SAMPLES))
+            asked |= _fields_of(batch, f"{number}.")
+            asked[f"{number}.logits"] = model.logits(batch.to(self.trained.world.device)).cpu()
+            example = example or batch
+        if example is None:
+            raise ValueError(
+                "there is no sample to check the artifact with; name data that has some"
+            )
+        known = {one.name for one in facts.sparse} if facts.apart else set()
+        lists = {
+            name
+            for name, one in example.ids.items()
+            if name in known and (isinstance(data, ClickData) or isinstance(one, Jagged))
+        }
+        traced = self._trace(_one_id_each(example), model.logits, lists=lists)
+        self.signature["apart"] = self._apart(traced[0]) if isinstance(data, ClickData) else {}
+        return traced, asked
+
+    def _apart(self, document: dict[str, Any]) -> dict[str, str]:
+        """Of a click log with a field for each feature: the column that each is."""
+        facts = self.model.facts
+        used = {one["name"] for one in document["inputs"] if one["used"]}
+        return {f.name: f.column for f in facts.features if facts.apart and f.name in used}
+
+    # ---- what both write ------------------------------------------------------------------------
+
+    def _write_graph(self, traced: Traced) -> None:
+        document, tensors = traced
+        save_file(
+            {name: one.contiguous().cpu().clone() for name, one in tensors.items()},
+            self.folder / "dense.safetensors",
+        )
+        write_durably(self.folder / "graph.json", json.dumps(document, indent=1).encode())
+        stores, made = self.parts.strategy.stores, item_features(self.model)
+        for name in document["tables"]:
+            if name in made:
+                with torch.inference_mode():
+                    self._write_items(partial(_flat, made[name]), name)
+            else:
+                self._write_rows(stores[name].table, stores[name].export(CHUNK_ROWS))
+
+    def _write_rows(self, table: Table, chunks: Iterator[Rows]) -> None:
+        base: RowTable | None = None
+        if self.base is not None:
+            base = self.base.tables.get(table.name)
+            base = base if base is not None and base.dim == table.dim else None
+        seed = self.config.run.seed
+        self.tables[table.name] = write_table(self.folder, table, chunks, self.rows, seed, base)
+        self._share(table.name)
+
+    def _share(self, name: str) -> None:
+        """Item vectors that are the rows of a table are not written twice."""
+        other = "item_vectors"
+        if name == other or other not in self.tables:
+            return
+        mine, others = self.tables[name], self.tables[other]
+        if {**mine, "init": 0, "padding": 0} != {**others, "init": 0, "padding": 0}:
+            return
+        pairs = [
+            (
+                self.folder / f"{kind}-{name}.safetensors",
+                self.folder / f"{kind}-{other}.safetensors",
+            )
+            for kind in ("rows", "ids", "scale")
+        ]
+        pairs = [(a, b) for a, b in pairs if a.exists() or b.exists()]
+        if all(a.exists() and b.exists() and files.count(a) == files.count(b) for a, b in pairs):
+            for _, b in pairs:
+                b.unlink()
+            self.tables[other] = {**others, "same_as": name}
+
+
+def _flat(features: ItemFeatures, ids: Tensor) -> Tensor:
+    """The vectors of all features of items side by side: [n, features * dim]."""
+    return features(ids).flatten(-2)
+
+
+def _fields_of(batch: Batch, prefix: str) -> dict[str, Tensor]:
+    """A batch as tensors by name."""
+    found: dict[str, Tensor] = {}
+    for name, ids in batch.ids.items():
+        if isinstance(ids, Jagged):
+            found[f"{prefix}values.{name}"] = ids.values.clone()
+            found[f"{prefix}offsets.{name}"] = ids.offsets.clone()
+            if ids.weights is not None:
+                found[f"{prefix}weights.{name}"] = ids.weights.clone()
+        else:
+            found[f"{prefix}ids.{name}"] = ids.clone()
+    return found | {f"{prefix}dense.{name}": one.clone() for name, one in batch.dense.items()}
+
+
+def _one_id_each(batch: Batch) -> Batch:
+    """A batch like the given one whose lists hold one id each: so a graph is traced."""
+    ids: dict[str, Tensor | Jagged] = {}
+    for name, one in batch.ids.items():
+        if isinstance(one, Jagged):
+            places = [len(one) // batch.size] if name == "slots" else []
+            ids[name] = torch.ones([batch.size, *places], dtype=torch.int64)
+        else:
+            ids[name] = one
+    return Batch(batch.size, ids, batch.dense)
