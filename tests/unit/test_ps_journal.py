@@ -264,7 +264,7 @@ def test_damaged_rows(tmp_path: Path) -> None:
         kill(running, 0)
         flip(next((tmp_path / "step-2").glob("rows-user-*")), -1)
         start(running, 0, tmp_path)
-        with pytest.raises(PeerLost, match="server 0 cannot recover: .* fails its checksum"):
+        with pytest.raises(PeerLost, match=r"server 0 cannot recover: .* fails its checksum"):
             pull(client, 1, WORDS)
 
 
@@ -290,7 +290,7 @@ def test_a_push_that_was_being_written(tmp_path: Path) -> None:
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with journaled(tmp_path, make_spec()) as (running, client):
+    with journaled(tmp_path, make_spec()) as (_, client):
         teach(client, 1)
 
         def full(*_: Any) -> int:

@@ -101,7 +101,7 @@ class State:
 
     def mark_saved(self) -> None:
         """The rows of now are saved: a delta tells what changed from here on."""
-        self.marks = [store.mark() for store in self.stores]  # type: ignore[attr-defined]
+        self.marks = [store.mark() for store in self.stores]
         self.rewritten = False
 
     def apply(self, pushes: Sequence[Push]) -> None:
