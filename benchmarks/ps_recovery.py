@@ -5,8 +5,9 @@
 One epoch of NeuMF on planted data with two workers and two servers (sync), a checkpoint every 500
 steps. Server 1 is killed so often, evenly over the epoch: with `strategy.ps.journal` it is started
 again and workers wait, with `launch.max_restarts` everything begins again from the last checkpoint.
-Seconds lost per kill: of the whole command, beyond the same command without kills. Then samples per
-second of the click model of ps_dnn.py with and without a journal, in turn.
+Seconds lost per kill: of the whole command, beyond the same command without kills. Then what the
+journal costs: processor time of a push at the server, which other programs on the machine hardly
+change, and samples per second, both of the click model of ps_dnn.py, with and without, in turn.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from ps_dnn import measure
+from ps_dnn import IDS, SHAPES, make_batches, measure
 
 EVERY = 500  # steps between checkpoints
 CONFIG = {
@@ -96,15 +98,18 @@ def run(config: Path, folder: Path, more: dict[str, Any], kills: int, last: int)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each rate")
+    parser.add_argument("--kills", type=int, default=5, help="0: none of these runs")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each rate; 0: no rates")
     parser.add_argument("--repeats", type=int, default=3, help="of each rate")
     options = parser.parse_args()
     print(f"python benchmarks/ps_recovery.py --kills {options.kills}")
     print(f"torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores\n")
     with tempfile.TemporaryDirectory() as place:
-        recovered(Path(place), options.kills)
-        rates(options.seconds, options.repeats, place)
+        if options.kills:
+            recovered(Path(place), options.kills)
+        push_costs(Path(place))
+        if options.seconds:
+            rates(options.seconds, options.repeats, place)
 
 
 def recovered(place: Path, kills: int) -> None:
@@ -123,6 +128,61 @@ def recovered(place: Path, kills: int) -> None:
         same = metrics[name] == metrics["as it is"]
         told = "" if lost is None else f"{lost:.1f}"
         print(f"{name:<28}{seconds[name]:9.1f}{told:>15}   {'the same' if same else 'others'}")
+
+
+PUSHES = 200
+
+
+def push_costs(place: Path) -> None:
+    """Processor time of one push at a server, without sockets."""
+    from shoal.config.schema import OptimizerSection
+    from shoal.ps.server.server import Server
+    from shoal.ps.spec import Spec, TableSpec
+    from shoal.ps.wire import (
+        WITH_DENSE,
+        Header,
+        Kind,
+        numbers_frame,
+        parts_frame,
+        send_ids,
+        send_rows,
+    )
+
+    shape = SHAPES["dnn"]
+    sides = [shape["slots"] * shape["dim"] + shape["dense"], *shape["layers"], 1]
+    layers = [one for pair in pairwise(sides) for one in ([*pair], [pair[1]])]
+    table = TableSpec(name="slots", dim=shape["dim"], rows=IDS, init="uniform", scale=0.1)
+    how = {"workers": 1, "servers": 1, "mode": "async", "staleness": 1}
+    optimizer = OptimizerSection(name="adam", lr=1e-3)
+    spec = Spec(seed=1, tables=[table], optimizer=optimizer, dense=layers, **how)
+    dense = send_rows([torch.randn(sum(spec.sizes))], 0)
+    ids = [batch.ids["slots"].unique() for batch in make_batches(shape, 0)]
+    bodies = []
+    for some in ids:
+        rows = send_rows([torch.randn(len(some), shape["dim"])], 0)
+        head = numbers_frame(1e-3, 1.0, 512.0), parts_frame([(0, len(some))])
+        bodies.append([*map(memoryview, (*head, send_ids([some], 0), rows, dense))])
+    spent: dict[bool, list[float]] = {False: [], True: []}
+    for turn in range(6):
+        kept = turn % 2 == 1
+        server = Server(threads=1, folder=place / f"pushes{turn}", journal=kept)
+        hello = json.dumps({**json.loads(spec.json()), "server": 0}).encode()
+        server.receive(b"x", Header(Kind.HELLO, 0, session=7).pack(), [memoryview(hello)])
+        header = Header(Kind.SET_DENSE, 0, 0, 1, -1, 7)
+        server.receive(b"x", header.pack(), [memoryview(dense), memoryview(b"")])
+        begun = 0.0
+        for step in range(PUSHES):
+            if step == PUSHES // 5:  # rows and pages are there
+                begun = time.process_time()
+            header = Header(Kind.PUSH, 0, WITH_DENSE, 2 + step, step, 7)
+            server.receive(b"x", header.pack(), bodies[step % len(bodies)])
+        assert server.applied == PUSHES and not server.refused
+        spent[kept].append((time.process_time() - begun) / (PUSHES - PUSHES // 5))
+        server.close()
+    size = sum(map(len, bodies[0])) / 2**20
+    plain, kept = (1000 * statistics.median(spent[one]) for one in (False, True))
+    print(f"\na push of {size:.1f} MiB at the server: {plain:.2f} ms of processor time, ", end="")
+    print(f"with a journal {kept:.2f} ({kept / plain:.2f})")
 
 
 def rates(seconds: float, repeats: int, place: str) -> None:

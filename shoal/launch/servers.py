@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -30,7 +29,7 @@ from shoal.launch.watch import Hang, Watch, signs_of
 from shoal.training.run_folder import RunFolder
 from shoal.world.beat import FOLDER
 
-START_SECONDS = 60.0
+START_SECONDS = 60.0  # at least, for a server to listen; else launch.join_timeout
 PATIENCE = 5.0  # join_timeouts: hosts start one after the other, and servers may be the first
 RESUME = "what was saved can be continued with --resume"
 END_SECONDS = 30.0  # for the last files of a checkpoint, after the workers are done
@@ -52,9 +51,9 @@ class Servers:
         self.restarts = config.strategy.ps.restarts if self.journal else 0  # that are left
         self.threads = config.run.threads or 1
         self.patience = PATIENCE * section.join_timeout
+        self._start_seconds = max(START_SECONDS, section.join_timeout)
         self.culprit: str | None = None
         self._processes: list[subprocess.Popen] = []
-        self._alone = binds is None  # the whole run is here, and its servers are all ours
         self._over = threading.Event()
         self._stops_us, self._lock = False, threading.RLock()
         self._beats = Path(self._scratch.name) / "beats"
@@ -73,7 +72,6 @@ class Servers:
         return RunFolder(config.run.output).checkpoints.absolute()
 
     def __enter__(self) -> Servers:
-        self._forget_journals()  # a launch is a run of its own
         try:
             for number in range(len(self.binds)):
                 self._processes.append(self._start(number))
@@ -87,11 +85,6 @@ class Servers:
 
     def _new_watch(self) -> Watch:
         return Watch(self._hang_timeout, self._beat_files)
-
-    def _forget_journals(self) -> None:
-        """Where other hosts have servers they see themselves that a journal is of another run."""
-        if self.journal and self._alone:
-            shutil.rmtree(self.folder / "journal", ignore_errors=True)
 
     def _beat_files(self) -> dict[str, Path]:
         return {one.name: one for one in self._beats.iterdir() if not one.suffix}
@@ -131,7 +124,7 @@ class Servers:
             if self.restarts == 0 or self._over.is_set() or status is None or status >= 0:
                 return status is None  # another thread may have brought it back
             self.restarts -= 1
-            what = self._describe(number, f"it is started again ({self.restarts} times left)")
+            what = self._describe(number, f"it is started again (restarts left: {self.restarts})")
             print(what, file=sys.stderr, flush=True)
             if self._processes[number].pid in self._hangs.hung:  # with that the watch has ended
                 self._hangs = self._new_watch()
@@ -147,7 +140,7 @@ class Servers:
 
     def _address(self, number: int) -> str:
         """Where a server listens, once it does."""
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + self._start_seconds
         while not self._announce(number).exists():
             if self._processes[number].poll() is not None or time.monotonic() > deadline:
                 raise LaunchError(self._describe(number))
@@ -184,7 +177,7 @@ class Servers:
         if process.pid in self._hangs.hung:
             return self._hangs.hung[process.pid].tell(self._name(number), ending)
         if status is None:
-            cause = f"did not listen within {START_SECONDS:.0f} s"
+            cause = f"did not listen within {self._start_seconds:.0f} s"
         elif status < 0:
             cause = f"was killed by signal {-status} ({signal.Signals(-status).name})"
             if status == -signal.SIGKILL:
@@ -237,7 +230,6 @@ class Servers:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self._forget_journals()
         self._scratch.cleanup()
 
 

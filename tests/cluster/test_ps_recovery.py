@@ -5,23 +5,26 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import Command, errors, finish, is_alive, newest_step, processes, shoal
+from commands import Command, errors, is_alive, newest_step, shoal
 from conftest import LONG, MODELS, write_config
 from ranks import free_port
 from test_ps_launch import numbers, servers
 
 pytestmark = pytest.mark.slow
 KILLS = 5
-# One epoch of some 750 steps, and a checkpoint every 150: kills fall between checkpoints.
+PATIENCE = 600.0  # a process starts in seconds; on a busy machine in a minute, and here many do
+# One epoch of some 360 steps, and a checkpoint every 70: kills fall between checkpoints.
 EPOCH = {
     "train.epochs": 1,
     "train.batch_size": 16,
-    "data.planted.interactions": 12000,
-    "checkpoint.every_steps": 150,
+    "data.planted.interactions": 6000,
+    "checkpoint.every_steps": 70,
     "strategy.ps.journal": True,
+    "launch.join_timeout": PATIENCE / 2,
 }
 ROLES = ("--worker_num=2", "--server_num=2")
 
@@ -33,12 +36,28 @@ def config_of(path: Path, **more: object) -> Path:
 def kill_server(command: Command, number: int) -> int:
     """Kill a server in the midst of its work; its process, when another one is at work."""
     pid = command.until("a server", lambda: servers(command).get(number))
-    os.kill(pid, signal.SIGKILL)
-    command.until("its end", lambda: not is_alive(pid))
+    until_back(command, number, lambda: os.kill(pid, signal.SIGKILL))
+    return pid
+
+
+def until_back(command: Command, number: int, hit: Callable[[], None]) -> None:
+    """Hit a server, and wait until another process of it is at work."""
     told = f"server {number} is back"
     count = command.output.count(told)
-    command.until("its return", lambda: command.output.count(told) > count)
-    return pid
+    hit()
+    command.until("its return", lambda: command.output.count(told) > count, PATIENCE)
+
+
+def until_saved(command: Command, folder: Path) -> None:
+    command.until("the first checkpoint", lambda: newest_step(folder) > 0, PATIENCE)
+
+
+def run_whole(place: Path, config: Path) -> Path:
+    """The folder of the same run without kills, and without a journal."""
+    words = ("-m", config, "--strategy.ps.journal=false", "--output", place / "whole")
+    command = shoal("launch", *ROLES, *words, cwd=place)
+    assert command.wait(PATIENCE) == 0, command.output
+    return place / "whole"
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -46,26 +65,24 @@ def test_one_of_two_servers_is_killed_five_times(tmp_path: Path, mode: str) -> N
     more = {"strategy.ps.mode": mode}
     config, folder = config_of(tmp_path / "c.yaml", **more), tmp_path / "run"
     command = shoal("launch", *ROLES, "-m", config, "--output", folder, cwd=tmp_path)
-    command.until("the first checkpoint", lambda: newest_step(folder) > 0)
+    until_saved(command, folder)
     workers = command.ranks()
     killed = [kill_server(command, 1) for _ in range(KILLS)]
     assert (folder / "metrics.jsonl").exists() is False  # all of them within the first epoch
     assert command.ranks() == workers and len(set(killed)) == KILLS
-    assert command.wait() == 0, command.output
+    assert command.wait(PATIENCE) == 0, command.output
     assert not errors(command.output) and "Traceback" not in command.output
     assert command.output.count("SIGKILL") == KILLS
     assert not list(folder.glob("checkpoints/journal/*"))
     if mode == "sync":
-        whole = ("launch", *ROLES, "-m", config, "--strategy.ps.journal=false", "--output", "whole")
-        finish(*whole, cwd=tmp_path)
-        assert numbers(folder) == numbers(tmp_path / "whole")
+        assert numbers(folder) == numbers(run_whole(tmp_path, config))
 
 
 def test_more_kills_than_restarts(tmp_path: Path) -> None:
     """Then the run ends, and says what it always said."""
     config, folder = config_of(tmp_path / "c.yaml", **{"strategy.ps.restarts": 1}), tmp_path / "run"
     command = shoal("launch", *ROLES, "-m", config, "--output", folder, cwd=tmp_path)
-    command.until("the first checkpoint", lambda: newest_step(folder) > 0)
+    until_saved(command, folder)
     kill_server(command, 0)
     pid = servers(command)[0]
     os.kill(pid, signal.SIGKILL)
@@ -79,14 +96,11 @@ def test_a_server_that_is_stopped_for_good(tmp_path: Path) -> None:
     more = {"launch.hang_timeout": 5.0}
     config, folder = config_of(tmp_path / "c.yaml", **more), tmp_path / "run"
     command = shoal("launch", *ROLES, "-m", config, "--output", folder, cwd=tmp_path)
-    command.until("the first checkpoint", lambda: newest_step(folder) > 0)
+    until_saved(command, folder)
     for _ in range(2):
-        count = command.output.count("server 1 is back")
-        os.kill(servers(command)[1], signal.SIGSTOP)
-        command.until(
-            "its return", lambda count=count: command.output.count("server 1 is back") > count
-        )
-    assert command.wait() == 0, command.output
+        pid = servers(command)[1]
+        until_back(command, 1, lambda pid=pid: os.kill(pid, signal.SIGSTOP))
+    assert command.wait(PATIENCE) == 0, command.output
     assert command.output.count("was stopped") == 2 and not errors(command.output)
 
 
@@ -103,7 +117,7 @@ def test_started_again_by_hand(tmp_path: Path) -> None:
 
     commands = {(role, k): start(role, k) for role in ("server", "worker") for k in (0, 1)}
     first = commands["worker", 0]
-    first.until("the first checkpoint", lambda: newest_step(folder) > 0)
+    until_saved(first, folder)
     old = commands["server", 1]
     pid = servers(old)[1]
     old.kill()
@@ -112,10 +126,7 @@ def test_started_again_by_hand(tmp_path: Path) -> None:
         time.sleep(0.05)
     commands["server", 1] = start("server", 1)
     for command in commands.values():
-        assert command.wait() == 0, command.output
+        assert command.wait(PATIENCE) == 0, command.output
         assert not errors(command.output)
     assert "server 1 is back" in commands["server", 1].output
-    whole = ("launch", *ROLES, "-m", config, "--strategy.ps.journal=false", "--output", "whole")
-    finish(*whole, cwd=tmp_path)
-    assert numbers(folder) == numbers(tmp_path / "whole")
-    assert processes() == []
+    assert numbers(folder) == numbers(run_whole(tmp_path, config))

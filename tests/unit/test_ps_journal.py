@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import threading
@@ -27,6 +28,7 @@ from test_ps_server import quick  # noqa: F401 (a fixture)
 from test_ps_shards import WORDS, assert_same, everything, steps_of, teach
 
 from shoal.ps.server import shards
+from shoal.ps.server.records import FILES, checked, first_check, heads, write
 from shoal.ps.server.server import Server
 from shoal.ps.spec import Spec
 from shoal.ps.worker.client import Client, ServerError
@@ -203,9 +205,11 @@ def test_another_run(tmp_path: Path) -> None:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
         kill(running, 0)
+        file.with_name("004-000007").touch()  # there were more servers
         start(running, 0, tmp_path)
         with joined(running.addresses, spec) as other:
             assert_same(everything(other), first)
+            assert [one.name for one in segments(tmp_path)] == ["000-000001"]
         with pytest.raises(ServerError, match="worker 0 is not known here"):
             pull(client, 0, [3])
 
@@ -266,6 +270,49 @@ def test_damaged_rows(tmp_path: Path) -> None:
         start(running, 0, tmp_path)
         with pytest.raises(PeerLost, match=r"server 0 cannot recover: .* fails its checksum"):
             pull(client, 1, WORDS)
+
+
+GONE = {"rows": [["../elsewhere", {"rows-user-0": {"sha256": ""}}]]}
+STATES = [
+    {},
+    {"rows": []},
+    {"rows": [["step-2"]]},
+    {"rows": [[3, {}]]},
+    {"rows": [["step-2", 5]]},
+    {"rows": [["step-2", {"dense.safetensors": {}}]]},
+    GONE,
+]
+
+
+@pytest.mark.parametrize("rows", STATES)
+def test_a_journal_of_somebody_else(tmp_path: Path, rows: dict[str, Any]) -> None:
+    """Whoever can write it can at most end the run: its checksums are right, and it is refused."""
+    (tmp_path / "elsewhere").mkdir()
+    folder = tmp_path / "own"
+    with journaled(folder, make_spec("adagrad")) as (running, client):
+        teach(client, 2)
+        saved(client, folder, 2)
+        kill(running, 0)
+        forge(segments(folder)[-1], rows)
+        server = start(running, 0, folder)
+        with pytest.raises((PeerLost, ServerError), match="server 0 cannot recover"):
+            pull(client, 1, WORDS)
+        assert server.applied == 0
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def forge(segment: Path, rows: dict[str, Any]) -> None:
+    """The same segment, with other files of rows."""
+    found, check = [], first_check(segment.name)
+    with open(segment, "rb") as file:
+        for what, sizes, _ in heads(file, segment.name, True):
+            frames = [file.read(size) for size in sizes]
+            found.append((what, [json.dumps(rows).encode()] if what == FILES else frames))
+    handle = os.open(segment, os.O_WRONLY | os.O_TRUNC)
+    for what, frames in found:
+        check = checked(frames, check)
+        write(handle, what, frames, check)
+    os.close(handle)
 
 
 def test_a_push_that_was_being_written(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 
 from shoal.config.section import Section
-from shoal.ps.server.journal import Journal
+from shoal.ps.server.journal import Rows, committed
 from shoal.ps.server.roster import Roster
 from shoal.ps.server.shards import load_shards
 from shoal.ps.server.steps import Steps, flat_floats
@@ -65,13 +65,13 @@ def describe(steps: Steps, roster: Roster, save: str, delta: bool) -> list[Any]:
 
 
 def take_over(
-    steps: Steps, roster: Roster, frames: list[memoryview], journal: Journal, folder: Path | None
+    steps: Steps, roster: Roster, frames: list[memoryview], rows: Rows, folder: Path | None
 ) -> Known:
-    """Become what a record says, with the rows of the journal's; the workers have said hello."""
+    """Become what a record says, with the rows of these files; the workers have said hello."""
     known, dense, optimizer = _parse(frames)
     state = steps.state
-    for number, (name, files) in enumerate(journal.rows or []):
-        values = {"name": journal.committed(name), "files": files, "steps": known.steps}
+    for number, (name, files) in enumerate(rows):
+        values = {"name": committed(name), "files": files, "steps": known.steps}
         for _ in load_shards(state, folder, {**values, "fresh": number == 0}):
             pass
     state.mark_saved()

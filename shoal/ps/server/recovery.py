@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shoal.ps.server.answers import Answers, Request
-from shoal.ps.server.journal import REQUEST, STATE, Journal
+from shoal.ps.server.journal import Journal
 from shoal.ps.server.known import check_same, describe, take_over
+from shoal.ps.server.records import REQUEST, STATE
 from shoal.ps.server.roster import Roster
 from shoal.ps.server.shards import Written
 from shoal.ps.server.state import State
@@ -77,8 +78,8 @@ class Recovery:
     def begin_segment(self, request: Request) -> None:
         """A save has begun: what comes next changes the rows that are being saved."""
         steps = self.server.steps
-        if self.journal is None or self.replaying or steps is None or steps.has_pushes:
-            return  # with pushes under way the segment goes on
+        if self.journal is None or self.replaying or steps is None:
+            return
         values = parse_json(request.frames[0])
         name, delta = values["name"], values.get("delta", False)
         state = describe(steps, self.server.roster, name, delta)
@@ -92,6 +93,11 @@ class Recovery:
         if self.journal is not None and files is not None:
             with self._failing():
                 self.journal.files(files)
+
+    def sweep(self, servers: int) -> None:
+        """A run of so many servers begins; one before it may have had more."""
+        if self.journal is not None and self.server.index == 0:
+            self.journal.sweep(servers)
 
     def tidy(self) -> None:
         """Remove what a committed checkpoint has replaced."""
@@ -131,8 +137,14 @@ class Recovery:
 
     def saved_before(self, state: State, values: dict[str, Any]) -> Written | None:
         """A save that is replayed, where its files are known; else it must be made again."""
-        files = self.journal.written.get(values.get("name", "")) if self.journal else None
-        if not self.replaying or files is None:
+        if self.journal is None:
+            return None
+        if self.server.steps is not None and self.server.steps.has_pushes:
+            raise WireError("a save while gradients of a step wait for others, and with a journal")
+        if not self.replaying:
+            return None
+        files = self.journal.written.get(str(values.get("name")))
+        if files is None:
             return None
         state.mark_saved()
         return Written(files)
@@ -151,7 +163,7 @@ class Recovery:
                 elif what == STATE:
                     self._meet_state(journal, frames, first=count == 0)
                     save, count = None, count + 1
-        except (WireError, OSError) as error:
+        except Exception as error:  # of files that may hold anything
             server.fail(f"server {server.index} cannot recover: {error}")
             return
         finally:
@@ -183,6 +195,7 @@ class Recovery:
         if not first:
             known = check_same(server.steps, frames)
         else:
-            known = take_over(server.steps, server.roster, frames, journal, server.folder)
-            server.writer = Written(journal.rows[-1][1] if journal.rows else {})
+            rows = journal.rows or []
+            known = take_over(server.steps, server.roster, frames, rows, server.folder)
+            server.writer = Written(rows[-1][1] if rows else {})
         journal.save(known.save, known.delta)

@@ -49,6 +49,7 @@ log = logging.getLogger("shoal")
 LOOK_SECONDS = 0.5  # between looks for workers that went silent
 PARTING_SECONDS = 3.0  # how long a server that gave up goes on telling workers why
 ORDERS = (Kind.SET_DENSE, Kind.SAVE, Kind.LOAD)  # carried out once, however often they come
+OVER = object()  # after the last part of long work
 OF_FIRST = (*ORDERS, Kind.SAVED)  # what worker 0 alone may ask
 
 
@@ -259,6 +260,7 @@ class Server:
             write_down = self.recovery.write_down
             self.steps = Steps(self.state, self.roster, self.answers, self.fail, write_down)
             self.spec, self._described = spec, values
+            self.recovery.sweep(spec.servers)
         if self.roster.register(header, host):
             self.recovery.write_down(request)
         self.answers.give(request, [self.life])
@@ -354,14 +356,13 @@ class Server:
             return
         request, job = self._jobs[0]
         try:
-            next(job)
-        except StopIteration:
-            self._jobs.pop(0)
+            if next(job, OVER) is None:
+                return
             self._carried_out(request)
         except Exception as error:  # of a file that may hold anything; the server goes on
-            self._jobs.pop(0)
             self.roster.forget_order(request)
             self._refuse(request.address, request.header, str(error))
+        self._jobs.pop(0)
 
     def _stats(self, request: Request) -> None:
         state = self._state()
