@@ -26,16 +26,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from shoal.ps.server.records import (
-    FILES,
-    REQUEST,
-    STATE,
-    checked,
-    damaged,
-    first_check,
-    heads,
-    write,
-)
+from shoal.ps.server import records
+from shoal.ps.server.records import FILES, REQUEST, STATE, checked, first_check
 from shoal.ps.wire import Kind, WireError, parse_header, parse_json
 
 FOLDER = "journal"
@@ -49,11 +41,9 @@ class Journal:
     def __init__(self, root: Path, index: int):
         """root: the server's folder."""
         self.root, self.index = root, index
-        place = root / FOLDER
-        root.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            place.mkdir(0o700)
-        self._folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._folder = -1
+        with suppress(FileNotFoundError):  # it is made when there is something to write
+            self._enter()
         self._file = -1  # the segment that is written, its size and its last checksum:
         self._size = self._check = 0
         self._saving: tuple[str, bool] | None = None  # the save that it began with, until FILES
@@ -72,7 +62,7 @@ class Journal:
             self.begin([])
         check = checked(frames, self._check)
         try:
-            size = write(self._file, what, frames, check)
+            size = records.write(self._file, what, frames, check)
             if durable:
                 os.fsync(self._file)
         except OSError:  # a part of it is worse than nothing
@@ -83,6 +73,11 @@ class Journal:
 
     def begin(self, records: Sequence[tuple[int, Sequence[Any]]]) -> None:
         """Begin a segment with some records: it is there with all of them, or not at all."""
+        if self._folder < 0:
+            self.root.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                (self.root / FOLDER).mkdir(0o700)
+            self._enter()
         before, name = self._file, self._name(max(self._numbers(), default=0) + 1)
         new = f"{name}.new"
         with suppress(FileNotFoundError):
@@ -124,8 +119,8 @@ class Journal:
 
     def sweep(self, servers: int) -> None:
         """Remove what a run with more than so many servers has left."""
-        for name in os.listdir(self._folder):
-            if (one := SEGMENT.fullmatch(name)) and int(one[1]) >= servers:
+        for server, _, name in self._listed():
+            if server >= servers:
                 os.unlink(name, dir_fd=self._folder)
 
     def discard(self) -> None:
@@ -155,11 +150,11 @@ class Journal:
             name = self._name(number)
             self._check, self._size = first_check(name), 0
             with self._read(number) as file:
-                for what, sizes, check in heads(file, name, number == numbers[-1]):
+                for what, sizes, check in records.heads(file, name, number == numbers[-1]):
                     frames = [memoryview(bytearray(file.read(size))) for size in sizes]
                     self._check = checked(frames, self._check)
                     if self._check != check:
-                        raise damaged(name, "a record fails its checksum")
+                        raise records.damaged(name, "a record fails its checksum")
                     self._size = file.tell()
                     if what == FILES:
                         self.rows, self._saving = _parse_rows(frames[0]), None
@@ -196,19 +191,28 @@ class Journal:
     def _skim(self, number: int, last: bool) -> Iterator[tuple[int, memoryview]]:
         """Kind and first frame of every record; the others are passed over."""
         with self._read(number) as file:
-            for what, sizes, _ in heads(file, self._name(number), last):
+            for what, sizes, _ in records.heads(file, self._name(number), last):
                 yield what, memoryview(file.read(sizes[0]))
                 file.seek(sum(sizes[1:]), os.SEEK_CUR)
 
     # ---- files ----------------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._folder = os.open(self.root / FOLDER, flags)
+
+    def _listed(self) -> list[tuple[int, int, str]]:
+        """Server, number and name of every segment, ascending."""
+        names = os.listdir(self._folder) if self._folder >= 0 else []
+        found = [SEGMENT.fullmatch(name) for name in names]
+        return sorted((int(one[1]), int(one[2]), one[0]) for one in found if one)
 
     def _name(self, number: int) -> str:
         return f"{self.index:03d}-{number:06d}"
 
     def _numbers(self) -> list[int]:
         """Of this server's segments, ascending."""
-        found = [SEGMENT.fullmatch(name) for name in os.listdir(self._folder)]
-        return sorted(int(one[2]) for one in found if one and int(one[1]) == self.index)
+        return [number for server, number, _ in self._listed() if server == self.index]
 
     def _read(self, number: int) -> BufferedReader:
         return open(self._open(self._name(number), os.O_RDONLY), "rb")
