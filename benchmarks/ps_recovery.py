@@ -2,9 +2,9 @@
 
     python benchmarks/ps_recovery.py [--kills 5] [--seconds 6] [--repeats 3]
 
-One epoch of NeuMF on planted data with two workers and two servers (sync), a checkpoint every 500
-steps. Server 1 is killed so often, evenly over the epoch: with `strategy.ps.journal` it is started
-again and workers wait, with `launch.max_restarts` everything begins again from the last checkpoint.
+One epoch of NeuMF on planted data with two workers and two servers (sync), 400 steps, a checkpoint
+every 100. Server 1 is killed so often, evenly over the epoch: with `strategy.ps.journal` it is
+started again and workers wait, with `launch.max_restarts` everything begins again from the last checkpoint.
 Seconds lost per kill: of the whole command, beyond the same command without kills. Then what the
 journal costs: processor time of a push at the server, which other programs on the machine hardly
 change, and samples per second, both of the click model of ps_dnn.py, with and without, in turn.
@@ -29,16 +29,17 @@ from typing import Any
 import torch
 from ps_dnn import IDS, SHAPES, make_batches, measure
 
-EVERY = 500  # steps between checkpoints
+EVERY = 100  # steps between checkpoints
 CONFIG = {
     "model": "NeuMF",
     "data.name": "planted",
     "data.planted.users": 2000,
     "data.planted.items": 1000,
-    "data.planted.interactions": 80_000,
+    "data.planted.interactions": 16_000,
     "train.epochs": 1,
     "train.batch_size": 32,
     "checkpoint.every_steps": EVERY,
+    "launch.join_timeout": 600.0,
     "run.threads": 1,
     "run.progress": False,
     "run.tensorboard": False,

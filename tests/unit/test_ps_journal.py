@@ -204,6 +204,8 @@ def test_another_run(tmp_path: Path) -> None:
         (file,) = segments(tmp_path)
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+        assert client._heartbeat is not None
+        client._heartbeat.stop()  # that run is over
         kill(running, 0)
         file.with_name("004-000007").touch()  # there were more servers
         start(running, 0, tmp_path)
