@@ -4,7 +4,8 @@
 
 One epoch of NeuMF on planted data with two workers and two servers (sync), 400 steps, a checkpoint
 every 100. Server 1 is killed so often, evenly over the epoch: with `strategy.ps.journal` it is
-started again and workers wait, with `launch.max_restarts` everything begins again from the last checkpoint.
+started again and workers wait, with `launch.max_restarts` everything begins again from the last
+checkpoint.
 Seconds lost per kill: of the whole command, beyond the same command without kills. Then what the
 journal costs: processor time of a push at the server, which other programs on the machine hardly
 change, and samples per second, both of the click model of ps_dnn.py, with and without, in turn.
