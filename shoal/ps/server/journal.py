@@ -240,9 +240,8 @@ def committed(name: str) -> str:
 
 def _parse_rows(frame: memoryview) -> Rows:
     rows = parse_json(frame).get("rows")
-    pairs = rows if isinstance(rows, list) and rows else [None]
-    if not all(
-        isinstance(one, list) and len(one) == 2 and isinstance(one[0], str) for one in pairs
-    ):
+    pairs: list[Any] = rows if isinstance(rows, list) else []
+    good = [isinstance(one, list) and len(one) == 2 and isinstance(one[0], str) for one in pairs]
+    if not good or not all(good):
         raise WireError("a journal's rows must be a list of folders and their files")
     return [(name, files) for name, files in pairs]
