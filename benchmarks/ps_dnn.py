@@ -160,13 +160,14 @@ def text_batches(shape: dict[str, Any], path: str) -> Iterator[Any]:
         yield from reader.batches(epoch)
 
 
-def serve(queue: Any, index: int, bind: str, keys: str | None) -> None:
+def serve(queue: Any, index: int, bind: str, keys: str | None, journal: str | None) -> None:
     from shoal.ps.keys import read_keys
     from shoal.ps.server.server import Server
 
     torch.set_num_threads(1)
     known = None if keys is None else read_keys(keys, "server")
-    server = Server(bind, index, known, threads=1, timeout=60)
+    how = {"folder": journal, "journal": journal is not None}
+    server = Server(bind, index, known, threads=1, timeout=60, **how)
     queue.put((index, server.address))
     sys.exit(server.serve())
 
@@ -180,7 +181,7 @@ def free_port() -> int:
 
 
 def measure(workers: int, servers: int, task: dict[str, Any]) -> dict[str, Any]:
-    """Samples per second of all workers together."""
+    """Samples per second of all workers together; journal: where servers keep theirs."""
     context = mp.get_context("spawn")
     queue = context.Queue()
     with tempfile.TemporaryDirectory() as folder:  # which only its user can enter
@@ -193,7 +194,7 @@ def measure(workers: int, servers: int, task: dict[str, Any]) -> dict[str, Any]:
         if guard == "socket":
             binds = [f"ipc://{folder}/{k}.socket" for k in range(servers)]
         serving = [
-            context.Process(target=serve, args=(queue, k, bind, keys))
+            context.Process(target=serve, args=(queue, k, bind, keys, task.get("journal")))
             for k, bind in enumerate(binds)
         ]
         for process in serving:

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from shoal.config.schema import OptimizerSection
 from shoal.embedding.placed.placement import Layout, Placement
-from shoal.ps.server.server import Server, run_server
+from shoal.ps.server.process import run_server
+from shoal.ps.server.server import Server
 from shoal.ps.spec import Spec, TableSpec
 from shoal.ps.wire import Header, Kind, parse_header
 from shoal.ps.worker.client import Client, Share

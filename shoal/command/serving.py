@@ -155,6 +155,7 @@ def serve(
     timeout: Annotated[float, typer.Option(hidden=True)] = 10.0,
     patience: Annotated[float, typer.Option(hidden=True)] = math.inf,
     folder: Annotated[str | None, typer.Option(hidden=True)] = None,
+    journal: Annotated[bool, typer.Option("--journal", hidden=True)] = False,
 ) -> None:
     """Serve an artifact over HTTP: recommendations, scores and clicks as JSON.
 
@@ -164,7 +165,8 @@ def serve(
         from shoal.command import training
 
         bind = bind or "127.0.0.1:0"
-        training.serve(bind, index, keys, timeout, threads or 1, announce, patience, folder, plain)
+        how = (announce, patience, folder, plain, journal)
+        training.serve(bind, index, keys, timeout, threads or 1, *how)
         return
     try:
         with importing():

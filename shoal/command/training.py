@@ -186,12 +186,15 @@ def serve(
     patience: Annotated[float, typer.Option(help="Seconds to wait for a worker.")] = math.inf,
     folder: Annotated[str | None, typer.Option(help="Where checkpoints are; nowhere else.")] = None,
     plain: Annotated[bool, typer.Option(help="Listen beyond this host without keys.")] = False,
+    journal: Annotated[
+        bool, typer.Option("--journal", help="Started again, it goes on where it was.")
+    ] = False,
 ) -> None:
     """One parameter server; `shoal launch` starts them."""
     with importing():
         from shoal.launch.launched import follow_launcher, is_launched
         from shoal.ps.keys import read_keys
-        from shoal.ps.server.server import run_server
+        from shoal.ps.server.process import run_server
         from shoal.training.run_folder import start_logging
 
     if is_launched():
@@ -199,4 +202,5 @@ def serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us hears it, and tells us
     start_logging("info", 0)
     found = None if keys is None else read_keys(keys, "server")
-    leave(run_server(bind, index, found, timeout, threads, announce, patience, folder, plain))
+    how = (announce, patience, folder, plain, journal)
+    leave(run_server(bind, index, found, timeout, threads, *how))

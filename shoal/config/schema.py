@@ -375,6 +375,14 @@ class ServersSection(Section):
     bfloat16: bool = Field(False, description="rows and gradients travel in half the bytes")
     compress: bool = Field(False, description="ids and rows travel compressed")
     timeout: float = Field(10.0, gt=0, description="seconds of silence before a peer is given up")
+    journal: bool = Field(
+        False,
+        description="servers write down what changes them: one that dies is started again alone, "
+        "and workers wait for it for launch.join_timeout seconds",
+    )
+    restarts: int = Field(
+        10, ge=0, description="journal: how often each host starts servers again that were killed"
+    )
 
 
 class StrategySection(Section):

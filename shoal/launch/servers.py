@@ -2,7 +2,8 @@
 
 They are processes of the command `shoal serve`. Where all is on one host they listen on Unix
 sockets in a folder that only this user may enter. They end by themselves when every worker said
-goodbye; they are ended when the run fails, and they end when whoever started them is gone.
+goodbye; they are ended when the run fails, and they end when whoever started them is gone. One that
+keeps a journal is started again when it was killed, and goes on where it was.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from shoal.launch.watch import Hang, Watch, signs_of
 from shoal.training.run_folder import RunFolder
 from shoal.world.beat import FOLDER
 
-START_SECONDS = 60.0
+START_SECONDS = 60.0  # at least, for a server to listen; else launch.join_timeout
 PATIENCE = 5.0  # join_timeouts: hosts start one after the other, and servers may be the first
+RESUME = "what was saved can be continued with --resume"
 END_SECONDS = 30.0  # for the last files of a checkpoint, after the workers are done
 
 
@@ -45,17 +47,19 @@ class Servers:
         own = [f"ipc://{self._scratch.name}/{k}.socket" for k in range(section.servers)]
         self.binds = binds or own
         self.timeout, self.keys = config.strategy.ps.timeout, config.strategy.ps.keys
-        self.plain = config.strategy.ps.plain
+        self.plain, self.journal = config.strategy.ps.plain, config.strategy.ps.journal
+        self.restarts = config.strategy.ps.restarts if self.journal else 0  # that are left
         self.threads = config.run.threads or 1
         self.patience = PATIENCE * section.join_timeout
+        self._start_seconds = max(START_SECONDS, section.join_timeout)
         self.culprit: str | None = None
         self._processes: list[subprocess.Popen] = []
         self._over = threading.Event()
-        self._stops_us, self._lock = False, threading.Lock()
+        self._stops_us, self._lock = False, threading.RLock()
         self._beats = Path(self._scratch.name) / "beats"
         self._beats.mkdir()
         self._hang_timeout = section.hang_timeout
-        self._hangs = Watch(section.hang_timeout, self._beat_files)
+        self._hangs = self._new_watch()
 
     @staticmethod
     def _find_folder(config: Config) -> Path:
@@ -69,7 +73,8 @@ class Servers:
 
     def __enter__(self) -> Servers:
         try:
-            self._start()
+            for number in range(len(self.binds)):
+                self._processes.append(self._start(number))
             self.addresses = [self._address(k) for k in range(len(self.binds))]
         except BaseException:
             self._end()
@@ -77,6 +82,9 @@ class Servers:
         threading.Thread(target=self._watch, name="watch servers", daemon=True).start()
         self._hangs.start()
         return self
+
+    def _new_watch(self) -> Watch:
+        return Watch(self._hang_timeout, self._beat_files)
 
     def _beat_files(self) -> dict[str, Path]:
         return {one.name: one for one in self._beats.iterdir() if not one.suffix}
@@ -93,21 +101,36 @@ class Servers:
                 return Hang("is stopped, and answers nobody", "").tell(self._name(number))
         return None
 
-    def _start(self) -> None:
+    def _start(self, number: int) -> subprocess.Popen:
         environment = {**os.environ, "SHOAL_LAUNCHER": str(os.getpid())}
         environment |= {FOLDER: str(self._beats), HANG_TIMEOUT: str(self._hang_timeout)}
         environment.setdefault("OMP_NUM_THREADS", str(self.threads))
-        for number, bind in enumerate(self.binds):
-            words = ["serve", f"--bind={bind}", f"--index={self.first + number}"]
-            words += [f"--timeout={self.timeout}", f"--threads={self.threads}"]
-            words += [f"--announce={self._announce(number)}", f"--patience={self.patience}"]
-            words += [f"--folder={self.folder}"]
-            words += [f"--keys={self.keys}"] if self.keys is not None else []
-            words += ["--plain"] if self.plain else []
-            command = [sys.executable, "-u", "-m", "shoal", *words]
-            # It leaves its error there, so that only we tell of it. Ctrl-C is for us alone.
-            own = {**environment, "TORCHELASTIC_ERROR_FILE": str(self._failed(number))}
-            self._processes.append(subprocess.Popen(command, env=own, process_group=0))
+        # It leaves its error there, so that only we tell of it. Ctrl-C is for us alone.
+        environment["TORCHELASTIC_ERROR_FILE"] = str(self._failed(number))
+        words = ["serve", f"--bind={self.binds[number]}", f"--index={self.first + number}"]
+        words += [f"--timeout={self.timeout}", f"--threads={self.threads}"]
+        words += [f"--announce={self._announce(number)}", f"--patience={self.patience}"]
+        words += [f"--folder={self.folder}"]
+        words += [f"--keys={self.keys}"] if self.keys is not None else []
+        words += ["--plain"] if self.plain else []
+        words += ["--journal"] if self.journal else []
+        command = [sys.executable, "-u", "-m", "shoal", *words]
+        return subprocess.Popen(command, env=environment, process_group=0)
+
+    def _start_again(self, number: int) -> bool:
+        """Bring back a server that was killed; not one that ended by itself and said why."""
+        with self._lock:
+            status = self._processes[number].poll()
+            if self.restarts == 0 or self._over.is_set() or status is None or status >= 0:
+                return status is None  # another thread may have brought it back
+            self.restarts -= 1
+            what = self._describe(number, f"it is started again (restarts left: {self.restarts})")
+            print(what, file=sys.stderr, flush=True)
+            if self._processes[number].pid in self._hangs.hung:  # with that the watch has ended
+                self._hangs = self._new_watch()
+                self._hangs.start()
+            self._processes[number] = self._start(number)
+            return True
 
     def _announce(self, number: int) -> Path:
         return Path(self._scratch.name) / f"server-{number}"
@@ -117,7 +140,7 @@ class Servers:
 
     def _address(self, number: int) -> str:
         """Where a server listens, once it does."""
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + self._start_seconds
         while not self._announce(number).exists():
             if self._processes[number].poll() is not None or time.monotonic() > deadline:
                 raise LaunchError(self._describe(number))
@@ -139,21 +162,22 @@ class Servers:
 
     def _watch(self) -> None:
         while not self._over.wait(0.1):
-            for number, process in enumerate(self._processes):
-                if process.poll() not in (None, 0) and self.culprit is None:
+            for number in range(len(self._processes)):
+                failed = self._processes[number].poll() not in (None, 0)
+                if failed and self.culprit is None and not self._start_again(number):
                     with self._lock:
                         self.culprit = self._describe(number)
                         if self._stops_us:
                             os.kill(os.getpid(), signal.SIGTERM)
 
-    def _describe(self, number: int) -> str:
+    def _describe(self, number: int, ending: str = RESUME) -> str:
         """One message about a server that failed."""
         process, failed = self._processes[number], self._failed(number)
         status = process.poll()
         if process.pid in self._hangs.hung:
-            return self._hangs.hung[process.pid].tell(self._name(number))
+            return self._hangs.hung[process.pid].tell(self._name(number), ending)
         if status is None:
-            cause = f"did not listen within {START_SECONDS:.0f} s"
+            cause = f"did not listen within {self._start_seconds:.0f} s"
         elif status < 0:
             cause = f"was killed by signal {-status} ({signal.Signals(-status).name})"
             if status == -signal.SIGKILL:
@@ -163,7 +187,7 @@ class Servers:
             if failed.exists():
                 told = json.loads(failed.read_text())["message"]
             cause = f"failed (exit status {status}): {told}"
-        return f"{self._name(number)} {cause}. What was saved can be continued with --resume"
+        return f"{self._name(number)} {cause}; {ending}"
 
     def _name(self, number: int) -> str:
         pid = self._processes[number].pid
@@ -171,15 +195,18 @@ class Servers:
 
     def wait(self, seconds: float | None = END_SECONDS) -> None:
         """Until they have ended, as they do when all workers are done."""
-        for number, process in enumerate(self._processes):
+        if seconds is not None:
+            self.restarts = 0  # nobody would speak to it
+        for number in range(len(self._processes)):
             try:
-                status = process.wait(seconds)
+                while self._processes[number].wait(seconds) and self._start_again(number):
+                    pass
             except subprocess.TimeoutExpired:
                 raise LaunchError(
                     f"server {self.first + number} did not end within {seconds:.0f} s after its "
                     "workers, and was stopped"
                 ) from None
-            if status:
+            if self._processes[number].wait():
                 raise LaunchError(self._describe(number))
 
     def __exit__(
@@ -191,7 +218,8 @@ class Servers:
         self._end()
 
     def _end(self) -> None:
-        self._over.set()
+        with self._lock:
+            self._over.set()
         self._hangs.close()
         for process in self._processes:
             if process.poll() is None:

@@ -74,10 +74,10 @@ class Hang:
     cause: str
     stack: str
 
-    def tell(self, who: str) -> str:
-        """One message about it."""
+    def tell(self, who: str, ending: str = "what was saved can be continued with --resume") -> str:
+        """One message about it; ending: what happens then."""
         where = f". It was here:\n{self.stack}" if self.stack else ""
-        return f"{who} {self.cause}; what was saved can be continued with --resume{where}"
+        return f"{who} {self.cause}; {ending}{where}"
 
 
 class Counter(Protocol):

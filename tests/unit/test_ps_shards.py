@@ -30,7 +30,7 @@ from ps_cluster import (
 from safetensors.torch import load_file, save_file
 
 from shoal.ps.server import shards
-from shoal.ps.server.server import run_server
+from shoal.ps.server.process import run_server
 from shoal.ps.wire import Header, Kind
 from shoal.ps.worker.client import Client, ServerError
 

@@ -10,7 +10,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,15 @@ from shoal.ps.wire import WireError
 class Folder:
     """A folder inside a server's own, open: `with opened(root, name) as folder`."""
 
-    def __init__(self, path: Path, handle: int):
-        self.path, self.handle = path, handle
+    def __init__(self, path: Path, handle: int, again: bool = False):
+        """again: files of an earlier process that was killed are written anew."""
+        self.path, self.handle, self.again = path, handle, again
 
     def write(self, name: str, data: bytes) -> dict[str, Any]:
         """Write a new file durably; its bytes and checksum."""
+        if self.again:
+            with suppress(FileNotFoundError):
+                os.unlink(plain(name), dir_fd=self.handle)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(plain(name), flags, 0o666, dir_fd=self.handle), "wb") as file:
             file.write(data)
@@ -50,7 +54,7 @@ def plain(name: str) -> str:
 
 
 @contextmanager
-def opened(root: Path | None, name: str) -> Iterator[Folder]:
+def opened(root: Path | None, name: str, again: bool = False) -> Iterator[Folder]:
     """The folder of this name in a server's own."""
     if root is None:
         raise WireError("this server has no folder for checkpoints: start it with --folder=DIR")
@@ -59,7 +63,7 @@ def opened(root: Path | None, name: str) -> Iterator[Folder]:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         above = os.open(root, flags)
         handle = os.open(plain(name), flags | os.O_NOFOLLOW, dir_fd=above)
-        yield Folder(root / name, handle)
+        yield Folder(root / name, handle, again)
     finally:
         for one in (handle, above):
             if one >= 0:

@@ -40,8 +40,8 @@ class Roster:
     def __len__(self) -> int:
         return len(self.workers)
 
-    def register(self, header: Header, host: str) -> None:
-        """Take up a worker that says hello, as often as it does."""
+    def register(self, header: Header, host: str) -> bool:
+        """Take up a worker that says hello, as often as it does; whether it is new."""
         known = self.workers.get(header.worker)
         if known is None:
             self.workers[header.worker] = Worker(header.session, host, time.monotonic())
@@ -50,6 +50,7 @@ class Roster:
                 f"there is a worker {header.worker} already, on host {known.host}: every worker "
                 "needs a number of its own"
             )
+        return known is None
 
     def hear(self, header: Header) -> Worker:
         """The worker that a message is from: it lives."""

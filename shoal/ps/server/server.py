@@ -10,25 +10,23 @@ import json
 import logging
 import math
 import os
-import signal
-import sys
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 import zmq
 from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 
 from shoal.ps.keys import Keys
-from shoal.ps.memory import keep_freed_memory
 from shoal.ps.server.answers import Answers, Request
 from shoal.ps.server.listening import listen
+from shoal.ps.server.recovery import Recovery
 from shoal.ps.server.roster import Roster
-from shoal.ps.server.shards import ShardWriter, load_shards
+from shoal.ps.server.shards import ShardWriter, Written, load_shards
 from shoal.ps.server.state import State
 from shoal.ps.server.steps import Steps, flat_floats
 from shoal.ps.spec import Spec, parse_spec
@@ -51,6 +49,7 @@ log = logging.getLogger("shoal")
 LOOK_SECONDS = 0.5  # between looks for workers that went silent
 PARTING_SECONDS = 3.0  # how long a server that gave up goes on telling workers why
 ORDERS = (Kind.SET_DENSE, Kind.SAVE, Kind.LOAD)  # carried out once, however often they come
+OVER = object()  # after the last part of long work
 OF_FIRST = (*ORDERS, Kind.SAVED)  # what worker 0 alone may ask
 
 
@@ -68,6 +67,7 @@ class Server:
         folder: str | Path | None = None,
         plain: bool = False,
         memory: int | None = None,
+        journal: bool = False,
     ):
         """bind: see address.py.
 
@@ -75,6 +75,7 @@ class Server:
         folder: where it writes and reads checkpoints; without one it does neither
         plain: listen beyond this host without keys
         memory: bytes that a model may take before any row has come; half of the host's
+        journal: write down what changes it; started again, it goes on where it was
         """
         self.index, self.threads = index, threads
         self.folder = None if folder is None else Path(folder)
@@ -85,13 +86,15 @@ class Server:
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
         self.answers = Answers(self.socket)
         self.roster = Roster(timeout)
+        self.recovery = Recovery(self, journal)
+        self.life = secrets.token_bytes(8)  # of this process: another one may have been before it
         self._described: dict[str, Any] = {}  # the model, as the first worker told of it
         self.spec: Spec | None = None  # these three: once a worker has described the model
         self.state: State | None = None
         self.steps: Steps | None = None
         self.failure: str | None = None
         self._failed_at = 0.0
-        self._writer: ShardWriter | None = None
+        self.writer: ShardWriter | Written | None = None
         self._jobs: list[tuple[Request, Iterator[None]]] = []  # long work, done in parts
         self._ending = False  # a worker said goodbye
         self.messages = self.refused = 0
@@ -113,10 +116,12 @@ class Server:
                 if time.monotonic() - self.roster.looked > LOOK_SECONDS:
                     self._look_after_workers()
                 if self._ending and self._all_done():
-                    return 0 if self.failure is None else 1
+                    break
                 if self.failure and time.monotonic() - self._failed_at > PARTING_SECONDS:
                     log.error("server %d ends: %s", self.index, self.failure)
-                    return 1
+                    break
+            self.recovery.discard()  # the run is over
+            return 0 if self.failure is None else 1
         finally:
             self.close()
 
@@ -145,12 +150,13 @@ class Server:
                 "them on their hosts, check --servers and the keys, or raise launch.join_timeout"
             )
         if lost is not None and self.failure is None:
-            self._fail(lost)
+            self.fail(lost)
+        self.recovery.tidy()
 
     def _all_done(self) -> bool:
         return self.spec is not None and self.roster.all_done(self.spec.workers)
 
-    def _fail(self, why: str) -> None:
+    def fail(self, why: str) -> None:
         """Give up: tell everybody who waits, and everybody who will ask."""
         self.failure, self._failed_at = why, time.monotonic()
         for request in [] if self.steps is None else self.steps.abandon():
@@ -158,8 +164,9 @@ class Server:
 
     def close(self) -> None:
         """Give the address back."""
-        if self._writer is not None:
-            self._writer.abandon()
+        if self.writer is not None:
+            self.writer.abandon()
+        self.recovery.close()
         self.answers.close()
         self.context.term()
 
@@ -174,6 +181,7 @@ class Server:
                 raise WireError(f"a message of {1 + len(frames)} frames")
             header = parse_header(head)
             self._heard = time.monotonic()
+            self.recovery.recognise(header)
             self._check_sender(header)
             if header.flags & IN_PIECES:
                 frames = join_pieces(frames)
@@ -192,13 +200,13 @@ class Server:
             raise WireError("an answer, where a request must be")
         if header.kind == Kind.HELLO:
             return
+        if self.failure is not None and header.kind not in (Kind.BYE, Kind.PING):
+            raise WireError(self.failure)
         self.roster.hear(header)
         if header.kind in OF_FIRST and header.worker != 0:
             raise WireError(
                 f"worker {header.worker} orders what only worker 0 may: {header.kind.name}"
             )
-        if self.failure is not None and header.kind not in (Kind.BYE, Kind.PING):
-            raise WireError(self.failure)
 
     def _handle(self, request: Request) -> None:
         kind = request.header.kind
@@ -212,7 +220,10 @@ class Server:
         self.answers.refuse(address, header, why, lost=why == self.failure)
 
     def _carried_out(self, request: Request) -> None:
+        self.recovery.write_down(request)
         self.roster.mark_carried_out(request)
+        if request.header.kind == Kind.SAVE:
+            self.recovery.begin_segment(request)
         self.answers.give(request, [])
 
     # ---- workers --------------------------------------------------------------------------------
@@ -246,16 +257,28 @@ class Server:
                 self.state = State(spec, self.index, self.threads)
             except (ValueError, RuntimeError, MemoryError) as error:
                 raise WireError(f"server {self.index} cannot hold this model: {error}") from None
-            self.steps = Steps(self.state, self.roster, self.answers, self._fail)
+            write_down = self.recovery.write_down
+            self.steps = Steps(self.state, self.roster, self.answers, self.fail, write_down)
             self.spec, self._described = spec, values
-        self.roster.register(header, host)
-        self.answers.give(request, [])
+            self.recovery.sweep(spec.servers)
+        if self.roster.register(header, host):
+            self.recovery.write_down(request)
+        self.answers.give(request, [self.life])
 
     def _ping(self, request: Request) -> None:
-        self.answers.give(request, [(self.failure or "").encode()])
+        worker, taken = request.header.worker, self.roster[request.header.worker].step
+        if request.header.step > taken and self.failure is None:
+            self.fail(
+                f"server {self.index} has lost pushes of worker {worker} that it had answered "
+                f"({taken} of {request.header.step} are there): its host went down before its "
+                "journal was on disk, or the journal was cut"
+            )
+        self.answers.give(request, [(self.failure or "").encode(), self.life])
 
     def _bye(self, request: Request) -> None:
         number = request.header.worker
+        if not self.roster[number].done:
+            self.recovery.write_down(request)
         self.roster[number].done = self._ending = True
         self.answers.give(request, [])
         self._steps().leave(number)
@@ -303,19 +326,29 @@ class Server:
     def _save(self, request: Request) -> None:
         values = parse_json(request.only(1)[0])
         state = self._state()
-        if self._writer is not None and self._writer.running():
+        if self.writer is not None and self.writer.running():
             raise WireError("the last save is still being written")
-        self._writer = ShardWriter(state, self.folder, values)
+        self.writer = self.recovery.saved_before(state, values)
+        if self.writer is None:
+            again = self.recovery.replaying
+            self.writer = ShardWriter(state, self.folder, values, again)
         self._carried_out(request)
 
     def _saved(self, request: Request) -> None:
-        if self._writer is None:
+        if self.writer is None:
             raise WireError("nothing was saved")
-        self.answers.give(request, [json.dumps(self._writer.report()).encode()])
+        report = self.writer.report()
+        self.recovery.know_files(report.get("files"))
+        self.answers.give(request, [json.dumps(report).encode()])
 
     def _load(self, request: Request) -> None:
         values = parse_json(request.only(1)[0])
         self._jobs.append((request, load_shards(self._state(), self.folder, values)))
+
+    def finish_jobs(self) -> None:
+        """Do all of the long work."""
+        while self._jobs:
+            self._go_on()
 
     def _go_on(self) -> None:
         """A part of the long work, so that workers are answered in between."""
@@ -323,14 +356,13 @@ class Server:
             return
         request, job = self._jobs[0]
         try:
-            next(job)
-        except StopIteration:
-            self._jobs.pop(0)
+            if next(job, OVER) is None:
+                return
             self._carried_out(request)
         except Exception as error:  # of a file that may hold anything; the server goes on
-            self._jobs.pop(0)
             self.roster.forget_order(request)
             self._refuse(request.address, request.header, str(error))
+        self._jobs.pop(0)
 
     def _stats(self, request: Request) -> None:
         state = self._state()
@@ -361,34 +393,3 @@ HANDLERS: dict[Kind, Callable[[Server, Request], None]] = {
     Kind.PING: Server._ping,
     Kind.BYE: Server._bye,
 }
-
-
-def run_server(
-    bind: str,
-    index: int,
-    keys: Keys | None = None,
-    timeout: float = 10.0,
-    threads: int = 1,
-    announce: str | None = None,
-    patience: float = math.inf,
-    folder: str | None = None,
-    plain: bool = False,
-) -> int:
-    """Serve from this process, which does nothing else, until the workers are done.
-
-    It writes its address to the file `announce`, and why it failed to `announce`.failed.
-    """
-    torch.set_num_threads(threads)
-    keep_freed_memory()
-    server = Server(bind, index, keys, timeout, threads, patience, folder, plain)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    if announce is not None:
-        with open(announce + ".new", "w") as file:
-            file.write(server.address)
-        os.replace(announce + ".new", announce)
-    log.info("server %d listens on %s", index, server.address)
-    status = server.serve()
-    if status and announce is not None:  # whoever started us tells it
-        with open(announce + ".failed", "w") as file:
-            json.dump({"message": server.failure}, file)
-    return status

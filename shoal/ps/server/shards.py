@@ -6,6 +6,7 @@ answers on. Files are keyed by id, so any number of servers can load what any nu
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -30,14 +31,20 @@ from shoal.ps.server.state import State
 from shoal.ps.wire import WireError
 
 CHUNK_ROWS = 1 << 18
-FOLLOW_SECONDS = 0.5
+LIBC = ctypes.CDLL(None)
+PARENT_DEATH_SIGNAL = 1  # of prctl
 
 
 class ShardWriter:
     """One save of one server, in a process of its own."""
 
-    def __init__(self, state: State, root: Path | None, values: dict[str, Any]):
-        """root: this server's folder, in which the save names another."""
+    def __init__(
+        self, state: State, root: Path | None, values: dict[str, Any], again: bool = False
+    ):
+        """root: this server's folder, in which the save names another.
+
+        again: it was begun by a process that was killed, whose files are written anew.
+        """
         name, delta = values.get("name"), values.get("delta", False)
         if not isinstance(name, str) or not isinstance(delta, bool) or len(values) > 2:
             raise WireError("a save is {name: text, delta: true or false}")
@@ -48,7 +55,7 @@ class ShardWriter:
         self._found: dict[str, Any] | None = None
         self._report = tempfile.TemporaryFile()  # noqa: SIM115 (the child leaves its report there)
         try:
-            with opened(root, name) as folder:
+            with opened(root, name, again) as folder:
                 self._fork(state, folder, state.marks if delta else None)
         except OSError as error:
             self._report.close()
@@ -56,8 +63,7 @@ class ShardWriter:
                 f"server {state.index} cannot see the folder {root}/{name} ({error.strerror}): "
                 "run.output must be on a disk that all hosts share"
             ) from None
-        state.marks = [store.mark() for store in state.stores]
-        state.rewritten = False
+        state.mark_saved()
 
     def _fork(self, state: State, folder: Folder, marks: list[int] | None) -> None:
         server = os.getpid()
@@ -113,15 +119,30 @@ class ShardWriter:
                 pass
 
 
+class Written:
+    """A save of an earlier process of this server, whose files are known."""
+
+    def __init__(self, files: dict[str, Any]):
+        self._found = {"running": False, "files": files}
+
+    def running(self) -> bool:
+        return False
+
+    def report(self) -> dict[str, Any]:
+        return self._found
+
+    def abandon(self) -> None:
+        """Nothing is under way."""
+
+
 def _follow(server: int) -> None:
-    """In the child: end when the server is gone, however that ended."""
+    """In the child: end with the server, at once and however it ends.
 
-    def look(*_: Any) -> None:
-        if os.getppid() != server:
-            os._exit(1)
-
-    signal.signal(signal.SIGALRM, look)
-    signal.setitimer(signal.ITIMER_REAL, FOLLOW_SECONDS, FOLLOW_SECONDS)
+    Another process of it may be started, which needs its port and writes the same files.
+    """
+    LIBC.prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != server:
+        os._exit(1)
 
 
 def write_shards(state: State, folder: Folder, marks: list[int] | None) -> dict[str, Any]:

@@ -99,6 +99,11 @@ class State:
                 raise WireError(f"impossible counts of table {self.spec.tables[table].name!r}")
         return {table: counts for (table, _), counts in zip(which, found)}
 
+    def mark_saved(self) -> None:
+        """The rows of now are saved: a delta tells what changed from here on."""
+        self.marks = [store.mark() for store in self.stores]
+        self.rewritten = False
+
     def apply(self, pushes: Sequence[Push]) -> None:
         """One step with the gradients of some workers, in the order given.
 

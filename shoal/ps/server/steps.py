@@ -45,8 +45,17 @@ MOST_WAITING = 1000  # pulls that may wait for their time, of each worker
 class Steps:
     """Pulls and pushes of a run's workers."""
 
-    def __init__(self, state: State, roster: Roster, answers: Answers, fail: Callable[[str], None]):
+    def __init__(
+        self,
+        state: State,
+        roster: Roster,
+        answers: Answers,
+        fail: Callable[[str], None],
+        write_down: Callable[[Request], None],
+    ):
+        """write_down: keeps a push that is taken, before it is answered."""
         self.state, self.roster, self.answers, self.fail = state, roster, answers, fail
+        self._write_down = write_down
         self.spec = state.spec
         self.applied = 0  # steps (sync)
         self._pushes: dict[int, tuple[Request, Push]] = {}  # sync: of the step under way
@@ -120,19 +129,24 @@ class Steps:
             return
         if header.step > worker.step:  # one before it was lost on the way; both will come again
             return
-        if self.spec.mode != "sync":
-            worker.step, worker.answer = header.step + 1, None
-            self._apply([(request, push)])
-            return
-        done = self.roster.find_done()
+        done = self.roster.find_done() if self.spec.mode == "sync" else None
         if done is not None:
             raise WireError(f"gradients of step {header.step}, and worker {done} is done")
+        self._write_down(request)
         worker.step, worker.answer = header.step + 1, None
+        if self.spec.mode != "sync":
+            self._apply([(request, push)])
+            return
         self._pushes[header.worker] = request, push
         if len(self._pushes) == self.spec.workers:
             everyone = [self._pushes[number] for number in sorted(self._pushes)]
             self._pushes = {}
             self._apply(everyone)
+
+    @property
+    def has_pushes(self) -> bool:
+        """sync: whether pushes wait for those of other workers."""
+        return bool(self._pushes)
 
     def _parse_push(self, request: Request) -> Push:
         state, flags = self.state, request.header.flags

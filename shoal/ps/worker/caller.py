@@ -26,7 +26,9 @@ class Caller:
         timeout: float,
         session: int | None,
         plain: bool,
+        recovery: float = 0.0,
     ):
+        """recovery: seconds that a server may take to come back; 0: one that is gone is lost."""
         if keys is None and not plain:
             remedy = (
                 "set strategy.ps.keys=FOLDER; on a network of your own, strategy.ps.plain=true "
@@ -34,6 +36,7 @@ class Caller:
             )
             check_private(addresses, "strategy.ps.addresses: the server", remedy)
         self.worker, self.keys, self.timeout, self.plain = worker, keys, timeout, plain
+        self.recovery = recovery
         self.session = session or secrets.randbits(63) | 1
         self.context = zmq.Context()
         self.bytes_sent = 0
@@ -41,6 +44,11 @@ class Caller:
         # Called from the heartbeat when a failure stays unheard, as in a collective that never ends
         self.on_lost: Callable[[str], None] | None = None
         self._number = 0
+
+    @property
+    def patience(self) -> float:
+        """Seconds of silence after which a server is given up."""
+        return max(self.timeout, self.recovery)
 
     def connect(self, address: str) -> zmq.Socket:
         """A socket to a server, which need not be up yet."""

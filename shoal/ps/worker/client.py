@@ -65,9 +65,10 @@ class Client(Caller):
         timeout: float = 10.0,
         session: int | None = None,
         plain: bool = False,
+        recovery: float = 0.0,
     ):
-        """plain: go to other hosts without keys."""
-        super().__init__(addresses, worker, keys, timeout, session, plain)
+        """plain: go to other hosts without keys; recovery: see Caller."""
+        super().__init__(addresses, worker, keys, timeout, session, plain, recovery)
         self.flags = 0  # of rows on the wire
         self.pushes = 0  # made so far: the step that the servers count
         self.links = [Link(self, k, one, AGAIN_SECONDS) for k, one in enumerate(addresses)]
@@ -108,7 +109,7 @@ class Client(Caller):
         self._heartbeat = Heartbeat(self, self.links)
         try:
             for link in self.links:
-                link.answer(link.greeting.sequence, join_timeout)
+                link.life = bytes(link.answer(link.greeting.sequence, join_timeout)[0])
         except PeerLost as error:
             raise PeerLost(
                 f"{error}. Start the servers, check their addresses and keys, or raise "
@@ -142,7 +143,10 @@ class Client(Caller):
     def second(self) -> Client:
         """A client of the same worker for another thread: sockets must not be shared."""
         addresses = [link.address for link in self.links]
-        other = Client(addresses, self.worker, self.keys, self.timeout, self.session, self.plain)
+        how = (self.worker, self.keys, self.timeout, self.session, self.plain, self.recovery)
+        other = Client(addresses, *how)
+        for link, mine in zip(other.links, self.links):
+            link.life, link.pushed = mine.life, mine.pushed
         other._number = secrets.randbits(40) << 20  # requests of its own
         return other
 
@@ -181,7 +185,7 @@ class Client(Caller):
         assert self.spec is not None
         counted = self.spec.counted
         flags = self.flags | (WITH_DENSE if dense is not None else 0)
-        pushing = Pushing(flags)
+        pushing = Pushing(flags, self.pushes)
         for link in self.links:
             k = link.index
             parts = [(share.table, share.counts[k]) for share in shares]

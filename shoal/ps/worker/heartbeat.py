@@ -44,7 +44,7 @@ class Heartbeat:
                     if told and not caller.failure:  # an error: hello is still on its way
                         caller.failure = f"{link.name}: {answer[1].decode(errors='replace')}"
                 silent = time.monotonic() - (heard[link.index] or time.monotonic())
-                if self.greeted and silent > caller.timeout and not caller.failure:
+                if self.greeted and silent > caller.patience and not caller.failure:
                     caller.failure = f"{link.name} has not answered for {silent:.0f} s"
             failed = failed or (time.monotonic() if caller.failure else 0.0)
             if failed and caller.on_lost and time.monotonic() - failed > caller.timeout:

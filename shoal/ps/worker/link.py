@@ -1,7 +1,8 @@
 """Link: a worker's connection to one server.
 
 Requests are numbered and answered in any order; several may be under way. While an answer is due
-the server is asked for a sign of life, and what it may have lost is sent again.
+the server is asked for a sign of life, and what it may have lost is sent again: now and then, and
+at once when another process of it answers.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ class Link:
         self.due: dict[int, Callable[[], None]] = {}  # asked and not answered: sends it again
         self.came: dict[int, tuple[Header, list[Any]]] = {}
         self.rows: dict[int, ArrivingRows] = {}  # of requests that are due
+        self.pushed = 0  # pushes that were answered: no process of the server may know of fewer
+        self._ping = 0  # number of the last request for a sign of life
+        self.life = b""  # which process of the server it is that answers
         self.inlet, self.outlet = native_inlet(self.socket), native_outlet(self.socket)
 
     def close(self) -> None:
@@ -99,7 +103,7 @@ class Link:
 
     def wait(self, number: int, patience: float | None = None) -> list[memoryview]:
         """The frames of an answer, none when they are rows."""
-        patience = patience or self.caller.timeout
+        patience = patience or self.caller.patience
         if number not in self.came:
             with BEAT.waiting(f"an answer of server {self.index}"):
                 self._listen(number, patience)
@@ -124,11 +128,18 @@ class Link:
                     f"{self.name} has not answered for {now - heard:.0f} s: it died, or the "
                     "network to it is cut; its own message, on its host, says more"
                 )
-            self._send([self.caller.header(Kind.PING).pack()])
+            if self.caller.recovery:
+                BEAT.tick()  # a server that is started again is waited for: nobody hangs
+            header = self.caller.header(Kind.PING, step=self.pushed)
+            self._ping = header.sequence
+            self._send([header.pack()])
             if now - asked_again > self.again_after:
                 asked_again = now
-                for send in self.due.values():
-                    send()
+                self._ask_again()
+
+    def _ask_again(self) -> None:
+        for send in list(self.due.values()):
+            send()
 
     def _take(self, number: int) -> bool:
         """A message, within a second, the rows of this number first; whether there was one."""
@@ -168,6 +179,10 @@ class Link:
         elif self.due.pop(header.sequence, None) is not None:
             self.rows.pop(header.sequence, None)
             self.came[header.sequence] = header, frames
+        elif header.sequence == self._ping and header.kind == Kind.OK and len(frames) == 3:
+            before, self.life = self.life, bytes(frames[2])
+            if before not in (b"", self.life):  # started again: what was on its way is lost
+                self._ask_again()
         elif header.kind == Kind.ERROR and header.sequence == 0:
             raise self._error(frames)
 

@@ -113,8 +113,8 @@ class Pulling:
 class Pushing:
     """Gradients on their way."""
 
-    def __init__(self, flags: int):
-        self.flags = flags
+    def __init__(self, flags: int, step: int):
+        self.flags, self.step = flags, step
         self.asked: list[tuple[Link, int]] = []
 
     def wait(self) -> tuple[float, float, list[Tensor]]:
@@ -123,6 +123,7 @@ class Pushing:
         dense = []
         for link, number in self.asked:
             frames = link.answer(number)
+            link.pushed = max(link.pushed, self.step + 1)
             loss, count = numbers(frames[0], 2)
             if self.flags & WITH_DENSE and len(frames) > 1:
                 dense.append(flat_values(frames[1]))

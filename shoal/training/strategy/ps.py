@@ -92,7 +92,12 @@ class ParameterServers(Strategy):
         )
         keys = None if section.keys is None else read_keys(section.keys, "worker")
         client = Client(
-            section.addresses, self.world.rank, keys, section.timeout, plain=section.plain
+            section.addresses,
+            self.world.rank,
+            keys,
+            section.timeout,
+            plain=section.plain,
+            recovery=self.join_timeout if section.journal else 0.0,
         )
         client.flags = BFLOAT16 * section.bfloat16 | COMPRESSED * section.compress
         client.hello(self.spec, self.join_timeout)

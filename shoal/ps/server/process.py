@@ -1,0 +1,50 @@
+"""Process: a server that is a process of its own, from its start to its end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import signal
+import sys
+
+import torch
+
+from shoal.ps.keys import Keys
+from shoal.ps.memory import keep_freed_memory
+from shoal.ps.server.server import Server
+
+log = logging.getLogger("shoal")
+
+
+def run_server(
+    bind: str,
+    index: int,
+    keys: Keys | None = None,
+    timeout: float = 10.0,
+    threads: int = 1,
+    announce: str | None = None,
+    patience: float = math.inf,
+    folder: str | None = None,
+    plain: bool = False,
+    journal: bool = False,
+) -> int:
+    """Serve from this process, which does nothing else, until the workers are done.
+
+    It writes its address to the file `announce`, and why it failed to `announce`.failed.
+    """
+    torch.set_num_threads(threads)
+    keep_freed_memory()
+    server = Server(bind, index, keys, timeout, threads, patience, folder, plain, journal=journal)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    if announce is not None:
+        with open(announce + ".new", "w") as file:
+            file.write(server.address)
+        os.replace(announce + ".new", announce)
+    log.info("server %d listens on %s", index, server.address)
+    status = server.serve()
+    if status and announce is not None:  # whoever started us tells it
+        with open(announce + ".failed", "w") as file:
+            json.dump({"message": server.failure}, file)
+    return status
