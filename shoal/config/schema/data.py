@@ -1,0 +1,200 @@
+"""The section `data`: where samples come from, and what is kept of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from shoal.config.features import FeatureOptions, LabelOptions
+from shoal.config.section import Section
+
+MOST_ROWS = 1 << 40  # of a table or a data set: what its bytes are counted in must not overflow
+
+
+MOST_COLUMNS = 1 << 16  # of a click log
+
+
+CLICK_FORMATS = ("slots", "criteo", "planted_clicks")  # csv and parquet hold either
+
+
+GENERATED_CLICKS = ("clicks", "planted", "planted_clicks")  # names that need no files
+
+
+class FieldsSection(Section):
+    user: str = "user_id"
+    item: str = "item_id"
+    rating: str = "rating"
+    time: str = "timestamp"
+    label: str = "label"
+
+
+class PlantedSection(Section):
+    """The generated data set: latent taste, power-law popularity, drift over time."""
+
+    users: int = Field(943, ge=2, le=MOST_ROWS)
+    items: int = Field(1682, ge=2, le=MOST_ROWS)
+    interactions: int = Field(100_000, ge=2, le=MOST_ROWS)
+    factors: int = Field(8, ge=1, description="dimensions of the planted taste")
+    strength: float = Field(4.0, ge=0, description="0: taste is ignored, popularity alone decides")
+    drift: float = Field(0.3, ge=0, description="how far a user's taste wanders from first to last")
+    popularity: float = Field(0.8, ge=0, description="exponent of the items' power law")
+    item_features: int = Field(
+        0, ge=0, le=64, description="columns that tell what an item is; 0: nothing tells"
+    )
+    new_items: float = Field(
+        0.0, ge=0, le=0.4, description="share of items that come only in the last eighth of a user"
+    )
+    seed: int = 7
+
+
+class RandomSection(Section):
+    """The other generated data set: users and items drawn uniformly, to measure speed with."""
+
+    users: int = Field(10, ge=1, le=MOST_ROWS)
+    items: int = Field(30, ge=1, le=MOST_ROWS)
+    interactions: int = Field(300, ge=1, le=MOST_ROWS)
+    seed: int = 7
+
+
+class PlantedClicksSection(Section):
+    """The generated click log: a planted logistic model, so that the best possible AUC is known."""
+
+    samples: int = Field(
+        50_000, ge=10, le=MOST_ROWS, description="rows to train on; a tenth more for each test"
+    )
+    slots: int = Field(8, ge=1, le=MOST_COLUMNS)
+    ids_per_slot: int = Field(1000, ge=1, le=MOST_ROWS)
+    dense: int = Field(4, ge=0, le=MOST_COLUMNS)
+    popularity: float = Field(1.05, ge=0, description="exponent of the ids' power law")
+    strength: float = Field(1.0, ge=0, description="0: clicks do not depend on anything")
+    seed: int = 7
+
+
+class ClicksSection(Section):
+    """Click logs: labelled samples with slots of ids and dense values, in any number of files."""
+
+    train: str | None = Field(None, description="a file, a folder or a pattern; sorted by name")
+    valid: str | None = Field(None, description="likewise; null: the test files")
+    test: str | None = Field(None, description="likewise; null: the valid files, or none")
+    reader: Literal["memory", "stream", "custom"] = Field(
+        "memory", description="load and shuffle all, or read on; or your own reader"
+    )
+    custom: str | None = Field(None, description="reader custom: FILE.py[:CLASS]")
+    pipe_command: str | None = Field(
+        None, description="a program: raw lines on its stdin, lines of slots on its stdout"
+    )
+    split_files: bool = Field(
+        False, description="a worker reads its share of the files, not its share of each batch"
+    )
+    slots: list[str] | Annotated[int, Field(ge=0, le=MOST_COLUMNS)] | None = Field(
+        None, description="slots (columns) with ids, by name or number; null: those of the format"
+    )
+    dense: list[str] | Annotated[int, Field(ge=0, le=MOST_COLUMNS)] | None = Field(
+        None, description="dense values likewise"
+    )
+    label: str | None = Field(None, description="the label's name; null: that of the format")
+    group: str | None = Field(None, description="the slot that GAUC groups by")
+    rows: int | None = Field(
+        None, ge=1, le=MOST_ROWS, description="ids are folded below this number; null: tables grow"
+    )
+    threads: int = Field(1, ge=1, description="threads of a worker that parse")
+    profile: bool = Field(False, description="log the reader's own speed after every epoch")
+    planted: PlantedClicksSection = Field(default_factory=PlantedClicksSection)
+
+
+class SplitSection(Section):
+    by: Literal["ratio", "leave_one_out"] = "ratio"
+    ratio: list[float] = Field([0.8, 0.1, 0.1], min_length=3, max_length=3)
+    leave: Literal["valid_and_test", "valid_only", "test_only"] = "valid_and_test"
+    order: Literal["random", "time", "file"] = Field(
+        "random", description="file: as the rows stand, where there is no time"
+    )
+    group_by: Literal["user", "none"] = "user"
+
+
+class FilterSection(Section):
+    values: dict[str, str] = Field(
+        default_factory=dict, description='float field -> intervals, e.g. {rating: "[3,inf)"}'
+    )
+    user_inter_num: str = Field("[0,inf)", description="keep users with so many interactions")
+    item_inter_num: str = Field("[0,inf)", description="keep items with so many interactions")
+    by_user_or_item: bool = Field(
+        True, description="drop interactions of users and items absent from .user / .item files"
+    )
+    duplicates: Literal["first", "last"] | None = Field(
+        None, description="of repeated (user, item) pairs keep this one; null keeps all"
+    )
+
+
+class DataSection(Section):
+    name: str = Field(
+        "planted", description="data set: `planted`, `random`, or a folder under data.path"
+    )
+    path: str = Field("dataset", description="folder that holds data sets: PATH/NAME/NAME.inter")
+    format: Literal[
+        "auto",
+        "atomic",
+        "movielens",
+        "prepared",
+        "planted",
+        "random",
+        "planted_clicks",
+        "slots",
+        "criteo",
+        "csv",
+        "parquet",
+        "arrow",
+        "jsonl",
+    ] = "auto"
+    files: dict[str, str] | None = Field(
+        None,
+        description="tables of one's own: inter (or train, valid and test), user, item -> a file, "
+        "a folder or a pattern",
+    )
+    encoding: str = Field("utf-8", description="of csv and JSON lines")
+    quote: str | None = Field('"', description="what quotes cells of csv; null: nothing")
+    bad_rows: Literal["error", "skip"] = Field(
+        "error",
+        description="csv, JSON lines: rows that cannot be read end the run, or are left out",
+    )
+    clicks: ClicksSection = Field(default_factory=ClicksSection)
+    planted: PlantedSection = Field(default_factory=PlantedSection)
+    random: RandomSection = Field(default_factory=RandomSection)
+    fields: FieldsSection = Field(default_factory=FieldsSection)
+    separator: str = "\t"
+    seq_separator: str = " "
+    load: dict[str, list[str]] | None = Field(
+        None, description="file suffix -> columns to load; null loads all of .inter"
+    )
+    unload: dict[str, list[str]] | None = None
+    extra_suffixes: list[str] = Field(default_factory=list, description="further files to load")
+    filter: FilterSection = Field(default_factory=FilterSection)
+    threshold: dict[str, float] | None = Field(
+        None, description="field -> value; at or above it the label is 1"
+    )
+    normalize: list[str] | Literal["all"] = Field(
+        default_factory=list, description="float fields scaled to [0, 1]"
+    )
+    features: dict[str, FeatureOptions] | None = Field(
+        None, description="name -> what it is, exactly those; null: what the columns suggest"
+    )
+    labels: dict[str, LabelOptions] | None = Field(
+        None, description="name -> column, loss, weight; null: the label field, logistic"
+    )
+    sample_weight: str | None = Field(
+        None, description="the column with the weight of each sample in the loss"
+    )
+    presplit: list[str] | None = Field(
+        None, description="three name parts: NAME.PART.inter are the train, valid and test rows"
+    )
+    split: SplitSection = Field(default_factory=SplitSection)
+    max_len: int = Field(50, ge=1, description="items kept of a user's history")
+    cache: bool = Field(True, description="keep prepared columns beside the raw files")
+
+    @property
+    def is_click_log(self) -> bool:
+        """Whether a click model reads a log of samples here; else interactions with features."""
+        if self.clicks.train is not None or self.format in CLICK_FORMATS:
+            return True
+        return self.format == "auto" and self.name in GENERATED_CLICKS

@@ -1,0 +1,103 @@
+"""The sections `launch`, `start` and `run`: processes, how a run begins, and the run itself."""
+
+from __future__ import annotations
+
+from typing import Literal, Required
+
+from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict
+
+from shoal.config.section import Section
+
+
+class LaunchSection(Section):
+    nproc: int = Field(1, ge=0, description="processes on this host (0: only servers)")
+    world_size: int = Field(-1, description="processes on all hosts; -1: nproc")
+    ip: str = "localhost"
+    port: int = Field(0, ge=0, le=65535, description="0: any free port, on one host only")
+    group_offset: int = Field(0, ge=0, description="global rank of this host's first process")
+    hosts: int = Field(0, ge=0, description="hosts with processes; 0: world_size / nproc")
+    host: int = Field(0, ge=0, description="which of these hosts this is, when hosts is given")
+    servers: int = Field(0, ge=0, description="strategy ps: servers started on this host")
+    first_server: int = Field(0, ge=0, description="strategy ps: number of this host's first one")
+    join_timeout: float = Field(60.0, gt=0, description="seconds to wait for all ranks")
+    hang_timeout: float = Field(
+        60.0, gt=0, description="seconds without any work after which a process is said to hang"
+    )
+    grace: float = Field(
+        30.0, ge=0, description="seconds to save in after SIGTERM while training; 0: end at once"
+    )
+    max_restarts: int = Field(
+        0, ge=0, description="how often a failed run is brought back from its last checkpoint"
+    )
+    min_nproc: int = Field(
+        0, ge=0, description="one host: go on with fewer where one is lost, down to these; 0: never"
+    )
+    regrow: float = Field(
+        60.0, ge=0, description="seconds until lost processes are tried again; 0: never"
+    )
+    secret: str | None = Field(
+        None, description="several hosts: file (mode 0600) that all have; null: SHOAL_SECRET"
+    )
+    plain: bool = Field(False, description="several hosts: anybody on the network may join")
+    encrypt: bool = Field(False, description="several hosts: encrypt what ranks send (CPUs)")
+    shared_memory: bool = Field(
+        True, description="processes of one host without GPUs talk through memory, not by sockets"
+    )
+
+
+class PretrainedOptions(TypedDict, total=False):
+    """Vectors that the rows of a table begin with."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
+
+    file: Required[str]
+    frozen: bool
+
+
+class DecaySection(Section):
+    """What becomes of users and items that new data does not name any more."""
+
+    after: int = Field(
+        0, ge=0, description="days (runs that go on) without an interaction; 0: rows stay"
+    )
+    factor: float = Field(0.5, ge=0, lt=1, description="what a row is multiplied by, every day")
+
+
+class StartSection(Section):
+    """What training begins with, where that is not nothing."""
+
+    run: str | None = Field(None, description="folder of a run to go on from (`--from`)")
+    words: str | None = Field(None, description="folder of a run whose ids keep their numbers")
+    pretrained: dict[str, str | PretrainedOptions] = Field(
+        default_factory=dict,
+        description="table -> FILE.npy, or {file: FILE.npy, frozen: true}: rows stay as they are; "
+        "FILE.txt has the ids of its rows",
+    )
+    decay: DecaySection = Field(default_factory=DecaySection)
+    test_first: bool = Field(
+        False, description="evaluate on all of the new data before training on all of it"
+    )
+
+
+class RunSection(Section):
+    seed: int = 2020
+    output: str | None = Field(None, description="folder of the run; null: a new one under root")
+    root: str = "runs"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    gpu_ids: str | None = Field(
+        None, description='GPUs to use, e.g. "0,1,2,3"; null: all, "": none'
+    )
+    share_gpu: bool = Field(
+        False,
+        description="several processes may use one GPU, to compare strategies: what they send each "
+        "other passes through host memory",
+    )
+    threads: int = Field(0, ge=0, description="threads per process; 0: cores / processes")
+    tf32: bool = Field(
+        False, description="matrix products on a GPU round their factors to 10 bits: much faster"
+    )
+    progress: bool = True
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    loss_decimals: int = Field(4, ge=0)
+    tensorboard: bool = True

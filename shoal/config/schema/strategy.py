@@ -1,0 +1,95 @@
+"""The section `strategy`: where rows and dense parameters live, and how processes agree."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field
+from typing_extensions import TypedDict
+
+from shoal.config.section import Section
+
+Place = Literal["auto", "row", "table", "column", "replicate"]
+
+
+class TablePlace(TypedDict, total=False):
+    """Where one table goes; what is left out is as for all tables."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
+
+    place: Place
+    by: Literal["hash", "range"]  # place row: how ids become ranks
+    rank: int  # place table: who holds it
+
+
+def _was_a_count(value: Any) -> Any:
+    """Configs of old say 0 or 1 batches."""
+    if type(value) is int:
+        if value not in (0, 1):
+            raise ValueError("it was a number of batches once, and is a switch: one batch or none")
+        return bool(value)
+    return value
+
+
+class ServersSection(Section):
+    """Strategy ps: parameter servers hold the rows, and by default the dense parameters."""
+
+    mode: Literal["sync", "async", "geo"] = "sync"
+    dense: Literal["server", "all_reduce"] = Field(
+        "server", description="who keeps the dense parameters: the servers, or every worker"
+    )
+    geo_step: int = Field(100, ge=1, description="geo: batches between exchanges of differences")
+    ahead: Annotated[bool, BeforeValidator(_was_a_count)] = Field(
+        True, description="rows of the next batch are fetched while this one computes"
+    )
+    staleness: int = Field(
+        16, ge=1, description="async: steps that a worker may be ahead of the slowest one"
+    )
+    addresses: list[str] = Field(
+        default_factory=list,
+        description="HOST:PORT or ipc://PATH of every server; `shoal launch` fills it in",
+    )
+    keys: str | None = Field(
+        None, description="folder of `shoal keys make`: what travels is encrypted; null: plain"
+    )
+    plain: bool = Field(False, description="go without keys between hosts")
+    bfloat16: bool = Field(False, description="rows and gradients travel in half the bytes")
+    compress: bool = Field(False, description="ids and rows travel compressed")
+    timeout: float = Field(10.0, gt=0, description="seconds of silence before a peer is given up")
+    journal: bool = Field(
+        False,
+        description="servers write down what changes them: one that dies is started again alone, "
+        "and workers wait for it for launch.join_timeout seconds",
+    )
+    restarts: int = Field(
+        10, ge=0, description="journal: how often each host starts servers again that were killed"
+    )
+
+
+class StrategySection(Section):
+    name: Literal["auto", "single", "ddp", "sharded", "ps"] = "auto"
+    backend: Literal["native", "torchrec"] = Field(
+        "native", description="sharded: whose code holds, sends and updates the rows"
+    )
+    ps: ServersSection = Field(default_factory=ServersSection)
+    place: Place = Field("auto", description="sharded: how tables are cut; auto: by their size")
+    row_by: Literal["hash", "range"] = Field("hash", description="place row: how ids are cut")
+    tables: dict[str, TablePlace] = Field(
+        default_factory=dict, description="sharded: table -> place, by, rank, for that table alone"
+    )
+    replicate_below: float = Field(
+        0.25, ge=0, description="place auto: tables of at most so many MiB are replicated"
+    )
+    memory: float | None = Field(None, gt=0, description="GiB of rows a rank may hold; null: any")
+    overlap: bool = Field(True, description="ids of the next batch travel during this one")
+    fused: bool = Field(
+        True,
+        description="rows are updated where their gradients are made, which are never stored: "
+        "in the softmax over a whole table of single and sharded, on a GPU by Triton kernels "
+        "(Adam, single alone), on CPUs by the core; ddp writes them",
+    )
+    graph: bool | Literal["auto"] = Field(
+        False,
+        description="single on a GPU: record a step once per shape of batch and replay it; auto: "
+        "where the model says that all its steps do the same work and nothing else is in the way",
+    )

@@ -1,0 +1,124 @@
+"""The sections `train`, `eval` and `checkpoint`: how a model is trained, judged and kept."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict
+
+from shoal.config.section import Section
+
+
+class NegativesSection(Section):
+    distribution: Literal["uniform", "popularity"] = "uniform"
+    num: int = Field(1, ge=1)
+    alpha: float = Field(1.0, ge=0, description="popularity is raised to this power")
+    dynamic: bool = Field(False, description="keep the best scored of `candidates` draws")
+    candidates: int = Field(0, ge=0)
+
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class RowOptimizerOptions(TypedDict, total=False):
+    """What updates rows. Ranges, and who has which: shoal/embedding/optim/rows.py."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
+
+    name: Literal[
+        "adam",
+        "adamw",
+        "sgd",
+        "momentum",
+        "adagrad",
+        "rowwise_adagrad",
+        "rmsprop",
+        "ftrl",
+        "sparse_adam",
+    ]
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    weight_decay: Number
+    clip: Annotated[Number | None, Field(description="largest norm of a row's gradient")]
+    betas: Annotated[list[Number], Field(min_length=2, max_length=2, description="adam, adamw")]
+    eps: Annotated[Number, Field(description="adam, adamw, adagrad, rowwise_adagrad, rmsprop")]
+    momentum: Annotated[Number, Field(description="momentum")]
+    alpha: Annotated[Number, Field(description="rmsprop")]
+    initial_accumulator_value: Annotated[
+        Number, Field(description="adagrad, rowwise_adagrad, ftrl")
+    ]
+    l1: Annotated[Number, Field(description="ftrl")]
+    l2: Annotated[Number, Field(description="ftrl")]
+    beta: Annotated[Number, Field(description="ftrl")]
+
+
+class OptimizerSection(Section):
+    name: Literal["adam", "adamw", "sgd", "adagrad", "rmsprop", "sparse_adam"] = "adam"
+    lr: float = Field(1e-3, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    schedule: Literal["constant", "linear", "cosine", "step", "exponential"] = "constant"
+    warmup_steps: int = Field(0, ge=0)
+    decay_epochs: int = Field(25, ge=1, description="schedule step: epochs between decays")
+    gamma: float = Field(0.1, gt=0, description="schedules step and exponential: the factor")
+    rows: RowOptimizerOptions = Field(
+        default_factory=lambda: RowOptimizerOptions(),
+        description="what updates rows, where it is not as above: name, lr, hyper-parameters",
+    )
+    tables: dict[str, RowOptimizerOptions] = Field(
+        default_factory=dict, description="table -> likewise, for that table alone"
+    )
+
+
+class TrainSection(Section):
+    epochs: int = Field(300, ge=0)
+    batch_size: int = Field(
+        2048, ge=1, description="samples per update, whatever the number of processes"
+    )
+    shuffle: bool = True
+    negatives: NegativesSection | None = Field(default_factory=NegativesSection)
+    optimizer: OptimizerSection = Field(default_factory=OptimizerSection)
+    clip_grad_norm: float | None = Field(None, gt=0)
+    eval_every: int = Field(1, ge=0, description="epochs between evaluations; 0: never")
+    patience: int = Field(10, ge=0, description="evaluations without improvement before the end")
+    print_every: int = Field(0, ge=0, description="steps between lines about training; 0: none")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of products in the dense part; parameters and sums stay float32"
+    )
+    accumulate: int = Field(
+        1, ge=1, description="parts that a batch is computed in, one after the other: less memory"
+    )
+    compile: bool = Field(False, description="let torch.compile make the dense part faster")
+    ema: float | None = Field(
+        None, gt=0, lt=1, description="decay of a moving average of dense parameters, which is used"
+    )
+    recompute: bool = Field(
+        False, description="transformers: backward computes layers again: less memory, more time"
+    )
+    bucket: bool = Field(
+        False, description="histories of like length share a batch, which is as long as the longest"
+    )
+
+
+class EvalSection(Section):
+    mode: str | dict[Literal["valid", "test"], str] = Field(
+        "full", description="full, uniN, popN or labeled; one for both phases or one each"
+    )
+    metrics: list[str] = Field(["Recall", "MRR", "NDCG", "Hit", "Precision"])
+    topk: list[int] = Field([10])
+    valid_metric: str = "MRR@10"
+    batch_size: int = Field(4096, ge=1, description="users (or rows) handled at a time")
+    decimals: int = Field(4, ge=0)
+    repeatable: bool = Field(False, description="items of the history may be recommended again")
+    tail_ratio: float = Field(0.1, gt=0, description="share of items counted as the tail")
+
+
+class CheckpointSection(Section):
+    keep: int = Field(2, ge=1, description="newest checkpoints kept; the best is kept too")
+    every_epochs: int = Field(1, ge=1)
+    every_steps: int = Field(0, ge=0, description="also within an epoch; 0: no")
+    whole_every: int = Field(
+        1,
+        ge=1,
+        le=100,
+        description="of so many checkpoints one is whole; the rest hold changed rows only",
+    )
