@@ -22,7 +22,6 @@ from shoal.data.batch import Batch, Jagged
 from shoal.embedding.module import Embeddings
 from shoal.embedding.service import Gradients, Lookup, RowService
 from shoal.embedding.store import Every
-from shoal.models.base import Model
 from shoal.models.nn.item_features import ItemFeatures
 from shoal.runs.artifact.graph import (
     DTYPES,
@@ -87,7 +86,7 @@ def _listed(embed: Embeddings, field: str, batch: Batch, length: int) -> Tensor:
     return Embeddings.listed(embed, field, batch, length)
 
 
-def item_features(model: Model) -> dict[str, ItemFeatures]:
+def item_features(model: nn.Module) -> dict[str, ItemFeatures]:
     """Table of the artifact -> what makes its rows of items' features."""
     found = [one for one in model.modules() if isinstance(one, ItemFeatures)]
     return {FEATURES + (str(k) if k else ""): one for k, one in enumerate(found)}
@@ -165,7 +164,7 @@ def trace(
         )
 
 
-def _cut(model: Model, stack: ExitStack) -> None:
+def _cut(model: nn.Module, stack: ExitStack) -> None:
     """Put nodes where rows come in, until the stack is left."""
     stack.callback(model.train, model.training)
     model.eval()
