@@ -25,6 +25,7 @@ from shoal.ps.wire import Header, Kind, parse_header
 from shoal.ps.worker.client import Client, Share
 
 SECONDS = 30.0  # for anything that must happen at all
+START_SECONDS = 180.0  # for a process to begin, on a machine that has much else to do
 TABLES = [
     TableSpec(name="user", dim=4, rows=1000, init="uniform", scale=0.1),
     TableSpec(name="word", dim=3, init="normal", scale=0.5, padding=0),
@@ -90,11 +91,11 @@ def server_process(
     arguments = {"bind": "127.0.0.1:0", "index": 0, "announce": str(file), **options}
     process = multiprocessing.get_context("spawn").Process(target=run, kwargs=arguments)
     process.start()
-    deadline = time.monotonic() + SECONDS
-    while not file.exists():
-        assert process.is_alive() and time.monotonic() < deadline, "no server"
-        time.sleep(0.01)
     try:
+        deadline = time.monotonic() + START_SECONDS
+        while not file.exists():
+            assert process.is_alive() and time.monotonic() < deadline, "no server"
+            time.sleep(0.01)
         yield process, file.read_text()
     finally:
         process.kill()
