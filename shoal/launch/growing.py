@@ -58,6 +58,8 @@ class Growing:
         while not growth.is_time():
             if self._over.wait(LOOK_SECONDS):
                 return
+        if self._over.is_set():
+            return
         with suppress(OSError):  # the launch is over, and its folder gone
             grow_file(self._beats).touch()
             tell_ranks(self._beats)

@@ -183,6 +183,14 @@ class LogFile(logging.FileHandler):
         )
 
 
+class Stdout(logging.StreamHandler):
+    """Lines for whatever is sys.stdout when they come: a notebook or a test may change it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stdout
+        super().emit(record)
+
+
 def start_logging(level: str, rank: int = 0, file: Path | None = None) -> None:
     """Lines such as `15 Nov 03:10    INFO  epoch 0 training [...]`; rank 0 says it all."""
     formatter = logging.Formatter("%(asctime)s    %(levelname)s  %(message)s", "%d %b %H:%M")
@@ -193,7 +201,7 @@ def start_logging(level: str, rank: int = 0, file: Path | None = None) -> None:
     for old in list(log.handlers):
         log.removeHandler(old)
         old.close()
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
+    handlers: list[logging.Handler] = [Stdout()]
     if file is not None:
         handlers.append(LogFile(file))
     for handler in handlers:
