@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from shoal.embedding.leaves.device import Device
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.placed.local import LocalRows
 from shoal.embedding.softmax import native
 from shoal.embedding.table import Init, Table
 
@@ -71,15 +72,20 @@ def steps_of(n: int, k: int, dim: int) -> list[Callable[[], None]]:
             output=Table("output", dim, k, Init("normal", 0.1), padding=0, whole=True),
             bias=Table("bias", 1, k, Init("normal", 0.1), padding=0, whole=True),
         )
-        embed.attach(lambda table: Device(table, RowOptimizer("adam"), 3, "cpu", one_pass))
+        rows = LocalRows(
+            {
+                name: Device(table, RowOptimizer("adam"), 3, "cpu", one_pass)
+                for name, table in embed.tables.items()
+            }
+        )
+        embed.attach(rows)
         embed.train()
 
         def step() -> None:
+            rows.begin(object(), [], {}, LR)
             states = hidden.clone().requires_grad_()
             embed.full_softmax("output", states, targets, "bias").backward()
-            for name, (ids, grads) in embed.take_gradients().items():
-                embed.stores[name].push(ids, grads, LR)
-            embed.step_softmax(LR, 1.0)
+            rows.apply(rows.collect(), LR)
 
         def forced() -> None:
             rule, native.MOST = native.MOST, 1 << 62
