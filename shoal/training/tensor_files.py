@@ -55,7 +55,7 @@ class Files:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Write a safetensors file of contiguous tensors durably; its bytes and checksum."""
+    """Write a safetensors file durably; its bytes and checksum."""
     # Wide numbers first, so that each tensor begins where its kind may.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, Any] = {}
@@ -73,7 +73,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     with open(path, "wb", opener=no_links) as file:
         file.write(head)
         for name in names:
-            piece: Any = tensors[name].reshape(-1).view(torch.uint8).numpy()  # not copied
+            flat = tensors[name].reshape(-1)
+            if flat.stride(0) != 1:  # a column, even of one number, which torch calls contiguous
+                flat = flat.clone(memory_format=torch.contiguous_format)
+            piece: Any = flat.view(torch.uint8).numpy()  # not copied
             file.write(piece)
             digest.update(piece)
         file.flush()

@@ -11,6 +11,7 @@ from click_batches import global_batch, make_model
 from hearing import listening
 from ranks import run_ranks
 from safetensors.torch import load as parse_tensors
+from safetensors.torch import load_file
 
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema import OptimizerSection, StrategySection
@@ -19,6 +20,7 @@ from shoal.training.committed import read_manifest
 from shoal.training.kept import verify
 from shoal.training.snapshot import Snapshot, table_of
 from shoal.training.strategy import make_strategy
+from shoal.training.tensor_files import write_tensors
 from shoal.world.world import World
 
 COUNTED = RowsSection.model_validate({"admission": {"threshold": 2.0}})
@@ -172,3 +174,11 @@ def chain_of_ranks(world: World, folder: str, place: str) -> bool:
                 same &= rows_of(read(path)) == rows_of(snapshot)
             world.barrier()
     return same
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_columns_are_written_as_they_are(tmp_path: Path, rows: int) -> None:
+    """A column of one number has the stride of its table, and torch calls it contiguous."""
+    column = torch.arange(6).view(3, 2)[:rows, 1]
+    write_tensors(tmp_path / "a.safetensors", {"ids": column})
+    assert torch.equal(load_file(tmp_path / "a.safetensors")["ids"], column)
