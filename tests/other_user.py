@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 NOBODY = 65534
+# No other user can be had without it; as root all of these run.
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="taking another user's place needs root")
 
 

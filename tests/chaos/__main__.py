@@ -57,7 +57,7 @@ class Trials:
             outcome = "too late" if problems is None else "FAILED" if problems else "ok"
         except Impossible as error:
             problems, outcome = [str(error)], "impossible"
-        except Exception:
+        except Exception:  # any: a trial that breaks off is one that failed, and the others go on
             problems, outcome = [traceback.format_exc()], "FAILED"
         seconds = time.monotonic() - begun
         told = f"{trial.shape}, {trial.blow}, resumed {trial.after}: {outcome} ({seconds:.0f} s)"

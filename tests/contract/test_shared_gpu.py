@@ -75,6 +75,7 @@ def over_nccl(_, port, file):
 
 
 @pytest.mark.slow
+# Gloo, which CPUs have, carries the same steps in the tests above.
 @pytest.mark.skipif(DEVICE == "cpu", reason="NCCL needs a CUDA GPU")
 def test_a_group_of_one_over_nccl_trains_as_one_process_does(tmp_path):
     file, want = tmp_path / "curves.json", alone()
