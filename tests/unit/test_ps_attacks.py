@@ -273,6 +273,17 @@ def test_a_frame_that_is_too_large() -> None:
         assert pull(client, 0, [1]).shape == (1, 4)
 
 
+def test_pushes_that_were_never_made() -> None:
+    """Who speaks of them to a server that lost nothing is wrong, and the run goes on."""
+    with serving() as running, joined(running.addresses, make_spec()) as client:
+        bare = Bare(running.addresses[0])
+        bare.send(Header(Kind.PING, 0, step=1 << 40, session=client.session))
+        answer = bare.receive(5.0)
+        assert answer is not None and answer[0].kind == Kind.ERROR
+        bare.close()
+        assert pull(client, 0, [1]).shape == (1, 4)
+
+
 def test_large_frames_come_in_pieces() -> None:
     spec = make_spec(dense=[[PIECE // 2]])
     with serving() as running, joined(running.addresses, spec) as client:

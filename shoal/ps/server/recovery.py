@@ -52,6 +52,7 @@ class Recovery:
     def __init__(self, server: Recovering, with_journal: bool):
         self.server = server
         self.journal: Journal | None = None
+        self.recovered = False  # what this process knows is of one before it
         self._hellos: dict[int, list[Any]] = {}  # worker -> header and frame of its hello
         if with_journal:
             if server.folder is None:
@@ -152,7 +153,7 @@ class Recovery:
     def _recover(self, journal: Journal) -> None:
         server, begun, count = self.server, time.monotonic(), 0
         save: Request | None = None  # the last request, where it is one and no segment follows
-        server.answers.silent = True
+        server.answers.silent = self.recovered = True
         try:
             for what, frames in journal.replay():
                 if what == REQUEST:

@@ -267,6 +267,8 @@ class Server:
 
     def _ping(self, request: Request) -> None:
         worker, taken = request.header.worker, self.roster[request.header.worker].step
+        if request.header.step > taken and not self.recovery.recovered:
+            raise WireError(f"worker {worker} speaks of {request.header.step} pushes of {taken}")
         if request.header.step > taken and self.failure is None:
             self.fail(
                 f"server {self.index} has lost pushes of worker {worker} that it had answered "
