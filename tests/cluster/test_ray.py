@@ -106,7 +106,7 @@ def test_equal_to_one_process(
     assert_same(folder, alone, 1e-5)
 
 
-@pytest.mark.parametrize("strategy", ["sharded"])
+@pytest.mark.parametrize("strategy", ["ddp", "sharded"])
 def test_a_lost_node(
     cluster: Any, tmp_path: Path, strategy: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
