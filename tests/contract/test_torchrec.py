@@ -149,9 +149,7 @@ def by_hand(world: World) -> dict[str, Any]:
     )
     mine = whole.rows(*world.slice(4))
     for lr in (0.5, 0.25):
-        output = strategy.forward(mine)
-        strategy.backward(output)
-        strategy.step(lr)
+        strategy.train_step(mine, lr)
     step = {name: store.step for name, store in strategy.stores.items()}
     ids_read = torch.tensor([3, 0, 6])
     pulled = pull(strategy.rows, "my.many", ids_read)[:, 0].tolist()
@@ -262,7 +260,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], float | None, int | None, st
     ({"place": "replicate"}, {"name": "sgd"}, None, 7, "placed by replicate"),
     ({"tables": {"few": {"place": "table"}}}, {"name": "sgd"}, None, 7, "'few' is placed by table"),
     ({"tables": {"few": {"by": "hash"}}}, {"name": "sgd"}, None, 7, "'few' is cut by hash"),
-    ({"tables": {"fewer": {"by": "range"}}}, {"name": "sgd"}, None, 7, "did you mean 'few'"),
+    ({"tables": {"fewer": {"by": "range"}}}, {"name": "sgd"}, None, 7, "did you mean few"),
     ({"memory": 1e-9}, {"name": "sgd"}, None, 7, "strategy.memory allows"),
 ]
 
