@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -11,6 +12,7 @@ namespace {
 constexpr size_t kSlabBytes = size_t{4} << 20;
 constexpr size_t kCachedSums = size_t{1} << 19;
 constexpr size_t kBlock = Index::kMany;  // ids looked up together
+constexpr size_t kApart = 16;            // ids of a pull between what is asked of memory and its use
 
 }  // namespace
 
@@ -138,20 +140,42 @@ void Table::pull(const int64_t* ids, size_t n, float* out) const {
     kernels().gather(layout_, pages_.data(), ids, n, out);
     return;
   }
+  // Three ids are at work at a time, kApart from each other: the bucket of one is on its way, of the
+  // next the row that its bucket names, and the third is copied. So memory never rests.
   const size_t dim = static_cast<size_t>(spec_.dim);
   const auto read_values = kernels().read_values;
-  const char* records[kBlock];
+  constexpr size_t kRing = 2 * kApart;
+  struct {
+    const Shard* shard;
+    const Index::Bucket* bucket;
+    const char* record;
+  } ring[kRing];
   Recall::Stretch* recalled = recall_.begin(ids, n);
-  for (size_t begin = 0; begin < n; begin += kBlock) {
-    const size_t count = std::min(kBlock, n - begin);
-    find(ids + begin, count, records, recalled ? &recalled->rows[begin] : nullptr);
-    for (size_t i = 0; i < count; ++i) {
-      if (i + kAhead < count) prefetch_values(records[i + kAhead]);
-      float* to = out + (begin + i) * dim;
-      if (records[i] != nullptr)
-        read_values(layout_, records[i], to);
+  for (size_t i = 0; i < n + 2 * kApart; ++i) {
+    auto& third = ring[i % kRing];
+    if (i >= 2 * kApart) {
+      const size_t at = i - 2 * kApart;
+      float* to = out + at * dim;
+      if (third.record == nullptr)
+        initial_values(ids[at], to);
+      else if (spec_.half)
+        read_values(layout_, third.record, to);
       else
-        initial_values(ids[begin + i], to);
+        std::memcpy(to, third.record, dim * sizeof(float));
+    }
+    if (i >= kApart && i - kApart < n) {
+      const size_t at = i - kApart;
+      auto& second = ring[at % kRing];
+      const uint32_t row = Index::find(ids[at], second.bucket);
+      if (recalled != nullptr) recalled->rows[at] = row;
+      second.record = row == kNoRow ? nullptr : slab_record(*second.shard, row);
+      if (second.record != nullptr) prefetch_values(second.record);
+    }
+    if (i < n) {  // where the third was
+      const uint64_t hash = hash_id(ids[i]);
+      third.shard = &shards_[shard_of(hash)];
+      third.bucket = third.shard->index.first_bucket(hash);
+      prefetch_read(third.bucket);
     }
   }
   if (recalled != nullptr) recall_.end(recalled, n);
