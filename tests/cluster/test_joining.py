@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from commands import SHOAL, Command, errors, metrics, newest_step, result, shoal
+from commands import SHOAL, TIMEOUT, Command, errors, metrics, newest_step, result, shoal
 from conftest import LONG, MODELS, write_config
 from other_user import as_nobody, needs_root, reached
 
@@ -211,29 +211,51 @@ def on(
     return Command(("ip", "netns", "exec", host, *command, "--output", str(folder)), where, **env)
 
 
-# All that passes a host's line; the configs that ranks compare name this key.
+# All that passes a host's line, until a frame has the word that ends it; the status says whether
+# frames were dropped. The room is for a tap that gets no turn for a while.
 TAP = """
-import socket, sys
+import socket, struct, sys
+SO_RCVBUFFORCE, SOL_PACKET, PACKET_STATISTICS = 33, 263, 6
 line = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+line.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
 line.bind(("eth0", 0))
 with open(sys.argv[1], "wb", buffering=0) as file:
-    while True:
-        file.write(line.recv(1 << 16))
+    frame = b""
+    while sys.argv[2].encode() not in frame:
+        frame = line.recv(1 << 16)
+        file.write(frame)
+_, dropped = struct.unpack("II", line.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8))
+sys.exit(f"{dropped} frames were dropped" if dropped else 0)
 """
-SAID = b'"train.batch_size"'
+OVER = f"the tap of {os.getpid()} may end"
+TELL = "import socket, sys; socket.socket(type=2).sendto(sys.argv[2].encode(), (sys.argv[1], 9))"
+SAID = b'"train.batch_size"'  # a key that the configs name which ranks compare
+
+
+class Tap:
+    """What passed between the two hosts."""
+
+    def __init__(self, hosts: list[str], file: Path):
+        self.hosts, self.file = hosts, file
+        words = ("ip", "netns", "exec", hosts[0], SHOAL[0], "-c", TAP, str(file), OVER)
+        self.process = subprocess.Popen(words)
+        while not file.exists():
+            assert self.process.poll() is None, "no tap"
+            time.sleep(0.05)
+
+    def read(self) -> bytes:
+        """All of it, when the last frame is there too."""
+        run("ip", "netns", "exec", self.hosts[1], SHOAL[0], "-c", TELL, ADDRESSES[0], OVER)
+        assert self.process.wait(TIMEOUT) == 0
+        return self.file.read_bytes()
 
 
 @pytest.fixture
-def tap(hosts: list[str], tmp_path: Path) -> Iterator[Path]:
-    file = tmp_path / "tapped"
-    words = ("ip", "netns", "exec", hosts[0], SHOAL[0], "-c", TAP, str(file))
-    process = subprocess.Popen(words)
-    deadline = time.monotonic() + 30
-    while not file.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    yield file
-    process.kill()
-    process.wait()
+def tap(hosts: list[str], tmp_path: Path) -> Iterator[Tap]:
+    made = Tap(hosts, tmp_path / "tapped")
+    yield made
+    made.process.kill()
+    made.process.wait()
 
 
 @pytest.mark.slow
@@ -247,7 +269,7 @@ def test_without_a_secret_nothing_starts(hosts: list[str], short: Path, tmp_path
 
 @pytest.mark.slow
 def test_the_wrong_secret_is_refused_and_the_right_one_trains(
-    hosts: list[str], tap: Path, short: Path, alone: Path, tmp_path: Path
+    hosts: list[str], tap: Tap, short: Path, alone: Path, tmp_path: Path
 ) -> None:
     secret = tmp_path / "secret"
     secret.touch(0o600)
@@ -266,13 +288,14 @@ def test_the_wrong_secret_is_refused_and_the_right_one_trains(
     losses = [[line["loss"] for line in metrics(one)] for one in (folder, alone)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert "is not encrypted, which assumes a network of your own" in first.output
-    assert b"of this run and no other" not in tap.read_bytes()
-    assert SAID in tap.read_bytes()  # what the log says: only joining is encrypted
+    passed = tap.read()
+    assert b"of this run and no other" not in passed
+    assert SAID in passed  # what the log says: only joining is encrypted
 
 
 @pytest.mark.slow
 def test_a_tunnel_lets_nothing_be_read(
-    hosts: list[str], tap: Path, short: Path, alone: Path, tmp_path: Path
+    hosts: list[str], tap: Tap, short: Path, alone: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     words, secret = ("--launch.encrypt=true",), "of this run alone"
@@ -285,7 +308,8 @@ def test_a_tunnel_lets_nothing_be_read(
     assert result(folder)["world_size"] == 4
     losses = [[line["loss"] for line in metrics(one)] for one in (folder, alone)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    assert len(tap.read_bytes()) > 100_000 and SAID not in tap.read_bytes()
+    passed = tap.read()
+    assert len(passed) > 100_000 and SAID not in passed
 
 
 @pytest.mark.slow

@@ -205,8 +205,8 @@ def test_a_server_withstands_100000_messages(tmp_path: Path) -> None:
     ids = [1, 2, 3, 500]
     with (
         server_process(tmp_path, timeout=60.0, folder=str(tmp_path)) as (process, address),
-        joined([address], spec) as one,
-        joined([address], spec, 1) as two,
+        joined([address], spec, timeout=60.0) as one,
+        joined([address], spec, 1, timeout=60.0) as two,
     ):
         for _ in range(STEPS):
             under_way = []
