@@ -3,7 +3,9 @@
 __main__.py   starts the children, counts, and watches their time and memory
 child.py      one child: input after input, each a function of (seed, target, number)
 mutate.py     how an input is made of a sound one
+target.py     sound inputs, and what reads one
 files.py      targets: every data format, checkpoints, manifests, caches, configs
+folders.py    targets: artifacts and prepared folders, whose checksums are right
 core.py       target: every function that the native core exports
 frames.py     target: messages to a live parameter server
 corpus/       inputs that once found something; they are tried first

@@ -18,7 +18,6 @@ from fuzz.child import Status
 MIB = 1 << 20
 MEMORY = {"files": 1536 * MIB, "frames": 1024 * MIB, "core": 2048 * MIB}  # a child may have
 SERVER_MEMORY = 768 * MIB  # the server that frames are sent to
-SECONDS = 20.0  # for one input, or one burst of frames
 ROOT = Path(__file__).parents[2]
 
 
@@ -61,7 +60,8 @@ class Child:
                 return False
             self.found(f"ended with status {ended}", what)
             return self.again()
-        slow = time.monotonic() - begun > (SECONDS if what != "start" else 6 * SECONDS)
+        seconds = self.options.seconds
+        slow = time.monotonic() - begun > (seconds if what != "start" else 6 * seconds)
         for pid, most in ((self.process.pid, MEMORY[self.target]), (server, SERVER_MEMORY)):
             held = resident(pid) if pid else 0
             self.peak = max(self.peak, held)
@@ -69,7 +69,7 @@ class Child:
                 self.found(f"process {pid} holds {held // MIB} MiB of {most // MIB}", what)
                 return self.again()
         if slow:
-            self.found(f"took more than {SECONDS:.0f} s", what)
+            self.found(f"took more than {seconds:.0f} s", what)
             return self.again()
         return True
 
@@ -121,6 +121,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
     parser.add_argument("--inputs", type=int, default=0, help="inputs of a child; 0: no end")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="for one input, or one burst of frames"
+    )
     parser.add_argument("--only", nargs="+", choices=list(MEMORY), default=list(MEMORY))
     parser.add_argument("--core", type=Path, help="a core built with sanitizers")
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"))

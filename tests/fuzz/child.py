@@ -60,9 +60,11 @@ def files(seed: int, status: Status, findings: Path, most: int) -> None:
         folder = Path(name)
         targets = room.make(folder)
         _try_corpus(targets, folder, findings, seed)
-        number = 0
+        number = turn = 0
         while number < most or not most:
-            for name, target in targets.items():
+            due = {name: one for name, one in targets.items() if turn % one.every == 0}
+            turn += 1
+            for name, target in due.items():
                 status.tell(number, f"{name} {number}")
                 data = b""
                 try:

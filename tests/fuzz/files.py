@@ -8,12 +8,11 @@ import json
 import random
 import shutil
 import zipfile
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from fuzz.mutate import mutate
+from fuzz.folders import artifact, prepared
+from fuzz.target import Target
 
 LINES = b"".join(b"%d\t%d\t%d\t%d\n" % (k % 9, k % 7, k % 5, 80 + k) for k in range(40))
 SLOTS = b"click:1 dense_feature:0.5 1:3 2:4 2:5\nclick:0 dense_feature:1e-3 1:-5 2:6\n" * 8
@@ -25,13 +24,6 @@ data: {name: planted, planted: {users: 9, items: 9, interactions: 90}}
 train: &t {epochs: 3, batch_size: 64, optimizer: {name: adam, lr: 1e-3}}
 eval: {metrics: [Recall, NDCG], topk: [5, 10]}
 """
-
-
-class Target:
-    """Sound inputs, and what reads one of them; `name` is the file's name."""
-
-    def __init__(self, seeds: list[bytes], name: str, read: Callable[[Path], Any]):
-        self.seeds, self.name, self.read = seeds, name, read
 
 
 def make(folder: Path) -> dict[str, Target]:
@@ -55,12 +47,12 @@ def make(folder: Path) -> dict[str, Target]:
     }
     targets |= _checkpoints(folder)
     targets["cache"] = _cache(folder)
-    return targets
+    return targets | artifact(folder) | prepared(folder, _atomic()[0])
 
 
 def once(name: str, target: Target, folder: Path, rng: random.Random) -> bytes:
     """One input: written, read; whatever else than ValueError comes out is a finding."""
-    data = mutate(rng, rng.choice(target.seeds), target.seeds)
+    data = target.make(rng)
     path = folder / target.name
     path.write_bytes(data)
     with suppress(ValueError):

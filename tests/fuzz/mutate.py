@@ -1,9 +1,11 @@
-"""Mutations: flip, cut, splice, repeat, numbers at edges."""
+"""Mutations: flip, cut, splice, repeat, numbers at edges; values of JSON documents."""
 
 from __future__ import annotations
 
+import json
 import random
 import struct
+from typing import Any
 
 EDGES = (0, 1, -1, 2, 127, 128, 255, 256, 2**15, 2**16, 2**31 - 1, 2**31, 2**32, 2**40, 2**53)
 EDGES += (2**62, 2**63 - 1, -(2**63), -(2**31))
@@ -62,3 +64,54 @@ def _text(rng: random.Random, made: bytearray, others: list[bytes]) -> None:
 
 
 CHANGES = (_flip, _flip, _cut, _splice, _repeat, _edge, _text, _text)
+
+
+# ---- documents ----------------------------------------------------------------------------------
+
+ODD: tuple[Any, ...] = (
+    None,
+    True,
+    [],
+    {},
+    "",
+    "x",
+    "../x",
+    "\ud800",
+    1.5,
+    -1.5,
+    1e308,
+    float("nan"),
+)
+ODD += (float("inf"), [[]], {"a": 1}, "<f4", "<i8", "|u1", "O", "item", "int8", *EDGES)
+
+
+def mutate_json(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
+    """A document some values of which are others; at times other bytes."""
+    if rng.random() < 0.2:
+        return mutate(rng, data, others)
+    document = json.loads(data)
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        places = list(_places(document))
+        holder, key = rng.choice(places)
+        change = rng.random()
+        if change < 0.15:
+            del holder[key]
+            if not document:
+                break
+        elif change < 0.5:
+            another, other = rng.choice(places)
+            holder[key] = json.loads(json.dumps(another[other]))
+        else:
+            holder[key] = rng.choice(ODD)
+    return json.dumps(document).encode()[:LONGEST]
+
+
+def _places(value: Any) -> list[tuple[Any, Any]]:
+    """(holder, key) of every value in a document."""
+    keys = list(value) if isinstance(value, dict) else range(len(value))
+    found = []
+    for key in keys:
+        found.append((value, key))
+        if isinstance(value[key], dict | list):
+            found += _places(value[key])
+    return found

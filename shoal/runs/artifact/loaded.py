@@ -27,6 +27,7 @@ from shoal.runs.artifact.words import Words
 
 DELTAS = 64  # that may lie upon each other
 PAIRS = 1 << 16  # that a graph scores at a time
+MOST_LEN = 1 << 20  # items of a history that a model may read
 GRAPHS = {"clicks": "predict", "module": "answer"}  # kinds without a catalogue, and their use
 Ranking = list[tuple[str, float]]
 
@@ -43,7 +44,7 @@ class Artifact:
         self.signature = files.read_json(self.folder, files.SIGNATURE, self.manifest)
         try:
             self._open(check)
-        except (LookupError, TypeError, AttributeError) as error:
+        except (LookupError, TypeError, AttributeError, OverflowError) as error:
             raise ArtifactError(f"artifact {folder} is damaged: signature: {error}") from error
 
     def _open(self, check: bool) -> None:
@@ -63,7 +64,9 @@ class Artifact:
         if self.kind in GRAPHS:
             return
         self.max_len, self.repeatable = int(signature["max_len"]), bool(signature["repeatable"])
-        self.user_field, self.item_field = signature["user_field"], signature["item_field"]
+        self.user_field, self.item_field = str(signature["user_field"]), signature["item_field"]
+        if not 0 <= self.max_len <= MOST_LEN:
+            raise ArtifactError(f"artifact {self.folder} is damaged: max_len {self.max_len}")
         self.users = Words(self.folder, self.manifest, "users")
         self.items = Words(self.folder, self.manifest, "items")
         if self.kind == "retrieval" and self.tables["item_vectors"].size != len(self.items):
@@ -259,10 +262,8 @@ class Artifact:
 
     def query_of_known(self, users: np.ndarray) -> dict[str, Tensor]:
         """The same for users that the model knows, with the histories that it has of them."""
-        histories = None
-        if self._reads("history"):
-            histories = [self.history_of(int(user)) for user in users]
-        return self.query(users, histories)
+        reads = self._reads("history")
+        return self.query(users, [self.history_of(int(user)) for user in users] if reads else None)
 
     def _reads(self, field: str) -> bool:
         return self.graph is not None and field in self.graph.inputs

@@ -105,9 +105,9 @@ class RowTable:
             dtype = TYPES[self.kind]
             self.table = Table(name, self.dim, size, Init(kind, scale), facts["padding"])
             self.seed = int(facts["seed"])
-        except (LookupError, TypeError, ValueError) as error:
+            self.size = count if size is None else int(size)
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise ArtifactError(f"artifact {folder} is damaged: table {name!r}: {error}") from error
-        self.size = count if size is None else int(size)
         self.values = read_tensors(folder, f"rows-{name}.safetensors", manifest, ["values"])[
             "values"
         ]
