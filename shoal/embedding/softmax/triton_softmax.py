@@ -5,8 +5,9 @@
     combine     the slices of a position become its loss and the gradient of its state
     update      logits again, now with their normaliser: gradients of a block of rows, and Adam on
                 it before it leaves the chip
+    row_gradients   the same gradients, written: where others are added to them before a step
 
-Neither logits nor gradients of rows are ever written. The tensor cores multiply bfloat16: a float32
+Logits are never written. The tensor cores multiply bfloat16: a float32
 is taken as the sum of three of them (24 bits in all), and a product as the sum of the six partial
 products that matter, so that its error is that of float32 rounding. Where torch's own products may
 be rounded (torch.set_float32_matmul_precision("high")), two parts and three products do.
