@@ -49,7 +49,7 @@ def make_pairs(args: argparse.Namespace) -> tuple[Tensor, Tensor]:
 
     def popular(count: int) -> Tensor:
         u = torch.rand(args.pairs, generator=generator, dtype=torch.float64)
-        return (count * u**2).long().clamp(max=count - 1) + 1
+        return (count * u**1.6).long().clamp(max=count - 1) + 1  # Gowalla's most: 811 and 1,415
 
     users = popular(args.users).sort().values
     return users, popular(args.items)
