@@ -26,6 +26,7 @@ from shoal.data.batch import Batch, Jagged
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.leaves.local import begin_all
 from shoal.embedding.optim.recorded import count_step, make_recordable, recorded_step
+from shoal.embedding.store import Every, Ids
 from shoal.models.base import Model
 from shoal.training.strategy.single import Single
 from shoal.world.world import World
@@ -57,6 +58,7 @@ class Graphed(Single):
         super().setup(model, optimizer, seed, clip_grad_norm, **how)
         found = [self.rows.leaf(name) for name in self.tables]
         self._leaves: list[Leaf] = [leaf for leaf in found if leaf is not None]
+        self._far = {leaf.table.name: leaf for leaf in self._leaves if leaf.far}
         why = self._why_not()
         self.records = why is None
         if why is not None:
@@ -116,6 +118,8 @@ class Graphed(Single):
             return super().train_parts([part.to(self.world.device) for part in parts], lr)
         asks = self.model.kind == "sequential" and self.model.steady
         batch = pad(ask(parts[0]) if asks else parts[0])
+        if self._far and any(isinstance(ids, Every) for ids in self._far_ids(batch)):
+            return super().train_parts([batch.to(self.world.device)], lr)  # too many to bring
         shape = tuple((key, tuple(x.shape), x.dtype) for key, x in tensors(batch).items())
         found = self._recorded.get(shape)
         if found is None and (shape not in self._seen or len(self._recorded) == SHAPES):
@@ -129,8 +133,15 @@ class Graphed(Single):
         else:
             found.feed(batch)
         begin_all(self._leaves, lr)
+        for name, leaf in self._far.items():
+            leaf.bring([ids for ids in self._far_ids(found.batch, name) if isinstance(ids, Tensor)])
         found.graph.replay()
         return self._loss.clone()
+
+    def _far_ids(self, batch: Batch, name: str | None = None) -> list[Ids]:
+        """Ids of a table whose rows may be in host memory, or of all those tables."""
+        names = self._far if name is None else {name}
+        return [one.ids for one in self.lookups(batch) if one.table in names]
 
     def _check_memory(self) -> None:
         """Forget what was recorded before a checkpoint brought other tensors."""
