@@ -97,7 +97,8 @@ class _FullSoftmax(torch.autograd.Function):
 
 def kernels_for(hidden: Tensor, items: Tensor) -> Any:
     """The kernels that make no logits, on a GPU with Triton; else None."""
-    if not (hidden.is_cuda and len(hidden) and items.is_contiguous()):
+    alike = hidden.dtype == items.dtype == torch.float32 and items.is_contiguous()
+    if not (hidden.is_cuda and len(hidden) and alike):
         return None
     try:
         from shoal.embedding.softmax import triton_softmax

@@ -128,7 +128,8 @@ class Graphed(Single):
         if found is None:
             found = self._recorded[shape] = Recorded(batch, self.world.device, self._copies)
             found.feed(batch)
-            with torch.cuda.graph(found.graph, pool=self._pool):
+            # A thread that makes the next batches may pin their memory meanwhile.
+            with torch.cuda.graph(found.graph, self._pool, capture_error_mode="thread_local"):
                 self._loss.copy_(super().train_parts([found.batch], lr))
         else:
             found.feed(batch)
