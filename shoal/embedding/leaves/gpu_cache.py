@@ -18,13 +18,15 @@ import mmap
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from shoal.embedding.leaves import gpu_staging
+from shoal.embedding.leaves import gpu_lookup, gpu_segments, gpu_staging
 from shoal.embedding.leaves.gpu_lookup import Lookup
 from shoal.embedding.leaves.gpu_random import write_initial
+from shoal.embedding.leaves.gpu_segments import Segments
 from shoal.embedding.leaves.gpu_staging import SHORT, Slots
 from shoal.embedding.leaves.gpu_tables import GpuTables
 from shoal.embedding.leaves.traffic import Traffic
@@ -56,7 +58,9 @@ class CachedGpuTables(GpuTables):
     def _make_rows(self) -> None:
         table, slots = self.tables[0], self.number_of_slots
         assert table.rows is not None
-        self.first_rows, self.key_type = [0, table.rows], torch.int32
+        self.first_rows = [0, table.rows]
+        self.bounds = torch.tensor(self.first_rows, device=self.device)
+        self.key_type = torch.int32 if table.rows < 1 << 31 else torch.int64
         self.arena = self._make_arena(slots, torch.tensor([0, slots], device=self.device))
         begin, kinds = self.optimizer.initial_state(), self.optimizer.state_names()
         sizes = [self.dim, *(1 if kind == "row" else self.dim for kind in kinds.values())]
@@ -116,6 +120,16 @@ class CachedGpuTables(GpuTables):
             return torch.empty(0, dtype=torch.int32, device=self.device)
         self._ensure(lookup.ids)
         return gpu_staging.find(lookup.ids, self.slots, self.wrong, self.padding)
+
+    def sort(self, lookup: Lookup, rows: Tensor | None = None) -> Segments:
+        """By row, not by slot: gradients are added in the order that a table in one place has."""
+        if not len(lookup.ids):
+            return super().sort(lookup)
+        self._ensure(lookup.ids)
+        at = gpu_lookup.locate(lookup, self.bounds, self.paddings, self.wrong, self.key_type)
+        segments = gpu_segments.find_segments(at)
+        slots = gpu_staging.find(segments.keys, self.slots, self.wrong, self.padding)
+        return replace(segments, keys=slots)
 
     def pull(self, lookup: Lookup, rows: Tensor | None = None) -> Tensor:
         """Rows of all ids: [n, dim] float32."""

@@ -56,6 +56,7 @@ class Slots:
     used: Tensor  # [slots] int64
     counts: Tensor  # [8] int64
     ages: Tensor  # [AGES] int32
+    levels: Tensor  # [slots] int32: how cold their rows are
     chosen: Tensor  # [slots] int32: slots whose rows go
 
     @classmethod
@@ -67,6 +68,7 @@ class Slots:
             torch.full((slots,), LONG_AGO, dtype=torch.int64, device=device),
             torch.zeros(8, dtype=torch.int64, device=device),
             torch.zeros(AGES.value, dtype=torch.int32, device=device),
+            torch.zeros(slots, dtype=torch.int32, device=device),
             torch.zeros(slots, dtype=torch.int32, device=device),
         )
 
@@ -126,12 +128,14 @@ def _age_of(heat, owner, used, counts, slot, slots, LEAST: tl.constexpr):
 
 
 @triton.jit
-def _age(heat, owner, used, counts, ages, slots, LEAST: tl.constexpr, BLOCK: tl.constexpr):
+def _age(heat, owner, used, counts, levels, ages, slots, LEAST: tl.constexpr,
+         BLOCK: tl.constexpr):
     if tl.load(counts + WANTED) > 0:
         slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         age, row, value, is_used = _age_of(heat, owner, used, counts, slot, slots, LEAST)
         value = _warmed(value, tl.load(counts + TIME))
         tl.store(heat + row, value, mask=is_used & (row >= 0))
+        tl.store(levels + slot, age, mask=slot < slots)
         found = tl.histogram(age, AGES)
         place = tl.arange(0, AGES)
         tl.atomic_add(ages + place, found, mask=found > 0)
@@ -152,11 +156,11 @@ def _choose(counts, ages, WHERE: tl.constexpr):
 
 
 @triton.jit
-def _dismiss(heat, owner, used, counts, chosen, slots, LEAST: tl.constexpr, BLOCK: tl.constexpr):
+def _dismiss(levels, counts, chosen, slots, BLOCK: tl.constexpr):
     wanted = tl.load(counts + WANTED)
     if wanted > 0:
         slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        age, _, _, _ = _age_of(heat, owner, used, counts, slot, slots, LEAST)
+        age = tl.load(levels + slot, mask=slot < slots, other=0)
         bound = tl.load(counts + BOUND).to(tl.int32)
         older = age > bound
         tl.store(chosen + _append(counts + LISTED, older), slot, mask=older)
@@ -230,7 +234,7 @@ def _exchange(slot_of, heat, owner, used, counts, chosen, wanted, values, state_
 def _find(ids, slot_of, out, wrong, count, rows, padding, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here = place < count
-    id_ = tl.load(ids + place, mask=here, other=0)
+    id_ = tl.load(ids + place, mask=here, other=0).to(tl.int64)
     known = here & (id_ >= 0) & (id_ < rows) & (id_ != padding)
     slot = tl.load(slot_of + tl.where(known, id_, 0), mask=known, other=AWAY)
     tl.store(out + place, slot, mask=here)
@@ -288,9 +292,9 @@ def stage(
     )
     every = (triton.cdiv(number, BLOCK),)
     known = slots.heat, slots.owner, slots.used, slots.counts
-    _age[every](*known, slots.ages, number, LEAST=least, BLOCK=BLOCK)
+    _age[every](*known, slots.levels, slots.ages, number, LEAST=least, BLOCK=BLOCK)
     _choose[(1,)](slots.counts, slots.ages, WHERE=where.value)
-    _dismiss[every](*known, slots.chosen, number, LEAST=least, BLOCK=BLOCK)
+    _dismiss[every](slots.levels, slots.counts, slots.chosen, number, BLOCK=BLOCK)
     how = exchange_shape(hot[0].shape[1])
     none = slots.owner  # never read
     _exchange[(min(triton.cdiv(n, how["BLOCK"]), PROGRAMS),)](

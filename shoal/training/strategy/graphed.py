@@ -252,8 +252,8 @@ def pad(batch: Batch) -> Batch:
 
 
 def padded_length(count: int) -> int:
-    """The next multiple of 32, or of 128 where there are many."""
-    step = 32 if count <= 256 else 128
+    """The next multiple of 32, or of 128 where there are many; of 16ths where there are more."""
+    step = 32 if count <= 256 else max(128, 1 << (count.bit_length() - 5))
     return max(step, -(-count // step) * step)
 
 
