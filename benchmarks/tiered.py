@@ -92,8 +92,9 @@ def run_gpu(args: argparse.Namespace) -> None:
     )
     torch.set_float32_matmul_precision("high")
     batches = dlrm_gpu.make_batches(given, 24, 0)
-    budget = int(args.share * given.rows * 8 * args.dim)
-    print(f"{given.rows:,} x {args.dim}, adagrad; rows.tiers.gpu {budget / 1e9:.2f} GB")
+    table = Table("slots", args.dim, given.rows, Init("uniform", 0.01))
+    budget = int(args.share * given.rows * row_bytes(table, RowOptimizer(args.optimizer)))
+    print(f"{given.rows:,} x {args.dim}, {args.optimizer}; rows.tiers.gpu {budget / 1e9:.2f} GB")
     print(f"{'a step':34}{'ms':>9}{'samples/s':>13}{'rate':>7}{'hits':>8}{'ahead':>8}{'late':>8}")
     first, losses = 0.0, []
     part = f"{args.share:.0%} of them"
@@ -104,7 +105,8 @@ def run_gpu(args: argparse.Namespace) -> None:
     while sides:
         name, share, strategy = sides.pop(0)
         rows = RowsSection(tiers=TiersSection(gpu=share))
-        section = OptimizerSection(name="adagrad", lr=0.01)
+        learns = {"name": args.optimizer}
+        section = OptimizerSection(name="adagrad", lr=0.01, rows=learns)
         strategy.setup(dlrm_gpu.make_model(given), section, 1, rows=rows)
         group = strategy.stores["slots"].group
         found, before = [], None
