@@ -47,8 +47,8 @@ READ_BY = {
     "strategy.memory": SHARDED,
     "strategy.overlap": SHARDED,
     "strategy.fused": Readers(("single", "ddp", "sharded")),
-    # true needs a GPU, see `refuse_unread`; auto is content with nothing
-    "strategy.graph": Readers(("single",), refused=True, harmless=("auto",)),
+    # true needs a GPU, see `refuse_unread`; auto is content with none
+    "strategy.graph": Readers(("single",), refused=True, harmless=(False,)),
     "strategy.ps.mode": SERVERS,
     "strategy.ps.dense": SERVERS,
     "strategy.ps.geo_step": Readers(("ps geo",)),
