@@ -5,16 +5,18 @@ bus. So which rows are missing, whose slots they get, and the exchange itself ar
 the host waits for nothing and knows nothing of it. A row's values and state lie side by side there.
 
     slot_of  [rows]   the slot a row is in; AWAY: in host memory; CALLED: it is wanted now
-    heat     [rows]   how often a row was used, old uses counting less: each staging of a row adds
-                      2^(time / HALF_LIFE) to a sum, and this is the sum's logarithm
     owner    [slots]  the row of a slot; -1: none
     used     [slots]  when it was last used, in stagings
+    heat     [slots]  how often, old uses counting less: each staging adds 2^(time / HALF_LIFE) to a
+                      sum, and this is the sum's logarithm
 
-A staging: `call` notes what is used and lists rows that are away; `age` counts slots by how cold
-their rows are; `choose` finds the coldness from which enough of them are; `dismiss` lists those;
-`exchange` writes their rows back and reads the others. In which order lists come is chance; no
-number depends on which slot a row has. Rows of a step that is under way stay (LEAST = 2) while
-those of the next one come.
+A staging: `call` notes what is used and marks rows that are away, `list` lists them; `age` counts
+slots by how cold their rows are; `choose` finds the coldness from which enough of them are;
+`dismiss` lists those; `exchange` writes their rows back and reads the others. Lists are made in the
+order of rows, but for chance between neighbouring blocks: who lies close together in host memory
+is moved at about the same time, and an address need not be looked up for every row. No number
+depends on which slot a row has. Rows of a step that is under way stay (LEAST = 2) while those of
+the next one come.
 """
 
 # mypy: disable-error-code=no-untyped-def
@@ -37,13 +39,13 @@ AGES = tl.constexpr(256)  # steps of coldness
 FRESH, FINE = tl.constexpr(100.0), tl.constexpr(12.0)  # that of a row used once, now; of half a use
 HALF_LIFE = tl.constexpr(128.0)  # stagings after which a use counts half
 SHORT = -(1 << 63)  # noted in place of an id: a step wants more rows than there are slots
-LONG_AGO = -(1 << 40)
-COLD = -1e30
+LONG_AGO = -(1 << 20)
 # What is counted, int64: stagings, rows called, slots older than the bound, the bound; slots listed
 # that are older, and as old; and over all stagings rows called when they were needed, and ahead.
 TIME, WANTED, OLDER, BOUND, LISTED, EQUAL, LATE, EARLY = (tl.constexpr(k) for k in range(8))
 PROGRAMS = 264  # that exchange: the bus is slow, and those who compute need room beside them
 BLOCK = 1024
+SCAN = 2048  # rows that one program looks at
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,9 @@ class Slots:
     """Where the rows of one table are."""
 
     slot_of: Tensor  # [rows] int32
-    heat: Tensor  # [rows] float32
     owner: Tensor  # [slots] int64
-    used: Tensor  # [slots] int64
+    used: Tensor  # [slots] int32
+    heat: Tensor  # [slots] float32
     counts: Tensor  # [8] int64
     ages: Tensor  # [AGES] int32
     levels: Tensor  # [slots] int32: how cold their rows are
@@ -63,9 +65,9 @@ class Slots:
     def make(cls, rows: int, slots: int, device: torch.device) -> Slots:
         return cls(
             torch.full((rows,), AWAY.value, dtype=torch.int32, device=device),
-            torch.full((rows,), COLD, device=device),
             torch.full((slots,), -1, dtype=torch.int64, device=device),
-            torch.full((slots,), LONG_AGO, dtype=torch.int64, device=device),
+            torch.full((slots,), LONG_AGO, dtype=torch.int32, device=device),
+            torch.zeros(slots, device=device),
             torch.zeros(8, dtype=torch.int64, device=device),
             torch.zeros(AGES.value, dtype=torch.int32, device=device),
             torch.zeros(slots, dtype=torch.int32, device=device),
@@ -84,7 +86,7 @@ def _begin(counts, ages):
 
 
 @triton.jit
-def _call(ids, slot_of, used, wanted, counts, wrong, count, rows, padding, BLOCK: tl.constexpr):
+def _call(ids, slot_of, used, counts, wrong, count, rows, padding, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here = place < count
     id_ = tl.load(ids + place, mask=here, other=0)
@@ -93,16 +95,17 @@ def _call(ids, slot_of, used, wanted, counts, wrong, count, rows, padding, BLOCK
     here = here & (outside == 0) & (id_ != padding)
     id_ = tl.where(here, id_, 0)
     slot = tl.load(slot_of + id_, mask=here, other=CALLED)
-    now = tl.load(counts + TIME)
-    tl.store(used + slot, tl.zeros_like(id_) + now, mask=slot >= 0)
-    away = slot == AWAY
-    if tl.max(away.to(tl.int32), 0) != 0:
-        # Of equal ids one calls; who does not call exchanges nothing for nothing.
-        nothing = tl.zeros_like(slot) + AWAY
-        old = tl.atomic_cas(slot_of + id_, nothing, tl.where(away, CALLED, AWAY))
-        calls = away & (old == AWAY)
-        at = _append(counts + WANTED, calls)
-        tl.store(wanted + at, id_, mask=calls)
+    now = tl.load(counts + TIME).to(tl.int32)
+    tl.store(used + slot, tl.zeros_like(slot) + now, mask=slot >= 0)
+    tl.store(slot_of + id_, tl.zeros_like(slot) + CALLED, mask=slot == AWAY)
+
+
+@triton.jit
+def _list(slot_of, wanted, counts, rows, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    calls = tl.load(slot_of + row, mask=row < rows, other=AWAY) == CALLED
+    if tl.max(calls.to(tl.int32), 0) != 0:
+        tl.store(wanted + _append(counts + WANTED, calls), row, mask=calls)
 
 
 @triton.jit
@@ -115,16 +118,16 @@ def _warmed(heat, now):
 
 @triton.jit
 def _age_of(heat, owner, used, counts, slot, slots, LEAST: tl.constexpr):
-    """How cold the rows of slots are, whose they are, and who is used now; 0: it stays."""
+    """How cold the rows of slots are, their heat, and who is used now; 0: it stays."""
     here = slot < slots
-    now = tl.load(counts + TIME)
+    now = tl.load(counts + TIME).to(tl.int32)
     time = tl.load(used + slot, mask=here, other=0)
     row = tl.load(owner + slot, mask=here, other=-1)
-    value = tl.load(heat + row, mask=row >= 0, other=0.0)
+    value = tl.load(heat + slot, mask=here, other=0.0)
     cold = FRESH + FINE * (now.to(tl.float32) / HALF_LIFE - value)
     age = tl.minimum(tl.maximum(cold, 1.0), AGES - 2.0).to(tl.int32)
     age = tl.where(row >= 0, age, AGES - 1)
-    return tl.where(here & (now - time >= LEAST), age, 0), row, value, here & (time == now)
+    return tl.where(here & (now - time >= LEAST), age, 0), value, here & (time == now)
 
 
 @triton.jit
@@ -132,9 +135,8 @@ def _age(heat, owner, used, counts, levels, ages, slots, LEAST: tl.constexpr,
          BLOCK: tl.constexpr):
     if tl.load(counts + WANTED) > 0:
         slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        age, row, value, is_used = _age_of(heat, owner, used, counts, slot, slots, LEAST)
-        value = _warmed(value, tl.load(counts + TIME))
-        tl.store(heat + row, value, mask=is_used & (row >= 0))
+        age, value, is_used = _age_of(heat, owner, used, counts, slot, slots, LEAST)
+        tl.store(heat + slot, _warmed(value, tl.load(counts + TIME)), mask=is_used)
         tl.store(levels + slot, age, mask=slot < slots)
         found = tl.histogram(age, AGES)
         place = tl.arange(0, AGES)
@@ -156,12 +158,18 @@ def _choose(counts, ages, WHERE: tl.constexpr):
 
 
 @triton.jit
-def _dismiss(levels, counts, chosen, slots, BLOCK: tl.constexpr):
+def _dismiss(slot_of, levels, counts, chosen, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """ROWS: slots of rows, in their order; else those without one."""
     wanted = tl.load(counts + WANTED)
+    bound = tl.load(counts + BOUND).to(tl.int32)
     if wanted > 0:
-        slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        age = tl.load(levels + slot, mask=slot < slots, other=0)
-        bound = tl.load(counts + BOUND).to(tl.int32)
+        place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        slot = place.to(tl.int32)
+        if ROWS:
+            slot = tl.load(slot_of + place, mask=place < size, other=AWAY)
+        age = tl.load(levels + slot, mask=(place < size) & (slot >= 0), other=0)
+        if not ROWS:
+            age = tl.where(age == AGES - 1, age, 0)
         older = age > bound
         tl.store(chosen + _append(counts + LISTED, older), slot, mask=older)
         equal = age == bound
@@ -225,9 +233,9 @@ def _exchange(slot_of, heat, owner, used, counts, chosen, wanted, values, state_
         tl.store(slot_of + old, tl.zeros_like(place) + AWAY, mask=goes)
         tl.store(slot_of + row, slot.to(tl.int32), mask=here)
         tl.store(owner + slot, row, mask=here)
-        tl.store(used + slot, tl.zeros_like(slot) + now, mask=here)
-        value = tl.load(heat + row, mask=here, other=0.0)
-        tl.store(heat + row, _warmed(value, now), mask=here)
+        tl.store(used + slot, tl.zeros_like(slot).to(tl.int32) + now.to(tl.int32), mask=here)
+        fresh = now.to(tl.float32) / HALF_LIFE
+        tl.store(heat + slot, tl.zeros_like(slot).to(tl.float32) + fresh, mask=here)
 
 
 @triton.jit
@@ -282,7 +290,6 @@ def stage(
         ids,
         slots.slot_of,
         slots.used,
-        wanted,
         slots.counts,
         wrong,
         n,
@@ -290,11 +297,15 @@ def stage(
         padding,
         BLOCK=BLOCK,
     )
+    in_order = (triton.cdiv(rows, SCAN),)
+    _list[in_order](slots.slot_of, wanted, slots.counts, rows, BLOCK=SCAN)
     every = (triton.cdiv(number, BLOCK),)
     known = slots.heat, slots.owner, slots.used, slots.counts
     _age[every](*known, slots.levels, slots.ages, number, LEAST=least, BLOCK=BLOCK)
     _choose[(1,)](slots.counts, slots.ages, WHERE=where.value)
-    _dismiss[every](slots.levels, slots.counts, slots.chosen, number, BLOCK=BLOCK)
+    lists = slots.slot_of, slots.levels, slots.counts, slots.chosen
+    _dismiss[every](*lists, number, ROWS=False, BLOCK=BLOCK)
+    _dismiss[in_order](*lists, rows, ROWS=True, BLOCK=SCAN)
     how = exchange_shape(hot[0].shape[1])
     none = slots.owner  # never read
     _exchange[(min(triton.cdiv(n, how["BLOCK"]), PROGRAMS),)](
