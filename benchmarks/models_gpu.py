@@ -49,7 +49,7 @@ def make_pairs(args: argparse.Namespace) -> tuple[Tensor, Tensor]:
 
     def popular(count: int) -> Tensor:
         u = torch.rand(args.pairs, generator=generator, dtype=torch.float64)
-        return (count * u**2).long().clamp(max=count - 1) + 1
+        return (count * u**1.6).long().clamp(max=count - 1) + 1  # Gowalla's most: 811 and 1,415
 
     users = popular(args.users).sort().values
     return users, popular(args.items)
@@ -214,6 +214,18 @@ def epoch(step: Step, batches: list[Batch], device: str) -> tuple[float, float]:
     return time.perf_counter() - begin, float(torch.stack(losses).mean())
 
 
+def profile(step: Step, batches: list[Batch]) -> None:
+    """What the GPU's time goes to, in ms of a step."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        for batch in batches[:20]:
+            step(batch)
+        torch.cuda.synchronize()
+    found = sorted(seen.key_averages(), key=lambda one: -one.device_time_total)
+    print(f"  of the GPU {sum(one.device_time_total for one in found) / 20e3:.3f} ms a step:")
+    for one in found[:16]:
+        print(f"    {one.device_time_total / 20e3:8.3f}  {one.count / 20:6.1f} x  {one.key[:80]}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
@@ -223,6 +235,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=810_128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tf32", action="store_true", help="on all sides")
+    parser.add_argument("--profile", action="store_true", help="kernels by time")
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
     where = torch.cuda.get_device_name() if args.device == "cuda" else "CPU (to try the script)"
@@ -251,6 +264,10 @@ def main() -> None:
             middle = statistics.median(seconds)
             line = f"{middle:10.3f}{middle / own:7.2f}{losses[side]:10.4f}"
             print(f"{name + ', ' + side:28}{len(batches):7}{line}", flush=True)
+        if args.profile:
+            for side, step in sides.items():
+                print(f"  {name}, {side}")
+                profile(step, batches)
 
 
 if __name__ == "__main__":

@@ -156,6 +156,8 @@ def serve(
     patience: Annotated[float, typer.Option(hidden=True)] = math.inf,
     folder: Annotated[str | None, typer.Option(hidden=True)] = None,
     journal: Annotated[bool, typer.Option("--journal", hidden=True)] = False,
+    tiers_host: Annotated[str | None, typer.Option(hidden=True)] = None,
+    tiers_ssd: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve an artifact over HTTP: recommendations, scores and clicks as JSON.
 
@@ -165,7 +167,7 @@ def serve(
         from shoal.command import training
 
         bind = bind or "127.0.0.1:0"
-        how = (announce, patience, folder, plain, journal)
+        how = (announce, patience, folder, plain, journal, tiers_host, tiers_ssd)
         training.serve(bind, index, keys, timeout, threads or 1, *how)
         return
     try:

@@ -189,9 +189,16 @@ def serve(
     journal: Annotated[
         bool, typer.Option("--journal", help="Started again, it goes on where it was.")
     ] = False,
+    tiers_host: Annotated[
+        str | None, typer.Option(help="Host memory for rows, such as 60GB; with --tiers-ssd.")
+    ] = None,
+    tiers_ssd: Annotated[
+        str | None, typer.Option(help="Folder on a local disk for the other rows.")
+    ] = None,
 ) -> None:
     """One parameter server; `shoal launch` starts them."""
     with importing():
+        from shoal.config.tiers import TiersSection
         from shoal.launch.launched import follow_launcher, is_launched
         from shoal.ps.keys import read_keys
         from shoal.ps.server.process import run_server
@@ -202,5 +209,8 @@ def serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us hears it, and tells us
     start_logging("info", 0)
     found = None if keys is None else read_keys(keys, "server")
-    how = (announce, patience, folder, plain, journal)
+    asked = tiers_host is not None or tiers_ssd is not None
+    given = {"host": tiers_host, "ssd": tiers_ssd}
+    tiers = TiersSection.model_validate(given) if asked else None
+    how = (announce, patience, folder, plain, journal, tiers)
     leave(run_server(bind, index, found, timeout, threads, *how))

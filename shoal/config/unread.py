@@ -33,10 +33,12 @@ class Readers:
 
 SHARDED, SERVERS = Readers(("sharded",)), Readers(("ps",))
 IN_PROCESS = Readers(("single", "ddp", "sharded"), refused=True)
+# In geo workers have rows of their own, in memory.
+OVER_DISK = Readers((*IN_PROCESS.strategies, "ps sync", "ps async"), refused=True)
 READ_BY = {
     "rows.tiers.gpu": IN_PROCESS,  # a user would count on memory that servers take all the same
-    "rows.tiers.host": IN_PROCESS,
-    "rows.tiers.ssd": IN_PROCESS,
+    "rows.tiers.host": OVER_DISK,
+    "rows.tiers.ssd": OVER_DISK,
     "strategy.backend": Readers(("sharded",), refused=True),
     "strategy.place": SHARDED,
     "strategy.row_by": SHARDED,
@@ -45,8 +47,8 @@ READ_BY = {
     "strategy.memory": SHARDED,
     "strategy.overlap": SHARDED,
     "strategy.fused": Readers(("single", "ddp", "sharded")),
-    # true needs a GPU, see `refuse_unread`; auto is content with nothing
-    "strategy.graph": Readers(("single",), refused=True, harmless=("auto",)),
+    # true needs a GPU, see `refuse_unread`; auto is content with none
+    "strategy.graph": Readers(("single",), refused=True, harmless=(False,)),
     "strategy.ps.mode": SERVERS,
     "strategy.ps.dense": SERVERS,
     "strategy.ps.geo_step": Readers(("ps geo",)),

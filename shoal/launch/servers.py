@@ -48,6 +48,7 @@ class Servers:
         self.binds = binds or own
         self.timeout, self.keys = config.strategy.ps.timeout, config.strategy.ps.keys
         self.plain, self.journal = config.strategy.ps.plain, config.strategy.ps.journal
+        self.tiers = config.rows.tiers
         self.restarts = config.strategy.ps.restarts if self.journal else 0  # that are left
         self.threads = config.run.threads or 1
         self.patience = PATIENCE * section.join_timeout
@@ -114,6 +115,8 @@ class Servers:
         words += [f"--keys={self.keys}"] if self.keys is not None else []
         words += ["--plain"] if self.plain else []
         words += ["--journal"] if self.journal else []
+        if self.tiers.ssd is not None:
+            words += [f"--tiers-host={self.tiers.host}", f"--tiers-ssd={self.tiers.ssd}"]
         command = [sys.executable, "-u", "-m", "shoal", *words]
         return subprocess.Popen(command, env=environment, process_group=0)
 

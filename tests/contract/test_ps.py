@@ -18,6 +18,7 @@ from click_batches import global_batch, losses, make_model
 from ranks import run_ranks
 
 from shoal.config.schema import OptimizerSection, ServersSection, StrategySection
+from shoal.config.tiers import TiersSection
 from shoal.ps.server.server import Server
 from shoal.training.strategy import Strategy, make_strategy
 from shoal.world.world import World
@@ -74,11 +75,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("ps")
 
 
+def tiers_of(case: Case, folder: Path) -> TiersSection | None:
+    """Servers of growing tables have rows on a disk, too; of others all are in memory."""
+    if case[4] == "fixed":
+        return None
+    room = 26_400 if case[0] == "DNN" else 44_000  # less than all rows, more than those of a step
+    return TiersSection(host=room // case[2], ssd=str(folder / "rows"))
+
+
 @cache
 def run(workers: int, quick: bool, folder: Path) -> dict[Case, list[Any]]:
     """Case -> what every worker found."""
     cases = QUICK if quick else ALL
-    servers = [[Server(index=k, threads=1) for k in range(case[2])] for case in cases]
+    servers = [
+        [Server(index=k, threads=1, tiers=tiers_of(case, folder)) for k in range(case[2])]
+        for case in cases
+    ]
     threads = [threading.Thread(target=one.serve, daemon=True) for some in servers for one in some]
     for thread in threads:
         thread.start()
@@ -87,6 +99,9 @@ def run(workers: int, quick: bool, folder: Path) -> dict[Case, list[Any]]:
     for thread in threads:
         thread.join(10)
         assert not thread.is_alive(), "a server goes on after all workers said goodbye"
+    for case, some in zip(cases, servers):
+        leaves = [leaf for one in some if one.state is not None for leaf in one.state.stores]
+        assert case[4] == "fixed" or any(leaf.traffic.evicted for leaf in leaves)
     return {case: [rank[k] for rank in ranks] for k, case in enumerate(cases)}
 
 

@@ -346,7 +346,7 @@ def test_keys_of_sharded_under_other_strategies(key: str, value: Any, write) -> 
     ("strategy", "values", "expected"),
     [
         ("ddp", {"strategy.graph": True}, "read under strategy.name=single: choose that, or set "),
-        ("auto", {"strategy.graph": True, "nproc": 2}, "or set strategy.graph=false"),
+        ("auto", {"strategy.graph": True, "nproc": 2}, "or set strategy.graph=auto"),
         ("ddp", {"strategy.backend": "torchrec"}, "name=sharded: choose that, or set strategy.ba"),
         ("ddp", {"strategy.ps.keys": "folder"}, "name=ps: choose that, or set strategy.ps.keys=n"),
         ("auto", {"launch.servers": 2}, "given 2, which has no effect under strategy auto"),

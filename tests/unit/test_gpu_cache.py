@@ -5,6 +5,8 @@ On a GPU where there is one, else by Triton's interpreter (see test_gpu_rows.py)
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from click_batches import global_batch, make_model
@@ -33,6 +35,7 @@ from shoal.embedding.optim.rows import RowOptimizer  # noqa: E402
 from shoal.embedding.placed.local import LocalRows  # noqa: E402
 from shoal.embedding.store import EVERY  # noqa: E402
 from shoal.embedding.table import Init, Table  # noqa: E402
+from shoal.training.strategy.graphed import Graphed  # noqa: E402
 from shoal.training.strategy.single import Single  # noqa: E402
 from shoal.world.world import World  # noqa: E402
 
@@ -62,6 +65,8 @@ def draw(step):
 def train(ours, whole, steps, first=0):
     for step in range(first, first + steps):
         ids = draw(step).to(DEVICE)
+        if step % 3:  # not of every step it is known what comes next
+            ours.announce([draw(step + 1)[:5], draw(step + 1)[5:]])
         got, want = ours.pull(ids), whole.pull(ids)
         assert torch.equal(got, want)
         grads = want * 0.1 + torch.sin(torch.arange(want.numel(), device=DEVICE) + step).view_as(
@@ -71,8 +76,8 @@ def train(ours, whole, steps, first=0):
             leaf.push(ids, grads, 0.05)
 
 
-def assert_same_rows(ours, whole):
-    for one, other in zip(ours.export(50), whole.export(50), strict=True):
+def assert_same_rows(ours, whole, chunk=50):
+    for one, other in zip(ours.export(chunk), whole.export(chunk), strict=True):
         assert torch.equal(one.ids, other.ids) and torch.equal(one.values, other.values)
         assert one.state.keys() == other.state.keys()
         for key, part in one.state.items():
@@ -87,8 +92,31 @@ def test_rows_that_come_and_go_have_the_numbers_of_rows_that_stay(optimizer):
     ours, whole = make(optimizer)
     train(ours, whole, 7)
     seen = ours.group.traffic
-    assert seen.hot and seen.cold > SLOTS
+    assert seen.hot and seen.cold and seen.ahead and seen.cold + seen.ahead > SLOTS
     assert_same_rows(ours, whole)
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a CUDA GPU")
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
+def test_many_rows_come_while_others_are_updated(optimizer):
+    table = Table("t", 64, 300_000, Init("uniform", 0.1))
+    cache = CachedGpuTables(table, RowOptimizer(optimizer), 3, DEVICE, 40_000)
+    ours = gpu_leaf.GpuLeaf(cache, 0)
+    (whole,) = gpu_leaf.make_gpu_leaves([table], RowOptimizer(optimizer), 3, DEVICE)
+    power = torch.rand(40, 30_000, generator=torch.Generator().manual_seed(1)) ** 6
+    batches = (power * table.rows).long().pin_memory()
+    for step in range(39):
+        ids = batches[step].to(DEVICE, non_blocking=True)
+        ours.announce([batches[step + 1]])
+        rows = ours.pull(ids)
+        for _ in range(4):  # something to do meanwhile
+            torch.randn(2048, 2048, device=DEVICE) @ torch.randn(2048, 2048, device=DEVICE)
+        grads = rows * 0.1 + 0.01
+        for leaf in (ours, whole):
+            leaf.push(ids, grads, 0.05)
+    seen = ours.group.traffic
+    assert seen.ahead > 40_000 and seen.cold < seen.ahead
+    assert_same_rows(ours, whole, 100_000)
 
 
 @slow
@@ -145,6 +173,27 @@ class InTwo(Single):
             cache = CachedGpuTables(table, optimizer, self.seed, self.world.device, 240)
             leaves[name] = gpu_leaf.GpuLeaf(cache, 0)
         return LocalRows(leaves, self.rules, self.world.device)
+
+
+class RecordedInTwo(InTwo, Graphed):
+    """The same, recorded."""
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a CUDA GPU")
+def test_recorded_steps_read_rows_that_come_and_go():
+    curves = []
+    for strategy in (Single(World(DEVICE)), RecordedInTwo(World(DEVICE))):
+        strategy.setup(make_model("DLRM", "fixed"), OptimizerSection(name="adagrad", lr=0.05), 1)
+        batches = [strategy.receive(global_batch(step % 7, "one", "fixed")) for step in range(30)]
+        losses = []
+        for batch, following in pairwise(batches):
+            strategy.prefetch(following)
+            losses.append(strategy.train_step(batch))
+        curves.append(torch.stack(losses))
+        for store in strategy.stores.values():
+            list(store.export())  # which refuses what went wrong
+    assert strategy._recorded
+    torch.testing.assert_close(curves[1], curves[0], rtol=1e-4, atol=1e-5)
 
 
 @slow

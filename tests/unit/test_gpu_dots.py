@@ -1,4 +1,4 @@
-"""The kernels of products of pairs against torch's; by Triton's interpreter without a GPU."""
+"""Kernels of dense layers against torch's; by Triton's interpreter without a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ with pytest.MonkeyPatch.context() as patch:
     if DEVICE.type == "cpu":
         patch.setenv("TRITON_INTERPRET", "1")
     pytest.importorskip("triton", reason="Triton is not installed")
-    from shoal.models.nn import triton_dots
+    from shoal.models.nn import triton_dots, triton_relu, triton_spread
 
 
 @pytest.fixture(autouse=True)
@@ -71,3 +71,28 @@ def test_layers_that_activate_what_they_make():
         layers.zero_grad()
     for one, other in zip(*results):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_vectors_spread_over_a_graph_as_by_torch():
+    torch.manual_seed(1)
+    lengths = torch.tensor([3, 0, 70, 32, 1])
+    starts = pad(lengths.cumsum(0), (1, 0)).to(DEVICE)
+    neighbours = torch.randint(0, 5, (int(lengths.sum()),), device=DEVICE)
+    weights, x = torch.rand(len(neighbours), device=DEVICE), torch.randn(5, 12, device=DEVICE)
+    got = triton_spread.spread(x, triton_spread.Pieces.of(starts), neighbours, weights)
+    want = torch.zeros(5, 12, device=DEVICE)
+    node = torch.arange(5).repeat_interleave(lengths).to(DEVICE)
+    want.index_add_(0, node, x[neighbours] * weights[:, None])
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("count", "width"), [(70, 200), (1, 3), (40, 64)])
+def test_gradients_that_pass_a_relu_and_their_sums(count, width, dtype, monkeypatch):
+    monkeypatch.setattr(triton_relu, "PROGRAMS", 2)
+    torch.manual_seed(1)
+    out, grad = torch.randn(2, count, width, device=DEVICE).to(dtype).unbind()
+    got, sums = triton_relu.relu_backward(grad, out)
+    want = grad * (out > 0)
+    assert torch.equal(got, want) and sums.dtype == dtype
+    torch.testing.assert_close(sums, want.float().sum(0).to(dtype), rtol=1e-2, atol=1e-4)

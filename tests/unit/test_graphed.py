@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from queue import Queue
+from threading import Thread
+
 import pytest
 import torch
 
@@ -47,8 +51,8 @@ def make_model(dropout: float = 0.0) -> BERT4Rec:
 
 
 def test_lengths_that_lists_are_padded_to():
-    assert [padded_length(n) for n in (0, 1, 32, 33, 256, 257, 1700)] == [
-        32, 32, 32, 64, 256, 384, 1792,
+    assert [padded_length(n) for n in (0, 1, 32, 33, 256, 257, 1700, 6000)] == [
+        32, 32, 32, 64, 256, 384, 1792, 6144,
     ]  # fmt: skip
 
 
@@ -228,8 +232,64 @@ def test_models_whose_steps_are_recorded_unasked(name, optimizer):
             batch = strategy.receive(batch_of(step % 4))
             losses.append(strategy.train_step(batch, lr=0.01 / (1 + step // 4)))
         end_steps()
-        results.append([torch.stack(losses), *strategy.model.parameters()])
+        results.append([torch.stack(losses), *learned(strategy.model)])
         if isinstance(strategy, Graphed):
             assert strategy._recorded
     for recorded, plain in zip(*results):
         torch.testing.assert_close(recorded, plain, rtol=1e-3, atol=1e-4)
+
+
+def made_ahead(make, steps: int) -> Iterator[Batch]:
+    """Batches that a thread makes while others are trained on, as a reader does on a GPU."""
+    queue: Queue = Queue(4)
+    Thread(target=lambda: [queue.put(make(step)) for step in range(steps)], daemon=True).start()
+    for _ in range(steps):
+        yield queue.get()
+
+
+def long_batch(seed: int, items: int = 3000, length: int = 50) -> Batch:
+    """Histories of any length, of three sizes of batches: steps of many shapes."""
+    generator = torch.Generator().manual_seed(seed)
+    size = (64, 100, 37)[seed % 3]
+    whole = torch.randint(1, items, (size, length + 1), generator=generator)
+    ends = torch.randint(2, 4 + seed % length, (size, 1), generator=generator)
+    whole[torch.arange(length + 1) > ends] = 0
+    ids = {"history": whole[:, :-1].contiguous(), "target": whole[:, 1:].contiguous()}
+    return Batch(size, {name: one.pin_memory() for name, one in ids.items()})
+
+
+@needs_gpu
+@pytest.mark.parametrize("model", ["SASRec", "DLRM"])
+def test_many_steps_of_many_shapes_whose_batches_come_from_a_thread(model):
+    """Nothing of a batch is overwritten, by whichever step of whichever shape."""
+    device, steps, curves = torch.device("cuda"), 150, []
+
+    def make(step: int) -> Batch:
+        if model == "SASRec":
+            return long_batch(step)
+        generator = torch.Generator().manual_seed(step)
+        size = (4096, 3000, 128)[step % 3]
+        ids = torch.randint(0, 20_000, (size, 8), generator=generator)
+        labels = (ids.sum(1) % 2).float()
+        return Batch(size, {"slots": ids}, {"dense": torch.ones(size, 3)}, labels)
+
+    for strategy in (Graphed(World(device), auto=True), Single(World(device))):
+        torch.manual_seed(3)
+        chosen = (
+            SASRec(SASRec.Options(hidden_size=32), Facts(num_items=3000, max_len=50))
+            if model == "SASRec"
+            else DLRM(DLRM.Options(), Facts(num_slots=8, num_dense=3, rows=20_000))
+        )
+        strategy.setup(chosen, OptimizerSection(name="adam", lr=1e-3), seed=1)
+        losses = []
+        for step, batch in enumerate(made_ahead(make, steps)):
+            begin_step(5, step, device)
+            losses.append(strategy.train_step(strategy.receive(batch)))
+        end_steps()
+        for store in strategy.stores.values():
+            list(store.export())  # which refuses ids that no batch has
+        curves.append(torch.stack(losses).cpu())
+        if isinstance(strategy, Graphed):
+            assert len(strategy._recorded) >= 3
+    assert curves[0].isfinite().all()
+    torch.testing.assert_close(*curves, rtol=2e-3, atol=2e-3)

@@ -89,7 +89,7 @@ class StrategySection(Section):
         "(Adam, single alone), on CPUs by the core; ddp writes them",
     )
     graph: bool | Literal["auto"] = Field(
-        False,
+        "auto",
         description="single on a GPU: record a step once per shape of batch and replay it; auto: "
         "where the model says that all its steps do the same work and nothing else is in the way",
     )

@@ -2,21 +2,31 @@
 
 All rows have a place in host memory, which kernels read and write through the bus (gpu_staging).
 A row is updated in a slot, always: so every number is that of a table that is in GPU memory whole.
-Rows come and go on the stream that computes: nothing is in flight while others read or write.
+Rows of the batch that comes next come on a stream beside, while this one computes:
+
+    computing   ... update k-1 | stage k | read k |      compute, update k       | stage k+1 ...
+    beside                                        | stage k+1, rows of k stay    |
+
+What `stage k+1` beside moves is used neither by step k nor, any more, by those before it. The same
+ids are staged once more when their step begins: mostly there is nothing left to do then, and what
+lacked room comes.
 """
 
 from __future__ import annotations
 
+import mmap
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from shoal.embedding.leaves import gpu_staging
+from shoal.embedding.leaves import gpu_lookup, gpu_segments, gpu_staging
 from shoal.embedding.leaves.gpu_lookup import Lookup
-from shoal.embedding.leaves.gpu_optim import make_state
 from shoal.embedding.leaves.gpu_random import write_initial
+from shoal.embedding.leaves.gpu_segments import Segments
 from shoal.embedding.leaves.gpu_staging import SHORT, Slots
 from shoal.embedding.leaves.gpu_tables import GpuTables
 from shoal.embedding.leaves.traffic import Traffic
@@ -25,6 +35,7 @@ from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
 
 NO_PADDING = -1  # an id that no table has
+ALIGN = 4  # numbers, of a row in host memory
 READ_ALONE = 4  # times as many ids as slots are more than a step: they are read where they are
 
 
@@ -47,18 +58,30 @@ class CachedGpuTables(GpuTables):
     def _make_rows(self) -> None:
         table, slots = self.tables[0], self.number_of_slots
         assert table.rows is not None
-        self.first_rows, self.key_type = [0, table.rows], torch.int32
+        self.first_rows = [0, table.rows]
+        self.bounds = torch.tensor(self.first_rows, device=self.device)
+        self.key_type = torch.int32 if table.rows < 1 << 31 else torch.int64
         self.arena = self._make_arena(slots, torch.tensor([0, slots], device=self.device))
-        values = torch.empty(table.rows, self.dim)
-        self.host_state = make_state(self.optimizer, table.rows, self.dim, "cpu")
-        self.host = [values, *self.host_state.values()]
+        begin, kinds = self.optimizer.initial_state(), self.optimizer.state_names()
+        sizes = [self.dim, *(1 if kind == "row" else self.dim for kind in kinds.values())]
+        pitch = -(-sum(sizes) // ALIGN) * ALIGN
+        self.memory = large_memory(table.rows * pitch).view(table.rows, pitch)
+        parts = list(self.memory[:, : sum(sizes)].split(sizes, 1))
+        self.host_state = {
+            key: part.squeeze(1) if kinds[key] == "row" else part
+            for key, part in zip(kinds, parts[1:])
+        }
+        self.host = [parts[0], *self.host_state.values()]
         self.hot = [self.arena.values, *self.arena.state.values()]
-        for part in self.host:
-            self._register(part)
-        write_initial(values, 0, table, 0, self.recipes)
+        self._register(self.memory)
+        write_initial(parts[0], 0, table, 0, self.recipes)
+        for key, part in self.host_state.items():
+            part.fill_(begin[key])
         self.slots = Slots.make(table.rows, slots, self.device)
         self.padding = NO_PADDING if table.padding is None else table.padding
         self._staged: Tensor | None = None  # ids whose rows are in slots now
+        self._coming: list[Tensor] = []  # ids of the next batch
+        self._ahead: Tensor | None = None  # those that are on their way, on the stream beside
         self._asked = 0
 
     def _register(self, part: Tensor) -> None:
@@ -81,6 +104,16 @@ class CachedGpuTables(GpuTables):
 
     # ---- one step --------------------------------------------------------------------------------
 
+    def announce(self, ids: Sequence[Tensor]) -> None:
+        """These ids are used by the step after the next one."""
+        self._coming = [part.reshape(-1) for part in ids]
+
+    def bring(self, ids: Sequence[Tensor]) -> None:
+        """Rows of a step that was recorded into slots; those of the next one begin to come."""
+        flat = [part.reshape(-1) for part in ids]
+        self._stage(flat[0] if len(flat) == 1 else torch.cat(flat))
+        self._go_ahead()
+
     def locate(self, lookup: Lookup) -> Tensor:
         """Slots [n] of the rows, which are there then; too little room is noted."""
         if not len(lookup.ids):
@@ -88,31 +121,87 @@ class CachedGpuTables(GpuTables):
         self._ensure(lookup.ids)
         return gpu_staging.find(lookup.ids, self.slots, self.wrong, self.padding)
 
+    def sort(self, lookup: Lookup, rows: Tensor | None = None) -> Segments:
+        """By row, not by slot: gradients are added in the order that a table in one place has."""
+        if not len(lookup.ids):
+            return super().sort(lookup)
+        self._ensure(lookup.ids)
+        at = gpu_lookup.locate(lookup, self.bounds, self.paddings, self.wrong, self.key_type)
+        segments = gpu_segments.find_segments(at)
+        slots = gpu_staging.find(segments.keys, self.slots, self.wrong, self.padding)
+        return replace(segments, keys=slots)
+
     def pull(self, lookup: Lookup, rows: Tensor | None = None) -> Tensor:
         """Rows of all ids: [n, dim] float32."""
         ids = lookup.ids
         if rows is not None or not len(ids):
             return super().pull(lookup, rows)
+        staged = False
         if len(ids) <= READ_ALONE * self.number_of_slots:
-            self._ensure(ids)
-        return gpu_staging.peek(ids, self.slots, self.hot[0], self.host[0], self.padding)
+            staged = self._ensure(ids)
+        elif not self._is_recorded():
+            self.settle()
+        found = gpu_staging.peek(ids, self.slots, self.hot[0], self.memory, self.padding)
+        if staged:
+            self._go_ahead()
+        return found
 
-    def _ensure(self, ids: Tensor) -> None:
+    def _is_recorded(self) -> bool:
+        """Whether `bring` has been called, or will be: nothing is staged then."""
+        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+    def _ensure(self, ids: Tensor) -> bool:
         """Rows of ids into slots, unless they are there because they were asked for just now."""
         before = self._staged
-        if before is None or (before.data_ptr(), len(before)) != (ids.data_ptr(), len(ids)):
-            self._stage(ids)
+        if before is not None and before.data_ptr() == ids.data_ptr() and len(before) == len(ids):
+            return False
+        if self._is_recorded():
+            return False
+        self._stage(ids)
+        return True
 
     def _stage(self, ids: Tensor) -> None:
-        gpu_staging.stage(ids, self.slots, self.hot, self.host, self.wrong, self.padding)
+        self.settle()
+        gpu_staging.stage(ids, self.slots, self.hot, self.memory, self.wrong, self.padding)
         self._staged = ids
         self._asked += len(ids)
+
+    def _go_ahead(self) -> None:
+        """Let rows of the next batch come while this one computes; right after a staging."""
+        coming, self._coming = self._coming, []
+        if not any(len(part) for part in coming):
+            return
+        if self._beside is None:
+            self._stage_ahead(coming)
+            return
+        self._beside.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._beside):
+            self._stage_ahead(coming)
+
+    def _stage_ahead(self, coming: list[Tensor]) -> None:
+        parts = [self._here(part) for part in coming]
+        self._ahead = ids = parts[0] if len(parts) == 1 else torch.cat(parts)
+        held = self.slots, self.hot, self.memory, self.wrong, self.padding
+        gpu_staging.stage(ids, *held, ahead=True)
+
+    def _here(self, ids: Tensor) -> Tensor:
+        if self.device.type == "cuda" and not ids.is_cuda and not ids.is_pinned():
+            ids = ids.pin_memory()  # or the host would wait for the stream beside
+        return ids.to(self.device, non_blocking=True)
+
+    def settle(self) -> None:
+        """Wait on this stream for what comes ahead."""
+        if self._beside is not None and self._ahead is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._beside)
+        self._ahead = None
 
     @property
     def traffic(self) -> Traffic:
         """Where ids found their rows so far; waits for the GPU."""
-        came = int(self.slots.counts[gpu_staging.CAME.value])
-        return Traffic(self._asked - came, 0, came, came)
+        self.settle()
+        counts = self.slots.counts.tolist()
+        late, early = counts[gpu_staging.LATE.value], counts[gpu_staging.EARLY.value]
+        return Traffic(self._asked - late - early, early, late, late + early)
 
     def _outside(self, table: Table, id_: int) -> ValueError:
         if id_ != SHORT:
@@ -164,6 +253,7 @@ class CachedGpuTables(GpuTables):
 
     def _slots_of(self, ids: Tensor) -> Tensor:
         """Slots [n] of ids, in host memory, when all work has ended."""
+        self.settle()
         self._staged = None
         found = self.slots.slot_of[ids.to(self.device)].cpu()
         if self.device.type == "cuda":
@@ -173,3 +263,14 @@ class CachedGpuTables(GpuTables):
     def whole(self, number: int) -> Tensor:
         """Not lent: most rows are elsewhere."""
         raise NotImplementedError  # GpuLeaf.lend lends no cached table
+
+
+def large_memory(count: int) -> Tensor:
+    """Zeros [count] float32 in host memory, in large pages where the system has them.
+
+    Rows lie anywhere in it: with small pages the GPU would look up an address for each of them.
+    """
+    memory = mmap.mmap(-1, 4 * count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(AttributeError, OSError):  # a system without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.float32)

@@ -73,11 +73,23 @@ class GpuLeaf(Leaf):
 
     @property
     def recordable(self) -> bool:  # type: ignore[override]
-        """A growing table is not: it may have to move its rows between two steps.
+        """A growing table is not: it may have to move its rows between two steps."""
+        return not self.group.grows
 
-        Nor is one whose rows come and go.
-        """
-        return not self.group.grows and not self.group.cached
+    @property
+    def far(self) -> bool:  # type: ignore[override]
+        """Whether rows may be in host memory."""
+        return self.group.cached
+
+    def announce(self, ids: Sequence[Tensor]) -> None:
+        """A hint: these ids [n_k] are used by the step after the next one."""
+        if isinstance(self.group, CachedGpuTables):
+            self.group.announce(ids)
+
+    def bring(self, ids: Sequence[Tensor]) -> None:
+        """Before a recorded step is replayed: the rows of all its ids [n_k] are where it reads."""
+        if isinstance(self.group, CachedGpuTables):
+            self.group.bring(ids)
 
     def lend(self) -> Tensor | None:
         """The rows themselves [rows, dim], to be read until the next push; None: they cannot be."""

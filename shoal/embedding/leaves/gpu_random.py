@@ -120,14 +120,14 @@ def noise_of(ids, recipe_keys, table, step, column):
 
 @triton.jit
 def _write_initial(values, start, count, recipe_keys, factors, kinds, table, padding, pad,
-                   DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-                   HALF: tl.constexpr, EVERY: tl.constexpr):
+                   DIM: tl.constexpr, PITCH: tl.constexpr, WIDTH: tl.constexpr,
+                   BLOCK: tl.constexpr, HALF: tl.constexpr, EVERY: tl.constexpr):
     ids = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     column = tl.arange(0, WIDTH)
     inside = (ids < count)[:, None] & (column < DIM)[None, :]
     value = initial(ids, tl.zeros_like(ids) + table, column, recipe_keys, factors, kinds, EVERY)
     value = tl.where(((ids == padding) & (pad != 0))[:, None], 0.0, value)
-    at = (start + ids)[:, None] * DIM + column[None, :]
+    at = (start + ids)[:, None] * PITCH + column[None, :]
     if HALF:
         tl.store(values + at, nearest(value), mask=inside)
     else:
@@ -150,6 +150,7 @@ def write_initial(values: Tensor, start: int, table: Table, number: int, recipes
         table.padding or 0,
         int(table.padding is not None),
         DIM=table.dim,
+        PITCH=values.stride(0),
         WIDTH=triton.next_power_of_2(table.dim),
         BLOCK=block,
         HALF=values.dtype == torch.int16,

@@ -23,6 +23,7 @@ class Leaf(ABC):
     """A Store that holds its rows in this process. Subclasses hold the memory."""
 
     recordable = False  # whether a push may be part of a CUDA graph; see `begin_many`
+    far = False  # of a recordable one: whether rows must be brought before it is replayed
 
     def __init__(
         self,
@@ -77,6 +78,9 @@ class Leaf(ABC):
 
     def announce(self, ids: Sequence[Tensor]) -> None:
         """A hint: these ids [n_k] are pulled soon. A leaf whose rows are far gets them ready."""
+
+    def bring(self, ids: Sequence[Tensor]) -> None:
+        """Before a recorded step is replayed: the rows of all its ids [n_k] are where it reads."""
 
     def forget(self) -> None:
         """Drop every row of a growing table, and every count."""

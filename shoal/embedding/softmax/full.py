@@ -64,6 +64,13 @@ class _FullSoftmax(torch.autograd.Function):
             counts = targets > 0
             fused.add(totals.reciprocal().where(counts, 0.0), None, targets)
             return (totals.log() + highest - right).where(counts, 0.0).sum()
+        if any(ctx.needs_input_grad) and (kernels := kernels_for(hidden, items)) is not None:
+            states, wanted = hidden.contiguous(), targets.contiguous()
+            losses, back, *rest = kernels.pool(states, items, bias, wanted, stop)
+            normalizers, parts = rest
+            of_items, of_bias = kernels.row_gradients(parts, wanted, normalizers, items, bias, stop)
+            ctx.made = SoftmaxGradients.of(back, of_items, of_bias)
+            return losses.sum()
         made = SoftmaxGradients(hidden, items, bias) if any(ctx.needs_input_grad) else None
         loss = hidden.new_zeros(())
         for start in range(0, hidden.shape[0], block):
@@ -88,6 +95,18 @@ class _FullSoftmax(torch.autograd.Function):
         return hidden, items, None, bias, None, None, None
 
 
+def kernels_for(hidden: Tensor, items: Tensor) -> Any:
+    """The kernels that make no logits, on a GPU with Triton; else None."""
+    alike = hidden.dtype == items.dtype == torch.float32 and items.is_contiguous()
+    if not (hidden.is_cuda and len(hidden) and alike):
+        return None
+    try:
+        from shoal.embedding.softmax import triton_softmax
+    except ImportError:  # torch without Triton
+        return None
+    return triton_softmax if items.shape[1] in triton_softmax.DIMS else None
+
+
 def take_made(ctx: Any) -> Any:
     """What forward made, once: backward changes it in place."""
     made, ctx.made = ctx.made, None
@@ -109,6 +128,13 @@ class SoftmaxGradients:
         make = torch.zeros_like if empty or not len(hidden) else torch.empty_like
         self.hidden, self.items = make(hidden), make(items)
         self.bias = None if bias is None else make(bias)
+
+    @classmethod
+    def of(cls, hidden: Tensor, items: Tensor, bias: Tensor | None) -> SoftmaxGradients:
+        """Of gradients that are made already."""
+        made = cls.__new__(cls)
+        made.hidden, made.items, made.bias = hidden, items, bias
+        return made
 
     def add(
         self,

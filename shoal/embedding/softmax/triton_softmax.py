@@ -5,8 +5,9 @@
     combine     the slices of a position become its loss and the gradient of its state
     update      logits again, now with their normaliser: gradients of a block of rows, and Adam on
                 it before it leaves the chip
+    row_gradients   the same gradients, written: where others are added to them before a step
 
-Neither logits nor gradients of rows are ever written. The tensor cores multiply bfloat16: a float32
+Logits are never written. The tensor cores multiply bfloat16: a float32
 is taken as the sum of three of them (24 bits in all), and a product as the sum of the six partial
 products that matter, so that its error is that of float32 rounding. Where torch's own products may
 be rounded (torch.set_float32_matmul_precision("high")), two parts and three products do.
@@ -152,6 +153,52 @@ def _combine(hidden, rows, bias, targets, tops, sums, pools, losses, normalizers
 
 
 @triton.jit
+def _errors(block, offset, row, candidate, parts, targets, normalizers, column, begin, end, count,
+            DIM: tl.constexpr, POSITIONS: tl.constexpr, ROWS: tl.constexpr, FULL: tl.constexpr):
+    """Gradients of a block of rows [ROWS, DIM] and of its bias, by positions begin to end."""
+    b_high, b_middle, b_low = _split(block)
+    grad = tl.zeros([ROWS, DIM], tl.float32)
+    bias_grad = tl.zeros([ROWS], tl.float32)
+    for start in range(begin, end, POSITIONS):
+        place = start + tl.arange(0, POSITIONS)
+        high, middle, low = _load_states(parts, place, column, count, DIM, FULL)
+        normalizer = tl.load(normalizers + place, mask=place < count, other=float("inf"))
+        target = tl.load(targets + place, mask=place < count, other=0)
+        logits = _dot(b_high, b_middle, b_low, tl.trans(high), tl.trans(middle), tl.trans(low),
+                      tl.zeros([ROWS, POSITIONS], tl.float32), FULL) + offset[:, None]
+        error = tl.where(candidate[:, None], tl.exp(logits - normalizer[None, :]), 0.0)
+        error -= tl.where(row[:, None] == target[None, :], 1.0, 0.0)  # of row 0: it never learns
+        e_high, e_middle, e_low = _split(error)
+        grad = _dot(e_high, e_middle, e_low, high, middle, low, grad, FULL)
+        bias_grad += tl.sum(error, 1)
+    return grad, bias_grad
+
+
+@triton.jit
+def _row_gradients(parts, targets, normalizers, rows, bias, grads, bias_grads, count, num_rows,
+                   stop, share, HAS_BIAS: tl.constexpr, DIM: tl.constexpr,
+                   POSITIONS: tl.constexpr, ROWS: tl.constexpr, FULL: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    split = tl.program_id(1)
+    column = tl.arange(0, DIM)
+    inside = row < num_rows
+    learns = inside & (row > 0)
+    at = row[:, None].to(tl.int64) * DIM + column[None, :]
+    block = tl.load(rows + at, mask=inside[:, None], other=0.0)
+    offset = tl.zeros([ROWS], tl.float32)
+    if HAS_BIAS:
+        offset = tl.load(bias + row, mask=inside, other=0.0)
+    begin = split * share
+    grad, bias_grad = _errors(block, offset, row, learns & (row < stop), parts, targets,
+                              normalizers, column, begin, tl.minimum(begin + share, count), count,
+                              DIM, POSITIONS, ROWS, FULL)
+    of = split.to(tl.int64) * num_rows
+    tl.store(grads + of * DIM + at, tl.where(learns[:, None], grad, 0.0), mask=inside[:, None])
+    if HAS_BIAS:
+        tl.store(bias_grads + of + row, tl.where(learns, bias_grad, 0.0), mask=inside)
+
+
+@triton.jit
 def _update(parts, targets, normalizers, scale, rows, firsts, seconds, bias, bias_firsts,
             bias_seconds, numbers, count, num_rows, stop, HAS_BIAS: tl.constexpr,
             DIM: tl.constexpr, POSITIONS: tl.constexpr, ROWS: tl.constexpr, EARLY: tl.constexpr,
@@ -170,21 +217,8 @@ def _update(parts, targets, normalizers, scale, rows, firsts, seconds, bias, bia
     offset = tl.zeros([ROWS], tl.float32)
     if HAS_BIAS:
         offset = tl.load(bias + row, mask=learns, other=0.0)
-    b_high, b_middle, b_low = _split(block)
-    grad = tl.zeros([ROWS, DIM], tl.float32)
-    bias_grad = tl.zeros([ROWS], tl.float32)
-    for start in range(0, count, POSITIONS):
-        place = start + tl.arange(0, POSITIONS)
-        high, middle, low = _load_states(parts, place, column, count, DIM, FULL)
-        normalizer = tl.load(normalizers + place, mask=place < count, other=float("inf"))
-        target = tl.load(targets + place, mask=place < count, other=0)
-        logits = _dot(b_high, b_middle, b_low, tl.trans(high), tl.trans(middle), tl.trans(low),
-                      tl.zeros([ROWS, POSITIONS], tl.float32), FULL) + offset[:, None]
-        error = tl.where(candidate[:, None], tl.exp(logits - normalizer[None, :]), 0.0)
-        error -= tl.where(row[:, None] == target[None, :], 1.0, 0.0)  # of row 0: it never learns
-        e_high, e_middle, e_low = _split(error)
-        grad = _dot(e_high, e_middle, e_low, high, middle, low, grad, FULL)
-        bias_grad += tl.sum(error, 1)
+    grad, bias_grad = _errors(block, offset, row, candidate, parts, targets, normalizers, column,
+                              0, count, count, DIM, POSITIONS, ROWS, FULL)
     factor = tl.load(scale)
     if not EARLY:
         block = tl.load(rows + at, mask=wide, other=0.0)
@@ -293,3 +327,50 @@ def update(
     _update[(triton.cdiv(num_rows, shape["ROWS"]),)](
         parts, targets, normalizers, scale, *tables, numbers, *sizes, **launch
     )
+
+
+def row_gradients(
+    parts: Tensor,
+    targets: Tensor,
+    normalizers: Tensor,
+    rows: Tensor,
+    bias: Tensor | None,
+    stop: int,
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of rows [k, d] and bias [k] of the summed losses of `pool`, written down.
+
+    Programs share rows, and positions where there are few rows; their sums are added in order.
+    """
+    _, count, dim = parts.shape
+    num_rows = len(rows)
+    shape = {"POSITIONS": 32, "ROWS": 32, "num_warps": 4, "num_stages": 2}
+    if dim <= 128:
+        stages = 2 if is_full() else 3
+        shape = {"POSITIONS": 64, "ROWS": 128, "num_warps": 8, "num_stages": stages}
+    blocks = triton.cdiv(num_rows, shape["ROWS"])
+    tiles = triton.cdiv(count, shape["POSITIONS"])
+    share = triton.cdiv(tiles, max(1, min(16, PROGRAMS // blocks))) * shape["POSITIONS"]
+    splits = triton.cdiv(count, share)
+    grads = rows.new_empty(splits, num_rows, dim)
+    bias_grads = None if bias is None else rows.new_empty(splits, num_rows)
+    some = rows if bias is None else bias  # never read without one
+    _row_gradients[(blocks, splits)](
+        parts,
+        targets,
+        normalizers,
+        rows,
+        some,
+        grads,
+        grads if bias_grads is None else bias_grads,
+        count,
+        num_rows,
+        stop,
+        share,
+        HAS_BIAS=bias is not None,
+        DIM=dim,
+        FULL=is_full(),
+        **shape,
+    )
+    if splits == 1:
+        return grads[0], None if bias_grads is None else bias_grads[0]
+    return grads.sum(0), None if bias_grads is None else bias_grads.sum(0)

@@ -17,15 +17,23 @@ class _Spread(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, starts: Tensor, neighbours: Tensor, weights: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, starts: Tensor, neighbours: Tensor, weights: Tensor, pieces: Any
+    ) -> Tensor:
         ctx.save_for_backward(starts, neighbours, weights)
+        ctx.pieces = pieces
+        if pieces is not None:  # on a GPU; torch walks a bag alone there, however long it is
+            from shoal.models.nn import triton_spread
+
+            return triton_spread.spread(x.contiguous(), pieces, neighbours, weights)
         return F.embedding_bag(
             neighbours, x, starts, mode="sum", per_sample_weights=weights, include_last_offset=True
         )
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        return _Spread.apply(grads[0].contiguous(), *ctx.saved_tensors), None, None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        back = _Spread.apply(grads[0].contiguous(), *ctx.saved_tensors, ctx.pieces)
+        return back, None, None, None, None
 
 
 class Graph(nn.Module):
@@ -52,6 +60,7 @@ class Graph(nn.Module):
             self.register_buffer(name, value, persistent=False)  # the data makes it anew
         ones = torch.ones(len(ends), dtype=torch.float64)
         self.register_buffer("weights", self.normalised(ones).float(), persistent=False)
+        self._cut: Any = None
 
     @property
     def num_edges(self) -> int:
@@ -67,4 +76,16 @@ class Graph(nn.Module):
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Every node's weighted sum of its neighbours: [nodes, d] -> [nodes, d]."""
         weights = self.weights if weights is None else weights
-        return _Spread.apply(x, self.starts, self.neighbours, weights)
+        return _Spread.apply(x, self.starts, self.neighbours, weights, self._pieces(x))
+
+    def _pieces(self, x: Tensor) -> Any:
+        """What the kernels need of the graph, where there are any; made once."""
+        if not x.is_cuda or x.dtype != torch.float32:
+            return None
+        if self._cut is None:
+            try:
+                from shoal.models.nn import triton_spread
+            except ImportError:  # torch without Triton
+                return None
+            self._cut = triton_spread.Pieces.of(self.starts)
+        return self._cut

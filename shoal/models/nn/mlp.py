@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
@@ -72,9 +73,19 @@ class _Activated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         x, weight, out = ctx.saved_tensors
-        grad = torch.ops.aten.threshold_backward(grads[0], out, 0)
+        grad, of_bias = relu_backward(grads[0], out)
         back = grad @ weight if ctx.needs_input_grad[0] else None
-        return back, grad.t() @ x, grad.sum(0)
+        return back, grad.t() @ x, of_bias
+
+
+def relu_backward(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients [n, width] where out [n, width] is above 0, and their sums [width]."""
+    if out.is_cuda and find_spec("triton") is not None:
+        from shoal.models.nn import triton_relu
+
+        return triton_relu.relu_backward(grad, out)
+    grad = torch.ops.aten.threshold_backward(grad, out, 0)
+    return grad, grad.sum(0)
 
 
 class Tower(nn.Module):

@@ -8,9 +8,11 @@ import math
 import os
 import signal
 import sys
+from typing import Any
 
 import torch
 
+from shoal.config.tiers import TiersSection
 from shoal.ps.keys import Keys
 from shoal.ps.memory import keep_freed_memory
 from shoal.ps.server.server import Server
@@ -29,6 +31,7 @@ def run_server(
     folder: str | None = None,
     plain: bool = False,
     journal: bool = False,
+    tiers: TiersSection | None = None,
 ) -> int:
     """Serve from this process, which does nothing else, until the workers are done.
 
@@ -36,7 +39,8 @@ def run_server(
     """
     torch.set_num_threads(threads)
     keep_freed_memory()
-    server = Server(bind, index, keys, timeout, threads, patience, folder, plain, journal=journal)
+    how: Any = {"journal": journal, "tiers": tiers}
+    server = Server(bind, index, keys, timeout, threads, patience, folder, plain, **how)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     if announce is not None:
         with open(announce + ".new", "w") as file:

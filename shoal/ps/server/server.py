@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 
+from shoal.config.tiers import TiersSection
 from shoal.ps.keys import Keys
 from shoal.ps.server.answers import Answers, Request
 from shoal.ps.server.listening import listen
@@ -68,6 +69,7 @@ class Server:
         plain: bool = False,
         memory: int | None = None,
         journal: bool = False,
+        tiers: TiersSection | None = None,
     ):
         """bind: see address.py.
 
@@ -76,8 +78,9 @@ class Server:
         plain: listen beyond this host without keys
         memory: bytes that a model may take before any row has come; half of the host's
         journal: write down what changes it; started again, it goes on where it was
+        tiers: what rows may take of host memory, and the folder of the others; None: no limit
         """
-        self.index, self.threads = index, threads
+        self.index, self.threads, self.tiers = index, threads, tiers
         self.folder = None if folder is None else Path(folder)
         self.memory = _half_of_memory() if memory is None else memory
         self.patience, self._heard = patience, time.monotonic()
@@ -254,7 +257,7 @@ class Server:
                     f"{self.memory / 2**30:.1f}, half of its host's memory: use more servers"
                 )
             try:
-                self.state = State(spec, self.index, self.threads)
+                self.state = State(spec, self.index, self.threads, self.tiers)
             except (ValueError, RuntimeError, MemoryError) as error:
                 raise WireError(f"server {self.index} cannot hold this model: {error}") from None
             write_down = self.recovery.write_down

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from shoal.config.tiers import TiersSection
 from shoal.embedding.leaves.admission import admission_of, tend
 from shoal.embedding.leaves.leaf import Leaf
-from shoal.embedding.leaves.local import make_local, push_all
+from shoal.embedding.leaves.local import make_leaves, make_local, push_all
 from shoal.embedding.optim.dense import dense_step, make_optimizer, restore_state, state_tensors
 from shoal.ps.spec import Spec
 from shoal.ps.wire import COMPRESSED, MOST_IDS, WireError, receive_rows
@@ -35,8 +36,14 @@ class Push:
 class State:
     """One server's share of a model."""
 
-    def __init__(self, spec: Spec, index: int, threads: int | None = None):
-        self.spec, self.index, self.threads = spec, index, threads
+    def __init__(
+        self,
+        spec: Spec,
+        index: int,
+        threads: int | None = None,
+        tiers: TiersSection | None = None,
+    ):
+        self.spec, self.index, self.threads, self.tiers = spec, index, threads, tiers
         self.counted = spec.counted
         self.rewritten = False  # rows were dropped or counts faded since the last save
         self.stores = self.make_stores()
@@ -54,6 +61,15 @@ class State:
     def make_stores(self) -> list[Leaf]:
         """A store for each table, in which nothing was taught yet."""
         spec = self.spec
+        if self.tiers is not None:
+            made = make_leaves(
+                {one.name: one.table() for one in spec.tables},
+                {one.name: spec.row_optimizer_of(one.name) for one in spec.tables},
+                spec.seed,
+                admissions={one.name: admission_of(one.rules) for one in spec.tables},
+                tiers=self.tiers,
+            )
+            return list(made.values())
         return [
             make_local(
                 one.table(),

@@ -26,6 +26,7 @@ from shoal.data.batch import Batch, Jagged
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.leaves.local import begin_all
 from shoal.embedding.optim.recorded import count_step, make_recordable, recorded_step
+from shoal.embedding.store import Every, Ids
 from shoal.models.base import Model
 from shoal.training.strategy.single import Single
 from shoal.world.world import World
@@ -57,6 +58,7 @@ class Graphed(Single):
         super().setup(model, optimizer, seed, clip_grad_norm, **how)
         found = [self.rows.leaf(name) for name in self.tables]
         self._leaves: list[Leaf] = [leaf for leaf in found if leaf is not None]
+        self._far = {leaf.table.name: leaf for leaf in self._leaves if leaf.far}
         why = self._why_not()
         self.records = why is None
         if why is not None:
@@ -116,6 +118,8 @@ class Graphed(Single):
             return super().train_parts([part.to(self.world.device) for part in parts], lr)
         asks = self.model.kind == "sequential" and self.model.steady
         batch = pad(ask(parts[0]) if asks else parts[0])
+        if self._far and any(isinstance(ids, Every) for ids in self._far_ids(batch)):
+            return super().train_parts([batch.to(self.world.device)], lr)  # too many to bring
         shape = tuple((key, tuple(x.shape), x.dtype) for key, x in tensors(batch).items())
         found = self._recorded.get(shape)
         if found is None and (shape not in self._seen or len(self._recorded) == SHAPES):
@@ -124,13 +128,21 @@ class Graphed(Single):
         if found is None:
             found = self._recorded[shape] = Recorded(batch, self.world.device, self._copies)
             found.feed(batch)
-            with torch.cuda.graph(found.graph, pool=self._pool):
+            # A thread that makes the next batches may pin their memory meanwhile.
+            with torch.cuda.graph(found.graph, self._pool, capture_error_mode="thread_local"):
                 self._loss.copy_(super().train_parts([found.batch], lr))
         else:
             found.feed(batch)
         begin_all(self._leaves, lr)
+        for name, leaf in self._far.items():
+            leaf.bring([ids for ids in self._far_ids(found.batch, name) if isinstance(ids, Tensor)])
         found.graph.replay()
         return self._loss.clone()
+
+    def _far_ids(self, batch: Batch, name: str | None = None) -> list[Ids]:
+        """Ids of a table whose rows may be in host memory, or of all those tables."""
+        names = self._far if name is None else {name}
+        return [one.ids for one in self.lookups(batch) if one.table in names]
 
     def _check_memory(self) -> None:
         """Forget what was recorded before a checkpoint brought other tensors."""
@@ -240,8 +252,8 @@ def pad(batch: Batch) -> Batch:
 
 
 def padded_length(count: int) -> int:
-    """The next multiple of 32, or of 128 where there are many."""
-    step = 32 if count <= 256 else 128
+    """The next multiple of 32, or of 128 where there are many; of 16ths where there are more."""
+    step = 32 if count <= 256 else max(128, 1 << (count.bit_length() - 5))
     return max(step, -(-count // step) * step)
 
 
