@@ -96,10 +96,14 @@ class ReplicatedRows(LocalRows):
     # ---- tables of which each rank updates a stripe ---------------------------------------------
 
     def read_whole(self, names: Sequence[str]) -> None:
-        found = fusable_on_cpu(*[self.leaves[name] for name in names][:2])
-        if self.world.size == 1 or found is None or found[0].kernels is not None:
+        size, leaves = self.world.size, [self.leaves[name] for name in names]
+        rows = leaves[0].table.rows or 0
+        if size == 1 or rows < size or rows * leaves[0].table.dim < STRIPED:
             return
-        if found[0].values.numel() < STRIPED or len(found[0]) < self.world.size:
+        found = fusable_on_cpu(*leaves[:2])
+        able = found is not None and found[0].kernels is None
+        votes = self.world.all_reduce(torch.tensor([float(able)], device=self.device))
+        if found is None or float(votes) < size:  # a rank may run on a machine that cannot
             return
         for name, leaf in zip(names, found):
             assert leaf is not None
