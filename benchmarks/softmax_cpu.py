@@ -58,7 +58,7 @@ def main() -> None:
                 for pair in ((torch_, pieces), (torch_, fused), (pieces, fused))
             )
             times = " | ".join(f"{1e3 * statistics.median(x):.1f}" for x in (torch_, pieces, fused))
-            takes = "one pass" if native.worth_it(n, dim) else "pieces"
+            takes = "one pass" if native.worth_it(n, dim, k) else "pieces"
             print(f"| {name} | {n} | {k:,} | {dim} | {threads} | {times} | {ratios} | {takes} |")
 
 
@@ -88,11 +88,11 @@ def steps_of(n: int, k: int, dim: int) -> list[Callable[[], None]]:
             rows.apply(rows.collect(), LR)
 
         def forced() -> None:
-            rule, native.MOST = native.MOST, 1 << 62
+            rules, native.MOST, native.HELD = (native.MOST, native.HELD), 1 << 62, 1 << 62
             try:
                 step()
             finally:
-                native.MOST = rule
+                native.MOST, native.HELD = rules
 
         return forced if one_pass else step
 

@@ -7,9 +7,13 @@ import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
+
+# Modules with libraries of their own that come in with the schema of a config.
+LIBRARIES = ("pydantic_core", "yaml", "binascii", "contextvars", "hashlib", "random", "zoneinfo")
 
 
 def begin() -> None:
@@ -31,12 +35,15 @@ def importing() -> Iterator[None]:
 def prepare_config() -> None:
     """Let pydantic make what validates a config, while torch's largest library is loaded aside.
 
-    That takes the system's loader a while, in which Python can go on: elsewhere it waits for it.
+    That takes the system's loader a while, in which Python can go on: elsewhere it waits for it. So
+    it would wherever it needs another library, and those that a config needs are loaded before.
     """
-    from shoal.config.loading import Config  # with all it imports: loading one library locks others
-
+    for name in LIBRARIES:
+        import_module(name)
     aside = Thread(target=_load_library)
     aside.start()
+    from shoal.config.loading import Config
+
     Config.model_rebuild()
     aside.join()
 

@@ -15,7 +15,7 @@ parameter servers (shoal.ps.worker.remote).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,7 +25,7 @@ from torch import Tensor
 from shoal.config.row_rules import RowRules
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.placed.placement import Layout
-from shoal.embedding.store import Ids, Store
+from shoal.embedding.store import EVERY, Ids, Store
 from shoal.world.world import World
 
 
@@ -84,6 +84,7 @@ class RowService(ABC):
         self.device = torch.device(device)  # where rows are wanted
         self.counted = {name for name, one in self.rules.items() if one.counted}
         self.batch: object | None = None  # in training now
+        self._own: dict[str, list[Tensor]] = {name: [] for name in self.stores}  # read by `own`
         self._late: list[Late] = []
 
     # ---- before the model computes --------------------------------------------------------------
@@ -111,7 +112,19 @@ class RowService(ABC):
 
         Their gradient stays here. None where rows cannot be read so.
         """
-        return None
+        leaf = self.leaf(name)
+        if leaf is None:
+            return None
+        lent = leaf.lend()
+        rows = leaf.pull(EVERY).to(self.device) if lent is None else lent.detach()
+        if learn:
+            self._own[name].append(rows.requires_grad_())
+        return rows
+
+    def _take_own(self, name: str) -> list[RowGradients]:
+        """Gradients of the rows that `own` read since the last call, each time by itself."""
+        own, self._own[name] = self._own[name], []
+        return [RowGradients(EVERY, rows.grad) for rows in own if rows.grad is not None]
 
     def leaf(self, name: str) -> Leaf | None:
         """What holds the rows that `own` reads; None: nothing here."""
@@ -121,30 +134,34 @@ class RowService(ABC):
         """Which ranks share the rows that `own` reads, and how; None: each has all, or none has."""
         return None
 
+    def read_whole(self, names: Sequence[str]) -> None:
+        """A softmax alone reads and updates these fixed tables, all of their rows in every step."""
+
     def add_late(self, late: Late) -> None:
         """Backward came by rows that are updated in `apply`."""
         self._late.append(late)
 
-    def _write_late(self, always: bool = False) -> None:
-        """Write the gradients of late updates after all, where others must be added to them."""
+    def _write_late(self, always: Collection[str] = ()) -> None:
+        """Write the gradients of late updates after all, where others must be added to them.
+
+        always: tables of which it is known already.
+        """
         tables = [name for late in self._late for name in late.tables]
         kept = []
         for late in self._late:
             alone = all(tables.count(n) == 1 and not self._has_gradients(n) for n in late.tables)
-            if alone and not always:
+            if alone and not any(name in always for name in late.tables):
                 kept.append(late)
                 continue
             for name, grads in zip(late.tables, late.gradients()):
-                self._add_own(name, grads)
+                rows = grads.detach().requires_grad_()
+                rows.grad = grads
+                self._own[name].append(rows)
         self._late = kept
 
     def _has_gradients(self, name: str) -> bool:
         """Whether rows of a table have gradients that were not collected yet."""
-        return False
-
-    def _add_own(self, name: str, grads: Tensor) -> None:
-        """Let `collect` have gradients of every row of a leaf."""
-        raise NotImplementedError  # only where `own` reads rows are there late updates
+        return any(rows.grad is not None for rows in self._own[name])
 
     # ---- after backward -------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from small import small_config
 
 import shoal.training.evaluation.evaluator
 from shoal.config.schema import Config
+from shoal.embedding.placed import replicated
 from shoal.runs.build import Parts, build
 from shoal.training.checkpoint import Checkpoints, give, read
 from shoal.training.steps import keep_hardest, one_ahead
@@ -80,6 +81,10 @@ OTHERS: dict[str, dict[str, Any]] = {  # further ways to train, each on rows by 
         "train__batch_size": 2,
         **OPTIMIZERS["adagrad"],
     },
+}
+STRIPES: dict[str, dict[str, Any]] = {  # ddp, whose output tables are updated in stripes
+    "stripes": {**MODELS["BERT4Rec"], **OPTIMIZERS["adam"]},
+    "an empty slice of stripes": OTHERS["an empty slice of a softmax"],
 }
 METRICS = {
     "BPR full": {"model": "BPR"},
@@ -214,6 +219,9 @@ def everything(world: World, cases: list[list[str]], folder: str) -> dict[str, A
         found[f"{model}, {place}, {optimizer}"] = curve(world, "sharded", **values)
     for name, values in OTHERS.items():
         found[name] = curve(world, "sharded", strategy__place="row", **values)
+    replicated.STRIPED = 0
+    for name, values in STRIPES.items():
+        found[name] = curve(world, "ddp", **values)
     values = {**MODELS["SASRec BPR"], **OPTIMIZERS["adagrad"], "strategy__place": "row"}
     found["overlap off"] = curve(world, "sharded", strategy__overlap=False, **values)
     for name, values in METRICS.items():
@@ -290,9 +298,9 @@ def test_losses_equal_single_everywhere(size: int, folder: Path) -> None:
 
 
 @SIZES
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", [*OTHERS, *STRIPES])
 def test_other_ways_to_train_equal_single(size: int, name: str, folder: Path) -> None:
-    expected = curve(World(), "single", **OTHERS[name])
+    expected = curve(World(), "single", **{**OTHERS, **STRIPES}[name])
     for rank in run(size, False, folder):
         assert rank[name] == pytest.approx(expected, rel=1e-5)
 

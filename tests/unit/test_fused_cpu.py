@@ -13,7 +13,7 @@ from torch import Tensor
 from shoal.embedding.leaves.device import Device
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.softmax import full, fused_cpu, native
+from shoal.embedding.softmax import fused_cpu, native
 from shoal.embedding.softmax.fused_cpu import fusable_on_cpu
 from shoal.embedding.softmax.parallel import parallel_softmax_loss
 from shoal.embedding.table import Init, Table
@@ -257,8 +257,10 @@ def test_what_the_core_cannot_do_is_left_to_torch(why: str, given: dict) -> None
     assert fusable_on_cpu(Device(table, RowOptimizer("adam"), 3, "cpu", True), None)
 
 
-def test_more_positions_than_a_block_take_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(full, "LOGITS_BLOCK", 4 * 50)
+def test_more_positions_than_memory_may_hold_take_the_other_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(native, "HELD", 4 * 50)
     results = []
     for fused in (True, False):
         torch.manual_seed(1)
@@ -392,6 +394,7 @@ def test_an_instruction_set_that_is_not_here() -> None:
 
 
 def test_many_positions_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert native.worth_it(512, 128) and not native.worth_it(4096, 64)
+    assert native.worth_it(512, 128, 49_079) and not native.worth_it(4096, 64, 3_700)
+    assert not native.worth_it(512, 64, 100_000)
     monkeypatch.setattr(native, "WIDE", ())
-    assert not native.worth_it(26, 128)
+    assert not native.worth_it(26, 128, 49_079)

@@ -5,22 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.nn.functional import pad
+from triton_there import DEVICE, ask_for_interpreter, import_kernels
 
 from shoal.models.nn.interactions import Dots
 from shoal.models.nn.mlp import MLP, Linear, activated
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-with pytest.MonkeyPatch.context() as patch:
-    if DEVICE.type == "cpu":
-        patch.setenv("TRITON_INTERPRET", "1")
-    pytest.importorskip("triton", reason="Triton is not installed")
-    from shoal.models.nn import triton_dots, triton_relu, triton_spread
+triton_dots, triton_relu, triton_spread = (
+    import_kernels(f"shoal.models.nn.triton_{name}") for name in ("dots", "relu", "spread")
+)
 
 
 @pytest.fixture(autouse=True)
 def interpret(monkeypatch):
-    if DEVICE.type == "cpu":
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    ask_for_interpreter(monkeypatch)
 
 
 @pytest.mark.parametrize(

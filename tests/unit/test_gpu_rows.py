@@ -1,39 +1,25 @@
 """Triton kernels of rows in GPU memory against the reference leaf.
 
-On a GPU where there is one, else by Triton's interpreter, which must be asked for before Triton is
-imported; where Triton is absent the tests are skipped.
+On a GPU where there is one, else by Triton's interpreter (see triton_there.py).
 """
 
 from __future__ import annotations
 
 import pytest
 import torch
+from triton_there import DEVICE, ask_for_interpreter, import_kernels
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-with pytest.MonkeyPatch.context() as patch:
-    if DEVICE == "cpu":
-        patch.setenv("TRITON_INTERPRET", "1")
-    triton = pytest.importorskip("triton", reason="Triton is not installed")
-    from shoal.embedding.leaves import gpu_growing, gpu_index, gpu_leaf, gpu_tables
+from shoal.embedding.leaves.admission import Admission, Shrink
+from shoal.embedding.leaves.reference import Reference
+from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
+from shoal.embedding.pooling import pool_rows
+from shoal.embedding.store import EVERY
+from shoal.embedding.table import Init, Table
 
-    @triton.jit
-    def probe(numbers):
-        for _ in range(0, triton.language.load(numbers)):
-            pass
-
-    try:
-        probe[(1,)](torch.ones(1, dtype=torch.int32, device=DEVICE))
-    except triton.runtime.errors.InterpreterError as error:
-        reason = f"this Triton's interpreter fails with this NumPy: {error}"
-        pytest.skip(reason, allow_module_level=True)
-
-from shoal.embedding.leaves.admission import Admission, Shrink  # noqa: E402
-from shoal.embedding.leaves.reference import Reference  # noqa: E402
-from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer  # noqa: E402
-from shoal.embedding.pooling import pool_rows  # noqa: E402
-from shoal.embedding.store import EVERY  # noqa: E402
-from shoal.embedding.table import Init, Table  # noqa: E402
-
+gpu_growing, gpu_index, gpu_leaf, gpu_tables = (
+    import_kernels(f"shoal.embedding.leaves.{name}")
+    for name in ("gpu_growing", "gpu_index", "gpu_leaf", "gpu_tables")
+)
 DIM = 6  # not a power of two: lanes are left over
 ROWS = 50
 COUNTS = [40, 0, 110]  # ids of each table
@@ -43,8 +29,7 @@ SPREAD = 0x5DEECE66D1234567  # times an id: 64 bits, of both signs
 
 @pytest.fixture(autouse=True)
 def run_there(monkeypatch):
-    if DEVICE == "cpu":
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    ask_for_interpreter(monkeypatch)
     # Index and arena are full after a few ids, so that places collide and both must grow.
     monkeypatch.setattr(gpu_growing, "FIRST_PLACES", gpu_index.BLOCK)
     monkeypatch.setattr(gpu_growing, "FIRST_ROWS", 4)

@@ -1,6 +1,6 @@
 """Whole training steps on rows in GPU memory against rows in host memory.
 
-On a GPU where there is one, else by Triton's interpreter (see test_gpu_rows.py).
+On a GPU where there is one, else by Triton's interpreter (see triton_there.py).
 """
 
 from __future__ import annotations
@@ -8,29 +8,12 @@ from __future__ import annotations
 import pytest
 import torch
 from click_batches import global_batch, make_model
+from triton_there import DEVICE, ask_for_interpreter, import_kernels
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-with pytest.MonkeyPatch.context() as patch:
-    if DEVICE.type == "cpu":
-        patch.setenv("TRITON_INTERPRET", "1")
-    triton = pytest.importorskip("triton", reason="Triton is not installed")
-    from shoal.embedding.leaves import gpu_leaf
-
-    @triton.jit
-    def probe(numbers):
-        for _ in range(0, triton.language.load(numbers)):
-            pass
-
-    try:
-        probe[(1,)](torch.ones(1, dtype=torch.int32, device=DEVICE))
-    except triton.runtime.errors.InterpreterError as error:
-        reason = f"this Triton's interpreter fails with this NumPy: {error}"
-        pytest.skip(reason, allow_module_level=True)
-
-from shoal.config.row_rules import RowsSection  # noqa: E402
-from shoal.config.schema import OptimizerSection  # noqa: E402
-from shoal.embedding.leaves.admission import Admission  # noqa: E402
-from shoal.embedding.leaves.local import (  # noqa: E402
+from shoal.config.row_rules import RowsSection
+from shoal.config.schema import OptimizerSection
+from shoal.embedding.leaves.admission import Admission
+from shoal.embedding.leaves.local import (
     begin_all,
     lives_on_gpu,
     make_leaves,
@@ -38,21 +21,21 @@ from shoal.embedding.leaves.local import (  # noqa: E402
     pull_all,
     push_all,
 )
-from shoal.embedding.leaves.tiered import Tiered  # noqa: E402
-from shoal.embedding.optim.rows import RowOptimizer  # noqa: E402
-from shoal.embedding.placed.local import LocalRows  # noqa: E402
-from shoal.embedding.store import EVERY  # noqa: E402
-from shoal.embedding.table import Init, Table  # noqa: E402
-from shoal.training.strategy.single import Single  # noqa: E402
-from shoal.world.world import World  # noqa: E402
+from shoal.embedding.leaves.tiered import Tiered
+from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.placed.local import LocalRows
+from shoal.embedding.store import EVERY
+from shoal.embedding.table import Init, Table
+from shoal.training.strategy.single import Single
+from shoal.world.world import World
 
+gpu_leaf = import_kernels("shoal.embedding.leaves.gpu_leaf")
 slow = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
 def interpret(monkeypatch):
-    if DEVICE.type == "cpu":
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    ask_for_interpreter(monkeypatch)
 
 
 class OnGpu(Single):

@@ -14,13 +14,18 @@ from services import Alone
 from torch import Tensor
 
 from shoal.config.schema import OptimizerSection, StrategySection
+from shoal.embedding.leaves.device import Device
 from shoal.embedding.leaves.init import initial_rows
 from shoal.embedding.leaves.reference import Reference
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placed import duplicates
+from shoal.embedding.placed import duplicates, replicated
 from shoal.embedding.placed.duplicates import add_rows, distinct
+from shoal.embedding.placed.local import LocalRows
 from shoal.embedding.placed.placement import Layout, Placement
+from shoal.embedding.placed.replicated import ReplicatedRows
+from shoal.embedding.service import RowService
+from shoal.embedding.softmax.native import is_wide
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Model
@@ -154,6 +159,7 @@ def store_steps(world: World) -> dict[str, Any]:
                 "copied": copied(world, store, copy, ids_of(table, world.rank, 0)),
             }
     found["softmax"] = softmax(world)
+    found["stripes"] = stripes(world)
     found["sent"] = world.bytes_sent
     return found
 
@@ -229,6 +235,58 @@ def question(rank: int) -> tuple[Tensor, Tensor]:
     return hidden, targets
 
 
+STRIPED_STEPS = ["softmax", "softmax", "two", "looked up", "softmax", "all looked up", "softmax"]
+
+
+def stripes(world: World) -> bool:
+    """Replicas whose output table ranks update in stripes, beside one process with all positions.
+
+    Whether there were stripes.
+    """
+    replicated.STRIPED = 0
+    tables = {
+        "output": Table("output", 4, 11, Init("normal", 0.5), padding=0, whole=True),
+        "bias": Table("bias", 1, 11, Init("normal", 0.5), padding=0, whole=True),
+    }
+    sides = []
+    for among in (True, False):
+        leaves = {
+            name: Device(table, RowOptimizer("adam"), 5, "cpu", fused=True)
+            for name, table in tables.items()
+        }
+        rows = ReplicatedRows(leaves, None, world) if among else LocalRows(leaves)
+        embed = Embeddings(tables)
+        embed.attach(rows)
+        sides.append((embed.train(), rows, leaves))
+    for number, kind in enumerate(STRIPED_STEPS):
+        striped_step(*sides[0][:2], kind, [world.rank])
+        striped_step(*sides[1][:2], kind, list(range(SIZE)))
+        if number % 2 == 0:  # between the others nothing is fetched
+            sides[0][1].settle()
+            for name, leaf in sides[1][2].items():
+                found = sides[0][2][name]
+                assert found.step == leaf.step == number + 1
+                close(found.values, leaf.values)
+                for key, part in leaf.state.items():
+                    close(found.state[key], part)
+    return sides[0][1].spread("output") is not None
+
+
+def striped_step(embed: Embeddings, rows: RowService, kind: str, of: list[int]) -> None:
+    """One step by the positions of some ranks; rows are looked up after the softmax."""
+    rows.begin(object(), [], {}, 0.1)
+    for rank in of:
+        hidden, targets = question(rank)
+        for _ in range(2 if kind == "two" else 1):
+            states = hidden.clone().requires_grad_()
+            embed.full_softmax("output", states, targets, "bias", stop=10).backward()
+        if kind == "looked up":  # rank 1 looks up nothing
+            embed.rows("output", targets).square().sum().backward()
+        if kind == "all looked up":
+            embed.whole("output").square().sum().backward()
+    rows.apply(rows.collect(0.5), 0.1, 0.5)
+
+
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run_ranks(store_steps, SIZE, tmp_path_factory.mktemp("sharded"))
@@ -263,6 +321,10 @@ def test_a_sharded_store_is_one_store_of_everybodys_ids(ranks: list[dict[str, An
                     whole = torch.cat([torch.tensor(part[k]) for part in rows])
                     close(whole, torch.cat([h[k] for h in held]))
     assert checked == SIZE * (5 + 5 + 3)
+
+
+def test_stripes_are_updated_as_one_process_does(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["stripes"] for rank in ranks] == [is_wide()] * SIZE
 
 
 def close(found: Any, expected: Any) -> None:

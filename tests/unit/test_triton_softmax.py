@@ -1,47 +1,28 @@
 """Triton kernels of rows against float64 arithmetic and torch.optim.
 
-On a GPU where there is one, else by Triton's interpreter, which must be asked for before Triton is
-imported; where Triton is absent the tests are skipped.
+On a GPU where there is one, else by Triton's interpreter (see triton_there.py).
 """
 
 from __future__ import annotations
 
 import pytest
 import torch
+from services import attach
+from triton_there import DEVICE, ask_for_interpreter, import_kernels
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-with pytest.MonkeyPatch.context() as patch:
-    if DEVICE == "cpu":
-        patch.setenv("TRITON_INTERPRET", "1")
-    triton = pytest.importorskip("triton", reason="Triton is not installed")
-    from shoal.embedding.softmax import triton_softmax
+from shoal.embedding.leaves.device import Device
+from shoal.embedding.module import Embeddings
+from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.softmax.fused import fusable
+from shoal.embedding.table import Init, Table
 
-    @triton.jit
-    def probe(numbers):
-        for _ in range(0, triton.language.load(numbers)):
-            pass
-
-    try:
-        probe[(1,)](torch.ones(1, dtype=torch.int32, device=DEVICE))
-    except triton.runtime.errors.InterpreterError as error:
-        reason = f"this Triton's interpreter fails with this NumPy: {error}"
-        pytest.skip(reason, allow_module_level=True)
-
-from services import attach  # noqa: E402
-
-from shoal.embedding.leaves.device import Device  # noqa: E402
-from shoal.embedding.module import Embeddings  # noqa: E402
-from shoal.embedding.optim.rows import RowOptimizer  # noqa: E402
-from shoal.embedding.softmax.fused import fusable  # noqa: E402
-from shoal.embedding.table import Init, Table  # noqa: E402
-
+triton_softmax = import_kernels("shoal.embedding.softmax.triton_softmax")
 SHAPES = {"POSITIONS": 16, "ROWS": 16}
 
 
 @pytest.fixture(autouse=True)
 def run_there(monkeypatch):
-    if DEVICE == "cpu":
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    ask_for_interpreter(monkeypatch)
     with torch.device(DEVICE):
         yield
 

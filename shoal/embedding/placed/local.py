@@ -13,7 +13,7 @@ from shoal.embedding.leaves.admission import tend
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.leaves.local import pull_all, push_all
 from shoal.embedding.service import Gradients, Labels, Lookup, RowGradients, RowService
-from shoal.embedding.store import EVERY, Every, Ids
+from shoal.embedding.store import Every, Ids
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,16 @@ class Pulled:
     rows: Tensor
     clicks: Tensor | None = None  # labels of the ids' samples, where they are known
 
-    @classmethod
-    def with_grads(cls, grads: Tensor) -> Pulled:
-        """Every row of a leaf, whose gradients [k, dim] are known already."""
-        rows = grads.detach().requires_grad_()
-        rows.grad = grads
-        return cls(EVERY, rows)
-
-    @property
-    def grads(self) -> Tensor:
-        """[n, dim]"""
+    def gradients(self, counted: bool) -> RowGradients:
+        """What backward left; where ids are counted, with how often each was shown and clicked."""
         assert self.rows.grad is not None
-        return self.rows.grad.view(-1, self.rows.shape[-1])
+        grads = self.rows.grad.view(-1, self.rows.shape[-1])
+        counts = None
+        if counted:
+            shown = torch.ones(len(grads))
+            clicks = torch.zeros_like(shown) if self.clicks is None else self.clicks
+            counts = torch.stack([shown, clicks], 1)
+        return RowGradients(self.ids, grads, counts)
 
 
 class LocalRows(RowService):
@@ -80,25 +78,20 @@ class LocalRows(RowService):
             result.append(rows)
         return result
 
-    def own(self, name: str, learn: bool) -> Tensor | None:
-        lent = self.leaves[name].lend()
-        if lent is None:
-            return self.pull([Lookup(name, EVERY)], learn)[0]
-        rows = lent.detach()
-        if learn:
-            self._pulled[name].append(Pulled(EVERY, rows.requires_grad_()))
-        return rows
-
-    def leaf(self, name: str) -> Leaf | None:
+    def leaf(self, name: str) -> Leaf:
         return self.leaves[name]
 
     def collect(self, scale: float = 1.0, notes: float = 0.0) -> Gradients:
-        gradients = self._take(write_all=False)
-        return {name: one.scaled(scale) for name, one in gradients.items()}
+        self._write_late()
+        gradients, self._labels = {}, {}
+        for name, leaf in self.leaves.items():
+            parts = self._take_own(name) + self._take_pulled(name)
+            gradients[name] = join(parts, leaf.table.dim, name in self.counted).scaled(scale)
+        return gradients
 
     def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
         push_all(
-            [self.leaves[name] for name in gradients],
+            [self.leaf(name) for name in gradients],
             [(one.ids, one.grads) for one in gradients.values()],
             lr,
             [one.counts for one in gradients.values()],
@@ -109,26 +102,19 @@ class LocalRows(RowService):
             late.step(lr, scale)
         self._late = []
 
-    def _take(self, write_all: bool) -> Gradients:
-        """This process's gradients since the last call; forgets them."""
-        self._write_late(write_all)
-        gradients: Gradients = {}
-        for name, pulled in self._pulled.items():
-            parts = [one for one in pulled if one.rows.grad is not None]
-            gradients[name] = _join(parts, self.leaves[name].table.dim, name in self.counted)
-            pulled.clear()
-        self._labels = {}
-        return gradients
+    def _take_pulled(self, name: str) -> list[RowGradients]:
+        """Gradients of this process's lookups since the last call, one by one."""
+        pulled, self._pulled[name] = self._pulled[name], []
+        counted = name in self.counted
+        return [one.gradients(counted) for one in pulled if one.rows.grad is not None]
 
     def _has_gradients(self, name: str) -> bool:
-        return any(one.rows.grad is not None for one in self._pulled[name])
-
-    def _add_own(self, name: str, grads: Tensor) -> None:
-        self._pulled[name].append(Pulled.with_grads(grads))
+        pulled = any(one.rows.grad is not None for one in self._pulled[name])
+        return pulled or super()._has_gradients(name)
 
 
-def _join(parts: list[Pulled], dim: int, counted: bool) -> RowGradients:
-    """The gradients of one table's lookups, one after the other."""
+def join(parts: list[RowGradients], dim: int, counted: bool) -> RowGradients:
+    """Gradients of one table's rows from several lookups, one after the other."""
     whole = [one for one in parts if isinstance(one.ids, Every)]
     if whole:  # the others are added to it, in place
         total = whole[0].grads
@@ -137,18 +123,14 @@ def _join(parts: list[Pulled], dim: int, counted: bool) -> RowGradients:
                 total = total if one is whole[0] else total.add_(one.grads)
             else:
                 total.index_add_(0, one.ids.to(total.device), one.grads)
-        return RowGradients(EVERY, total)
+        return whole[0]
     if not parts:
         counts = torch.empty(0, 2) if counted else None
         return RowGradients(torch.empty(0, dtype=torch.int64), torch.empty(0, dim), counts)
-    counts = None
-    ids = [one.ids for one in parts if not isinstance(one.ids, Every)]
-    if counted:
-        clicks = [torch.zeros(len(k)) if p.clicks is None else p.clicks for k, p in zip(ids, parts)]
-        flat = torch.cat(clicks)
-        counts = torch.stack([torch.ones_like(flat), flat], 1)
     if len(parts) == 1:
-        return RowGradients(ids[0], parts[0].grads, counts)
+        return parts[0]
+    ids = [one.ids for one in parts if not isinstance(one.ids, Every)]
+    counts = torch.cat([one.counts for one in parts if one.counts is not None]) if counted else None
     return RowGradients(torch.cat(ids), _end_to_end([one.grads for one in parts]), counts)
 
 

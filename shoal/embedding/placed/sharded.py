@@ -17,13 +17,12 @@ from torch import Tensor
 from shoal.config.row_rules import RowRules
 from shoal.embedding.leaves.admission import tend
 from shoal.embedding.leaves.leaf import Leaf
-from shoal.embedding.placed.local import Pulled
 from shoal.embedding.placed.placement import Layout
 from shoal.embedding.placed.route import Part, Route, pack, unpack
 from shoal.embedding.placed.routed import RoutedRows, T
 from shoal.embedding.placed.sharded_table import ShardedTable
 from shoal.embedding.service import Gradients, Lookup, RowGradients, sum_squares
-from shoal.embedding.store import EVERY, Every
+from shoal.embedding.store import Every
 from shoal.world.world import World
 
 
@@ -38,7 +37,6 @@ class SpreadRows(RoutedRows[T]):
     ):
         super().__init__(tables, rules, world.device)
         self.world, self.tables = world, dict(tables)
-        self._own: dict[str, list[Pulled]] = {name: [] for name in self.tables}
 
     def _everywhere(self, missing: bool) -> bool:
         vote = torch.tensor([float(missing)], device=self.device)
@@ -77,21 +75,14 @@ class SpreadRows(RoutedRows[T]):
     def own(self, name: str, learn: bool) -> Tensor | None:
         if self.spread(name) is None:
             return None
-        leaf = self.tables[name].leaf
-        if leaf is None:
+        rows = super().own(name, learn)
+        if rows is None:  # this rank has none
             return torch.empty(0, self.tables[name].table.dim, device=self.device)
-        lent = leaf.lend()
-        rows = leaf.pull(EVERY).to(self.device) if lent is None else lent.detach()
-        if learn:
-            self._own[name].append(Pulled(EVERY, rows.requires_grad_()))
         return rows
 
     def _has_gradients(self, name: str) -> bool:
-        own = any(one.rows.grad is not None for one in self._own[name])
-        return own or any(name in trip.parts for trip in self._pending)
-
-    def _add_own(self, name: str, grads: Tensor) -> None:
-        self._own[name].append(Pulled.with_grads(grads))
+        on_their_way = any(name in trip.parts for trip in self._pending)
+        return on_their_way or super()._has_gradients(name)
 
 
 class ShardedRows(SpreadRows[Route]):
@@ -132,10 +123,10 @@ class ShardedRows(SpreadRows[Route]):
             if number in used:
                 one = replace(one, ids=part.theirs[used[number]], grads=grads[used[number]])
             gathered[part.layout.table.name].append(one)
-        for name, own in self._own.items():
-            gathered[name] += [RowGradients(p.ids, p.grads) for p in own if p.rows.grad is not None]
-            own.clear()
-        return {name: self._joined(name, some, scale) for name, some in gathered.items()}
+        return {
+            name: self._joined(name, some + self._take_own(name), scale)
+            for name, some in gathered.items()
+        }
 
     def _joined(self, name: str, some: list[RowGradients], scale: float) -> RowGradients:
         """One table's gradients from several trips, and of rows that were read where they lie."""

@@ -297,8 +297,7 @@ class TorchRecRows(SpreadRows[TorchRecTrip]):
             first = table.layout.bounds[self.world.rank]
             found += [
                 (table.keys(one.ids).to(self.device) + first, one.grads)
-                for one in self._own[name]
-                if one.rows.grad is not None
+                for one in self._take_own(name)
             ]
             nothing = torch.empty(0, dtype=torch.int64, device=self.device)
             lookups.append(Lookup(name, torch.cat([nothing, *(ids for ids, _ in found)])))

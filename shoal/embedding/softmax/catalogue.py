@@ -42,6 +42,8 @@ class Catalogue:
         self.service, self.table, self.bias, self.rows = service, table, bias, table.rows
         names = {table.name} if bias is None else {table.name, bias.name}
         self._alone = not names & shared
+        if self._alone:
+            service.read_whole([table.name] if bias is None else [table.name, bias.name])
         self._candidates: dict[int, tuple[Tensor, Tensor]] = {}  # by `stop`, see _places
 
     def loss(self, hidden: Tensor, targets: Tensor, stop: int | None, learn: bool) -> Tensor:

@@ -33,12 +33,12 @@ def full_softmax_loss(
     Item 0 is padding: never a candidate, and a position whose target it is does not count. Items
     from `stop` on are no candidates either. `bias` [items] is added to the logits.
     Logits exist for `block` of the n positions at a time (None: as many as make 64 MiB), so memory
-    never holds n x items. `fused` (a CoreSoftmax over the same rows) keeps those of one block, and
-    the gradients of items and bias to itself.
+    never holds n x items. `fused` (a CoreSoftmax over the same rows), where it is worth it, keeps
+    those of all positions, and the gradients of items and bias to itself.
     """
     if block is None:
         block = block_size(items.shape[0], items.device)
-    if len(hidden) > block or not worth_it(*hidden.shape):
+    if not worth_it(len(hidden), items.shape[1], items.shape[0]):
         fused = None
     return _FullSoftmax.apply(hidden, items, targets, bias, block, stop or items.shape[0], fused)
 

@@ -18,7 +18,9 @@ from shoal.embedding.softmax.native import _core, is_wide
 OPTIMIZERS = ("sgd", "adagrad", "adam", "adamw")
 
 
-def fusable_on_cpu(rows: Leaf | None, bias: Leaf | None) -> tuple[Device, Device | None] | None:
+def fusable_on_cpu(
+    rows: Leaf | None, bias: Leaf | None = None
+) -> tuple[Device, Device | None] | None:
     """Both leaves, where the core can update them in the step of a softmax, and is worth it."""
     if not isinstance(rows, Device) or not (bias is None or isinstance(bias, Device)):
         return None

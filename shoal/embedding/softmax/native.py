@@ -16,16 +16,22 @@ HAS_SOFTMAX = hasattr(_core, "use_instruction_set")
 WIDE = ("neon", "avx2", "avx512")  # SSE2, of x86 before 2013, was slower than torch in everything
 FEW = 64  # positions; with more torch's product is as fast on ARM, and it is on x86 with any number
 MOST = 1 << 16  # floats of states that the one pass holds in the second cache, and as many sums
+HELD = 1 << 25  # exponentials that it may hold from forward to the step: 128 MiB
 
 
-def worth_it(positions: int, dim: int) -> bool:
+def worth_it(positions: int, dim: int, rows: int) -> bool:
     """Whether one pass of the core over all rows (fused_cpu.py) beats torch's products.
 
     It saves writing and reading the gradient of the table, which costs the same whatever the number
     of positions; its products are as fast as torch's while states and sums of all positions stay in
-    the second cache. The number of rows does not matter: both read them as often.
+    the second cache. Threads share the rows, and change nothing in that.
     """
-    return is_wide() and positions * dim <= MOST
+    return is_wide() and in_one_pass(positions, dim, rows)
+
+
+def in_one_pass(positions: int, dim: int, rows: int) -> bool:
+    """Whether so many positions are few enough for it; the same on every machine."""
+    return positions * dim <= MOST and positions * rows <= HELD
 
 
 def is_wide() -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shoal.embedding.softmax.full import SoftmaxGradients, block_size, take_made
 from shoal.embedding.softmax.fused_cpu import CoreSoftmax
-from shoal.embedding.softmax.native import exponentials_, logits_of, worth_it
+from shoal.embedding.softmax.native import exponentials_, in_one_pass, logits_of, worth_it
 from shoal.world.world import World
 
 
@@ -36,7 +36,7 @@ def parallel_softmax_loss(
     rows [k, d] and bias [k] are this rank's; place maps any target to its place among them, -1
     where another rank has it; others [m] are places that are no candidates. `largest` is the most
     rows that any rank has. Every rank must weigh its loss alike, since gradients of rows come from
-    everybody's positions. `fused` is used where all positions make one block.
+    everybody's positions. `fused` is used where it is worth it.
     """
     return _ParallelSoftmax.apply(hidden, rows, bias, targets, place, others, world, largest, fused)
 
@@ -64,7 +64,10 @@ class _ParallelSoftmax(torch.autograd.Function):
         some_here = len(rows) > len(others)
         block = block_size(max(1, largest), rows.device)
         made: SoftmaxGradients | CoreSoftmax | None = None
-        if len(states) > block or not worth_it(*states.shape):
+        # The same on every rank, with the core or without.
+        if in_one_pass(len(states), rows.shape[1], largest):
+            block = max(1, len(states))
+        if not worth_it(len(states), rows.shape[1], largest):
             fused = None
         if any(ctx.needs_input_grad):
             made = fused or SoftmaxGradients(states, rows, bias, empty=not some_here)
