@@ -27,7 +27,7 @@ from shoal.launch.hosts import LaunchError
 from shoal.launch.launched import HANG_TIMEOUT
 from shoal.launch.watch import Hang, Watch, signs_of
 from shoal.training.run_folder import RunFolder
-from shoal.world.beat import FOLDER
+from shoal.world.beat import FOLDER, look
 
 START_SECONDS = 60.0  # at least, for a server to listen; else launch.join_timeout
 PATIENCE = 5.0  # join_timeouts: hosts start one after the other, and servers may be the first
@@ -72,6 +72,7 @@ class Servers:
         return RunFolder(config.run.output).checkpoints.absolute()
 
     def __enter__(self) -> Servers:
+        self._hangs.start()
         try:
             for number in range(len(self.binds)):
                 self._processes.append(self._start(number))
@@ -80,14 +81,19 @@ class Servers:
             self._end()
             raise
         threading.Thread(target=self._watch, name="watch servers", daemon=True).start()
-        self._hangs.start()
         return self
 
     def _new_watch(self) -> Watch:
-        return Watch(self._hang_timeout, self._beat_files)
+        return Watch(self._hang_timeout, self._beat_files, starting=self._starting)
 
     def _beat_files(self) -> dict[str, Path]:
         return {one.name: one for one in self._beats.iterdir() if not one.suffix}
+
+    def _starting(self) -> list[int]:
+        """Servers that do not beat yet."""
+        beats = map(look, self._beat_files().values())
+        known = {beat.pid for beat in beats if beat is not None}
+        return [one.pid for one in self._processes if one.pid not in known and one.poll() is None]
 
     def are_alive(self) -> bool:
         """Whether none has failed."""
