@@ -137,8 +137,9 @@ def hit(trial: Trial, command: Command, folder: Path, steps: int) -> int | None:
     while command.process.poll() is None and time.monotonic() < deadline:
         pid = find(trial.victim, command)
         if pid is not None:
-            os.kill(pid, trial.signal)
-            return pid
+            with suppress(ProcessLookupError):  # it has ended just now
+                os.kill(pid, trial.signal)
+                return pid
         time.sleep(0.01)
     return None
 
@@ -181,7 +182,10 @@ def find(victim: str, command: Command) -> int | None:
     if kind == "rank":
         return command.ranks().get(int(number))
     for pid, _, parent in processes():
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        except OSError:  # likewise
+            continue
         if parent == command.process.pid and "serve" in words and f"--index={number}" in words:
             return pid
     return None

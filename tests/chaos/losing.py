@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from commands import SHOAL, Command, errors
@@ -129,7 +130,8 @@ def bring_itself_back(trial: Trial, place: Path, reference: Reference) -> Proble
     fell = wait_for_moment(trial, command, folder, reference.steps)
     ranks, rank = command.ranks(), int(1000 * trial.part) % trial.shape.workers
     if rank in ranks:
-        os.kill(ranks[rank], trial.signal)
+        with suppress(ProcessLookupError):  # it has ended just now
+            os.kill(ranks[rank], trial.signal)
     status = ended(command)
     if status != 0:
         return [f"it ended with status {status}; see {command.file}"]

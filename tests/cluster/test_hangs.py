@@ -35,8 +35,8 @@ def start(config: Path, folder: Path, strategy: str) -> Command:
     return command
 
 
-def server_of(command: Command) -> int:
-    """The process number of the server."""
+def find_server(command: Command) -> int | None:
+    """The process number of the server, once it is there."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -46,7 +46,14 @@ def server_of(command: Command) -> int:
                 continue
             if b"serve" in words and int(parent) == command.process.pid:
                 return int(entry.name)
-    raise AssertionError("there is no server")
+    return None
+
+
+def server_of(command: Command) -> int:
+    """The process number of the server."""
+    found = find_server(command)
+    assert found is not None, "there is no server"
+    return found
 
 
 @pytest.mark.parametrize(
@@ -67,6 +74,19 @@ def test_one_that_is_stopped_is_named(
     assert SECONDS <= int(seconds) < 3 * SECONDS
     assert not any(is_alive(one) for one in ranks.values())
     assert not list((tmp_path / "tmp").glob("shoal-*"))
+
+
+@pytest.mark.parametrize("victim", ["rank 0", "server 0"])
+def test_one_that_is_stopped_at_its_start(endless: Path, tmp_path: Path, victim: str) -> None:
+    words = ("launch", "--worker_num=1", "--server_num=1", endless, "--output", tmp_path / "run")
+    command = shoal(*words, cwd=tmp_path)
+    find = {"rank 0": lambda: command.ranks().get(0), "server 0": lambda: find_server(command)}
+    pid = command.until("a process", find[victim])
+    os.kill(pid, signal.SIGSTOP)
+    assert command.wait() == 2, command.output
+    (message,) = errors(command.output)
+    assert f"{victim} on host" in message and f"pid {pid}" in message
+    assert "was stopped" in message and "at its start" in message
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
