@@ -66,6 +66,7 @@ class Peak:
     def _look(self) -> None:
         while not self._over.wait(0.02):
             self.highest = max(self.highest, resident())
+        self.spent = time.thread_time()  # of processor time, which no checkpoint costs
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
@@ -123,6 +124,7 @@ class Case:
             if self.checkpoints is not None:  # the writer's last work belongs to these steps
                 self.checkpoints.wait()
             all_of_us = time.process_time() - all_of_us
+        all_of_us -= peak.spent
         self.training.append(mine / steps)
         self.in_saves.append(saving / steps)
         self.besides.append((all_of_us - mine) / steps)
