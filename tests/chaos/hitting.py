@@ -30,7 +30,7 @@ EPOCHS = 6
 MORE = {
     "launch.hang_timeout": HANG_SECONDS,
     # Two runs begin at once on a few cores, and who starves is not to be called silent.
-    "launch.join_timeout": 60.0,
+    "launch.join_timeout": 120.0,
     "strategy.ps.timeout": 30.0,
     "train.epochs": EPOCHS,
     "train.eval_every": 2,
