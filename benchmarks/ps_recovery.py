@@ -1,9 +1,9 @@
 """What a killed server costs: it alone comes back, or the whole run; and what its journal costs.
 
-    python benchmarks/ps_recovery.py [--kills 5] [--seconds 6] [--repeats 3]
+    python benchmarks/ps_recovery.py [--kills 5] [--seconds 3] [--repeats 1]
 
-One epoch of NeuMF on planted data with two workers and two servers (sync), 400 steps, a checkpoint
-every 100. Server 1 is killed so often, evenly over the epoch: with `strategy.ps.journal` it is
+One epoch of NeuMF on planted data with two workers and two servers (sync), 1000 steps, a checkpoint
+every 50. Server 1 is killed so often, evenly over the epoch: with `strategy.ps.journal` it is
 started again and workers wait, with `launch.max_restarts` everything begins again from the last
 checkpoint.
 Seconds lost per kill: of the whole command, beyond the same command without kills. Then what the
@@ -30,13 +30,13 @@ from typing import Any
 import torch
 from ps_dnn import IDS, SHAPES, make_batches, measure
 
-EVERY = 100  # steps between checkpoints
+EVERY = 50  # steps between checkpoints
 CONFIG = {
     "model": "NeuMF",
     "data.name": "planted",
     "data.planted.users": 2000,
     "data.planted.items": 1000,
-    "data.planted.interactions": 16_000,
+    "data.planted.interactions": 40_000,
     "train.epochs": 1,
     "train.batch_size": 32,
     "checkpoint.every_steps": EVERY,
@@ -74,35 +74,36 @@ def newest(folder: Path) -> int:
     return max(steps, default=0)
 
 
-def run(config: Path, folder: Path, more: dict[str, Any], kills: int, last: int) -> float:
-    """Seconds of a command in which a server is killed so often."""
+def run(
+    config: Path, folder: Path, more: dict[str, Any], kills: int, last: int
+) -> tuple[float, int]:
+    """Seconds of a command in which a server is killed so often; how often it came to that."""
     words = ["launch", "--worker_num=2", "--server_num=2", "-m", str(config)]
     words += [f"--{key}={json.dumps(value)}" for key, value in more.items()]
-    begun = time.perf_counter()
+    begun, killed = time.perf_counter(), 0
     with open(folder.with_suffix(".txt"), "w") as out:
         command = [sys.executable, "-m", "shoal", *words, "--output", str(folder)]
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
         for number in range(1, kills + 1):
-            place = last * number // (kills + 1) // EVERY * EVERY
+            place = last * number // (kills + 1)
             while process.poll() is None and newest(folder) < place:
                 time.sleep(0.02)
-            while process.poll() is None and (pid := server(process.pid, 1)) is None:
-                time.sleep(0.02)
-            time.sleep(0.5)  # some steps after the checkpoint
-            if process.poll() is None and pid is not None:
+            time.sleep(0.1)  # some steps after the checkpoint
+            if process.poll() is None and (pid := server(process.pid, 1)) is not None:
                 os.kill(pid, signal.SIGKILL)
+                killed += 1
                 while server(process.pid, 1) in (pid, None) and process.poll() is None:
                     time.sleep(0.02)
         if process.wait():
             raise SystemExit(folder.with_suffix(".txt").read_text())
-    return time.perf_counter() - begun
+    return time.perf_counter() - begun, killed
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=5, help="0: none of these runs")
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each rate; 0: no rates")
-    parser.add_argument("--repeats", type=int, default=3, help="of each rate")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each rate; 0: no rates")
+    parser.add_argument("--repeats", type=int, default=1, help="of each rate")
     options = parser.parse_args()
     print(f"python benchmarks/ps_recovery.py --kills {options.kills}")
     print(f"torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores\n")
@@ -118,18 +119,18 @@ def recovered(place: Path, kills: int) -> None:
     config = place / "config.json"  # which is YAML, too
     config.write_text(json.dumps(CONFIG))
     last = int(0.8 * CONFIG["data.planted.interactions"] / CONFIG["train.batch_size"])  # type: ignore[operator]
-    seconds, metrics = {}, {}
+    seconds, killed, metrics = {}, {}, {}
     for number, (name, more) in enumerate(RUNS.items()):
         folder = place / f"run{number}"
-        seconds[name] = run(config, folder, more, kills * (number % 2), last)
-        result = json.loads((folder / "result.json").read_text())
-        metrics[name] = result["test"]
-    print(f"{'':<28}{'seconds':>9}{'lost per kill':>15}   test metrics as without kills")
+        seconds[name], killed[name] = run(config, folder, more, kills * (number % 2), last)
+        metrics[name] = json.loads((folder / "result.json").read_text())["test"]
+    print("| | seconds | kills | seconds lost per kill | test metrics |")
+    print("| --- | --- | --- | --- | --- |")
     for number, name in enumerate(RUNS):
-        lost = (seconds[name] - seconds[list(RUNS)[number - 1]]) / kills if number % 2 else None
-        same = metrics[name] == metrics["as it is"]
-        told = "" if lost is None else f"{lost:.1f}"
-        print(f"{name:<28}{seconds[name]:9.1f}{told:>15}   {'the same' if same else 'others'}")
+        beyond = seconds[name] - seconds[list(RUNS)[number - 1]]
+        lost = f"{beyond / killed[name]:.1f}" if killed[name] else "–"
+        same = "the same" if metrics[name] == metrics["as it is"] else "others"
+        print(f"| {name} | {seconds[name]:.1f} | {killed[name]} | {lost} | {same} |")
 
 
 PUSHES = 200

@@ -221,14 +221,16 @@ std::vector<int64_t> Table::sorted_ids() const {
 
 std::vector<int64_t> Table::changed_ids(uint64_t since) const {
   std::vector<int64_t> ids;
-  const auto is_new = [&](const std::vector<uint8_t>& changed, size_t row) {
-    return row < changed.size() && changed[row] != 0 && generation_base_ + changed[row] > since;
-  };
-  for (size_t row = 0; row < changed_.size(); ++row)
-    if (is_new(changed_, row)) ids.push_back(static_cast<int64_t>(row));
+  // A row is noted in the generation it last changed in: those from this one on, 0 being never.
+  const uint64_t first = since < generation_base_ ? 1 : since - generation_base_ + 1;
+  if (!grows()) {
+    for (size_t row = 0; row < changed_.size(); ++row)  // ascending as they are
+      if (changed_[row] >= first) ids.push_back(static_cast<int64_t>(row));
+    return ids;
+  }
   for (const Shard& shard : shards_)
     shard.index.each([&](int64_t id, uint32_t row) {
-      if (is_new(shard.changed, row)) ids.push_back(id);
+      if (row < shard.changed.size() && shard.changed[row] >= first) ids.push_back(id);
     });
   std::sort(ids.begin(), ids.end());
   return ids;

@@ -13,6 +13,7 @@ constexpr size_t kSlabBytes = size_t{4} << 20;
 constexpr size_t kCachedSums = size_t{1} << 19;
 constexpr size_t kBlock = Index::kMany;  // ids looked up together
 constexpr size_t kApart = 16;            // ids of a pull between what is asked of memory and its use
+constexpr size_t kFar = 32;              // rows between the one read and the one asked of memory
 
 }  // namespace
 
@@ -309,6 +310,7 @@ void Table::read(const int64_t* ids, size_t n, float* values, float* const* stat
   for (size_t i = 0; i < n; ++i) {
     if (i % kBlock == 0) find(ids + i, std::min(kBlock, n - i), records);
     const char* record = records[i % kBlock];
+    if (!grows() && i + kFar < n) prefetch_record(fixed_record(ids[i + kFar]));
     if (record == nullptr) throw std::invalid_argument("a row to be exported is not held");
     kernels().read_values(layout_, record, values + i * static_cast<size_t>(spec_.dim));
     const auto* state = reinterpret_cast<const float*>(record + layout_.state);

@@ -153,6 +153,10 @@ class Table {
     const size_t bytes = layout_.state < 512 ? layout_.state : 512;  // the hardware does the rest
     for (size_t b = 0; b < bytes; b += 64) prefetch_read(record + b);
   }
+  void prefetch_record(const char* record) const {
+    const size_t bytes = layout_.stride < 512 ? layout_.stride : 512;  // likewise
+    for (size_t b = 0; b < bytes; b += 64) prefetch_read(record + b);
+  }
   void find_or_insert(const Push& push, Scratch& s);
   uint32_t insert(Shard& shard, int64_t id, uint64_t hash);
   char* admitted_record(Shard& shard, uint32_t row, const Push& push, int64_t id, uint64_t hash,

@@ -103,11 +103,10 @@ def main() -> None:
     try:
         asked_for(sys.argv[1:2])(standalone_mode=True)
     except shoal.Interrupted as error:
-        if "SHOAL_LAUNCHER" not in os.environ:  # else our launcher says it
-            told = f"stopped by {error}; what was saved can be continued with --resume"
-            typer.secho(told, err=True)
-        ending.leave(128 + error.number)
+        ending.tell_stopped(error)
     except Exception as error:
+        if ending.raised:
+            ending.tell_stopped(ending.raised[0])
         ending.fail(error)
 
 

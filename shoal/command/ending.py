@@ -13,6 +13,8 @@ import typer
 
 import shoal
 
+raised: list[shoal.Interrupted] = []  # a library whose import it ends may make another error of it
+
 
 def print_result(result: dict[str, Any]) -> None:
     """The table at the end of a run."""
@@ -42,11 +44,17 @@ def fail(error: Exception) -> NoReturn:
     leave(1 if fault else 2)
 
 
+def tell_stopped(error: shoal.Interrupted) -> NoReturn:
+    """One line about a signal that ends the command; its launcher, if it has one, says it."""
+    if "SHOAL_LAUNCHER" not in os.environ:
+        told = f"stopped by {error}; what was saved can be continued with --resume"
+        typer.secho(told, err=True)
+    leave(128 + error.number)
+
+
 def leave(status: int) -> NoReturn:
     """End at once: a rank must not wait for peers that are gone. A checkpoint may be finished."""
-    if "shoal.training.checkpoint" in sys.modules:
-        from shoal.training.checkpoint import finish_writing
-
+    if (finish_writing := _imported("shoal.training.checkpoint", "finish_writing")) is not None:
         finish_writing(10.0)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -56,9 +64,13 @@ def leave(status: int) -> NoReturn:
 def stop(number: int, frame: FrameType | None) -> None:
     """Ctrl-C and the like: end the command in order. A second one ends it in any case."""
     signal.signal(number, signal.SIG_DFL)
-    if number == signal.SIGTERM and "shoal.world.stopping" in sys.modules:
-        from shoal.world.stopping import STOPPING
+    stopping = _imported("shoal.world.stopping", "STOPPING")
+    if number == signal.SIGTERM and stopping is not None and stopping.ask(number):
+        return  # a run that trains: it saves, and stops
+    raised.append(shoal.Interrupted(number))
+    raise raised[0]
 
-        if STOPPING.ask(number):  # a run that trains: it saves, and stops
-            return
-    raise shoal.Interrupted(number)
+
+def _imported(module: str, name: str) -> Any:
+    """What a module has, if it was imported; a signal may come while it is."""
+    return getattr(sys.modules.get(module), name, None)

@@ -320,12 +320,14 @@ def describe_failure(
     """
     hung, host = hung or {}, socket.gethostname()
 
-    def order(entry: tuple[int, ProcessFailure]) -> tuple[bool, bool, int, int]:
-        rank, failure = entry
+    def order(entry: tuple[int, ProcessFailure]) -> tuple[bool, bool, int]:
+        failure = entry[1]
         lost = failure.error_file_data.get("kind") == "peer lost"
         stopped = failure.exitcode == -signal.SIGTERM  # by the agent, because of another one
-        return lost, stopped, failure.timestamp, rank
+        return lost, stopped, failure.timestamp
 
+    # Whole seconds are often the same; then it is the one that the agent saw first, which is the
+    # first of all: it ended the others, and looked at them afterwards.
     rank, failure = min(failures.items(), key=order)
     kind, cause = failure.error_file_data.get("kind"), failure.message
     status = 128 - failure.exitcode if failure.exitcode < 0 else failure.exitcode

@@ -25,11 +25,11 @@ from types import TracebackType
 from shoal.config.schema import Config
 from shoal.launch.hosts import LaunchError
 from shoal.launch.launched import HANG_TIMEOUT
-from shoal.launch.watch import Hang, Watch, signs_of
+from shoal.launch.watch import Hang, Signs, Watch, signs_of
 from shoal.training.run_folder import RunFolder
-from shoal.world.beat import FOLDER
+from shoal.world.beat import FOLDER, look
 
-START_SECONDS = 60.0  # at least, for a server to listen; else launch.join_timeout
+START_SECONDS = 60.0  # at least, before a server listens, without any work; else join_timeout
 PATIENCE = 5.0  # join_timeouts: hosts start one after the other, and servers may be the first
 RESUME = "what was saved can be continued with --resume"
 END_SECONDS = 30.0  # for the last files of a checkpoint, after the workers are done
@@ -73,6 +73,7 @@ class Servers:
         return RunFolder(config.run.output).checkpoints.absolute()
 
     def __enter__(self) -> Servers:
+        self._hangs.start()
         try:
             for number in range(len(self.binds)):
                 self._processes.append(self._start(number))
@@ -81,14 +82,19 @@ class Servers:
             self._end()
             raise
         threading.Thread(target=self._watch, name="watch servers", daemon=True).start()
-        self._hangs.start()
         return self
 
     def _new_watch(self) -> Watch:
-        return Watch(self._hang_timeout, self._beat_files)
+        return Watch(self._hang_timeout, self._beat_files, starting=self._starting)
 
     def _beat_files(self) -> dict[str, Path]:
         return {one.name: one for one in self._beats.iterdir() if not one.suffix}
+
+    def _starting(self) -> list[int]:
+        """Servers that do not beat yet."""
+        beats = map(look, self._beat_files().values())
+        known = {beat.pid for beat in beats if beat is not None}
+        return [one.pid for one in self._processes if one.pid not in known and one.poll() is None]
 
     def are_alive(self) -> bool:
         """Whether none has failed."""
@@ -142,10 +148,17 @@ class Servers:
         return self._announce(number).with_suffix(".failed")
 
     def _address(self, number: int) -> str:
-        """Where a server listens, once it does."""
-        deadline = time.monotonic() + self._start_seconds
+        """Where a server listens, once it does; one that works at it is given time."""
+        worked = time.monotonic()
+        before: Signs | None = None
         while not self._announce(number).exists():
-            if self._processes[number].poll() is not None or time.monotonic() > deadline:
+            signs = signs_of(self._processes[number].pid)
+            if signs != before:
+                worked, before = time.monotonic(), signs
+            if (
+                self._processes[number].poll() is not None
+                or time.monotonic() - worked > self._start_seconds
+            ):
                 raise LaunchError(self._describe(number))
             time.sleep(0.02)
         return self._announce(number).read_text()
@@ -180,7 +193,7 @@ class Servers:
         if process.pid in self._hangs.hung:
             return self._hangs.hung[process.pid].tell(self._name(number), ending)
         if status is None:
-            cause = f"did not listen within {self._start_seconds:.0f} s"
+            cause = f"does not listen, and has done nothing for {self._start_seconds:.0f} s"
         elif status < 0:
             cause = f"was killed by signal {-status} ({signal.Signals(-status).name})"
             if status == -signal.SIGKILL:

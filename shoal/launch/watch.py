@@ -2,7 +2,9 @@
 
 A process hangs when for `seconds` it was stopped, or did nothing at all (no processor time, nothing
 read or written) while it did not wait for others. One that works is left alone, however long its
-step takes. Where all wait for others and nothing moves, the fault lies with another host.
+step takes, and so is one that would work if the machine let it: a thread that stands in line for a
+processor does not hang. Where all wait for others and nothing moves, the fault lies with another
+host; a wait that ends by itself (bounded) says who is missing, and needs no watch.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from shoal.world.beat import look, stack_of
 
 LOOKS = 8  # in the time after which a process hangs
 IDLE = 0.02  # of a core: heartbeats of a process that does nothing else
+KEPT_WAITING = 0.5  # of the time: more than heartbeats stand in line on a busy machine
 QUIET = 8192  # bytes a second: the process itself looks at its launcher, which is no work
 PATIENT = 2.0  # times `seconds`, where all wait: the host of the one that hangs speaks first
 STACK_SECONDS = 1.0
@@ -34,6 +37,7 @@ class Signs:
     state: str  # R running, S sleeping, T stopped, ...
     ticks: int  # of processor time
     moved: int  # bytes read and written, pages that came from a disk
+    queued: float = 0.0  # seconds that its threads stood in line for a processor
 
     @property
     def stopped(self) -> bool:
@@ -50,7 +54,20 @@ def signs_of(pid: int) -> Signs | None:
             moved += sum(int(line.split()[1]) for line in file if line[1:5] == "char")
     except (OSError, IndexError, ValueError):
         return None
-    return Signs(words[0], int(words[11]) + int(words[12]), moved)
+    return Signs(words[0], int(words[11]) + int(words[12]), moved, _queued(pid))
+
+
+def _queued(pid: int) -> float:
+    """Seconds that the threads of a process were ready to run and did not."""
+    found = 0
+    with suppress(OSError):  # it is gone
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with (
+                suppress(OSError, IndexError),  # so is this thread; or the system does not count it
+                open(f"/proc/{pid}/task/{thread}/schedstat") as file,
+            ):
+                found += int(file.read().split()[1])
+    return found / 1e9
 
 
 def ranks_of(launcher: int) -> list[int]:
@@ -95,6 +112,7 @@ class _Known:
     still_since: float
     ticks: int  # at that time
     moved: int  # likewise
+    queued: float  # likewise
     stopped_since: float | None = None
 
 
@@ -147,7 +165,7 @@ class Watch:
     def _look_once(self, now: float) -> bool:
         """Whether somebody hangs; he is ended then."""
         waits: list[tuple[float, int, str, Path]] = []
-        beats = self._beats()
+        beats, bounded = self._beats(), False
         for name, path in beats.items():
             beat = look(path)
             signs = None if beat is None else signs_of(beat.pid)
@@ -160,6 +178,7 @@ class Watch:
             still = now - max(known.still_since, beat.since)
             if beat.waiting:
                 waits.append((still, beat.pid, name, path))
+                bounded |= beat.bounded
             elif still >= self.seconds:
                 self._end(beat.pid, path, f"hangs: it has done nothing for {still:.0f} s")
                 return True
@@ -172,7 +191,7 @@ class Watch:
                     os.kill(pid, signal.SIGKILL)
                 return True
         self.moving = len(waits) < max(1, len(beats)) or min(waits)[0] < self.seconds
-        if self.moving or self._elsewhere is None:
+        if self.moving or bounded or self._elsewhere is None:
             return False
         still, pid, _, path = min(waits)
         if min(still, now - self._elsewhere()) < PATIENT * self.seconds:
@@ -190,11 +209,13 @@ class Watch:
         tick = os.sysconf("SC_CLK_TCK")
         if (
             known is None
+            or signs.state == "R"  # also of one that waits for its turn on a processor
             or counter != known.counter
             or signs.moved - known.moved > QUIET * (now - known.still_since) + QUIET
             or signs.ticks - known.ticks > IDLE * tick * (now - known.still_since) + 1
+            or signs.queued - known.queued > KEPT_WAITING * (now - known.still_since)
         ):
-            known = _Known(signs, counter, now, signs.ticks, signs.moved)
+            known = _Known(signs, counter, now, signs.ticks, signs.moved, signs.queued)
             self._known[name] = known
         if not signs.stopped:
             known.stopped_since = None

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shoal.training.committed import FORMAT, MANIFEST, digest, manifest_value, read
+from shoal.training.copies import Copies
 from shoal.training.merged import merge
 from shoal.training.snapshot import DELTA, CheckpointError, Snapshot, give, pack, take, unpack
 from shoal.training.strategy.base import Strategy
@@ -54,10 +55,12 @@ class Checkpoints:
         keep: int = 2,
         rows_apart: bool = False,
         whole_every: int = 1,
+        copy_to: str | None = None,
     ):
         self.folder, self.world, self.keep = Path(folder), world, keep
         self.rows_apart = rows_apart  # rows are read where they live, not here
         self.whole_every = whole_every
+        self.copies = None if copy_to is None else Copies(copy_to)
         self._base: str | None = None  # what a delta may build upon
         self._deltas = 0
         self._marks: dict[str, int] = {}  # of this rank's rows at the last save
@@ -116,6 +119,11 @@ class Checkpoints:
             if not self._writer.is_alive():
                 shutil.rmtree(files.folder, ignore_errors=True)
             raise
+
+    def claim(self) -> None:
+        """Before a run begins, which is not one that goes on."""
+        if self.copies is not None and self.world.is_main:
+            self.copies.claim()
 
     def _plan(self, strategy: Strategy, name: str, may_skip: bool) -> str:
         """Whole, a delta, or skipped: rank 0 decides, for all."""
@@ -185,6 +193,8 @@ class Checkpoints:
             if then is not None:
                 then()
             self._prune(path)
+            if self.copies is not None:
+                self.copies.update(self.committed())
         except CheckpointError as error:
             shutil.rmtree(files.folder, ignore_errors=True)
             log.warning("%s; this checkpoint is left out, and the next one is whole", error)
@@ -250,6 +260,8 @@ class Checkpoints:
         return self._shared(load)
 
     def _read_newest(self) -> Snapshot | None:
+        if self.copies is not None and not self.committed():
+            self.copies.fetch(self.folder)
         paths = self.committed()
         for path in paths:
             try:

@@ -64,7 +64,12 @@ class Trainer:
         self.cursor, self.resumed = Cursor(), False
         section = config.checkpoint
         self.checkpoints = Checkpoints(
-            folder.checkpoints, self.world, section.keep, strategy.saves_rows, section.whole_every
+            folder.checkpoints,
+            self.world,
+            section.keep,
+            strategy.saves_rows,
+            section.whole_every,
+            section.copy_to,
         )
         self.train_seconds: list[float] = []
         self.eval_seconds: list[float] = []
@@ -97,6 +102,8 @@ class Trainer:
             first = self.cursor.epoch if self.resumed else None
             self.curves = Curves(self.folder.path / "tensorboard", first)
         self.model.train()
+        if not self.resumed:
+            self.checkpoints.claim()
         if self._rows_are_elsewhere and not self.resumed:
             self._save()  # a server that cannot write there says so now, not after an epoch
         gc.freeze()  # what stands now stays: the collector need not walk all of it every time

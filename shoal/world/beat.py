@@ -3,6 +3,7 @@
     counter   how many waits have begun and ended
     since     when the last one did, by the clock that all processes of a host share
     waiting   whether it waits for others now, and for what
+    bounded   whether that wait has an end of its own, with a message that says more
 
 A process that neither waits nor works is one that hangs (shoal.launch.watch).
 """
@@ -20,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-_HEAD = struct.Struct("<QQd?B")  # pid, counter, since, waiting, length of the text
+_HEAD = struct.Struct("<QQd??B")  # pid, counter, since, waiting, bounded, length of the text
 SIZE = 256
 FOLDER = "SHOAL_BEATS"  # the variable that names the folder of the beats
 
@@ -33,6 +34,7 @@ class Seen:
     counter: int
     since: float
     waiting: bool
+    bounded: bool
     what: str
 
 
@@ -42,40 +44,40 @@ class Beat:
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
         self._counter = 0
-        self._waiting, self._what = False, ""
+        self._waiting, self._bounded, self._what = False, False, ""
 
     def open(self, path: Path) -> None:
         """Write to a file from now on. SIGUSR1 makes the process leave its stack beside it."""
         with open(path, "w+b") as file:
             file.truncate(SIZE)
             self._memory = mmap.mmap(file.fileno(), SIZE)
-        self._write(False, "")
+        self._write(False, False, "")
         stack = open(stack_of(path), "w")  # noqa: SIM115 (for as long as the process lives)
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
 
     @contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
-        """In here others are waited for."""
+    def waiting(self, what: str, bounded: bool = False) -> Iterator[None]:
+        """In here others are waited for; bounded: no longer than a time that the wait knows."""
         if self._memory is None:
             yield
             return
-        self._write(True, what)
+        self._write(True, bounded, what)
         try:
             yield
         finally:
-            self._write(False, what)
+            self._write(False, False, what)
 
     def tick(self) -> None:
         """Something came, though not yet what is waited for."""
         if self._memory is not None:
-            self._write(self._waiting, self._what)
+            self._write(self._waiting, self._bounded, self._what)
 
-    def _write(self, waiting: bool, what: str) -> None:
+    def _write(self, waiting: bool, bounded: bool, what: str) -> None:
         assert self._memory is not None
         self._counter += 1
-        self._waiting, self._what = waiting, what
-        text = what.encode()[:200]
-        head = _HEAD.pack(os.getpid(), self._counter, time.monotonic(), waiting, len(text))
+        self._waiting, self._bounded, self._what = waiting, bounded, what
+        text, now = what.encode()[:200], time.monotonic()
+        head = _HEAD.pack(os.getpid(), self._counter, now, waiting, bounded, len(text))
         self._memory[: len(head) + len(text)] = head + text
 
 
@@ -95,8 +97,8 @@ def look(path: Path) -> Seen | None:
         return None
     if len(data) < SIZE:
         return None
-    pid, counter, since, waiting, length = _HEAD.unpack_from(data)
+    pid, counter, since, waiting, bounded, length = _HEAD.unpack_from(data)
     if not pid:
         return None
     text = data[_HEAD.size : _HEAD.size + length].decode(errors="replace")
-    return Seen(pid, counter, since, waiting, text)
+    return Seen(pid, counter, since, waiting, bounded, text)

@@ -75,7 +75,7 @@ class Joined:
         self.store.set(f"{prefix}{self._rank}", name)
         keys = [f"{prefix}{rank}" for rank in range(self._size)]
         try:
-            with BEAT.waiting("the start of the other ranks"):
+            with BEAT.waiting("the start of the other ranks", bounded=True):
                 self.store.wait(keys, timedelta(seconds=self._timeout))
         except dist.DistStoreError as error:
             missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]

@@ -1,14 +1,16 @@
 """Chaos: runs that are hit at random, go on in another shape, and must end as if never hit.
 
 make chaos MINUTES=60 SEED=7          one line a trial; the status is 1 if one failed
-make chaos SEED=7 TRIAL=12            one of them again
+make chaos SEED=7 TRIAL=12            those of run 12 again
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import random
+import resource
 import shutil
 import sys
 import tempfile
@@ -16,13 +18,14 @@ import threading
 import time
 import traceback
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
 
 from chaos.ground import Impossible
-from chaos.hitting import Reference
+from chaos.hitting import Problems, Reference
 from chaos.losing import carry_out
 from chaos.trials import OTHERS, Trial, draw
 
@@ -30,8 +33,8 @@ OUTCOMES = ("ok", "FAILED", "too late", "impossible")
 AT_A_TIME = 2  # while one waits for a hang to be noticed, or starts, the other trains
 
 
-class Trials:
-    """Trials of one seed, and what came of them."""
+class Runs:
+    """Runs of one seed, and what came of their trials."""
 
     def __init__(self, seed: int, place: Path, deadline: float):
         self.seed, self.place, self.deadline = seed, place, deadline
@@ -49,25 +52,41 @@ class Trials:
 
     def carry_out(self, number: int) -> None:
         """One of them."""
-        begun, trial = time.monotonic(), draw(self.seed, number)
-        folder = self.place / f"trial-{number}"
-        problems: list[str] | None
-        try:
-            problems = carry_out(trial, folder, self.reference)
-            outcome = "too late" if problems is None else "FAILED" if problems else "ok"
-        except Impossible as error:
-            problems, outcome = [str(error)], "impossible"
-        except Exception:  # any: a trial that breaks off is one that failed, and the others go on
-            problems, outcome = [traceback.format_exc()], "FAILED"
-        seconds = time.monotonic() - begun
-        told = f"{trial.shape}, {trial.blow}, resumed {trial.after}: {outcome} ({seconds:.0f} s)"
-        with self._lock:
-            self.outcomes[row_of(trial), outcome] += 1
-            print(f"{number:4d}  {told}", flush=True)
-            for problem in problems or []:
-                print(f"      {problem}", flush=True)
-        if outcome != "FAILED":
+        folder, trials = self.place / f"run-{number}", draw(self.seed, number)
+        found, failed, begun = carry_out(trials, folder, self.reference), False, time.monotonic()
+        for k, trial in enumerate(trials):
+            problems: Problems
+            try:
+                problems = next(found)
+                outcome = "too late" if problems is None else "FAILED" if problems else "ok"
+            except StopIteration:  # it was over, or one before failed
+                break
+            except Impossible as error:
+                problems, outcome = [str(error)], "impossible"
+            except Exception:  # any: a trial that breaks off is one that failed; others go on
+                problems, outcome = [traceback.format_exc()], "FAILED"
+            failed |= outcome == "FAILED"
+            told = f"{trial.shape}, {trial.blow}, resumed {trial.after}: {outcome}"
+            with self._lock:
+                self.outcomes[row_of(trial), outcome] += 1
+                print(f"{number:4d}.{k}  {told} ({time.monotonic() - begun:.0f} s)", flush=True)
+                for problem in problems or []:
+                    print(f"        {problem}", flush=True)
+            begun = time.monotonic()
+        if not failed:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def count(self, *outcomes: str) -> int:
+        """Trials with one of these outcomes."""
+        return sum(self.outcomes[key] for key in self.outcomes if key[1] in outcomes)
+
+    def table(self) -> Iterator[str]:
+        """Lines for benchmarks/RESULTS.md."""
+        yield f"| hit | {' | '.join(OUTCOMES)} |"
+        yield "| --- |" + " --- |" * len(OUTCOMES)
+        for row in sorted({row for row, _ in self.outcomes}):
+            yield f"| {row} | {' | '.join(str(self.outcomes[row, one]) for one in OUTCOMES)} |"
+        yield f"| all | {' | '.join(str(self.count(one)) for one in OUTCOMES)} |"
 
 
 def row_of(trial: Trial) -> str:
@@ -80,28 +99,28 @@ def main() -> int:
     given = argparse.ArgumentParser(prog="chaos")
     given.add_argument("--minutes", type=float, default=60.0)
     given.add_argument("--seed", type=int, default=random.randrange(10**6))
-    given.add_argument("--trial", type=int, help="only this one")
+    given.add_argument("--trial", type=int, help="only those of this run")
     words = given.parse_args()
     place = Path(tempfile.mkdtemp(prefix="chaos-"))
     print(f"seed {words.seed}, in {place}", flush=True)
     begun = time.monotonic()
-    trials = Trials(words.seed, place, begun + 60 * words.minutes)
+    runs = Runs(words.seed, place, begun + 60 * words.minutes)
     if words.trial is not None:
-        trials.carry_out(words.trial)
+        runs.carry_out(words.trial)
     else:
         with ThreadPoolExecutor(AT_A_TIME) as pool:
-            for one in [pool.submit(trials.go_on) for _ in range(AT_A_TIME)]:
+            for one in [pool.submit(runs.go_on) for _ in range(AT_A_TIME)]:
                 one.result()
-    outcomes = trials.outcomes
-    print(f"\n{'hit':14}" + "".join(f"{name:>12}" for name in OUTCOMES))
-    for row in sorted({row for row, _ in outcomes}):
-        print(f"{row:14}" + "".join(f"{outcomes[row, name]:12}" for name in OUTCOMES))
-    failed = sum(count for (_, outcome), count in outcomes.items() if outcome == "FAILED")
+    print("", *runs.table(), "", sep="\n")
+    failed, minutes = runs.count("FAILED"), (time.monotonic() - begun) / 60
     if not failed:
         shutil.rmtree(place, ignore_errors=True)
-    minutes = (time.monotonic() - begun) / 60
-    total = sum(outcomes.values())
-    print(f"seed {words.seed}: {total} trials in {minutes:.0f} minutes, {failed} failed")
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(
+        f"seed {words.seed}: {runs.count('ok', 'FAILED')} trials in {minutes:.0f} minutes on "
+        f"{os.cpu_count()} cores ({spent.ru_utime + spent.ru_stime:.0f} s of processor time), "
+        f"{failed} failed"
+    )
     return 1 if failed else 0
 
 

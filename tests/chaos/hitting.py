@@ -8,7 +8,7 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,14 +20,18 @@ from safetensors.numpy import load_file
 from chaos.trials import Shape, Trial
 
 HANG_SECONDS = 5.0
+LEAVING_SECONDS = 60.0  # for processes to follow their launcher; those at their start come to it
 START_SECONDS = 8.0  # what is called the start of a run
 PATIENCE = 300.0  # for anything that must happen at all, on a busy machine
 TOLERANCE = 1e-4  # of weights that another number of processes made
 Counts = dict[int, Counter[tuple[int, int]]]  # epoch -> (user, item) -> how often
+Problems = list[str] | None  # what was wrong; None where the run was over before the blow fell
 EPOCHS = 6
 MORE = {
     "launch.hang_timeout": HANG_SECONDS,
-    "launch.join_timeout": 20.0,
+    # Two runs begin at once on a few cores, and who starves is not to be called silent.
+    "launch.join_timeout": 120.0,
+    "strategy.ps.timeout": 30.0,
     "train.epochs": EPOCHS,
     "train.eval_every": 2,
 }
@@ -43,7 +47,7 @@ class Reference:
         if command.wait() != 0:
             raise SystemExit(f"the reference failed:\n{command.output}")
         self.steps = newest_step(self.folder)
-        self.counts = read_counts(place / "counts-reference", 0, self.steps)
+        self.counts = read_counts(place / "counts-0", 0, self.steps)
         self.weights = weights_of(self.folder)
 
 
@@ -62,50 +66,64 @@ def environment_of(place: Path, counts: str) -> dict[str, str]:
     }
 
 
-def start(shape: Shape, config: Path, folder: Path, place: Path, *more: str) -> Command:
-    """A command of a trial."""
-    env = environment_of(place, f"counts-{'resumed' if '--resume' in more else folder.name}")
-    words = [*shape.words, config, "--output", folder, *more]
-    return shoal(*words, cwd=place, **env)
+def start(
+    shape: Shape, config: Path, folder: Path, place: Path, *more: str, resume: int = 0
+) -> Command:
+    """A command of a run; resume: how often it was begun before."""
+    words = [*shape.words, config, "--output", folder, *more, *["--resume"] * bool(resume)]
+    return shoal(*words, cwd=place, **environment_of(place, f"counts-{resume}"))
 
 
-def send(trial: Trial, place: Path, reference: Reference) -> list[str] | None:
-    """A signal. What was wrong; None where the run was over before the blow fell."""
-    folder = place / "run"
-    problems: list[str] = []
-    command = start(trial.shape, reference.config, folder, place)
-    pid = hit(trial, command, folder, reference.steps)
-    try:
-        status = command.wait(PATIENCE)
-    except AssertionError:
-        return [f"it did not end; see {command.file}"]
-    problems += leftovers(place)
-    if pid is not None and status != 0:
-        problems += check_message(trial, pid, status, command.output)
-    if "Traceback" in command.output:
-        problems.append(f"a traceback; see {command.file}")
-    if status == 0:
-        return problems or None
-    return problems + resume(trial, folder, place, reference)
+def send(trials: list[Trial], place: Path, reference: Reference) -> Iterator[Problems]:
+    """Signals, each to what goes on after the one before; of each what was wrong.
+
+    None where the run was over before the blow fell.
+    """
+    folder, outputs = place / "run", []
+    for number, trial in enumerate(trials):
+        command = start(trial.shape, reference.config, folder, place, resume=number)
+        pid = hit(trial, command, folder, reference.steps)
+        status = ended(command)
+        if status is None:
+            yield [f"it did not end; see {command.file}"]
+            return
+        outputs.append(command.output)
+        problems = leftovers(place) + tracebacks(command)
+        if status == 0:
+            yield problems + check_end(trial, folder, place, outputs, reference) or None
+            return
+        if pid is None:
+            problems.append(f"it ended with status {status}, unhit; see {command.file}")
+        else:
+            problems += check_message(trial, pid, status, command.output)
+        if trial is trials[-1]:
+            problems += finish(trial, folder, place, outputs, reference)
+        yield problems
 
 
-def resume(trial: Trial, folder: Path, place: Path, reference: Reference) -> list[str]:
-    """Go on in another shape, to the end; what was wrong with that."""
-    problems: list[str] = []
-    again = start(trial.after, reference.config, folder, place, "--resume")
-    try:
-        status = again.wait(PATIENCE)
-    except AssertionError:
-        return [*problems, f"resumed, it did not end; see {again.file}"]
+def finish(
+    trial: Trial, folder: Path, place: Path, outputs: list[str], reference: Reference
+) -> list[str]:
+    """Go on in another shape, to the end; what was wrong with that.
+
+    outputs: of the commands that were hit.
+    """
+    again = start(trial.after, reference.config, folder, place, resume=len(outputs))
+    status = ended(again)
+    if status is None:
+        return [f"resumed, it did not end; see {again.file}"]
     if status or "Traceback" in again.output:
-        return [*problems, f"resumed, it ended with status {status}; see {again.file}"]
-    problems += leftovers(place)
-    found = re.findall(r"resuming .* \(step (\d+)\)", again.output)
-    step = int(found[0]) if found else 0
-    problems += check_counts(place, step, reference)
-    if trial.shape.is_exact:
-        problems += check_weights(folder, reference)
-    return problems
+        return [f"resumed, it ended with status {status}; see {again.file}"]
+    found = leftovers(place)
+    return found + check_end(trial, folder, place, [*outputs, again.output], reference)
+
+
+def ended(command: Command) -> int | None:
+    """The status of a command; None where it does not end."""
+    try:
+        return command.wait(PATIENCE)
+    except AssertionError:
+        return None
 
 
 # ---- the blow -----------------------------------------------------------------------------------
@@ -119,8 +137,9 @@ def hit(trial: Trial, command: Command, folder: Path, steps: int) -> int | None:
     while command.process.poll() is None and time.monotonic() < deadline:
         pid = find(trial.victim, command)
         if pid is not None:
-            os.kill(pid, trial.signal)
-            return pid
+            with suppress(ProcessLookupError):  # it has ended just now
+                os.kill(pid, trial.signal)
+                return pid
         time.sleep(0.01)
     return None
 
@@ -128,21 +147,23 @@ def hit(trial: Trial, command: Command, folder: Path, steps: int) -> int | None:
 def wait_for_moment(trial: Trial, command: Command, folder: Path, steps: int) -> bool:
     """Until the blow is to fall; False where the run is over before."""
     begun = time.monotonic()
+    step = max(trial.part * steps, newest_step(folder))  # what goes on gets on before it is hit
+    epochs = max(EPOCHS * trial.part, epochs_of(folder))
 
     def writes() -> bool:
         return any((folder / "checkpoints").glob(".step-*.new"))
 
     moments: dict[str, Callable[[], bool]] = {
         "start": lambda: time.monotonic() - begun > START_SECONDS * trial.part,
-        "step": lambda: newest_step(folder) > trial.part * steps,
-        "save": lambda: newest_step(folder) > trial.part * steps and writes(),
-        "epoch": lambda: epochs_of(folder) > EPOCHS * trial.part,
+        "step": lambda: newest_step(folder) > step,
+        "save": lambda: newest_step(folder) > step and writes(),
+        "epoch": lambda: epochs_of(folder) > epochs,
     }
     while command.process.poll() is None and time.monotonic() - begun < PATIENCE:
         if moments[trial.moment]():
             return True
         # Looking takes time from those who are looked at.
-        soon = trial.moment == "save" and newest_step(folder) > trial.part * steps
+        soon = trial.moment == "save" and newest_step(folder) > step
         time.sleep(0.002 if soon else 0.02)
     return False
 
@@ -161,7 +182,10 @@ def find(victim: str, command: Command) -> int | None:
     if kind == "rank":
         return command.ranks().get(int(number))
     for pid, _, parent in processes():
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        except OSError:  # likewise
+            continue
         if parent == command.process.pid and "serve" in words and f"--index={number}" in words:
             return pid
     return None
@@ -177,7 +201,7 @@ def leftovers(place: Path) -> list[str]:
         own = str(place / "tmp")
         return [pid for pid, environment, _ in processes() if environment.get("TMPDIR") == own]
 
-    deadline = time.monotonic() + 3 * HANG_SECONDS
+    deadline = time.monotonic() + LEAVING_SECONDS
     while (left := still_there()) and time.monotonic() < deadline:
         time.sleep(0.05)
     for pid in left:
@@ -185,6 +209,11 @@ def leftovers(place: Path) -> list[str]:
             os.kill(pid, signal.SIGKILL)
     found = [f"process {pid} was left behind" for pid in left]
     return found + [f"{path} was left behind" for path in (place / "tmp").glob("shoal-*")]
+
+
+def tracebacks(command: Command) -> list[str]:
+    """What a user must never see."""
+    return [f"a traceback; see {command.file}"] if "Traceback" in command.output else []
 
 
 def check_message(trial: Trial, pid: int, status: int, output: str) -> list[str]:
@@ -219,11 +248,29 @@ def read_counts(folder: Path, after: int, until: int) -> Counts:
     return found
 
 
-def check_counts(place: Path, step: int, reference: Reference) -> list[str]:
-    """Whether every sample of every epoch counted once: before the checkpoint, or after it."""
-    whole = read_counts(place / "counts-run", 0, step)
-    for epoch, more in read_counts(place / "counts-resumed", step, 1 << 60).items():
-        whole.setdefault(epoch, Counter()).update(more)
+def check_end(
+    trial: Trial, folder: Path, place: Path, outputs: list[str], reference: Reference
+) -> list[str]:
+    """Whether a run that came to its end did what one does that nobody hits."""
+    problems = check_counts(place, outputs, reference)
+    return problems + (check_weights(folder, reference) if trial.shape.is_exact else [])
+
+
+def check_counts(place: Path, outputs: list[str], reference: Reference) -> list[str]:
+    """Whether every sample of every epoch counted once.
+
+    outputs: of the commands of the run, one after the other. What one of them did after the step
+    from which the next went on counts for nothing.
+    """
+    whole: Counts = {}
+    until = 1 << 60
+    for number in reversed(range(len(outputs))):
+        said = re.findall(r"resuming .* \(step (\d+)\)", outputs[number])
+        begun, folder = int(said[0]) if said else 0, place / f"counts-{number}"
+        for epoch, more in read_counts(folder, begun, until).items():
+            whole.setdefault(epoch, Counter()).update(more)
+        if said or any(file.stat().st_size for file in folder.iterdir()):  # else it did nothing
+            until = min(until, begun)
     if whole.keys() != reference.counts.keys():
         return [f"epochs {sorted(whole)} instead of {sorted(reference.counts)}"]
     problems = []

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from commands import SHOAL, Command, errors
 
 from chaos.ground import ADDRESSES, Hosts, fill, small_disk, two_hosts
 from chaos.hitting import (
-    PATIENCE,
+    Problems,
     Reference,
-    check_counts,
+    check_end,
     check_weights,
+    ended,
     environment_of,
+    finish,
     leftovers,
-    resume,
     send,
     start,
+    tracebacks,
     wait_for_moment,
 )
 from chaos.trials import LINE, Trial
@@ -27,19 +30,23 @@ from chaos.trials import LINE, Trial
 LOST = ("network between the hosts", "another host", "lost", "the meeting at")
 
 
-def carry_out(trial: Trial, place: Path, reference: Reference) -> list[str] | None:
-    """What was wrong; None where the run was over before the blow fell."""
+def carry_out(trials: list[Trial], place: Path, reference: Reference) -> Iterator[Problems]:
+    """The trials of a run; of each what was wrong."""
     place.mkdir()
-    ways: dict[str, Callable[[Trial, Path, Reference], list[str] | None]] = {
+    ways: dict[str, Callable[[Trial, Path, Reference], Problems]] = {
         **dict.fromkeys(LINE, lose_line),
         "full disk": lose_room,
         "clock": lose_time,
         "alone": bring_itself_back,
     }
-    return ways.get(trial.victim, send)(trial, place, reference)
+    way = ways.get(trials[0].victim)
+    if way is None:
+        yield from send(trials, place, reference)
+    else:
+        yield way(trials[0], place, reference)
 
 
-def lose_line(trial: Trial, place: Path, reference: Reference) -> list[str] | None:
+def lose_line(trial: Trial, place: Path, reference: Reference) -> Problems:
     """Two hosts with a rank each. A short cut heals; one for good is named by both."""
     with two_hosts() as hosts:
         folder = place / "run"
@@ -52,20 +59,21 @@ def lose_line(trial: Trial, place: Path, reference: Reference) -> list[str] | No
                 time.sleep(0.3)
         problems: list[str] = []
         for k, command in enumerate(commands):
-            status = _ended(command)
+            status = ended(command)
             if status is None:
                 return [f"host {k} did not end; see {command.file}"]
             if (status == 0) != (trial.victim != "cut for good" or not fell):
                 problems.append(f"host {k} ended with status {status}; see {command.file}")
             if status and not any(word in command.output for word in LOST):
                 problems.append(f"host {k} does not say that it lost the other: {command.file}")
-            problems += _tracebacks(command)
+            problems += tracebacks(command)
     problems += leftovers(place)
     if not fell:
         return problems or None
+    output = commands[0].output
     if trial.victim == "cut for good":
-        return problems + resume(trial, folder, place, reference)
-    return problems + _as_never_hit(folder, place, reference, exact=True)
+        return problems + finish(trial, folder, place, [output], reference)
+    return problems + check_end(trial, folder, place, [output], reference)
 
 
 def _on(
@@ -75,46 +83,46 @@ def _on(
     words = ("train", str(reference.config), f"--strategy.name={trial.shape.kind}", *meet)
     more = (f"--group_offset={k}", "--launch.plain=true", "--output", str(folder))
     inside = ("ip", "netns", "exec", hosts.names[k], *SHOAL, *words, *more)
-    return Command(inside, place / f"host-{k}", **environment_of(place, "counts-run"))
+    return Command(inside, place / f"host-{k}", **environment_of(place, "counts-0"))
 
 
-def lose_room(trial: Trial, place: Path, reference: Reference) -> list[str] | None:
+def lose_room(trial: Trial, place: Path, reference: Reference) -> Problems:
     """The disk is full: one error says so, and with room again the run goes on."""
     with small_disk(place / "disk") as disk:
         folder = disk / "run"
         command = start(trial.shape, reference.config, folder, place)
         fell = wait_for_moment(trial, command, folder, reference.steps)
         filler = fill(disk) if fell else None
-        status = _ended(command)
+        status = ended(command)
         if status is None:
             return [f"it did not end; see {command.file}"]
-        problems = _tracebacks(command) + leftovers(place)
+        problems = tracebacks(command) + leftovers(place)
         if status == 0:
             return problems or None
         if len(errors(command.output)) != 1 or "No space left" not in command.output:
             problems.append(f"it does not say that the disk is full; see {command.file}")
         if filler is not None:
             filler.unlink()
-        return problems + resume(trial, folder, place, reference)
+        return problems + finish(trial, folder, place, [command.output], reference)
 
 
-def lose_time(trial: Trial, place: Path, reference: Reference) -> list[str] | None:
+def lose_time(trial: Trial, place: Path, reference: Reference) -> Problems:
     """The time of day jumps for all processes: nothing is to come of it."""
     folder = place / "run"
     command = start(trial.shape, reference.config, folder, place)
     fell = wait_for_moment(trial, command, folder, reference.steps)
     forwards = trial.part > 0.3
     (place / "clock").write_text("3600" if forwards else "-3600")
-    status = _ended(command)
+    status = ended(command)
     if status != 0:
         return [f"it ended with status {status}; see {command.file}"]
-    problems = _tracebacks(command) + leftovers(place)
+    problems = tracebacks(command) + leftovers(place)
     if not fell:
         return problems or None
-    return problems + _as_never_hit(folder, place, reference, trial.shape.is_exact)
+    return problems + check_end(trial, folder, place, [command.output], reference)
 
 
-def bring_itself_back(trial: Trial, place: Path, reference: Reference) -> list[str] | None:
+def bring_itself_back(trial: Trial, place: Path, reference: Reference) -> Problems:
     """A rank is killed: the run goes on without it, then with all, and ends by itself."""
     folder, fewest = place / "run", max(1, trial.shape.workers - 1)
     words = ("--launch.max_restarts=2", f"--launch.min_nproc={fewest}", "--launch.regrow=0.5")
@@ -122,11 +130,12 @@ def bring_itself_back(trial: Trial, place: Path, reference: Reference) -> list[s
     fell = wait_for_moment(trial, command, folder, reference.steps)
     ranks, rank = command.ranks(), int(1000 * trial.part) % trial.shape.workers
     if rank in ranks:
-        os.kill(ranks[rank], trial.signal)
-    status = _ended(command)
+        with suppress(ProcessLookupError):  # it has ended just now
+            os.kill(ranks[rank], trial.signal)
+    status = ended(command)
     if status != 0:
         return [f"it ended with status {status}; see {command.file}"]
-    problems = _tracebacks(command) + leftovers(place)
+    problems = tracebacks(command) + leftovers(place)
     if not fell or "restart 1 of 2" not in command.output:
         return problems or None
     if f"rank {rank} on host" not in command.output:
@@ -134,20 +143,3 @@ def bring_itself_back(trial: Trial, place: Path, reference: Reference) -> list[s
     if trial.shape.is_exact:  # samples of steps that were done again are counted twice by design
         problems += check_weights(folder, reference)
     return problems
-
-
-def _ended(command: Command) -> int | None:
-    try:
-        return command.wait(PATIENCE)
-    except AssertionError:
-        return None
-
-
-def _tracebacks(command: Command) -> list[str]:
-    return [f"a traceback; see {command.file}"] if "Traceback" in command.output else []
-
-
-def _as_never_hit(folder: Path, place: Path, reference: Reference, exact: bool) -> list[str]:
-    """Whether a run that went on by itself did what one does that nobody hits."""
-    problems = check_counts(place, 1 << 60, reference)
-    return problems + (check_weights(folder, reference) if exact else [])

@@ -1,7 +1,9 @@
 """Trials: what is started, who is hit with what and when, and how the run goes on afterwards.
 
-A trial is a pure function of the seed and its number, but for the moment of the blow: processes
-run at their own pace. Most blows are signals to a process; some fall on what a run stands on:
+A trial is one blow, and a run meets several of them: what goes on after one is hit by the next, and
+after the last it goes on to its end. All of it is a pure function of the seed and the number of the
+run, but for the moment of a blow: processes run at their own pace. Most blows are signals to a
+process; some fall on what a run stands on, and are the only one of their run:
 
     cut, flaps, cut for good    two hosts, and the line between them
     full disk                   the file system of the run's folder
@@ -11,6 +13,7 @@ run at their own pace. Most blows are signals to a process; some fall on what a 
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 from dataclasses import dataclass, replace
@@ -19,7 +22,8 @@ KINDS = ["single", "ddp", "sharded", "ps sync", "ps async", "ps geo"]
 MOMENTS = ["start", "step", "save", "epoch"]
 LINE = ("cut", "flaps", "cut for good")
 OTHERS = (*LINE, "full disk", "full disk", "clock", "alone", "alone")
-RARE = 0.25  # of the trials
+RARE = 0.5  # of the runs: a quarter of the trials
+BLOWS = 3  # signals that a run meets
 
 
 @dataclass(frozen=True)
@@ -67,11 +71,22 @@ class Trial:
         return f"{self.victim}{sent} at {self.moment} {self.part:.2f}"
 
 
-def draw(seed: int, number: int) -> Trial:
-    """The trial of a number."""
+def draw(seed: int, number: int) -> list[Trial]:
+    """The trials of the run of a number, one after the other."""
     chance = random.Random(f"{seed} {number}")
     kind = KINDS[number % len(KINDS)] if number < len(KINDS) else chance.choice(KINDS)
-    shape = _shape(kind, chance)
+    shapes = [_shape(kind, chance) for _ in range(BLOWS + 1)]
+    trials = [
+        _signal(f"{seed} {number}", k, shape, after, chance)
+        for k, (shape, after) in enumerate(itertools.pairwise(shapes))
+    ]
+    if number < len(KINDS) or chance.random() >= RARE:
+        return trials
+    return [_other(trials[0], chance)]
+
+
+def _signal(seed: str, k: int, shape: Shape, after: Shape, chance: random.Random) -> Trial:
+    """Blow k of a run, in its k-th part."""
     victims = ["launcher"]
     if shape.workers > 1 or shape.servers:
         victims += [f"rank {k}" for k in range(shape.workers)]
@@ -80,12 +95,10 @@ def draw(seed: int, number: int) -> Trial:
     signals = [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP]
     if victim == "launcher":
         signals = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
-    number_of = chance.choice(signals)
-    moment, part = chance.choice(MOMENTS), chance.random() * 0.8
-    trial = Trial(f"{seed} {number}", shape, victim, number_of, moment, part, _shape(kind, chance))
-    if number < len(KINDS) or chance.random() >= RARE:
-        return trial
-    return _other(trial, chance)
+    sent, moment = chance.choice(signals), chance.choice(MOMENTS)
+    share = chance.random()
+    part = share if moment == "start" else 0.8 * (k + share) / BLOWS
+    return Trial(seed, shape, victim, sent, moment, part, after)
 
 
 def _other(trial: Trial, chance: random.Random) -> Trial:

@@ -81,7 +81,7 @@ def alone(place: Path, short: Path) -> Path:
 def nothing_is_left() -> Iterator[None]:
     """Every process that a test started is gone when it ends."""
     yield
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (left := processes()) and time.monotonic() < deadline:
         time.sleep(0.05)
     for pid, _, _ in left:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import ROOT, Command, errors, finish, is_alive, newest_step, processes, shoal
+from commands import ROOT, TIMEOUT, Command, errors, finish, is_alive, newest_step, processes, shoal
 from conftest import LONG, MODELS, write_config
 from ranks import free_port
 
@@ -19,8 +19,6 @@ from shoal.launch.hosts import LaunchError
 from shoal.runs.run import resolve, run, train
 from shoal.world.channel import Place
 from shoal.world.meeting import Meeting
-
-SECONDS_TO_END = 15.0  # a few on a quiet machine
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +37,8 @@ def start_two(config: Path, folder: Path, *more: str) -> tuple[Command, dict[int
 
 
 def assert_ended(command: Command, ranks: dict[int, int], status: int = 2) -> str:
-    """The command has ended in time, with its ranks; its one error."""
-    begun = time.monotonic()
-    assert command.wait(60) == status, command.output
-    assert time.monotonic() - begun < SECONDS_TO_END
+    """The command has ended, with its ranks; its one error."""
+    assert command.wait() == status, command.output
     assert not any(is_alive(pid) for pid in ranks.values())
     assert "Traceback" not in command.output
     (message,) = errors(command.output)
@@ -112,7 +108,7 @@ def test_checkpoints_that_cannot_be_written(endless: Path, tmp_path: Path) -> No
 def test_ctrl_c_of_several_processes(endless: Path, tmp_path: Path) -> None:
     command, ranks = start_two(endless, tmp_path / "run")
     command.interrupt()
-    assert command.wait(60) == 130, command.output
+    assert command.wait() == 130, command.output
     assert not any(is_alive(pid) for pid in ranks.values())
     assert command.output.count("stopped by SIGINT; what was saved can be continued") == 1
     assert "Traceback" not in command.output and not errors(command.output)
@@ -133,7 +129,7 @@ def test_ctrl_c_of_one_process(
     command = shoal("train", endless, "--output", folder, cwd=tmp_path)
     command.until("the first checkpoints", lambda: newest_step(folder) > 10)
     os.killpg(command.process.pid, number)
-    assert command.wait(60) == status, command.output
+    assert command.wait() == status, command.output
     assert command.output.count(f"stopped by {number.name}; what was saved can be continued") == 1
     assert "Traceback" not in command.output
     # The checkpoint that was being written was finished, not left half done.
@@ -145,7 +141,7 @@ def test_ranks_follow_a_killed_launcher(endless: Path, tmp_path: Path) -> None:
     command, ranks = start_two(endless, tmp_path / "run")
     os.kill(command.process.pid, signal.SIGKILL)
     command.process.wait(10)
-    deadline = time.monotonic() + SECONDS_TO_END
+    deadline = time.monotonic() + TIMEOUT
     while any(is_alive(pid) for pid in ranks.values()):
         assert time.monotonic() < deadline, "ranks go on without their launcher"
         time.sleep(0.05)
@@ -198,7 +194,7 @@ def test_a_spawned_rank_that_is_killed(place: Path, tmp_path: Path) -> None:
     ranks = [pid for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
     assert len(ranks) == 2
     os.kill(ranks[1], signal.SIGKILL)
-    assert command.wait(60) == 1
+    assert command.wait() == 1
     assert "terminated with signal SIGKILL" in command.output
     assert not any(is_alive(pid) for pid in ranks)
 

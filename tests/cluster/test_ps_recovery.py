@@ -86,7 +86,7 @@ def test_more_kills_than_restarts(tmp_path: Path) -> None:
     kill_server(command, 0)
     pid = servers(command)[0]
     os.kill(pid, signal.SIGKILL)
-    assert command.wait(60) == 2
+    assert command.wait(PATIENCE) == 2
     (message,) = errors(command.output)
     assert "server 0 on host" in message and f"pid {pid}" in message and "--resume" in message
 
@@ -121,7 +121,7 @@ def test_started_again_by_hand(tmp_path: Path) -> None:
     old = commands["server", 1]
     pid = servers(old)[1]
     old.kill()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while is_alive(pid) and time.monotonic() < deadline:  # it follows its launcher
         time.sleep(0.05)
     commands["server", 1] = start("server", 1)

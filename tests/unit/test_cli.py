@@ -12,12 +12,14 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 import pytest
 from typer.testing import CliRunner
 
 import shoal
+from shoal.command import ending
 from shoal.command.arguments import split_arguments
 from shoal.command.cli import app, main
 from shoal.models import MODELS
@@ -241,3 +243,16 @@ def test_data_fetch_from_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (tmp_path / "data" / "ml-100k" / "u.data").read_text() == "1\t2\t3\t4\n"
     with pytest.raises(ValueError, match="ml-10k"):
         call("data", "fetch", "ml-10k")
+
+
+def test_a_signal_in_the_midst_of_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is imported in part is not used."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(ending, "raised", [])
+    monkeypatch.setitem(sys.modules, "shoal.world.stopping", ModuleType("as it is at first"))
+    try:
+        with pytest.raises(shoal.Interrupted, match="SIGTERM") as caught:
+            ending.stop(signal.SIGTERM, None)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ending.raised == [caught.value]

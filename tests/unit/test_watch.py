@@ -89,3 +89,33 @@ def test_where_all_wait_another_host_is_to_blame(tmp_path: Path, children: list[
     assert not found(children, 4 * SECONDS, elsewhere=time.monotonic() + 60)  # others work
     (hang,) = found(children, 30, elsewhere=0.0).values()
     assert "another host hangs, or the network" in hang.cause and "all_reduce" in hang.cause
+
+
+def test_a_wait_that_ends_by_itself_is_nobodys_hang(tmp_path: Path, children: list[Child]) -> None:
+    text = "with BEAT.waiting('an answer of server 0', bounded=True): time.sleep(60)"
+    children += [Child(tmp_path / "rank-0", text)]
+    assert not found(children, 4 * SECONDS, elsewhere=0.0)
+    os.kill(children[0].process.pid, signal.SIGSTOP)  # unless it was stopped
+    (hang,) = found(children, 30, elsewhere=0.0).values()
+    assert "was stopped" in hang.cause
+
+
+def test_those_that_the_machine_keeps_waiting_do_not_hang(
+    tmp_path: Path, children: list[Child]
+) -> None:
+    """Both want to compute, one in its main thread, and get next to nothing of a processor."""
+    children += [Child(tmp_path / "rank-0", "while True: pass")]
+    thread = "import threading; threading.Thread(target=lambda: sum(iter(int, 1))).start()"
+    children += [Child(tmp_path / "rank-1", f"{thread}; time.sleep(60)")]
+    core = {min(os.sched_getaffinity(0))}
+    for child in children:
+        for task in os.listdir(f"/proc/{child.process.pid}/task"):
+            os.sched_setaffinity(int(task), core)
+            os.sched_setscheduler(int(task), os.SCHED_IDLE, os.sched_param(0))
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        os.sched_setaffinity(busy.pid, core)
+        assert not found(children, 4 * SECONDS)
+    finally:
+        busy.kill()
+        busy.wait()

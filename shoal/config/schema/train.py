@@ -122,3 +122,6 @@ class CheckpointSection(Section):
         le=100,
         description="of so many checkpoints one is whole; the rest hold changed rows only",
     )
+    copy_to: str | None = Field(
+        None, description="URL of an object store (s3://, gs://, ...) that holds copies of them"
+    )

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import signal
-import sys
+from types import FrameType
 from typing import Any
 
 import torch
@@ -41,7 +41,11 @@ def run_server(
     keep_freed_memory()
     how: Any = {"journal": journal, "tiers": tiers}
     server = Server(bind, index, keys, timeout, threads, patience, folder, plain, **how)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        server.told = number  # noted only: a handler may run anywhere, where nothing may be raised
+
+    signal.signal(signal.SIGTERM, stop)
     if announce is not None:
         with open(announce + ".new", "w") as file:
             file.write(server.address)
@@ -50,5 +54,5 @@ def run_server(
     status = server.serve()
     if status and announce is not None:  # whoever started us tells it
         with open(announce + ".failed", "w") as file:
-            json.dump({"message": server.failure}, file)
+            json.dump({"message": server.failure or "it was told to end by SIGTERM"}, file)
     return status

@@ -100,6 +100,7 @@ class Server:
         self.writer: ShardWriter | Written | None = None
         self._jobs: list[tuple[Request, Iterator[None]]] = []  # long work, done in parts
         self._ending = False  # a worker said goodbye
+        self.told = 0  # the signal that told it to end
         self.messages = self.refused = 0
 
     @property
@@ -110,10 +111,12 @@ class Server:
     # ---- the loop -------------------------------------------------------------------------------
 
     def serve(self) -> int:
-        """Until all workers said goodbye; the exit status."""
+        """Until all workers said goodbye, or a signal says so; the exit status."""
         try:
             while True:
                 self._take_one()
+                if self.told:
+                    return 128 + self.told
                 if self._jobs:
                     self._go_on()
                 if time.monotonic() - self.roster.looked > LOOK_SECONDS:

@@ -105,7 +105,7 @@ class Link:
         """The frames of an answer, none when they are rows."""
         patience = patience or self.caller.patience
         if number not in self.came:
-            with BEAT.waiting(f"an answer of server {self.index}"):
+            with BEAT.waiting(f"an answer of server {self.index}", bounded=True):
                 self._listen(number, patience)
         header, frames = self.came.pop(number)
         if header.kind == Kind.ERROR:
