@@ -52,6 +52,7 @@ READ_BY = {
     "strategy.ps.geo_step": Readers(("ps geo",)),
     "strategy.ps.ahead": SERVERS,
     "strategy.ps.staleness": Readers(("ps async",)),
+    "strategy.ps.elastic": Readers(("ps async", "ps geo"), refused=True),  # one lost ends the run
     "strategy.ps.addresses": SERVERS,
     "strategy.ps.keys": Readers(("ps",), refused=True),  # nothing would be encrypted
     "strategy.ps.plain": SERVERS,
