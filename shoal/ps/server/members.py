@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -28,8 +27,8 @@ log = logging.getLogger("shoal")
 class Members:
     """Who takes part, as one server knows it."""
 
-    def __init__(self, index: int, roster: Roster, answers: Answers, fail: Callable[[str], None]):
-        self.index, self.roster, self.answers, self.fail = index, roster, answers, fail
+    def __init__(self, index: int, roster: Roster, answers: Answers):
+        self.index, self.roster, self.answers = index, roster, answers
         self.on = False  # whether workers come and go, once one has said so
         self.ledger = Ledger()  # of server 0; that of the others is empty
         self._over = False  # a worker said so
@@ -79,18 +78,19 @@ class Members:
         self._check_keeper()
         self.ledger.go_on(request.header.worker, _parse(Turn, request))
 
-    def look_after(self) -> None:
-        """Give up who went silent; fail where nobody is left."""
+    def look_after(self) -> str | None:
+        """Give up who went silent; where nobody is left for long, why the run has failed."""
         for number, why in self.roster.give_up_silent():
             if self.index == 0:
                 log.warning("%s", why)
             self._reclaim(number)
         if self.roster.alive or not len(self.roster) or self.over:
             self._alone_since = None
-            return
+            return None
         self._alone_since = self._alone_since or time.monotonic()
-        if time.monotonic() - self._alone_since > self.roster.timeout:
-            self.fail("all workers have left or were lost, and none has joined since")
+        if time.monotonic() - self._alone_since <= self.roster.timeout:
+            return None
+        return "all workers have left or were lost, and none has joined since"
 
     def _reclaim(self, number: int) -> None:
         back = self.ledger.give_back(number)

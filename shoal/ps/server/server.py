@@ -90,7 +90,7 @@ class Server:
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
         self.answers = Answers(self.socket)
         self.roster = Roster(timeout)
-        self.members = Members(index, self.roster, self.answers, self.fail)
+        self.members = Members(index, self.roster, self.answers)
         self.recovery = Recovery(self, journal)
         self.life = secrets.token_bytes(8)  # of this process: another one may have been before it
         self._described: dict[str, Any] = {}  # the model, as the first worker told of it
@@ -148,10 +148,8 @@ class Server:
     def _look_after_workers(self) -> None:
         """Give up when one went silent, or when none comes."""
         BEAT.tick()
-        lost = None if self.members.on else self.roster.find_silent()
-        if self.members.on:
-            self.members.look_after()
-            self._ending = self._ending or self.members.over
+        lost = self.members.look_after() if self.members.on else self.roster.find_silent()
+        self._ending = self._ending or self.members.over
         if self.spec is None and time.monotonic() - self._heard > self.patience:
             lost = (
                 f"no worker came within {self.patience:.0f} s: start the workers, see what ended "
