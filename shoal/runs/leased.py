@@ -34,6 +34,12 @@ def train_leased(
     agreed: values of the config that are the same for all. code: name and text of a model's file.
     """
     config = resolved.config
+    if world.size > 1:
+        raise ValueError(
+            f"strategy.ps.elastic: this process was started as one of {world.size} ranks, and "
+            "workers that come and go are none; start them with `shoal launch --worker_num=N "
+            "--server_num=M`, or one by one with `shoal train --join RUN`"
+        )
     if config.run.output is None:
         raise ValueError(
             "strategy.ps.elastic: any worker may have to save, so each must be told the run's "

@@ -156,9 +156,7 @@ def test_killed_left_and_joined(tmp_path: Path, mode: str) -> None:
 @pytest.mark.parametrize("victim", ["launcher", "workers"])
 def test_resumed_with_other_workers(tmp_path: Path, victim: str) -> None:
     """Told to stop, the run saves where it is; killed, it goes on from its last checkpoint."""
-    config = make_config(
-        tmp_path, "async", **{"checkpoint.every_steps": 20, "strategy.ps.timeout": 5.0}
-    )
+    config = make_config(tmp_path, "async", **{"checkpoint.every_steps": 20})
     folder = tmp_path / "run"
     command = started(tmp_path, config, folder, 2)
     command.until("a checkpoint", lambda: newest_step(folder) >= 20)
