@@ -174,9 +174,10 @@ class LeasedTrainer(Trainer):
         if self._place[0] >= self._last_batch:
             self._end_epoch(epochs, self.cursor.loss_sum, seconds, first_batch, 0)
             seconds, first_batch = 0.0, 0
-        elif self.cursor.step > turn["step"]:
-            self._save(may_skip=not stops)
+        elif not stops:
+            self._save(may_skip=True)
         if stops:
+            self._save()
             self.checkpoints.wait()
             name = signal.Signals(STOPPING.signal or signal.SIGTERM).name
             log.info("stopped by %s; saved at step %d", name, self.cursor.step)
