@@ -108,23 +108,14 @@ def counts(place: Path, folder: Path) -> tuple[Counter[int], dict[int, float]]:
 
 def started(place: Path, config: Path, folder: Path, workers: int) -> Command:
     """A run whose workers are all at work."""
-    words = (
-        "launch",
-        f"--worker_num={workers}",
-        "--server_num=2",
-        "-m",
-        config,
-        "--output",
-        folder,
-    )
-    command = shoal(*words, cwd=place)
-    command.until(
-        "steps of all",
-        lambda: (
-            len(pids := command.ranks().values()) == workers
-            and min(steps(place, pid) for pid in pids) > 2
-        ),
-    )
+    numbers = (f"--worker_num={workers}", "--server_num=2")
+    command = shoal("launch", *numbers, "-m", config, "--output", folder, cwd=place)
+
+    def all_work() -> bool:
+        files = list(place.glob("steps-*"))
+        return len(files) == workers and all(file.stat().st_size > 2 for file in files)
+
+    command.until("steps of all", all_work, LONG)
     return command
 
 
