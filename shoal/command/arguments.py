@@ -120,6 +120,22 @@ def check_resumable(resolved: Resolved, resume: bool) -> None:
         )
 
 
+def join_arguments(folder: str, files: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """Of `shoal train --join RUN`: the run's config, and what is other than in it."""
+    if files:
+        raise typer.BadParameter(f"--join brings the run's config; leave {files[0]} out")
+    return [str(run_config(folder))], {**ONE_PROCESS, "run.output": folder}
+
+
+def check_joinable(resolved: Resolved, folder: str) -> None:
+    """Refuse to join a run whose workers are ranks."""
+    if not resolved.config.workers_come_and_go:
+        raise typer.BadParameter(
+            f"--join {folder}: the workers of that run do not come and go; start it with "
+            "strategy.ps.mode=async (or geo) and strategy.ps.elastic=true"
+        )
+
+
 def key_of(override: str) -> str:
     """`--launch.nproc=2` -> `launch.nproc`"""
     return override.lstrip("-").partition("=")[0].replace("-", "_")

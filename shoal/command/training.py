@@ -15,8 +15,10 @@ from shoal.command.arguments import (
     ONE_PROCESS,
     TRUST,
     as_paddle_launches,
+    check_joinable,
     check_resumable,
     daily_arguments,
+    join_arguments,
     key_of,
     run_arguments,
     split_arguments,
@@ -37,6 +39,10 @@ def train(
         typer.Option("--from", help="Go on from this run, with its config and --data."),
     ] = None,
     data: Annotated[str | None, typer.Option(help="With --from: folder of the data set.")] = None,
+    join: Annotated[
+        str | None,
+        typer.Option(help="Be one more worker of this run, which is under way (ps.elastic)."),
+    ] = None,
     ray: Annotated[
         str | None,
         typer.Option(help="Train on a Ray cluster: auto, its ADDRESS, or local."),
@@ -72,11 +78,16 @@ def train(
     if start is not None and not is_run:
         files, values = daily_arguments(start, data, output, files)
         is_run = True
+    if join is not None:
+        files, values = join_arguments(join, files)
+        is_run = True
     folder = Path(files[0]).parent if is_run else None
     resolved = run.resolve(
         files, overrides, values, "shoal train --resume", folder=folder, trust=trust
     )
     check_resumable(resolved, resume)
+    if join is not None:
+        check_joinable(resolved, join)
     if ray is None:
         result = run.train(resolved, resume)
     else:

@@ -32,7 +32,8 @@ def evaluate(
     resolved = open_config(run, overrides, dict(ONE_PROCESS), trust)
     section = resolved.config.launch
     if not is_worker() and (section.nproc > 1 or section.world_size > 1):
-        from shoal.launch.ranks import launch, scratch_folder
+        from shoal.launch.hosts import scratch_folder
+        from shoal.launch.ranks import launch
 
         extra = [] if output is None else ["--output", output]
         with scratch_folder() as scratch:

@@ -220,6 +220,42 @@ def single(config: Config) -> Iterator[Problem]:
         )
 
 
+def elastic(config: Config) -> Iterator[Problem]:
+    """What needs all workers at once, where they come and go."""
+    if not config.workers_come_and_go:
+        return
+    key, servers = "strategy.ps.elastic", config.strategy.ps
+    if servers.dense == "all_reduce":
+        yield (
+            "strategy.ps.dense",
+            f"all_reduce sums over workers that must all be there, and with {key} they come and "
+            "go: leave it at server",
+        )
+    if servers.journal:
+        yield (
+            "strategy.ps.journal",
+            f"does not keep what {key} lends to workers yet: set one of the two to false; with "
+            "launch.max_restarts a run that lost a server goes on from its last checkpoint",
+        )
+    if config.data.clicks.split_files:
+        yield (
+            "data.clicks.split_files",
+            f"gives every worker files of its own, and with {key} batches are lent: set it to "
+            "false",
+        )
+    if config.train.ema is not None:
+        yield (
+            "train.ema",
+            f"averages over the steps of a run, which with {key} no process sees all of: leave it "
+            "out",
+        )
+    if config.start.run is not None or config.start.pretrained:
+        yield (
+            "start.run" if config.start.run is not None else "start.pretrained",
+            f"is not read with {key} yet: set that to false",
+        )
+
+
 def row_rules(config: Config) -> Iterator[Problem]:
     """Rules of growing tables that could never do anything."""
     section = config.rows
@@ -287,6 +323,7 @@ CHECKS: dict[Callable[[Config], Iterator[Problem]], tuple[str, ...]] = {
     processes: ("launch.",),
     single: ("launch.", "strategy.name"),
     row_rules: ("rows.",),
+    elastic: ("strategy.", "data.clicks", "train.ema", "start."),
 }
 # Those of click models besides.
 CLICK_CHECKS: dict[Callable[[Config], Iterator[Problem]], tuple[str, ...]] = {

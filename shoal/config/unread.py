@@ -31,6 +31,7 @@ class Readers:
         return f"strategy.name={' or '.join(names)}"
 
 
+STALENESS = "strategy.ps.staleness"
 SHARDED, SERVERS = Readers(("sharded",)), Readers(("ps",))
 IN_PROCESS = Readers(("single", "ddp", "sharded"), refused=True)
 # In geo workers have rows of their own, in memory.
@@ -53,7 +54,8 @@ READ_BY = {
     "strategy.ps.dense": SERVERS,
     "strategy.ps.geo_step": Readers(("ps geo",)),
     "strategy.ps.ahead": SERVERS,
-    "strategy.ps.staleness": Readers(("ps async",)),
+    STALENESS: Readers(("ps async",)),
+    "strategy.ps.elastic": Readers(("ps async", "ps geo"), refused=True),  # one lost ends the run
     "strategy.ps.addresses": SERVERS,
     "strategy.ps.keys": Readers(("ps",), refused=True),  # nothing would be encrypted
     "strategy.ps.plain": SERVERS,
@@ -79,6 +81,9 @@ def unread(config: Config, processes: int | None = None) -> Iterator[tuple[str, 
         own = {"ddp"} if several or (processes or 1) > 1 else {"single"}
         if processes is None:
             own.add("ddp")  # another launcher may have started several
+    if config.workers_come_and_go and config.strategy.ps.staleness != LEAVES[STALENESS].default:
+        text = "has no effect with strategy.ps.elastic: nobody waits for a slow worker"
+        yield STALENESS, text, READ_BY[STALENESS]
     for key, readers in READ_BY.items():
         given = value_of(config, key)
         if given in (LEAVES[key].default, *readers.harmless):

@@ -17,8 +17,8 @@ import sys
 import shoal
 from shoal.config.collective import choose_backend
 from shoal.config.schema import LaunchSection
-from shoal.launch.hosts import LaunchError
-from shoal.launch.ranks import launch, scratch_folder
+from shoal.launch.hosts import LaunchError, scratch_folder
+from shoal.launch.ranks import launch
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+
 from shoal.config.schema import LaunchSection
 from shoal.world.channel import read_secret
 from shoal.world.hosts import is_loopback
@@ -18,6 +20,11 @@ class LaunchError(RuntimeError):
     def __init__(self, text: str, status: int = 1, passing: bool = False, of_rank: bool = False):
         super().__init__(text)
         self.status, self.passing, self.of_rank = status, passing, of_rank
+
+
+def scratch_folder() -> tempfile.TemporaryDirectory:
+    """A folder for one launch. Should the launcher be killed, its processes take it away."""
+    return tempfile.TemporaryDirectory(prefix="shoal-ranks-")
 
 
 def host_of(section: LaunchSection) -> tuple[int, int]:

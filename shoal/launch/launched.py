@@ -83,11 +83,15 @@ def _heed_sigterm() -> None:
 
 
 def _end() -> None:
-    """Save if the whole run was told to stop or is to grow, else end; the launcher knows which."""
+    """Save if the whole run was told to stop or is to grow, else leave it or end.
+
+    The launcher knows which.
+    """
     folder = os.environ.get(FOLDER)
     deadline = time.monotonic() + TELLING_SECONDS
     while folder is not None and time.monotonic() < deadline:
         if stop_file(Path(folder)).exists():
+            STOPPING.everyone = True
             if STOPPING.ask(signal.SIGTERM):
                 return
             break
@@ -95,6 +99,8 @@ def _end() -> None:
             STOPPING.ask(signal.SIGTERM, hurry=False)  # where nobody looks, the run is at its end
             return
         time.sleep(0.02)
+    if STOPPING.may_leave and STOPPING.ask(signal.SIGTERM):
+        return
     libc = ctypes.CDLL(None)  # Python's own function is for the main thread alone
     libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
     libc.signal(signal.SIGTERM, None)  # None: SIG_DFL

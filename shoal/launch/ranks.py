@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -47,11 +46,6 @@ SPARE_SECONDS = 2.0  # for ranks that end at the last moment
 STOPPED = (signal.SIGINT, signal.SIGTERM)
 SAVED = 128 + signal.SIGTERM  # status of a rank that was asked to save, when all have
 RESUME = "; what was saved can be continued with --resume"
-
-
-def scratch_folder() -> tempfile.TemporaryDirectory:
-    """A folder for one launch. Should the launcher be killed, its ranks take it away."""
-    return tempfile.TemporaryDirectory(prefix="shoal-ranks-")
 
 
 def launch(

@@ -1,8 +1,9 @@
-"""Memory: messages of megabytes come and go with every step, so what they took is kept."""
+"""Memory: of the host, and what messages of megabytes took, which is kept for the next ones."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 KEEP_FREE = 64 << 20
@@ -21,3 +22,8 @@ def keep_freed_memory() -> None:
         return
     mallopt(TRIM_THRESHOLD, KEEP_FREE)
     mallopt(MMAP_THRESHOLD, MOST_IN_HEAP)
+
+
+def half_of_memory() -> int:
+    """Bytes: half of what this host has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

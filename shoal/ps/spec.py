@@ -15,7 +15,7 @@ from shoal.embedding.leaves.init import recipe
 from shoal.embedding.optim.chosen import check_tables, problems, row_optimizer_of
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
-from shoal.ps.wire import WireError
+from shoal.ps.wire import MOST_WORKERS, WireError
 
 MOST_VALUES = 1 << 33  # dense values of one model
 COPIES = 4  # of a dense parameter, at most: values, gradient, and two of an optimizer's state
@@ -58,10 +58,11 @@ class Spec(Section):
     """A model, as far as a server must know it, and how it is trained."""
 
     seed: int
-    workers: int = Field(ge=1, le=1 << 16)
+    workers: int = Field(ge=1, le=MOST_WORKERS)
     servers: int = Field(ge=1, le=1 << 16)
     mode: Literal["sync", "async", "geo"]
     staleness: int = Field(ge=1)
+    elastic: bool = Field(False, description="workers come and go: `workers` is the most there are")
     tables: list[TableSpec] = Field(max_length=1 << 12)
     optimizer: OptimizerSection
     dense: list[Annotated[list[Side], Field(max_length=16)]] = Field(
@@ -123,6 +124,8 @@ def parse_spec(values: dict) -> Spec:
     for one in spec.tables:
         if one.rules is not None and (one.rows is not None or spec.mode == "geo"):
             raise WireError(f"table {one.name!r} cannot count its ids: it is fixed, or mode is geo")
+    if spec.elastic and spec.mode == "sync":
+        raise WireError("workers come and go, and mode is sync, where all of them make each step")
     for _, text in problems(spec.optimizer):
         raise WireError(text)
     try:

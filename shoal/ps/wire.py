@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MAGIC, VERSION = b"SHOL", 4
+MAGIC, VERSION = b"SHOL", 5
 HEADER = struct.Struct("<4sHHIIQqQ")
 COUNT = struct.Struct("<q")
 MOST_FRAMES = 8
@@ -51,6 +51,10 @@ PIECE = 4 << 20
 MOST_PIECES = 1 << 12  # of one message
 COPY_BELOW = 1 << 16  # smaller frames are copied into zmq's own memory, which is cheaper
 FAST = 1  # level of compression
+
+ANY_NUMBER = (1 << 32) - 1  # in a hello, where workers come and go: server 0 gives the worker one
+MOST_WORKERS = 1 << 16
+PLACE = struct.Struct("<5q")  # of a push: epoch, first and last batch, lease, what is done of it
 
 # What is asked of each table: its number, ids [n], and the first and last of them that are meant.
 Wanted = Sequence[tuple[int, Tensor, int, int]]
@@ -68,7 +72,7 @@ class Kind(IntEnum):
 
     HELLO = 1  # JSON of the model; registers the worker's session
     PULL = 2  # parts, ids -> rows; each in one frame with its header
-    PUSH = 3  # numbers, parts, ids, rows, dense gradients
+    PUSH = 3  # numbers, parts, ids, rows, dense gradients; counts, place (where there are any)
     DENSE = 4  # -> this server's dense parameters
     SET_DENSE = 5  # dense parameters, their optimizer's state
     SAVE = 6  # JSON: name of a folder; the rows as they are now are written there
@@ -78,6 +82,8 @@ class Kind(IntEnum):
     STATS = 10  # -> JSON: rows and bytes held, messages handled
     PING = 11
     BYE = 12  # this worker is done
+    LEASE = 13  # JSON -> JSON: which batches to compute, where workers come and go
+    TURN = 14  # JSON: what is to be done next
     OK = 100
     ERROR = 101  # JSON: message
 
@@ -143,6 +149,16 @@ def parse_json(frame: memoryview | bytes) -> dict[str, Any]:
         raise WireError("a frame that is not JSON text") from None
     if not isinstance(found, dict):
         raise WireError("JSON text that is not an object")
+    return found
+
+
+def parse_place(frame: memoryview | bytes) -> tuple[int, int, int, int, int]:
+    """Of which batches gradients are: epoch, first, last (without it), lease, done of the lease."""
+    if len(frame) != PLACE.size:
+        raise WireError(f"a frame of {len(frame)} bytes; the place of a push has {PLACE.size}")
+    found = PLACE.unpack(frame)
+    if min(found) < 0 or found[1] > found[2] or max(found) > 1 << 53:
+        raise WireError(f"gradients of the batches {found[1]} to {found[2]} of epoch {found[0]}")
     return found
 
 

@@ -10,8 +10,9 @@ from shoal import config as config_room
 from shoal.config import Resolved
 from shoal.config.schema import Config
 from shoal.launch.growing import Growth
-from shoal.launch.hosts import LaunchError
+from shoal.launch.hosts import LaunchError, scratch_folder
 from shoal.launch.servers import END_SECONDS, Servers
+from shoal.launch.workers import Workers
 
 
 def train_once(resolved: Resolved, resume: bool, growth: Growth | None = None) -> None:
@@ -19,7 +20,9 @@ def train_once(resolved: Resolved, resume: bool, growth: Growth | None = None) -
     section = resolved.config.launch
     with ExitStack() as stack:
         servers = stack.enter_context(_servers(resolved.config)) if section.servers else None
-        if section.nproc:
+        if section.nproc and resolved.config.workers_come_and_go:
+            _launch_workers(resolved, servers, resume)
+        elif section.nproc:
             _launch_ranks(resolved, servers, resume, growth)
         if servers is not None:
             servers.wait(END_SECONDS if section.nproc else None)
@@ -32,24 +35,56 @@ def _servers(config: Config) -> Servers:
     return Servers(config, own or None)
 
 
+def _launch_workers(resolved: Resolved, servers: Servers | None, resume: bool) -> None:
+    """Workers that come and go; where servers are here too, until the run is over."""
+    resolved = _with_addresses(resolved, servers)
+    with scratch_folder() as scratch:
+        file = _write_config(resolved, scratch)
+        words = ["train", str(file), *(["--resume"] if resume else [])]
+        with Workers(words, resolved.config.launch, scratch) as workers:
+            workers.wait(lambda: None if servers is None else servers.culprit)
+            if servers is None:
+                if not workers.any_ended_well:
+                    raise LaunchError(workers.lost[0], passing=True)
+                return
+            if not workers.any_ended_well:
+                print("workers that joined may go on; waiting for the servers", flush=True)
+            try:
+                servers.wait(None)
+            except LaunchError as error:
+                lost = "".join(f"\n{text}" for text in workers.lost)
+                raise LaunchError(f"{error}{lost}", passing=True) from None
+
+
+def _with_addresses(resolved: Resolved, servers: Servers | None) -> Resolved:
+    """With the addresses that servers of this host have chosen."""
+    if servers is None or resolved.config.strategy.ps.addresses:
+        return resolved
+    return resolved.with_values({"strategy.ps.addresses": servers.addresses}, "the launcher")
+
+
+def _write_config(resolved: Resolved, scratch: str) -> Path:
+    """The config for the processes that are started, in a file."""
+    file = Path(scratch) / "config.yaml"
+    file.write_text(config_room.dump(resolved.config))
+    for note in resolved.told:  # carried out already: they cannot know it
+        print(note, flush=True)
+    return file
+
+
 def _launch_ranks(
     resolved: Resolved, servers: Servers | None, resume: bool, growth: Growth | None
 ) -> None:
-    if servers is not None and not resolved.config.strategy.ps.addresses:
-        addresses = {"strategy.ps.addresses": servers.addresses}
-        resolved = resolved.with_values(addresses, "the launcher")
+    resolved = _with_addresses(resolved, servers)
     # torch's elastic agent: only here is it needed
-    from shoal.launch.ranks import launch, scratch_folder
+    from shoal.launch.ranks import launch
 
     config = resolved.config
     with ExitStack() as stack:
         scratch = stack.enter_context(scratch_folder())
         if servers is not None and config.launch.hosts <= 1:  # others hear of it from their rank
             stack.enter_context(servers.stopping_us())
-        file = Path(scratch) / "config.yaml"
-        file.write_text(config_room.dump(config))
-        for note in resolved.told:  # carried out already: the ranks cannot know it
-            print(note, flush=True)
+        file = _write_config(resolved, scratch)
         try:
             words = ["train", str(file), *(["--resume"] if resume else [])]
             alive = (lambda: True) if servers is None else servers.are_alive

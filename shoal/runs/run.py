@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ from shoal.runs.daily.growth import save_vocabularies
 from shoal.runs.daily.start import begin
 from shoal.runs.daily.validation import keep_before, validate_first
 from shoal.runs.launching import train_once
+from shoal.runs.leased import train_leased
 from shoal.training.run_folder import RunFolder, is_run_config, start_logging
 from shoal.training.trainer import Trainer
 from shoal.world.gpus import choose_gpus, pick_device
@@ -216,9 +217,12 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
         folder.create(resume)
         resolved = resolved.with_values({"run.output": str(folder.path)}, "the launcher")
     restarts = Restarts(section, folder if has_first else None)
+    # Where workers come and go none of them stays for the whole of it.
+    locked = folder.locked if has_first and resolved.config.workers_come_and_go else nullcontext
     while True:
         try:
-            train_once(resolved, resume, restarts.growth)
+            with locked():
+                train_once(resolved, resume, restarts.growth)
             break
         except LaunchError as error:
             restarts.again(error)
@@ -298,6 +302,8 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     code = code_of(config.model.name) if is_own(config.model.name) else None
     with ExitStack() as stack:
         stack.callback(world.close)
+        if config.workers_come_and_go:
+            return train_leased(resolved, world, resume, comparable(config, code), code, _leave)
         agree(world, "config", comparable(config, code))
         name = world.broadcast_bytes(
             str(run_folder(config).path).encode() if world.is_main else None

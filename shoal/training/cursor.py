@@ -41,12 +41,12 @@ class Cursor:
                 "batches of another size in this epoch; resume with as many workers as before"
             )
 
-    def count_step(self, reader: Reader) -> None:
-        """A step with a global batch was done."""
+    def count_step(self, reader: Reader, steps: int = 1) -> None:
+        """A step with a global batch was done, or several."""
         batches, more = self.position(reader)
-        self.samples = (batches + 1) * reader.batch_size + more
-        self.step += 1
-        self.batch += 1
+        self.samples = (batches + steps) * reader.batch_size + more
+        self.step += steps
+        self.batch += steps
 
     def begin_epoch(self, epoch: int) -> None:
         """An epoch of which nothing was done yet."""

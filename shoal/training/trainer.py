@@ -15,7 +15,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, asdict, fields
-from functools import partial
 from typing import Any
 
 import torch
@@ -114,6 +113,10 @@ class Trainer:
         finally:
             end_steps()
         self.checkpoints.wait()
+        return self._conclude(epochs, started)
+
+    def _conclude(self, epochs: int, started: float) -> dict[str, Any]:
+        """Test the best checkpoint, and write down what came of the run."""
         begun = self.begun or time.perf_counter()  # nothing was left to train
         result = self._test(epochs)
         result["seconds"] = {
@@ -137,11 +140,16 @@ class Trainer:
     # ---- one epoch ------------------------------------------------------------------------------
 
     def _epoch(self, epochs: int) -> None:
-        cursor, section = self.cursor, self.config.train
         begun = time.perf_counter()
-        first_batch, sent = cursor.batch, self.world.bytes_sent
+        first_batch, sent = self.cursor.batch, self.world.bytes_sent
         loss_sum = self._train(epochs)
-        seconds = time.perf_counter() - begun
+        self._end_epoch(epochs, loss_sum, time.perf_counter() - begun, first_batch, sent)
+
+    def _end_epoch(
+        self, epochs: int, loss_sum: float, seconds: float, first_batch: int, sent: int
+    ) -> None:
+        """Tell of an epoch, evaluate and save; sent: bytes before its first batch."""
+        cursor, section = self.cursor, self.config.train
         if first_batch == 0:  # a resumed part of an epoch says nothing about the time of one
             self.train_seconds.append(seconds)
         epoch = cursor.epoch
@@ -188,25 +196,8 @@ class Trainer:
             config.run.progress and self.world.is_main,
             cursor.position(reader)[0],
         )
-        drawn_later = config.train.negatives is not None and config.train.negatives.dynamic
-        move = partial(Batch.to, device=self.world.device) if drawn_later else self.strategy.receive
-        for parts, following in one_ahead([move(part) for part in parts] for parts in shown):
-            self.begun = self.begun or time.perf_counter()
-            seed_step(config.run.seed, cursor.step, self.world.rank, self.world.device)
-            parts = [keep_hardest(self.model, part, config) for part in parts]
-            if following is not None and len(following) == 1 and not drawn_later:
-                self.strategy.prefetch(following[0])
-            steps = reader.num_batches or 0
-            lr = learning_rate(config.train.optimizer, cursor.lr_step(reader), steps, epochs)
-            loss = self.strategy.train_parts(parts, lr)
-            if self.averages is not None:
-                self.averages.update()
-            total += loss
-            cursor.count_step(reader)
-            if self.on_step is not None:
-                self.on_step(cursor.step, loss)
-            samples = sum(part.size for part in parts)
-            self.interval.step(cursor.epoch, cursor.step, samples, loss)
+        for parts, following in one_ahead(map(self._move, shown)):
+            total += self._step(parts, following, epochs)
             every, told = config.checkpoint.every_steps, stopping.stops(cursor.step)
             if told or (every and cursor.step % every == 0 and following is not None):
                 cursor.loss_sum = self._number(total)
@@ -216,6 +207,38 @@ class Trainer:
                     self._stop(told)
         self.strategy.settle()
         return self._number(total)
+
+    @property
+    def _drawn_later(self) -> bool:
+        """Whether a batch is changed before its rows can be asked for."""
+        negatives = self.config.train.negatives
+        return negatives is not None and negatives.dynamic
+
+    def _move(self, parts: list[Batch]) -> list[Batch]:
+        """The parts of a batch where the strategy wants them."""
+        if self._drawn_later:
+            return [part.to(self.world.device) for part in parts]
+        return [self.strategy.receive(part) for part in parts]
+
+    def _step(self, parts: list[Batch], following: list[Batch] | None, epochs: int) -> Tensor:
+        """The step that the cursor is at, and the cursor is one further; its mean loss."""
+        cursor, config, reader = self.cursor, self.config, self.reader
+        self.begun = self.begun or time.perf_counter()
+        seed_step(config.run.seed, cursor.step, self.world.rank, self.world.device)
+        parts = [keep_hardest(self.model, part, config) for part in parts]
+        if following is not None and len(following) == 1 and not self._drawn_later:
+            self.strategy.prefetch(following[0])
+        steps = reader.num_batches or 0
+        lr = learning_rate(config.train.optimizer, cursor.lr_step(reader), steps, epochs)
+        loss = self.strategy.train_parts(parts, lr)
+        if self.averages is not None:
+            self.averages.update()
+        cursor.count_step(reader)
+        if self.on_step is not None:
+            self.on_step(cursor.step, loss)
+        samples = sum(part.size for part in parts)
+        self.interval.step(cursor.epoch, cursor.step, samples, loss)
+        return loss
 
     def _stop(self, number: int) -> None:
         """All ranks were told to end, and have saved."""

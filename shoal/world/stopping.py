@@ -25,6 +25,8 @@ class Stopping:
 
     def __init__(self) -> None:
         self.signal: int | None = None  # that told it
+        self.may_leave = False  # whether it may go while the others of its run go on
+        self.everyone = False  # whether the whole run was told
         self._looked = False  # whether somebody looks
         self._grace = 0.0  # seconds there are to save
         self._hurries = False
@@ -36,7 +38,7 @@ class Stopping:
         try:
             yield
         finally:
-            self._looked = False
+            self._looked = self.may_leave = self.everyone = False
 
     def ask(self, number: int, hurry: bool = True) -> bool:
         """Take note of a signal; False: nobody looks, and the process is to end at once.
@@ -53,7 +55,8 @@ class Stopping:
 
     def _end(self, seconds: float) -> None:
         time.sleep(seconds)
-        text = f"no checkpoint was written within launch.grace={seconds:g} s of the signal"
+        what = "no checkpoint was written" if self.everyone or not self.may_leave else "not gone"
+        text = f"{what} within launch.grace={seconds:g} s of the signal"
         print(text, file=sys.stderr, flush=True)
         os._exit(128 + (self.signal or 0))
 

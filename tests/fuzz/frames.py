@@ -13,7 +13,10 @@ import torch
 from ps_cluster import Bare, get_dense, joined, make_spec, pull, push, server_process
 from test_ps_fuzz import Fuzzer
 
-from shoal.ps.wire import Header, Kind
+from shoal.ps.wire import MOST_WORKERS, Header, Kind
+from shoal.ps.worker.client import Client
+from shoal.ps.worker.lease import Lease
+from shoal.ps.worker.transfer import Pushing
 
 BURST = 500
 LIVES = 60  # bursts that a server lives for
@@ -35,19 +38,31 @@ def bursts(seed: int, folder: Path) -> Iterator[tuple[int, int]]:
         home = folder / str(life)
         home.mkdir()
         yield 0, 0
-        yield from _life(rng, home)
+        yield from _life(rng, home, elastic=life % 3 == 2)
         life += 1
 
 
-def _life(rng: random.Random, folder: Path) -> Iterator[tuple[int, int]]:
+def _push(client: Client, ids: list[int]) -> Pushing:
+    """Ones, of the next batch where batches are lent."""
+    if client.lease is not None:
+        client.lease.computed += 1
+    return push(client, {0: (ids, torch.ones(4, 4))})
+
+
+def _life(rng: random.Random, folder: Path, elastic: bool) -> Iterator[tuple[int, int]]:
+    """elastic: workers come and go, so strangers may come too, and orders are anybody's."""
     spec = make_spec("adagrad", workers=2)
+    if elastic:
+        spec = make_spec("adagrad", workers=MOST_WORKERS, mode="async", elastic=True)
     ids = [1, 2, 3, 500]
     with (
         server_process(folder, timeout=60.0) as (process, address),
         joined([address], spec) as one,
         joined([address], spec, 1) as two,
     ):
-        for pushing in [push(each, {0: (ids, torch.ones(4, 4))}) for each in (one, two)]:
+        for number, each in enumerate((one, two) if elastic else ()):  # of epochs far away
+            each.lease = Lease(1 + number, 1 << 40, number << 30, 1 << 31, 0, 0, 2)
+        for pushing in [_push(each, ids) for each in (one, two)]:
             pushing.wait()
         hello = json.dumps({**json.loads(spec.json()), "host": "x", "server": 0}).encode()
         sessions = [one.session, two.session]
@@ -58,7 +73,7 @@ def _life(rng: random.Random, folder: Path) -> Iterator[tuple[int, int]]:
         for number in range(LIVES):
             before, dense = pull(one, 0, ids), get_dense(one)
             # Half of the time a step is under way: one worker has pushed, the other has not.
-            held = push(one, {0: (ids, torch.ones(4, 4))}) if number % 2 else None
+            held = _push(one, ids) if number % 2 else None
             _raw(rng, address)
             fuzzer = known if number % 3 else strange
             known.steps = {
@@ -70,7 +85,7 @@ def _life(rng: random.Random, folder: Path) -> Iterator[tuple[int, int]]:
                 line.socket.send_multipart(fuzzer.message())
             _wait(line, number, one.session, process)
             if held is not None:
-                push(two, {0: (ids, torch.ones(4, 4))}).wait()
+                _push(two, ids).wait()
                 held.wait()
             elif not torch.equal(pull(two, 0, ids), before):
                 raise Wrong("rows have changed")
@@ -79,6 +94,8 @@ def _life(rng: random.Random, folder: Path) -> Iterator[tuple[int, int]]:
             yield BURST, process.pid
         for line in lines:
             line.close()
+        if elastic:  # who came besides is not gone yet
+            return
         one.bye()
         two.bye()
         process.join(30)

@@ -16,7 +16,7 @@ import torch
 from other_user import as_nobody, needs_root, reached
 
 from shoal.embedding.leaves.row_log import RowLog
-from shoal.launch.ranks import scratch_folder
+from shoal.launch.hosts import scratch_folder
 from shoal.world.beat import Beat, stack_of
 from shoal.world.channel import Place
 from shoal.world.hosts import private_folder

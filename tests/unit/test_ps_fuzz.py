@@ -56,6 +56,7 @@ class Fuzzer:
             (Kind.PUSH, 0, [step, pack_parts(0, 3), ids, rows, b""]),
             (Kind.PUSH, WITH_DENSE, [step, pack_parts(0, 3), ids, rows, dense]),
             (Kind.PUSH, BFLOAT16, [step, pack_parts(0, 3), ids, half, b""]),
+            (Kind.PUSH, 0, [step, pack_parts(0, 3), ids, rows, b"", pack_parts(0, 5, 6, 1, 5)]),
             (Kind.PUSH, COMPRESSED, [step, pack_parts(0, 3), small(ids), small(rows), b""]),
             (Kind.DENSE, 0, []),
             (Kind.SET_DENSE, 0, [dense, b""]),
@@ -66,6 +67,9 @@ class Fuzzer:
             (Kind.STATS, 0, []),
             (Kind.PING, 0, []),
             (Kind.BYE, 0, []),
+            (Kind.LEASE, 0, [b"{}"]),
+            (Kind.LEASE, 0, [json.dumps({"lease": 1, "done": 2, "loss": 0.5}).encode()]),
+            (Kind.TURN, 0, [json.dumps({"number": 1, "last": 9, "notes": {}}).encode()]),
         ]
 
     def message(self) -> list[bytes]:

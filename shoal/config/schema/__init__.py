@@ -116,6 +116,11 @@ class Config(Section):
         """Whether every process makes updates of its own: batch_size is then each one's."""
         return self.strategy.name == "ps" and self.strategy.ps.mode == "async"
 
+    @property
+    def workers_come_and_go(self) -> bool:
+        """Whether processes are no ranks, and servers lend them what they train on."""
+        return self.strategy.name == "ps" and self.strategy.ps.elastic
+
     def samples_per_step(self, processes: int) -> int:
         """Samples that all processes together take at a time."""
         return self.train.batch_size * (processes if self.updates_apart else 1)

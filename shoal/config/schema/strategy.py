@@ -45,6 +45,11 @@ class ServersSection(Section):
     staleness: int = Field(
         16, ge=1, description="async: steps that a worker may be ahead of the slowest one"
     )
+    elastic: bool = Field(
+        False,
+        description="async, geo: workers come and go while the run goes on; batches are lent to "
+        "them, and those of a worker that is lost go to another",
+    )
     addresses: list[str] = Field(
         default_factory=list,
         description="HOST:PORT or ipc://PATH of every server; `shoal launch` fills it in",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ class Worker:
     step: int = 0  # pushes that came
     answer: list[Any] | None = None  # to its last push, once it is given
     done: bool = False
+    lost: str = ""  # why it was given up, while others go on
     orders: dict[int, bool] = field(default_factory=dict)  # number of the last ones -> carried out
 
 
@@ -57,23 +58,41 @@ class Roster:
         worker = self.workers.get(header.worker)
         if worker is None or worker.session != header.session:
             raise WireError(f"worker {header.worker} is not known here; it must say hello first")
+        if worker.lost:
+            raise WireError(f"{worker.lost}; start another worker in its place")
         worker.heard = time.monotonic()
         return worker
 
     def find_silent(self) -> str | None:
         """Who went silent, if anybody did."""
+        return next((why for _, why in self._silent()), None)
+
+    def give_up_silent(self) -> list[tuple[int, str]]:
+        """Those who went silent, and what is told of it: they are workers no more."""
+        found = list(self._silent())
+        for number, why in found:
+            self.workers[number].lost = why
+        return found
+
+    @property
+    def alive(self) -> list[int]:
+        """The workers that take part now."""
+        return [k for k, one in self.workers.items() if not one.done and not one.lost]
+
+    def _silent(self) -> Iterator[tuple[int, str]]:
         now = time.monotonic()
         busy, self.looked = now - self.looked > self.timeout / 2, now
         if busy:  # what came meanwhile may not have been handed over yet
-            return None
-        for number, worker in self.workers.items():
+            return
+        for number in self.alive:
+            worker = self.workers[number]
             silent = now - worker.heard
-            if not worker.done and silent > self.timeout:
-                return (
+            if silent > self.timeout:
+                yield (
+                    number,
                     f"worker {number} on host {worker.host} has been silent for {silent:.0f} s: it "
-                    "died, or the network to it is cut"
+                    "died, or the network to it is cut",
                 )
-        return None
 
     def find_done(self) -> int | None:
         """A worker that is done."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -23,16 +22,20 @@ from safetensors.torch import save as format_tensors
 
 from shoal.config.tiers import TiersSection
 from shoal.ps.keys import Keys
+from shoal.ps.memory import half_of_memory
 from shoal.ps.server.answers import Answers, Request
+from shoal.ps.server.greeting import make_state, read_hello
 from shoal.ps.server.listening import listen
+from shoal.ps.server.members import Members
 from shoal.ps.server.recovery import Recovery
 from shoal.ps.server.roster import Roster
 from shoal.ps.server.shards import ShardWriter, Written, load_shards
 from shoal.ps.server.state import State
 from shoal.ps.server.steps import Steps, flat_floats
-from shoal.ps.spec import Spec, parse_spec
+from shoal.ps.spec import Spec
 from shoal.ps.wire import (
     COPY_BELOW,
+    COUNT,
     IN_PIECES,
     MOST_FRAMES,
     MOST_PIECES,
@@ -49,9 +52,10 @@ from shoal.world.beat import BEAT
 log = logging.getLogger("shoal")
 LOOK_SECONDS = 0.5  # between looks for workers that went silent
 PARTING_SECONDS = 3.0  # how long a server that gave up goes on telling workers why
-ORDERS = (Kind.SET_DENSE, Kind.SAVE, Kind.LOAD)  # carried out once, however often they come
+OF_FIRST = (Kind.SET_DENSE, Kind.SAVE, Kind.LOAD, Kind.SAVED)  # what worker 0 alone may ask
+# Carried out once, however often they come.
+ORDERS = (Kind.SET_DENSE, Kind.SAVE, Kind.LOAD, Kind.TURN)
 OVER = object()  # after the last part of long work
-OF_FIRST = (*ORDERS, Kind.SAVED)  # what worker 0 alone may ask
 
 
 class Server:
@@ -82,13 +86,14 @@ class Server:
         """
         self.index, self.threads, self.tiers = index, threads, tiers
         self.folder = None if folder is None else Path(folder)
-        self.memory = _half_of_memory() if memory is None else memory
+        self.memory = half_of_memory() if memory is None else memory
         self.patience, self._heard = patience, time.monotonic()
         self.context = zmq.Context()
         self.socket = listen(self.context, bind, index, keys, plain)
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
         self.answers = Answers(self.socket)
         self.roster = Roster(timeout)
+        self.members = Members(index, self.roster, self.answers)
         self.recovery = Recovery(self, journal)
         self.life = secrets.token_bytes(8)  # of this process: another one may have been before it
         self._described: dict[str, Any] = {}  # the model, as the first worker told of it
@@ -149,7 +154,8 @@ class Server:
     def _look_after_workers(self) -> None:
         """Give up when one went silent, or when none comes."""
         BEAT.tick()
-        lost = self.roster.find_silent()
+        lost = self.members.look_after() if self.members.on else self.roster.find_silent()
+        self._ending = self._ending or self.members.over
         if self.spec is None and time.monotonic() - self._heard > self.patience:
             lost = (
                 f"no worker came within {self.patience:.0f} s: start the workers, see what ended "
@@ -160,6 +166,8 @@ class Server:
         self.recovery.tidy()
 
     def _all_done(self) -> bool:
+        if self.members.on:
+            return self.members.over
         return self.spec is not None and self.roster.all_done(self.spec.workers)
 
     def fail(self, why: str) -> None:
@@ -209,7 +217,7 @@ class Server:
         if self.failure is not None and header.kind not in (Kind.BYE, Kind.PING):
             raise WireError(self.failure)
         self.roster.hear(header)
-        if header.kind in OF_FIRST and header.worker != 0:
+        if header.kind in OF_FIRST and header.worker != 0 and not self.members.on:
             raise WireError(
                 f"worker {header.worker} orders what only worker 0 may: {header.kind.name}"
             )
@@ -236,40 +244,23 @@ class Server:
 
     def _hello(self, request: Request) -> None:
         header = request.header
-        values = parse_json(request.only(1)[0])
-        host, server = str(values.pop("host", "?"))[:200], values.pop("server", None)
-        if self.spec is not None and values != self._described:
-            raise WireError(
-                f"worker {header.worker} describes another model or run than the first worker "
-                "did: give every host the same config and code"
-            )
-        spec = parse_spec(values) if self.spec is None else self.spec
+        hello = read_hello(request, self.index, self.spec, self._described)
+        spec = hello.spec
+        if spec.elastic:
+            header = header._replace(worker=self.members.number_of(header))
         if header.worker >= spec.workers:
             raise WireError(f"worker {header.worker} of {spec.workers}")
-        if server != self.index or self.index >= spec.servers:
-            raise WireError(
-                f"this is server {self.index}, and worker {header.worker} on host {host} takes it "
-                f"for server {server} of {spec.servers}: give every host the same --servers"
-            )
         if self.spec is None:
-            needed = spec.first_bytes(self.index)
-            if needed > self.memory:
-                raise WireError(
-                    f"server {self.index} cannot hold this model: dense parameters and Bloom "
-                    f"filters take up to {needed / 2**30:.1f} GiB, and it may take "
-                    f"{self.memory / 2**30:.1f}, half of its host's memory: use more servers"
-                )
-            try:
-                self.state = State(spec, self.index, self.threads, self.tiers)
-            except (ValueError, RuntimeError, MemoryError) as error:
-                raise WireError(f"server {self.index} cannot hold this model: {error}") from None
-            write_down = self.recovery.write_down
-            self.steps = Steps(self.state, self.roster, self.answers, self.fail, write_down)
-            self.spec, self._described = spec, values
+            self.state = make_state(spec, self.index, self.threads, self.memory, self.tiers)
+            how = (self.fail, self.recovery.write_down, self.members.ledger)
+            self.steps = Steps(self.state, self.roster, self.answers, *how)
+            self.spec, self._described, self.members.on = spec, hello.described, spec.elastic
             self.recovery.sweep(spec.servers)
-        if self.roster.register(header, host):
+        if self.roster.register(header, hello.host):
             self.recovery.write_down(request)
-        self.answers.give(request, [self.life])
+            if spec.elastic:
+                self.members.came(header.worker)
+        self.answers.give(request, [self.life, COUNT.pack(header.worker)])
 
     def _ping(self, request: Request) -> None:
         worker, taken = request.header.worker, self.roster[request.header.worker].step
@@ -290,6 +281,15 @@ class Server:
         self.roster[number].done = self._ending = True
         self.answers.give(request, [])
         self._steps().leave(number)
+        if self.members.on:
+            self.members.left(number, over=bool(request.frames))
+
+    def _lease(self, request: Request) -> None:
+        self.members.lease(request)
+
+    def _turn(self, request: Request) -> None:
+        self.members.turn(request)
+        self._carried_out(request)
 
     # ---- rows and dense parameters --------------------------------------------------------------
 
@@ -383,10 +383,6 @@ class Server:
         self.answers.give(request, [json.dumps(found).encode()])
 
 
-def _half_of_memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-
-
 HANDLERS: dict[Kind, Callable[[Server, Request], None]] = {
     Kind.HELLO: Server._hello,
     Kind.PULL: Server._pull,
@@ -400,4 +396,6 @@ HANDLERS: dict[Kind, Callable[[Server, Request], None]] = {
     Kind.STATS: Server._stats,
     Kind.PING: Server._ping,
     Kind.BYE: Server._bye,
+    Kind.LEASE: Server._lease,
+    Kind.TURN: Server._turn,
 }

@@ -31,6 +31,7 @@ class Push:
     rows: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # table -> ids, gradients
     counts: dict[int, Tensor] = field(default_factory=dict)  # table -> shows and clicks [n, 2]
     dense: Tensor | None = None  # flat, this server's parameters
+    place: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)  # see parse_place
 
 
 class State:

@@ -1,10 +1,12 @@
 """Steps: which rows a worker may see, and when its gradients are applied.
 
 sync     a step's gradients wait until every worker's are here, and are applied as one
-async    gradients are applied as they come; a worker far ahead of the slowest one waits
+async    gradients are applied as they come; a worker far ahead of the slowest one waits, unless
+         workers come and go
 geo      workers update copies of their own; what comes is added
 
-A push that is sent twice is applied once.
+A push that is sent twice is applied once; where workers come and go, so are the batches of a push
+that two of them computed.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from torch import Tensor
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.leaves.native import row_reader
 from shoal.ps.server.answers import Answers, Request
+from shoal.ps.server.ledger import Applied, Ledger
 from shoal.ps.server.roster import Roster, Worker
 from shoal.ps.server.state import Push, State
 from shoal.ps.wire import (
@@ -30,6 +33,7 @@ from shoal.ps.wire import (
     numbers,
     numbers_frame,
     parse_parts,
+    parse_place,
     parse_pull,
     receive_ids,
     receive_rows,
@@ -52,10 +56,15 @@ class Steps:
         answers: Answers,
         fail: Callable[[str], None],
         write_down: Callable[[Request], None],
+        ledger: Ledger,
     ):
-        """write_down: keeps a push that is taken, before it is answered."""
+        """write_down: keeps a push that is taken, before it is answered.
+
+        ledger: of batches that are lent, which a push tells how far they are done.
+        """
         self.state, self.roster, self.answers, self.fail = state, roster, answers, fail
-        self._write_down = write_down
+        self._write_down, self._ledger = write_down, ledger
+        self._batches = Applied()  # where workers come and go
         self.spec = state.spec
         self.applied = 0  # steps (sync)
         self._pushes: dict[int, tuple[Request, Push]] = {}  # sync: of the step under way
@@ -106,7 +115,7 @@ class Steps:
 
     def _is_time(self, header: Header) -> bool:
         """Whether the rows that a pull of a step may see are ready."""
-        if header.step < 0 or self.spec.mode == "geo":
+        if header.step < 0 or self.spec.mode == "geo" or self.spec.elastic:
             return True
         if self.spec.mode == "sync":
             return header.step <= self.applied
@@ -132,8 +141,15 @@ class Steps:
         done = self.roster.find_done() if self.spec.mode == "sync" else None
         if done is not None:
             raise WireError(f"gradients of step {header.step}, and worker {done} is done")
+        new = not self.spec.elastic or self._batches.is_new(*push.place[:3])
         self._write_down(request)
         worker.step, worker.answer = header.step + 1, None
+        if self.spec.elastic:
+            self._ledger.advance(header.worker, *push.place[3:])
+            if not new:  # another worker's came before: this one is answered, and that is all
+                self._answer_pushes([(request, push)])
+                return
+            self._batches.add(*push.place[:3])
         if self.spec.mode != "sync":
             self._apply([(request, push)])
             return
@@ -150,7 +166,8 @@ class Steps:
 
     def _parse_push(self, request: Request) -> Push:
         state, flags = self.state, request.header.flags
-        told, parts, ids, rows, dense, *seen = request.only(6 if any(state.counted) else 5)
+        counted, elastic = any(state.counted), self.spec.elastic
+        told, parts, ids, rows, dense, *more = request.only(5 + counted + elastic)
         lr, loss, count = numbers(told, 3)
         if not (lr >= 0 and lr < float("inf") and count >= 0):
             raise WireError(f"a learning rate of {lr} and a count of {count}")
@@ -164,8 +181,10 @@ class Steps:
             state.check_ids(table, some)
         push = Push(request.header.worker, lr, loss, count)
         push.rows = {t: pair for (t, _), pair in zip(pairs, zip(all_ids, all_rows))}
-        if seen:
-            push.counts = state.read_counts(seen[0], pairs, flags)
+        if counted:
+            push.counts = state.read_counts(more[0], pairs, flags)
+        if elastic:
+            push.place = parse_place(more[-1])
         if flags & WITH_DENSE:
             if not state.has_dense:
                 raise WireError("gradients of dense parameters that nobody has set")

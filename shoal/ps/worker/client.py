@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import secrets
 import socket as sockets
 import time
@@ -23,6 +24,7 @@ from shoal.ps.spec import Spec
 from shoal.ps.wire import (
     BFLOAT16,
     COMPRESSED,
+    COUNT,
     WITH_DENSE,
     Kind,
     numbers_frame,
@@ -33,6 +35,7 @@ from shoal.ps.wire import (
 )
 from shoal.ps.worker.caller import Caller
 from shoal.ps.worker.heartbeat import Heartbeat
+from shoal.ps.worker.lease import Lease
 from shoal.ps.worker.link import Link, ServerError
 from shoal.ps.worker.transfer import (
     PACKED_VALUES,
@@ -74,6 +77,8 @@ class Client(Caller):
         self.links = [Link(self, k, one, AGAIN_SECONDS) for k, one in enumerate(addresses)]
         self._heartbeat: Heartbeat | None = None
         self.spec: Spec | None = None
+        self.lease: Lease | None = None  # of which pushes are, where workers come and go
+        self.over = False  # server 0 said that nothing is left to do
 
     def ask_all(self, kind: Kind, frames: Sequence[Any] = (), flags: int = 0) -> list[int]:
         """The same request to every server; the numbers of the requests."""
@@ -100,22 +105,33 @@ class Client(Caller):
     def hello(self, spec: Spec, join_timeout: float = 60.0) -> None:
         """Describe the model to every server; waits for servers that are not up yet."""
         self.spec = spec
-        values = {**json.loads(spec.json()), "host": sockets.gethostname()}
-        for link in self.links:
-            text = json.dumps({**values, "server": link.index}).encode()
-            link.greeting = self.header(Kind.HELLO)
-            link.ask(link.greeting, [text])
-        # Servers that are up must hear of this worker while it waits for others.
-        self._heartbeat = Heartbeat(self, self.links)
+        host = sockets.gethostname()
+        if spec.elastic:  # workers are named by nothing else that a user knows
+            host += f" (pid {os.getpid()})"
+        values = {**json.loads(spec.json()), "host": host}
         try:
-            for link in self.links:
-                link.life = bytes(link.answer(link.greeting.sequence, join_timeout)[0])
+            if spec.elastic:  # server 0 says which number it has
+                self._greet(self.links[:1], values, join_timeout)
+            else:
+                # Servers that are up must hear of this worker while it waits for others.
+                self._heartbeat = Heartbeat(self, self.links)
+            self._greet(self.links[spec.elastic :], values, join_timeout)
         except PeerLost as error:
             raise PeerLost(
                 f"{error}. Start the servers, check their addresses and keys, or raise "
                 "launch.join_timeout"
             ) from None
+        self._heartbeat = self._heartbeat or Heartbeat(self, self.links)
         self._heartbeat.greeted = True
+
+    def _greet(self, links: Sequence[Link], values: dict[str, Any], patience: float) -> None:
+        for link in links:
+            text = json.dumps({**values, "server": link.index}).encode()
+            link.greeting = self.header(Kind.HELLO)
+            link.ask(link.greeting, [text])
+        for link in links:
+            life, number = link.answer(link.greeting.sequence, patience)
+            link.life, self.worker = bytes(life), COUNT.unpack(number)[0]
 
     def bye(self) -> None:
         """Tell every server that this worker is done.
@@ -123,7 +139,7 @@ class Client(Caller):
         A server ends with the last goodbye. If its answer to that is lost nobody is there to give
         it again, and nothing is missing: all else that this worker asked was answered before.
         """
-        requests = self.ask_all(Kind.BYE)
+        requests = self.ask_all(Kind.BYE, [b"over"] if self.over else [])
         for link, number in zip(self.links, requests):
             try:
                 link.answer(number, GOODBYE_SECONDS)
@@ -185,7 +201,8 @@ class Client(Caller):
         assert self.spec is not None
         counted = self.spec.counted
         flags = self.flags | (WITH_DENSE if dense is not None else 0)
-        pushing = Pushing(flags, self.pushes)
+        pushing = Pushing(flags, self.pushes, self.lease)
+        place = None if self.lease is None else self.lease.take_place()
         for link in self.links:
             k = link.index
             parts = [(share.table, share.counts[k]) for share in shares]
@@ -202,6 +219,8 @@ class Client(Caller):
             if any(counted):
                 seen = [seen_by(share, k) for share in shares if counted[share.table]]
                 frames.append(send_rows(seen, flags & COMPRESSED))
+            if place is not None:
+                frames.append(place)
             link.ask(header, frames)
             pushing.asked.append((link, header.sequence))
         self.pushes += 1
@@ -230,6 +249,21 @@ class Client(Caller):
         for frames in self.tell_all(Kind.STATE):
             found |= parse_tensors(bytes(frames[0]))
         return found
+
+    # ---- batches that are lent ------------------------------------------------------------------
+
+    def ask_lease(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Ask server 0 what to do: see Leases."""
+        return parse_json(self._tell_first(Kind.LEASE, values)[0])
+
+    def set_turn(self, values: dict[str, Any]) -> None:
+        """Tell server 0 what comes next."""
+        self._tell_first(Kind.TURN, values)
+
+    def _tell_first(self, kind: Kind, values: dict[str, Any]) -> list[memoryview]:
+        header, link = self.header(kind), self.links[0]
+        link.ask(header, [json.dumps(values).encode()])
+        return link.answer(header.sequence)
 
     # ---- checkpoints ----------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shoal.ps.wire import WITH_DENSE, Header, Kind, Wanted, WireError, numbers, receive_rows
 from shoal.ps.worker.arriving import ArrivingRows
+from shoal.ps.worker.lease import Lease
 from shoal.ps.worker.link import Link
 
 # Values of rows in one request, about. A server answers others in between; it sends such an answer
@@ -113,8 +114,9 @@ class Pulling:
 class Pushing:
     """Gradients on their way."""
 
-    def __init__(self, flags: int, step: int):
-        self.flags, self.step = flags, step
+    def __init__(self, flags: int, step: int, lease: Lease | None = None):
+        self.flags, self.step, self.lease = flags, step, lease
+        self.until = 0 if lease is None else lease.computed  # batches of the lease before this
         self.asked: list[tuple[Link, int]] = []
 
     def wait(self) -> tuple[float, float, list[Tensor]]:
@@ -127,6 +129,8 @@ class Pushing:
             loss, count = numbers(frames[0], 2)
             if self.flags & WITH_DENSE and len(frames) > 1:
                 dense.append(flat_values(frames[1]))
+        if self.lease is not None:
+            self.lease.done = self.until
         return loss, count, dense
 
 

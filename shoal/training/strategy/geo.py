@@ -16,6 +16,7 @@ from shoal.embedding.optim.dense import dense_step, make_optimizer
 from shoal.embedding.service import RowService
 from shoal.embedding.table import Table
 from shoal.ps.worker.copies import GeoRows
+from shoal.ps.worker.lease import Lease
 from shoal.training.strategy.ps import ParameterServers
 
 
@@ -42,6 +43,16 @@ class Geo(ParameterServers):
         kept = list(tables.values())
         return GeoRows(self.client, kept, self.row_optimizers, self.seed, self.world.device)
 
+    def begin_lease(self, lease: Lease) -> None:
+        super().begin_lease(lease)
+        self._batches, self._begun = 0, [p.detach().clone() for p in self.dense]
+        self.rows.begin_window()
+
+    @property
+    def _sharers(self) -> int:
+        """Workers whose differences are added up, by which each divides its own."""
+        return self.world.size if self.client.lease is None else self.client.lease.workers
+
     def prefetch(self, batch: Batch) -> None:
         """Nothing: most rows of a batch are here already."""
 
@@ -63,7 +74,7 @@ class Geo(ParameterServers):
 
     def _meet(self) -> None:
         """End the window: tell the servers what changed, and begin with what they have then."""
-        before, workers = self.client.bytes_sent, self.world.size
+        before, workers = self.client.bytes_sent, self._sharers
         dense = None
         if self.dense_at_servers:
             with torch.no_grad():
@@ -87,7 +98,9 @@ class Geo(ParameterServers):
         self.world.bytes_sent += self.client.bytes_sent - before
 
     def settle(self) -> None:
-        self._meet()
+        lease = self.client.lease
+        if not self.elastic or (lease is not None and lease.pushed < lease.computed):
+            self._meet()
         super().settle()
         self._begun = [p.detach().clone() for p in self.dense]
 

@@ -5,6 +5,9 @@ async   a worker's gradients are applied when they arrive; it goes on meanwhile 
         lack its own last push or two, and is at most `staleness` steps ahead of the slowest worker
 geo     a worker updates a copy of its own and tells the servers every `geo_step` batches what
         changed (shoal.training.strategy.geo)
+
+Where workers come and go (`elastic`) each is a world of its own: what they are to do, server 0 says
+(shoal.training.leased).
 """
 
 from __future__ import annotations
@@ -24,8 +27,9 @@ from shoal.embedding.service import RowService
 from shoal.embedding.table import Table
 from shoal.ps.keys import read_keys
 from shoal.ps.spec import Spec, TableSpec
-from shoal.ps.wire import BFLOAT16, COMPRESSED
+from shoal.ps.wire import ANY_NUMBER, BFLOAT16, COMPRESSED, MOST_WORKERS
 from shoal.ps.worker.client import Client, Pushing
+from shoal.ps.worker.lease import Lease
 from shoal.ps.worker.remote import ServedRows
 from shoal.training.strategy.base import Strategy
 from shoal.world.world import World
@@ -46,6 +50,7 @@ class ParameterServers(Strategy):
                 "strategy ps needs servers: start the run with `shoal launch --worker_num=2 "
                 "--server_num=1 -m CONFIG`, or name running ones in strategy.ps.addresses"
             )
+        self.elastic = self.section.elastic
         self.dense_at_servers = self.section.dense == "server"
         self.pipelined = self.section.mode == "async"  # goes on before its gradients are applied
         self._under_way: deque[Pushing] = deque()
@@ -67,9 +72,13 @@ class ParameterServers(Strategy):
         super().setup(model, optimizer, seed, **how)
         if self.dense_at_servers:
             self.dense_optimizer = None
-            if self.world.is_main:
-                self.client.set_dense(self._split(self.dense), {})
+            if self.world.is_main and not self.elastic:
+                self.begin_dense()
         self.world.barrier()
+
+    def begin_dense(self) -> None:
+        """Let the servers begin with the dense parameters of this worker."""
+        self.client.set_dense(self._split(self.dense), {})
 
     def make_rows(self, tables: dict[str, Table]) -> RowService:
         self.client = self._say_hello(tables)
@@ -82,10 +91,11 @@ class ParameterServers(Strategy):
         section = self.section
         self.spec = Spec(
             seed=self.seed,
-            workers=self.world.size,
+            workers=MOST_WORKERS if self.elastic else self.world.size,
             servers=len(section.addresses),
             mode=section.mode,
             staleness=section.staleness,
+            elastic=self.elastic,
             tables=[TableSpec.of(table, self.rules.get(name)) for name, table in tables.items()],
             optimizer=self.optimizer_section,
             dense=[list(p.shape) for p in self.dense] if self.dense_at_servers else [],
@@ -93,7 +103,7 @@ class ParameterServers(Strategy):
         keys = None if section.keys is None else read_keys(section.keys, "worker")
         client = Client(
             section.addresses,
-            self.world.rank,
+            ANY_NUMBER if self.elastic else self.world.rank,
             keys,
             section.timeout,
             plain=section.plain,
@@ -102,6 +112,20 @@ class ParameterServers(Strategy):
         client.flags = BFLOAT16 * section.bfloat16 | COMPRESSED * section.compress
         client.hello(self.spec, self.join_timeout)
         return client
+
+    # ---- batches that are lent ------------------------------------------------------------------
+
+    def begin_lease(self, lease: Lease) -> None:
+        """The next steps are those of a lease, from what the servers have now."""
+        self.client.lease = lease
+        self._take_dense(self.client.dense())
+
+    def end_lease(self) -> Lease:
+        """Every server has applied what was computed of it."""
+        self.settle()
+        lease, self.client.lease = self.client.lease, None
+        assert lease is not None
+        return lease
 
     # ---- a step ---------------------------------------------------------------------------------
 

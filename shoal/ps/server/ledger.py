@@ -1,0 +1,217 @@
+"""Ledger: which batches are lent to which worker, where workers come and go.
+
+Server 0 keeps it. Training goes by turns: a turn is some batches of an epoch, in the order that is
+a pure function of seed and epoch. They are lent in pieces; what a worker that is lost, or leaves,
+had not done is lent again. When all are done, one worker, the chief, has the floor: it evaluates
+and saves, and says what the next turn is. Should it be lost meanwhile, another one has the floor.
+
+A lease says who computes a batch, not whether it counts: each server takes the gradients of a batch
+once, however often they come (`Applied`). So a batch that was lent twice still counts once.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field
+
+from shoal.config.section import Section
+from shoal.ps.wire import WireError
+
+MOST = 1 << 53  # batches, steps: whole numbers that JSON keeps
+MOST_LENT = 64  # batches at a time, or a window of geo
+SHARES = 4  # leases of each worker that are left, about: short ones towards the end
+MOST_RANGES = 1 << 16  # apart from each other, of batches that were applied
+
+
+class Turn(Section):
+    """What is to be done next: batches first to last - 1 of an epoch."""
+
+    number: int = Field(ge=1, le=MOST)
+    epoch: int = Field(0, ge=0, le=MOST)
+    first: int = Field(0, ge=0, le=MOST)
+    last: int = Field(0, ge=0, le=MOST)
+    skip: int = Field(0, ge=0, le=MOST, description="samples before batch 0")
+    step: int = Field(0, ge=0, le=MOST, description="steps of the run before batch `first`")
+    grain: int = Field(1, ge=1, le=1 << 20, description="batches that are lent together")
+    notes: dict[str, Any] = Field(default_factory=dict, description="the chief's, for the next one")
+    over: bool = Field(False, description="nothing is left to do")
+
+
+class Asked(Section):
+    """What a worker says when it asks for batches."""
+
+    lease: int = Field(0, ge=0, le=MOST, description="the one that it has, as far as it knows")
+    done: int = Field(0, ge=0, le=MOST, description="batches before this of it are everywhere")
+    losses: int = Field(0, ge=0, le=MOST, description="batches whose losses are summed")
+    loss: float = 0.0
+    wants: bool = Field(True, description="another one; else it only gives back what it has")
+    stop: bool = Field(False, description="the turn is to end with what is lent")
+    knows: bool = Field(True, description="what the workers of this run agreed on")
+
+
+@dataclass
+class Lease:
+    """Batches first to last - 1 of a turn that a worker has."""
+
+    number: int
+    first: int
+    last: int
+
+
+class Ledger:
+    """Turns, leases, and who has the floor."""
+
+    def __init__(self) -> None:
+        self.turn: Turn | None = None  # None: nobody has said yet what to do
+        self.chief: int | None = None
+        self.leases: dict[int, Lease] = {}  # worker -> what it has
+        self._lent = 0  # leases so far
+        self._back: list[tuple[int, int]] = []  # batches that were given back
+        self._next = self._last = 0  # batches that nobody has had
+        self._stops = False  # the whole run was told to stop
+        self._loss, self._losses, self._begun = 0.0, 0, time.monotonic()
+
+    @property
+    def over(self) -> bool:
+        return self.turn is not None and self.turn.over
+
+    @property
+    def all_done(self) -> bool:
+        """Whether every batch of the turn was done."""
+        return self._next >= self._last and not self._back and not self.leases
+
+    def go_on(self, worker: int, turn: Turn) -> None:
+        """The chief says what comes next."""
+        if worker != self.chief:
+            raise WireError(f"worker {worker} says what comes next, and {self.chief} has the floor")
+        number = 0 if self.turn is None else self.turn.number
+        if turn.number != number + 1 or not self.all_done:
+            raise WireError(f"turn {turn.number}, and turn {number} is under way")
+        if turn.last < turn.first:
+            raise WireError(f"a turn of batches {turn.first} to {turn.last}")
+        self.turn, self._next, self._last = turn, turn.first, turn.last
+        self._loss, self._losses, self._begun = 0.0, 0, time.monotonic()
+
+    def ask(self, worker: int, asked: Asked, alive: Sequence[int]) -> dict[str, Any]:
+        """What a worker is to do; asked again, it is told the same."""
+        held = self.leases.get(worker)
+        if held is not None and held.number == asked.lease:
+            self.advance(worker, held.number, asked.done)
+            self._loss, self._losses = self._loss + asked.loss, self._losses + asked.losses
+            self.give_back(worker)
+            held = None
+        if asked.stop:
+            self._last, self._stops = self._next, True
+        answer: dict[str, Any] = {"wait": True}
+        if asked.wants:
+            answer = self._tell(worker, held, alive)
+        if not asked.knows and self.turn is not None:
+            answer["agreed"] = self.turn.notes.get("agreed")
+        return answer
+
+    def _tell(self, worker: int, held: Lease | None, alive: Sequence[int]) -> dict[str, Any]:
+        if self.over:
+            return {"over": True}
+        if self.turn is None or self.all_done:
+            if self.chief not in alive:
+                self.chief = min(alive)
+            return self._floor() if worker == self.chief else {"wait": True}
+        held = held or self._lend(worker, len(alive))
+        if held is None:
+            return {"wait": True}
+        turn = self.turn
+        return {
+            "lease": held.number,
+            "first": held.first,
+            "last": held.last,
+            "epoch": turn.epoch,
+            "skip": turn.skip,
+            "step": turn.step + held.first - turn.first,
+            "workers": len(alive),
+        }
+
+    def _floor(self) -> dict[str, Any]:
+        """What the chief must know: the turn that was done, as far as it was meant to be."""
+        told: dict[str, Any] = {"floor": True, "turn": None, "stop": self._stops}
+        if self.turn is not None:
+            told["turn"] = {**self.turn.model_dump(), "last": self._last}
+        seconds = time.monotonic() - self._begun
+        return told | {"loss": self._loss, "losses": self._losses, "seconds": seconds}
+
+    def _lend(self, worker: int, workers: int) -> Lease | None:
+        assert self.turn is not None
+        if self._back:
+            first, last = self._back.pop(0)
+        else:
+            grain = self.turn.grain
+            size = min(MOST_LENT, -(-(self._last - self._next) // (SHARES * workers)))
+            size = grain * max(1, -(-size // grain))
+            first, last = self._next, min(self._last, self._next + size)
+            self._next = last
+        if first == last:
+            return None
+        self._lent += 1
+        self.leases[worker] = Lease(self._lent, first, last)
+        return self.leases[worker]
+
+    def advance(self, worker: int, lease: int, done: int) -> None:
+        """Every server has applied the batches of a lease before `done`."""
+        held = self.leases.get(worker)
+        if held is not None and held.number == lease:
+            held.first = min(max(held.first, done), held.last)
+
+    def give_back(self, worker: int) -> tuple[int, int] | None:
+        """A worker has its lease no more: what it has not done goes to others; which that is."""
+        held = self.leases.pop(worker, None)
+        if held is None or held.first == held.last:
+            return None
+        self._back.append((held.first, held.last))
+        return self._back[-1]
+
+
+class Applied:
+    """Whose gradients a server has applied: batches of the present epoch, as ranges."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self._starts: list[int] = []  # of the ranges, in order
+        self._stops: list[int] = []
+
+    def is_new(self, epoch: int, first: int, last: int) -> bool:
+        """Whether none of these was applied; False: all of them were. Anything else is refused."""
+        if first == last or epoch < self.epoch:
+            return False
+        if epoch > self.epoch:
+            return True
+        place = bisect_right(self._starts, first) - 1
+        stop = self._stops[place] if place >= 0 else 0
+        if last <= stop:
+            return False
+        following = self._starts[place + 1] if place + 1 < len(self._starts) else last
+        if stop > first or following < last:
+            raise WireError(
+                f"gradients of batches {first} to {last - 1}, some of which came before"
+            )
+        if len(self._starts) >= MOST_RANGES:
+            raise WireError(f"gradients of batch {first}, far from {MOST_RANGES} others that came")
+        return True
+
+    def add(self, epoch: int, first: int, last: int) -> None:
+        """They are applied now; with a later epoch the one before is over."""
+        if epoch != self.epoch:
+            self.epoch, self._starts, self._stops = epoch, [], []
+        place = bisect_right(self._starts, first)
+        if place and self._stops[place - 1] == first:
+            place -= 1
+            self._stops[place] = last
+        else:
+            self._starts.insert(place, first)
+            self._stops.insert(place, last)
+        if place + 1 < len(self._starts) and self._starts[place + 1] == last:
+            self._stops[place] = self._stops.pop(place + 1)
+            del self._starts[place + 1]

@@ -1,0 +1,79 @@
+"""A worker of a run whose workers come and go: it joins the servers, and trains what they lend."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import shoal
+from shoal import config as config_room
+from shoal.config import Resolved
+from shoal.data.dataset import Dataset
+from shoal.launch.servers import knocking
+from shoal.runs.build import announce, build
+from shoal.runs.daily.growth import save_vocabularies
+from shoal.training.leased import LeasedTrainer
+from shoal.training.run_folder import RunFolder, start_logging
+from shoal.world.world import World
+
+log = logging.getLogger("shoal")
+
+
+def train_leased(
+    resolved: Resolved,
+    world: World,
+    resume: bool,
+    agreed: dict[str, Any],
+    code: tuple[str, bytes] | None,
+    on_peer_lost: Callable[[str], None],
+) -> dict[str, Any]:
+    """Take part in a run; its result, where this worker is the one that ends it.
+
+    agreed: values of the config that are the same for all. code: name and text of a model's file.
+    """
+    config = resolved.config
+    if world.size > 1:
+        raise ValueError(
+            f"strategy.ps.elastic: this process was started as one of {world.size} ranks, and "
+            "workers that come and go are none; start them with `shoal launch --worker_num=N "
+            "--server_num=M`, or one by one with `shoal train --join RUN`"
+        )
+    if config.run.output is None:
+        raise ValueError(
+            "strategy.ps.elastic: any worker may have to save, so each must be told the run's "
+            "folder: set run.output, the same on every host, on a disk that all of them share"
+        )
+    folder = RunFolder(config.run.output)
+    start_logging(config.run.log_level, int(os.environ.get("RANK", "0")))
+    with knocking(config, world.rank):
+        parts = build(config, world)
+    parts.strategy.on_peer_lost(on_peer_lost)
+
+    def take_charge(begins: bool) -> None:
+        """This worker evaluates and saves from now on."""
+        folder.path.mkdir(parents=True, exist_ok=True)
+        start_logging(config.run.log_level, 0, folder.path / "train.log")
+        log.info("worker %d evaluates and saves", parts.strategy.client.worker)  # type: ignore[attr-defined]
+        if not begins:
+            return
+        for note in resolved.notes:
+            log.info("%s", note)
+        announce(config, parts)
+        folder.write_config(config_room.dump(config))
+        if code is not None:
+            folder.keep_code(*code)
+        if isinstance(parts.dataset, Dataset):
+            save_vocabularies(folder.path, parts.dataset)
+
+    trainer = LeasedTrainer(
+        *(config, parts.strategy, parts.reader, parts.evaluator, folder, parts.fingerprint),
+        agreed={"config": agreed, "data": parts.fingerprint},
+        take_charge=take_charge,
+        resume=resume,
+    )
+    result = trainer.fit(shoal.STARTED)
+    parts.strategy.close()
+    log.info("run folder: %s", folder.path)
+    return {**result, "folder": str(folder.path)} if result else {}
