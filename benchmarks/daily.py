@@ -1,13 +1,14 @@
 """Going on every day beside training anew every day: BPR on MovieLens, cut by time into days.
 
     python benchmarks/daily.py --data FOLDER [--name ml-1m] [--days 10] [--epochs 40]
-        [--share 0.15 0.2] [--threads 1]
+        [--share 0.08 0.15,train.optimizer.schedule=linear] [--threads 1]
 
 FOLDER holds NAME/NAME.inter or NAME.zip (`shoal data fetch NAME` gets it). The first half of the
 interactions is what is known at first; the rest is cut into days of as many interactions each.
 Every day's data set holds all interactions so far, split by time for each user, so that nothing
 that is tested was trained on before. `anew` trains for all epochs; `on` goes on from the day before
-(`start.run`) for a part of them (--share; several are compared, each a chain of runs of its own).
+(`start.run`) for a part of them (--share; several are compared, each a chain of runs of its own,
+and each may have settings of its own when it goes on).
 Printed are NDCG@10 of the day's test split and the CPU seconds of training, which other load on the
 machine does not change; after the table, the CPU seconds of whole runs: reading, checkpoints and
 evaluations too. All sides read data that another has prepared as often: they take turns.
@@ -21,9 +22,12 @@ import sys
 import tempfile
 import time
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 import shoal
 from shoal.training.trainer import Trainer
@@ -48,13 +52,13 @@ def main() -> None:
     print(f"$ python {' '.join(sys.argv)}")
     print(f"{platform.machine()}, {options.name}, {len(rows)} interactions")
     print("| day | interactions | new users | NDCG@10 anew | CPU s |", end="")
-    cells = [f" on, {share:g} of the epochs | ratio | CPU s | ratio |" for share in options.share]
+    cells = [f" on: {share} | ratio | CPU s | ratio |" for share in options.share]
     print("".join(cells))
     print("| --- " * (5 + 4 * len(cells)) + "|", flush=True)
     with tempfile.TemporaryDirectory(prefix="daily-") as scratch:
         root, known = Path(scratch), set[str]()
         anew: list[Day] = []
-        chains: dict[float, list[Day]] = {share: [] for share in options.share}
+        chains: dict[str, list[Day]] = {share: [] for share in options.share}
         for day in range(options.days):
             count = len(rows) // 2 + len(rows) // 2 * day // max(1, options.days - 1)
             users = {line.split("\t")[who] for line in rows[:count]}
@@ -62,16 +66,17 @@ def main() -> None:
             text = "\n".join([lines[0], *rows[:count]])
             (root / f"day-{day}" / f"day-{day}.inter").write_text(text + "\n")
             if day == 0:  # all begin with the same run
-                train(root, day, "anew", options.epochs, None, options.threads)
+                train(root, day, "anew", options.epochs, options)
                 known = users
                 continue
-            for share in [0.0, *options.share][:: (-1) ** day]:
+            for share in ["", *options.share][:: (-1) ** day]:
                 if not share:
-                    anew.append(train(root, day, "anew", options.epochs, None, options.threads))
+                    anew.append(train(root, day, "anew", options.epochs, options))
                     continue
-                how, epochs = f"on-{share:g}", max(1, round(options.epochs * share))
-                before = root / f"day-{day - 1}-{how if day > 1 else 'anew'}"
-                chains[share].append(train(root, day, how, epochs, before, options.threads))
+                part, *settings = share.split(",")
+                epochs = max(1, round(options.epochs * float(part)))
+                before = root / f"day-{day - 1}-{share if day > 1 else 'anew'}"
+                chains[share].append(train(root, day, share, epochs, options, before, settings))
             told = f"| {day} | {count} | {len(users - known)} "
             told += f"| {anew[-1].ndcg:.4f} | {anew[-1].training:.1f} |"
             for on in (chain[-1] for chain in chains.values()):
@@ -83,14 +88,14 @@ def main() -> None:
         summary(share, anew, chain)
 
 
-def summary(share: float, anew: list[Day], chain: list[Day]) -> None:
+def summary(share: str, anew: list[Day], chain: list[Day]) -> None:
     """The quality and the cost of going on, over all days."""
     ratios = [on.ndcg / new.ndcg for on, new in zip(chain, anew)]
     mean = sum(on.ndcg for on in chain) / sum(new.ndcg for new in anew)
     training = sum(on.training for on in chain) / sum(new.training for new in anew)
     whole = [sum(one.whole for one in days) for days in (chain, anew)]
     print(
-        f"{share:g} of the epochs: NDCG@10, on ÷ anew: last day {ratios[-1]:.3f}, mean {mean:.3f}, "
+        f"{share} of the epochs: NDCG@10, on ÷ anew: last day {ratios[-1]:.3f}, mean {mean:.3f}, "
         f"lowest {min(ratios):.3f}; CPU time of training, on ÷ anew: {training:.3f}; of whole runs "
         f"{whole[0]:.1f} s ÷ {whole[1]:.1f} s = {whole[0] / whole[1]:.3f}"
     )
@@ -109,7 +114,15 @@ def interactions(folder: Path, name: str) -> list[str]:
     return [head, *text.replace("::", "\t").splitlines()]
 
 
-def train(root: Path, day: int, how: str, epochs: int, before: Path | None, threads: int) -> Day:
+def train(
+    root: Path,
+    day: int,
+    how: str,
+    epochs: int,
+    options: argparse.Namespace,
+    before: Path | None = None,
+    settings: Sequence[str] = (),
+) -> Day:
     """One run: all interactions so far, from nothing or from the run before."""
     values: dict[str, Any] = {
         "data.path": str(root),
@@ -120,7 +133,7 @@ def train(root: Path, day: int, how: str, epochs: int, before: Path | None, thre
         "checkpoint.every_epochs": epochs,
         "eval.metrics": ["NDCG"],
         "eval.valid_metric": "NDCG@10",
-        "run.threads": threads,
+        "run.threads": options.threads,
         "run.progress": False,
         "run.tensorboard": False,
         "run.log_level": "warning",
@@ -128,6 +141,7 @@ def train(root: Path, day: int, how: str, epochs: int, before: Path | None, thre
     }
     if before is not None:
         values |= {"start.run": str(before), "start.words": str(before)}
+    values |= {key: yaml.safe_load(value) for key, value in (one.split("=") for one in settings)}
     spent.clear()
     begun = time.process_time()
     result = shoal.run(model="BPR", config_dict=values)
@@ -157,7 +171,7 @@ def command_line() -> argparse.Namespace:
     parser.add_argument("--days", type=int, default=10)
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument(
-        "--share", type=float, nargs="+", default=[0.15], help="of the epochs, when going on"
+        "--share", nargs="+", default=["0.15"], help="of the epochs, when going on: S[,KEY=VALUE]"
     )
     parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args()
