@@ -39,11 +39,9 @@ def main() -> None:
         return print(json.dumps(asyncio.run(load(options))))
     with tempfile.TemporaryDirectory(prefix="serve-") as scratch:
         root = Path(scratch)
-        prepare(root, options)
+        count = prepare(root, options)
         print(f"$ python {' '.join(sys.argv)}")
-        print(
-            f"{platform.machine()}, {os.cpu_count()} cores, clients included; {options.items} items"
-        )
+        print(f"{platform.machine()}, {os.cpu_count()} cores, clients included; {count} items")
         print("| clients | FastAPI + torch, requests/s | p50, ms | p99, ms | CPU ms |", end="")
         print(" Shoal, requests/s | p50, ms | p99, ms | CPU ms | requests/s | CPU |")
         print("| --- " * 11 + "|")
@@ -73,8 +71,8 @@ def main() -> None:
             print(f"| {clients} | {' | '.join(cells)} | {ratio:.2f} × | 1/{less:.2f} |")
 
 
-def prepare(root: Path, options: argparse.Namespace) -> None:
-    """Train and export."""
+def prepare(root: Path, options: argparse.Namespace) -> int:
+    """Train and export; how many items somebody took, which are those of the catalogue."""
     import shoal
 
     shoal.run(
@@ -96,6 +94,7 @@ def prepare(root: Path, options: argparse.Namespace) -> None:
     shoal.export(root / "run", root / "artifact")
     items = shoal.load(root / "artifact").items.all[1:].tolist()
     (root / "names.json").write_text(json.dumps(items))
+    return len(items)
 
 
 def start(side: str, root: Path, options: argparse.Namespace) -> tuple[subprocess.Popen, str]:
@@ -238,7 +237,7 @@ def peer(options: argparse.Namespace) -> None:
 
 def command_line() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--items", type=int, default=20_000)
+    parser.add_argument("--items", type=int, default=20_000, help="planted; some are never taken")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3)

@@ -6,6 +6,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +26,12 @@ from zoo_models import MODELS, zoo_config
 
 from shoal.config.schema import Config
 from shoal.models import MODELS as NAMES
+from shoal.models import find
+from shoal.ps.server.server import Server
+from shoal.runs.artifact import check
 from shoal.runs.artifact.export import CHECK
 from shoal.runs.artifact.loaded import Artifact
-from shoal.runs.artifact.writer import Writer
+from shoal.runs.artifact.writer import Writer, _fields_of
 from shoal.runs.build import Parts, build
 from shoal.runs.run import resolve
 from shoal.training.checkpoint import Checkpoints, give
@@ -51,6 +57,7 @@ def trained(config: Config, world: World | None = None, steps: int = 3) -> Parts
         batches = parts.reader.batches(0, world.rank, world.size)
         for _, batch in zip(range(steps), batches):
             parts.strategy.train_step(batch)
+        parts.strategy.settle()
     parts.model.eval()
     return parts
 
@@ -68,18 +75,23 @@ def export_here(parts: Parts, config: Config, folder: Path) -> Artifact:
     return Artifact(folder)
 
 
-def click_config(name: str, folder: Path) -> Config:
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Interactions with features."""
+    return write(tmp_path_factory.mktemp("features"))
+
+
+def click_config(name: str, data: Path, **values: Any) -> Config:
     """Planted clicks; for histories and several labels, interactions with features."""
     options = {f"model.{key}": value for key, value in {**FIRST, **CLICKS}[name].items()}
     model = name.split()[0]
     if name not in HISTORIES and name not in LABELS:
-        return resolve(values={"model": model, **PLANTED, **options}).config
-    more: dict[str, Any] = {"data__features": FITTING}
+        given = {key.replace("__", "."): value for key, value in values.items()}
+        return resolve(values={"model": model, **PLANTED, **options, **given}).config
+    more: dict[str, Any] = {"data__features": FITTING, **values}
     if name in LABELS:
         more["data__labels"] = {"click": {}, "both": {"column": "click", "weight": 0.5}}
-    return config(
-        write(folder), model, **more, **{k.replace(".", "__"): v for k, v in options.items()}
-    )
+    return config(data, model, **more, **{k.replace(".", "__"): v for k, v in options.items()})
 
 
 def test_every_model_is_here() -> None:
@@ -94,17 +106,17 @@ def test_what_ranks_items(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", each([*FIRST, *CLICKS]))
-def test_what_predicts_clicks(name: str, tmp_path: Path) -> None:
-    config = click_config(name, tmp_path / "data")
+def test_what_predicts_clicks(name: str, shop: Path, tmp_path: Path) -> None:
+    config = click_config(name, shop)
     artifact = export_here(trained(config), config, tmp_path / "artifact")
     assert len(artifact.labels) == (2 if name in LABELS else 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["DNN", "DeepFM", "LightFM"])
-def test_features_of_every_kind(model: str, tmp_path: Path) -> None:
+def test_features_of_every_kind(model: str, shop: Path, tmp_path: Path) -> None:
     features = FEATURES if model == "DNN" else FITTING
-    own = config(write(tmp_path / "data"), model, data__features=features)
+    own = config(shop, model, data__features=features)
     export_here(trained(own), own, tmp_path / "artifact")
 
 
@@ -120,43 +132,89 @@ def test_a_history_with_times_typed_by_hand(tmp_path: Path) -> None:
         artifact.recommend(history=items)
 
 
-# ---- strategies ---------------------------------------------------------------------------------
+# ---- strategies: one start of processes runs every model ----------------------------------------
 
-SPREAD = ["BPR", "NeuMF", "SASRec", "MultiVAE", "KGCN", "HSTU"]
+WAYS = {"ddp, 2 processes": 2, "sharded, 3 processes": 3, "ps, 2 workers": 2}
+TRAINED = [name for name in MODELS if find(name.split()[0]).trainable]
+SPREAD = [*TRAINED, *FIRST, *CLICKS]
 USERS, ITEMS = torch.arange(1, 9), torch.arange(1, 40)
 
 
-def on_ranks(world: World, strategy: str, folder: str) -> list[str]:
-    """Train, save, and leave what the spread model answers."""
+def spread_config(name: str, data: Path, **values: Any) -> Config:
+    return zoo_config(name, **values) if name in TRAINED else click_config(name, data, **values)
+
+
+def on_ranks(world: World, way: str, folder: str, data: str, addresses: dict[str, str]) -> None:
+    """Train and save every model, and leave what it answers while it is spread."""
     for name in SPREAD:
-        config = zoo_config(name, strategy__name=strategy, strategy__replicate_below=0.0)
-        parts = trained(config, world)
-        evaluator = parts.evaluator
-        assert isinstance(evaluator, Evaluator)
-        with torch.inference_mode():
-            query = evaluator.query(USERS.numpy(), evaluator.histories(("train", "valid", "test")))
-            scores = parts.model.score(query, ITEMS)
-        checkpoints = Checkpoints(Path(folder) / name, world)
+        values: dict[str, Any] = {"strategy__name": way.split(",")[0]}
+        if name in addresses:
+            values["strategy__ps__addresses"] = [addresses[name]]
+        elif way.startswith("sharded"):
+            values |= {"strategy__place": "row", "strategy__replicate_below": 0.0}
+        parts = trained(spread_config(name, Path(data), **values), world)
+        answers = answers_of(parts)
+        checkpoints = Checkpoints(Path(folder) / name, world, rows_apart=parts.strategy.saves_rows)
         checkpoints.save(parts.strategy, {"step": 3})
         checkpoints.wait()
         if world.is_main:
-            asked = {f"ids.{field}": query.tensor(field).clone() for field in query.ids}
-            save_file({**asked, "scores": scores.clone()}, Path(folder) / f"{name}.safetensors")
+            save_file(answers, Path(folder) / f"{name}.safetensors")
         world.barrier()
         parts.strategy.close()
-    return SPREAD
+
+
+def answers_of(parts: Parts) -> dict[str, torch.Tensor]:
+    """What a model is asked, and what it answers: scores of items, or logits of samples."""
+    evaluator = parts.evaluator
+    with torch.inference_mode():
+        if not isinstance(evaluator, Evaluator):
+            batch = next(iter(parts.reader.batches(0)))
+            asked = _fields_of(batch, "0.")
+            return asked | {"0.logits": parts.model.logits(batch).clone()}  # type: ignore[operator]
+        query = evaluator.query(USERS.numpy(), evaluator.histories(("train", "valid", "test")))
+        scores = parts.model.score(query, ITEMS)
+    asked = {f"ids.{field}": query.tensor(field).clone() for field in query.ids}
+    return asked | {"items": ITEMS, "scores": scores.clone()}
+
+
+@pytest.fixture(scope="module")
+def spread(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A way of training -> the folder with checkpoints and answers of every model."""
+
+    @cache
+    def made(way: str) -> Path:
+        root: Path = tmp_path_factory.mktemp("spread")
+        addresses = {}
+        for name in SPREAD if way.startswith("ps") else ():
+            server = Server(index=0, threads=1, folder=root / name)
+            threading.Thread(target=server.serve, daemon=True).start()
+            addresses[name] = server.address
+        run_ranks(on_ranks, WAYS[way], root / "ranks", way, str(root), str(shop), addresses)
+        return root
+
+    return made
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "size"), [("ddp", 2), ("sharded", 2), ("sharded", 3)])
-def test_from_ranks(strategy: str, size: int, tmp_path: Path) -> None:
-    run_ranks(on_ranks, size, tmp_path / "ranks", strategy, str(tmp_path))
-    for name in SPREAD:
-        config = zoo_config(name)
-        parts = build(config, World())
-        give(parts.strategy, Checkpoints(tmp_path / name, World()).load_step(3))
-        artifact = export_here(parts, config, tmp_path / f"{name}-artifact")
-        asked = load_file(tmp_path / f"{name}.safetensors")
-        query = {key[4:]: one for key, one in asked.items() if key.startswith("ids.")}
-        found = artifact._scores(query, ITEMS.numpy())
-        torch.testing.assert_close(found, asked["scores"], rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("name", SPREAD)
+@pytest.mark.parametrize("way", WAYS)
+def test_from_ranks(
+    way: str, name: str, spread: Callable[[str], Path], shop: Path, tmp_path: Path
+) -> None:
+    folder, config = spread(way), spread_config(name, shop)
+    parts = build(config, World())
+    give(parts.strategy, Checkpoints(folder / name, World()).load_step(3))
+    parts.model.eval()
+    artifact = export_here(parts, config, tmp_path / "artifact")
+    asked = load_file(folder / f"{name}.safetensors")
+    expected, found = told_and_found(artifact, asked)
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-5 * check._spread(expected))
+
+
+def told_and_found(
+    artifact: Artifact, asked: dict[str, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the spread model answered, and what the artifact does."""
+    if "scores" in asked:
+        return asked["scores"], check._scores(artifact, asked)
+    return check._clicks(artifact, asked)

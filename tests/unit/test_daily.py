@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import multiprocessing
 import os
+import pkgutil
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from exported import check_here
 from small import NO_DROPOUT
 from typer.testing import CliRunner
 
 import shoal
 from shoal.command import cli
 from shoal.config.schema import Config
+from shoal.runs.artifact import export
 from shoal.runs.build import Parts, build
 from shoal.runs.daily.decay import ages_after
 from shoal.runs.daily.follow import Ledger, is_whole, seconds_of
@@ -282,27 +285,67 @@ def test_interactions_are_followed(root: Path, tmp_path: Path) -> None:
     assert len(Trained(tmp_path / "out" / entry.run).recommend("u39", 5)) == 5
 
 
+# ---- a kill at any moment -----------------------------------------------------------------------
+
+SAVE, LEDGER = "shoal.training.checkpoint:Checkpoints.save", "shoal.runs.daily.follow:Ledger.save"
+COMMIT = "shoal.runs.artifact.files:commit"
+BEFORE, AFTER = "before", "after"
+BLOWS = [  # one after another, on the same command: what is called, which time, when, the signal
+    (LEDGER, 1, BEFORE, signal.SIGKILL),  # nothing is noted yet
+    (LEDGER, 1, AFTER, signal.SIGKILL),  # a file is noted, and its run has not begun
+    (SAVE, 1, BEFORE, signal.SIGKILL),  # the run has begun, and has no checkpoint
+    (SAVE, 4, AFTER, signal.SIGKILL),  # in the midst of the first file
+    (LEDGER, 1, BEFORE, signal.SIGKILL),  # the file is done, and that is not noted
+    (COMMIT, 1, BEFORE, signal.SIGKILL),  # exported, but for its name
+    (SAVE, 2, BEFORE, signal.SIGTERM),  # in the midst of the second file
+    (COMMIT, 1, AFTER, signal.SIGKILL),  # exported, and that is not noted
+    (SAVE, 6, AFTER, signal.SIGKILL),  # in the midst of the third
+    (None, 0, AFTER, 0),  # and nobody hits it any more
+]
+
+
+def command_that_is_hit(words: list[str], what: str | None, time: int, when: str, by: int) -> None:
+    """A process of its own: `shoal` with these words, which is sent a signal at one moment."""
+    if what is not None:
+        place, _, name = what.rpartition("." if "." in what.partition(":")[2] else ":")
+        owner = pkgutil.resolve_name(place)
+        whole, calls = getattr(owner, name), itertools.count(1)
+
+        def hit(*given: Any, **more: Any) -> Any:
+            now = next(calls) == time
+            if now and when == BEFORE:
+                os.kill(os.getpid(), by)
+            answer = whole(*given, **more)
+            if now and when == AFTER:
+                os.kill(os.getpid(), by)
+            return answer
+
+        setattr(owner, name, hit)
+    export.check_apart = check_here  # type: ignore[assignment]  # to start a process takes seconds
+    sys.argv = ["shoal", *words]
+    cli.main()
+
+
 @pytest.mark.slow
-def test_a_kill_changes_nothing(tmp_path: Path) -> None:
+def test_a_kill_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     clicks_run(tmp_path)
     (tmp_path / "in").mkdir()
-    for number in range(3):
-        write_clicks(tmp_path / "in" / f"{number}.txt", number + 1, 4000)
-    command = [sys.executable, "-m", "shoal"]
-    quiet = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "stdout": subprocess.DEVNULL}
-    subprocess.run([*command, *followed(tmp_path, "whole")], check=True, **quiet)  # type: ignore[call-overload]
-    words = followed(tmp_path, "out", "--export", str(tmp_path / "exported"), "--every", "1s")
-    for number in (signal.SIGKILL, signal.SIGTERM):  # in the midst of the second file, then again
-        process = subprocess.Popen([*command, *words], **quiet)  # type: ignore[call-overload]
-        saved = tmp_path / "out" / "000002" / "checkpoints"
-        newest = max(saved.glob("step-*"), default=None)
-        while max(saved.glob("step-*"), default=None) == newest and process.poll() is None:
-            time.sleep(0.05)
-        process.send_signal(number)
-        assert process.wait() == (0 if number == signal.SIGTERM else -number)
-        assert not Ledger(tmp_path / "out").entries[-1].done
-    subprocess.run([*command, *words], check=True, **quiet)  # type: ignore[call-overload]
+    for number in range(4):
+        write_clicks(tmp_path / "in" / f"{number}.txt", number + 1)
+    CliRunner().invoke(cli.app, followed(tmp_path, "whole"), catch_exceptions=False)
+    words = followed(tmp_path, "out", "--export", str(tmp_path / "exported"), "--every", "1h")
+    processes = multiprocessing.get_context("forkserver")  # which imports torch once for all
+    processes.set_forkserver_preload(["shoal.command.cli", "shoal.runs.daily.follow", "exported"])
+    for blow in BLOWS:
+        process = processes.Process(target=command_that_is_hit, args=(words, *blow))
+        process.start()
+        process.join()
+        assert process.exitcode == (-signal.SIGKILL if blow[3] == signal.SIGKILL else 0), blow
     entries, whole = Ledger(tmp_path / "out").entries, Ledger(tmp_path / "whole").entries
     assert [(one.done, one.before) for one in entries] == [(True, one.before) for one in whole]
     assert last_rows(tmp_path / "out") == last_rows(tmp_path / "whole")
-    assert shoal.load(tmp_path / "exported" / "000003").kind == "clicks"
+    assert [one.export for one in entries][-2:] == ["000003", "000004"]
+    last = shoal.load(tmp_path / "exported" / "000004")
+    assert last.signature["base"] is not None
+    assert not list((tmp_path / "exported").glob(".*"))  # nothing half written is left behind

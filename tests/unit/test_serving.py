@@ -193,6 +193,12 @@ def test_beyond_this_host_a_token_and_encryption_are_needed(artifacts: dict[str,
         serve(artifacts["SASRec"].parent / "nowhere")
 
 
+def test_what_is_being_written_is_not_served(artifacts: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(artifacts["SASRec"], files.hidden_of(tmp_path / "day-1"))
+    with pytest.raises(ValueError, match="no artifact and holds none"):
+        serve(tmp_path)
+
+
 def test_a_reload_under_load_loses_no_request(artifacts: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(artifacts["SASRec"], tmp_path / "day-1")
     found = Running(tmp_path)

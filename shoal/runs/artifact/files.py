@@ -77,7 +77,7 @@ def begin(path: Path) -> Path:
     """The hidden folder that an artifact is written into, empty; refuses a place that is taken."""
     if path.exists():
         raise ValueError(f"{path} is there already; name a folder that is not")
-    hidden = path.parent / f".{path.name}.new"
+    hidden = hidden_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(hidden, ignore_errors=True)
@@ -85,6 +85,11 @@ def begin(path: Path) -> Path:
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}; name another folder") from error
     return hidden
+
+
+def hidden_of(path: Path) -> Path:
+    """Where an artifact is until it is whole."""
+    return path.parent / f".{path.name}.new"
 
 
 def write_manifest(folder: Path) -> None:

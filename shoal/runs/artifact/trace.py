@@ -36,6 +36,7 @@ from shoal.runs.artifact.graph import (
 
 ASSERTIONS = ("_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range")
 OURS = (LOOKUP, POOLED, LISTED, PADDED)
+MOST_ROWS = 1 << 16  # of a table that is read whole for every answer
 FEATURES = "item_features"  # the table of what a model makes of items' features
 _library = torch.library.Library("shoal", "DEF")
 _library.define("lookup(Tensor ids, str table, int dim) -> Tensor")
@@ -104,10 +105,13 @@ class Cut(RowService):
         return [self._node(one) for one in lookups]
 
     def _node(self, one: Lookup) -> Tensor:
-        if isinstance(one.ids, Every):
-            raise ValueError(f"it reads all rows of table {one.table!r} for every answer")
-        dim = self.stores[one.table].table.dim
-        return torch.ops.shoal.lookup(one.ids, one.table, dim)
+        table, ids = self.stores[one.table].table, one.ids
+        if isinstance(ids, Every):
+            rows = table.rows or 0
+            if rows > MOST_ROWS:
+                raise ValueError(f"it reads all {rows} rows of {one.table!r} for every answer")
+            ids = torch.arange(rows)
+        return torch.ops.shoal.lookup(ids, one.table, table.dim)
 
     def collect(self, scale: float = 1.0, notes: float = 0.0) -> Gradients:
         raise NotImplementedError  # nothing is trained
@@ -143,6 +147,10 @@ def trace(
     ids = {name: batch.tensor(name) for name in batch.ids} | (more or {})
     fields = {**ids, **batch.dense}
     with ExitStack() as stack:
+        stack.callback(model.train, model.training)
+        model.eval()
+        if not lists:  # what a model makes once and keeps is made of numbers, not of shapes
+            answer(Batch(batch.size, dict(ids), batch.dense))
         _cut(model, stack)
         failures = []
         for whole in (True, False):  # some models plan their blocks by the size of a batch
@@ -166,8 +174,6 @@ def trace(
 
 def _cut(model: nn.Module, stack: ExitStack) -> None:
     """Put nodes where rows come in, until the stack is left."""
-    stack.callback(model.train, model.training)
-    model.eval()
     for one in model.modules():
         if isinstance(one, Embeddings):
             stack.callback(one.attach, one.service, min(one._numbers.values(), default=0))

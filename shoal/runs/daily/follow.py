@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.config import Resolved
+from shoal.runs.artifact import files
 from shoal.runs.artifact.export import export
 from shoal.runs.run import train
 from shoal.training.run_folder import RunFolder
@@ -121,6 +122,9 @@ def follow(resolved: Resolved, asked: Following, start: str | None, trust: bool 
         ledger = Ledger(asked.output)
         if start is None and not any(one.done for one in ledger.entries):
             raise ValueError("--follow goes on from a run: name it with --from RUN")
+        if asked.export is not None:
+            for one in ledger.entries:  # what a kill left half done
+                shutil.rmtree(files.hidden_of(asked.export / one.run), ignore_errors=True)
         count, exported = 0, time.monotonic() - asked.every
         while True:
             found = ledger.next(asked.folder)

@@ -42,10 +42,10 @@ QUESTIONS: dict[str, type[Question]] = {
 }
 OPEN = ("/health", "/ready")  # answered without a token
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
-SAFE = {
-    "x-content-type-options": "nosniff",
-    "content-security-policy": "default-src 'self' 'unsafe-inline'; frame-ancestors 'none'",
-}
+SAFE = [  # every answer has these headers
+    (b"x-content-type-options", b"nosniff"),
+    (b"content-security-policy", b"default-src 'self' 'unsafe-inline'; frame-ancestors 'none'"),
+]
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Api:
             finally:
                 self.figures.in_flight -= 1
                 self.figures.count(_path(request), status, time.perf_counter() - begun)
-            answer.headers.update(SAFE)
+            answer.raw_headers.extend(SAFE)
             return answer
 
         return counted
@@ -159,7 +159,8 @@ class Api:
             except ValidationError as error:
                 raise Refused(422, _first_of(error)) from None
             try:
-                answer = await asyncio.wait_for(batcher.ask(asked), self.limits.answer_seconds)
+                async with asyncio.timeout(self.limits.answer_seconds):
+                    answer = await batcher.ask(asked)
             except Full:
                 raise Refused(429, "too many requests wait; come again") from None
             except TimeoutError:

@@ -210,9 +210,11 @@ def _joined(model: Artifact, parts: list[Part]) -> dict[str, Any]:
     flat = np.array([value for one in lists for value in one], dtype=np.int64)
     ids = torch.from_numpy(np.ascontiguousarray(layout.fold(flat)))
     rows = [row for _, values in parts for row in values]
-    slots: torch.Tensor | Jagged = ids.view(-1, len(layout.slots)) if layout.slots else ids
+    slots: torch.Tensor | Jagged = ids
     if any(len(one) != 1 for one in lists):
         lengths = torch.tensor([0] + [len(one) for one in lists])
         slots = Jagged(ids, lengths.cumsum(0))
+    elif layout.slots:
+        slots = ids.view(-1, len(layout.slots))
     dense = {"dense": torch.tensor(rows, dtype=torch.float32)} if layout.dense else {}
     return apart(model, layout, Batch(len(rows), {"slots": slots}, dense))

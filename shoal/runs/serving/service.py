@@ -42,7 +42,8 @@ class Service:
         """The folder to serve now."""
         if (self.path / files.MANIFEST).exists():
             return self.path.resolve()
-        found = sorted(self.path.glob("*/manifest.json")) if self.path.is_dir() else []
+        # (An artifact that is being written has a manifest too, under a hidden name.)
+        found = sorted(self.path.glob("[!.]*/manifest.json")) if self.path.is_dir() else []
         if not found:
             raise ValueError(
                 f"{self.path} is no artifact and holds none; `shoal export RUN --to DIR` makes one"
