@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -257,6 +258,7 @@ def test_bad_rows_are_left_out_and_counted(tmp_path, size, monkeypatch, caplog) 
     import polars as pl
 
     monkeypatch.setattr(inputs, "TEXT_BYTES", size)
+    monkeypatch.setattr(logging.getLogger("shoal"), "propagate", True)  # a run ends that
     config = config_of(tmp_path, data__split__order="file").data
     good = write_csv(tmp_path / "good.csv", rows())
     lines = good.read_text().splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,8 @@ def test_append_and_again(tmp_path) -> None:
         prepare_log(job(tmp_path, "grown", "test.txt", append=True, config=other))
 
 
-def test_bad_rows(tmp_path, caplog) -> None:
+def test_bad_rows(tmp_path, caplog, monkeypatch) -> None:
+    monkeypatch.setattr(logging.getLogger("shoal"), "propagate", True)  # a run ends that
     lines = lines_of(300, False)
     for place, line in ((3, "click:2 1:3"), (100, "nothing"), (299, "click:1 dense_feature:x 1:3")):
         lines.insert(place, line)

@@ -152,7 +152,7 @@ def _prepared(config: Config, world: World, tile: int) -> ClickData:
             )
     for key, names in (("slots", layout.slots), ("dense", layout.dense)):
         said = getattr(clicks, key)
-        if said is not None and (said if isinstance(said, list) else [*names][:said]) != [*names]:
+        if said is not None and said not in (len(names), [*names]):
             raise ValueError(
                 f"data.clicks.{key} is {said}, and {sources['train']} has {len(names)}: "
                 f"{', '.join(names)}; leave it out, or prepare it again"

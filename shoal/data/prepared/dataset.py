@@ -222,8 +222,8 @@ def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int
         users=sides.map_side(folder, tables.get("user"), fills),
         items=sides.map_side(folder, tables.get("item"), fills),
         missing={
-            suffix: {name: one["missing"] for name, one in entry["columns"].items()}
-            for suffix, entry in tables.items()
+            suffix: {name: one.get("missing", 0) for name, one in entry["columns"].items()}
+            for suffix, entry in {"inter": manifest, **tables}.items()
         },
         vocab=vocab,
         splits={phase: arrays[f"rows-{phase}"] for phase in PHASES},

@@ -335,15 +335,18 @@ def _append_columns(
         else:
             stored = Stored.of(entry["values"])
             ends = Stored.of(entry["offsets"]) if ends is not None else None
-        writer = _Writer(folder, stored, ends)
+        writer, missing = _Writer(folder, stored, ends), (entry or {}).get("missing", 0)
         for values, lengths in kept_values(raw[name], keep):
+            if lengths is not None:
+                missing += int((lengths == 0).sum())
             if _is_token(kind):
                 values = numbers[name][values]
+                missing += int((values == 0).sum()) if lengths is None else 0
             elif name in threshold:
                 values = values >= threshold[name]
             writer.write(values, lengths)
         writer.close()
-        columns[target] = {"type": kind, "values": stored.entry()}
+        columns[target] = {"type": kind, "values": stored.entry(), "missing": missing}
         if ends is not None:
             columns[target]["offsets"] = ends.entry()
     return columns

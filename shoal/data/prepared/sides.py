@@ -15,6 +15,7 @@ import numpy as np
 
 from shoal.config.intervals import parse_intervals
 from shoal.config.schema import DataSection
+from shoal.config.yaml_io import inline
 from shoal.data.dataset import Column, Columns, FieldType, Ragged
 from shoal.data.filters import first_rows, holds_everything, within
 from shoal.data.packed import plain_name
@@ -146,7 +147,12 @@ def write_side(
         old = {name: _as_given(folder, one) for name, one in entry["columns"].items()}
         held = len(Stored.of(entry["known"]))
     if table is not None:
-        types = {name: kind for name, kind in table.types.items() if name != key}
+        there, types = types, {name: kind for name, kind in table.types.items() if name != key}
+        if entry is not None and types != there:
+            raise ValueError(
+                f"{table.where} has the columns {inline(dict(types))}, and the prepared folder has "
+                f"{inline(dict(there))}; append side files of the same columns"
+            )
         rows[ids[key]] = held + np.arange(len(table))
     if entry is not None:
         has = np.flatnonzero(map_array(folder, Stored.of(entry["known"])))
