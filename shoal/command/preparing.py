@@ -75,11 +75,11 @@ def prepare(
             worker,
         )
         made = mapped.prepare_log(job) if is_log else preparing.prepare(job)
-    skipped = f"; {made['bad_rows']} bad rows were left out" if made["bad_rows"] else ""
+    skipped = f"; {made['bad_rows']} bad rows were left out" if made.get("bad_rows") else ""
     if is_log:
         typer.echo(
             f"{to}: {made['rows']} samples of {len(made['layout']['slots'])} slots{skipped}; train "
-            f"from it with --data.clicks.train={to}"
+            f"from it with --data.clicks.train={Path(to).resolve()}"
         )
         return
     users, items = (

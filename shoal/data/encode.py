@@ -121,7 +121,7 @@ def _encoded(dataset: Dataset, feature: Feature, numbering: _Numbering) -> Featu
     if feature.buckets is None:
         if isinstance(column, Ragged):
             return FeatureColumn(feature, _grid(feature, column, change))
-        return FeatureColumn(feature, lambda rows: (change(column[rows]), None, None))
+        return FeatureColumn(feature, _numbers(column, change))
     assert isinstance(column, np.ndarray)
     numbers = column
     limits = feature.buckets
@@ -250,6 +250,10 @@ def _normal(parts: Callable[[], Iterator[np.ndarray]], count: int) -> Change:
     mean = sum(part.sum() for part in parts()) / max(count, 1)
     spread = float(np.sqrt(sum(np.square(part - mean).sum() for part in parts()) / max(count, 1)))
     return lambda values: (values - mean) / (spread or 1.0)
+
+
+def _numbers(column: np.ndarray, change: Change) -> Take:
+    return lambda rows: (change(column[rows]), None, None)
 
 
 def _grid(feature: Feature, column: Ragged, change: Change) -> Take:

@@ -114,7 +114,7 @@ class LogSteps:
         return {
             **manifest,
             "rows": manifest["rows"] + writer.rows,
-            "layout": asdict(layout),
+            "layout": {**asdict(layout), "slots": list(layout.slots), "dense": list(layout.dense)},
             "arrays": writer.close(),
             "bad_rows": manifest["bad_rows"] + bad_rows,
             "files": [*manifest["files"], *log.fingerprint()],

@@ -174,6 +174,7 @@ def _make(job: Job, paths: list[Path], steps: Steps) -> Manifest:
 
 
 def _append(job: Job, paths: list[Path], manifest: Manifest, steps: Steps) -> Manifest:
+    check_arrays(job.to, all_stored(manifest))  # nothing is written behind what is damaged
     with _work(job) as work:
         made = _with_inputs(job, paths, steps.add(job, paths, job.to, manifest, work))
         steps.finish(job, made, job.to)

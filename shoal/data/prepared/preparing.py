@@ -37,9 +37,9 @@ from shoal.data.prepared.numbering import (
 )
 from shoal.data.prepared.partition import chunks, kept_values
 from shoal.data.prepared.sides import (
-    has_row,
     number_sides,
     read_sides,
+    rows_of_words,
     side_files,
     sort_out,
     without_uncounted,
@@ -106,20 +106,11 @@ class Interactions:
         scratch.mkdir()
         inputs = [open_input(path, config, _types(manifest)) for path in files]
         tables = read_sides(found, config)
-        kinds = _kinds(inputs, manifest)
+        kinds = _kinds(inputs)
         words = {n: known_words(folder, manifest, n) for n, k in kinds.items() if _is_token(k)}
         held = {name: len(index) for name, index in words.items()}
         raw, skipped = _read(job, inputs, kinds, words, scratch)
-        rows_of = {
-            name: found_rows
-            for suffix, name in (("user", config.fields.user), ("item", config.fields.item))
-            if (
-                found_rows := has_row(
-                    folder, manifest["sides"].get(suffix), tables.get(suffix), name, words[name]
-                )
-            )
-            is not None
-        }
+        rows_of = rows_of_words(folder, manifest["sides"], tables, config, words)
         flat = {name: column for name, column in raw.items() if isinstance(column, np.ndarray)}
         sizes = {name: len(index) for name, index in words.items()}
         own = {suffix: set(table.types) for suffix, table in tables.items()}
@@ -230,7 +221,7 @@ def _same_columns(one: Input, manifest: Manifest) -> None:
         )
 
 
-def _kinds(inputs: list[Input], manifest: Manifest) -> dict[str, FieldType]:
+def _kinds(inputs: list[Input]) -> dict[str, FieldType]:
     """Field -> type, the same in all inputs."""
     kinds = inputs[0].types
     for one in inputs[1:]:
@@ -354,10 +345,11 @@ def _append_columns(
 
 def _digest(folder: Path, manifest: dict[str, Any]) -> str:
     """Of users and items and their words: that of the same data read without preparation."""
-    digest, columns = hashlib.sha256(), map_columns(folder, manifest)
+    digest = hashlib.sha256()
     fields = manifest["options"]["fields"]
     for name in (fields["user"], fields["item"]):
-        for part in chunks(len(columns[name])):
-            digest.update(columns[name][part].astype(np.int64).data)
+        ids = map_array(folder, Stored.of(manifest["columns"][name]["values"]))
+        for part in chunks(len(ids)):
+            digest.update(ids[part].astype(np.int64).data)
         digest.update("\n".join(stored_words(folder, manifest["words"][name])).encode())
     return digest.hexdigest()

@@ -77,12 +77,25 @@ def read_sides(found: dict[str, list[Path]], config: DataSection) -> dict[str, R
     return result
 
 
-def has_row(
+def rows_of_words(
+    folder: Path,
+    entries: dict[str, Entry],
+    sides: dict[str, RawTable],
+    config: DataSection,
+    words: dict[str, dict[str, int]],
+) -> dict[str, np.ndarray]:
+    """Field -> which of its words (by code) have a row; no field where there is no side table."""
+    return {
+        field: _has_row(folder, entries.get(suffix), sides.get(suffix), field, words[field])
+        for suffix in {**entries, **sides}
+        if (field := getattr(config.fields, suffix))
+    }
+
+
+def _has_row(
     folder: Path, entry: Entry | None, table: RawTable | None, field: str, index: dict[str, int]
-) -> np.ndarray | None:
-    """Which words (by code) have a row, in the folder or among the new ones; None: nobody says."""
-    if entry is None and table is None:
-        return None
+) -> np.ndarray:
+    """Which words have a row, in the folder or among the new ones: bool by code."""
     found = np.zeros(len(index), dtype=bool)
     if entry is not None:
         known = map_array(folder, Stored.of(entry["known"]))
@@ -230,8 +243,9 @@ def map_side(folder: Path, entry: Entry | None, fills: dict[str, float]) -> Colu
     found: Columns = {}
     for name, one in (entry or {"columns": {}})["columns"].items():
         column = map_column(folder, one)
-        if name in fills and one["missing"] and isinstance(column, np.ndarray):
-            column = np.nan_to_num(_as_given(folder, one), nan=fills[name])  # type: ignore[call-overload]
+        if name in fills and "given" in one:
+            given = map_array(folder, Stored.of(one["given"]))
+            column = np.where(given > 0, column, np.float32(fills[name]))  # type: ignore[arg-type]
             column[0] = 0.0
         found[name] = column
     return found
