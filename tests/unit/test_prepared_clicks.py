@@ -131,6 +131,7 @@ def test_bad_rows(tmp_path, caplog, monkeypatch) -> None:
     assert samples.ids[:, 0].tolist() == list(range(1, 301))
 
 
+@pytest.mark.slow
 def test_losses_and_figures_equal_those_of_the_files(tmp_path) -> None:
     write(tmp_path)
     prepare_log(job(tmp_path, "train", "day-1.txt", "day-2.txt"))

@@ -203,6 +203,7 @@ def test_every_sample_counts_once_over_kills_and_changes_of_processes(raw, tmp_p
     assert found == Counter(dataset.splits["train"].tolist())
 
 
+@pytest.mark.slow
 def test_losses_equal_those_of_the_raw_files(raw, tmp_path) -> None:
     more: dict[str, Any] = {"data__features": feature_data.FEATURES, "data__labels": LABELS}
     more |= {"data__sample_weight": "weight", "train__epochs": 2, "train__eval_every": 2}

@@ -36,19 +36,18 @@ def kept_rows(
     config: DataSection,
     memory: int,
     scratch: Path,
-    sides: dict[str, set[str]],
+    of_sides: set[str],
     has_row: dict[str, np.ndarray],
 ) -> np.ndarray | None:
     """Which rows the filters keep, bool [rows]; None: all. sizes: codes of users and items.
 
-    sides: columns of side tables, which were filtered by themselves; has_row: field -> which codes
-    a side table has.
+    of_sides: columns of side tables, which were filtered by themselves; has_row: field -> which
+    codes a side table has.
     """
     rows, fields = len(columns[config.fields.user]), config.fields
     keep = np.ones(rows, dtype=bool)
     if config.filter.duplicates is not None:
         _once(keep, columns, sizes, config, memory, scratch)
-    of_sides = set[str]().union(*sides.values())
     for name, text in config.filter.values.items():
         if name in of_sides and name not in columns:
             continue

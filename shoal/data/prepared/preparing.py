@@ -113,8 +113,9 @@ class Interactions:
         rows_of = rows_of_words(folder, manifest["sides"], tables, config, words)
         flat = {name: column for name, column in raw.items() if isinstance(column, np.ndarray)}
         sizes = {name: len(index) for name, index in words.items()}
-        own = {suffix: set(table.types) for suffix, table in tables.items()}
-        keep = kept_rows(flat, sizes, config, job.memory, scratch, own, rows_of)
+        of_sides = {name for table in tables.values() for name in table.types}
+        of_sides |= {name for entry in manifest["sides"].values() for name in entry["columns"]}
+        keep = kept_rows(flat, sizes, config, job.memory, scratch, of_sides, rows_of)
         numbers, ids = {}, {}
         for name, index in words.items():
             numbers[name], ids[name] = number_codes(raw[name], keep, held[name], index)
