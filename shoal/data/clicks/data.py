@@ -55,7 +55,7 @@ class ClickData:
             count = "a number of samples known at the end" if known is None else f"{known} samples"
             own = " of this process" if isinstance(reader, Split) else ""
             rate = ""
-            if isinstance(inner, InMemory) and known:
+            if isinstance(inner, InMemory) and isinstance(inner.samples, Samples) and known:
                 rate = f", click rate {inner.samples.labels.mean(dtype='float64'):.4f}"
             lines.append(f"The {phase} log: {files}{count}{own}{rate}")
         return "\n".join(lines)

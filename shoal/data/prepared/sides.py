@@ -187,8 +187,8 @@ def write_side(
 def _gathered(parts: list[Column], rows: np.ndarray, empty: float) -> Column:
     """Rows of columns that lie one behind the other."""
     if not isinstance(parts[0], Ragged):
-        values = np.concatenate(parts)  # type: ignore[arg-type]
-        return gather(values, None, rows, empty)[0]
+        flat = [part for part in parts if isinstance(part, np.ndarray)]
+        return gather(np.concatenate(flat), None, rows, empty)[0]
     lists = [part for part in parts if isinstance(part, Ragged)]
     lengths = np.concatenate([np.diff(one.offsets) for one in lists])
     offsets = np.concatenate([[0], np.cumsum(lengths)])
