@@ -39,7 +39,6 @@ ALIASES = {"book_id": "item", "userId": "user", "movieId": "item"}
 TEXT_BYTES = 1 << 26  # of text at a time, at most
 PARQUET_ROWS = 1 << 20
 SAMPLE_BYTES = 1 << 16
-SIDES = (".user", ".item")
 
 
 @dataclass
