@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 from test_exactly_once import count
+from typer.testing import CliRunner
 
+from shoal.command.cli import app
 from shoal.config.schema import Config
 from shoal.data.batch import Jagged
 from shoal.data.clicks import open_clicks
@@ -214,3 +216,33 @@ def test_interactions_and_logs_are_not_mixed_up(tmp_path) -> None:
         describe_run(resolve(values={"data.path": str(tmp_path / "log")}).config)
     with pytest.raises(ValueError, match="holds a click log where these are interactions"):
         prepare(Job([str(tmp_path / "a.csv")], tmp_path / "log", plain))
+
+
+def test_the_commands(tmp_path) -> None:
+    """shoal prepare and shoal data describe, of a log and of interactions with side files."""
+    pytest.importorskip("polars")
+    (tmp_path / "a.txt").write_text("\n".join([*lines_of(40, False), "bad"]) + "\n")
+    log = ["--data.format=slots", "--data.clicks.slots=3", "--data.clicks.dense=2"]
+    skip = "--data.bad_rows=skip"
+    said = call("prepare", tmp_path / "a.txt", "--to", tmp_path / "log", *log, skip)
+    assert "40 samples of 3 slots; 1 bad rows were left out" in said
+    assert f"--data.clicks.train={tmp_path / 'log'}" in said
+    where = ["--model=LR", f"--data.clicks.train={tmp_path / 'log'}", "--train.eval_every=0"]
+    assert "The train log: 40 samples" in call("data", "describe", *where)
+    (tmp_path / "b.csv").write_text("user_id,item_id,label\n1,2,1\n1,3,0\n2,3,1\n,3,1\n")
+    (tmp_path / "users.csv").write_text("user_id,age\n1,30\n2,50\n")
+    words = [f"--data.files={{user: {tmp_path / 'users.csv'}}}", "--data.split.order=file", skip]
+    said = call("prepare", tmp_path / "b.csv", "--to", tmp_path / "inter", *words)
+    assert "3 interactions of 2 users with 2 items; 1 bad rows were left out" in said
+    told = call("data", "describe", f"--data.path={tmp_path / 'inter'}", "--data.split.order=file")
+    assert "The number of inters: 3" in told and "age" in told
+    assert "files are as they were written" in call(
+        "prepare", "--check", "--to", tmp_path / "inter"
+    )
+
+
+def call(*words: str | Path) -> str:
+    """Output of a command that succeeds."""
+    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output.replace("\n", " ") if words[0] == "prepare" else result.output
