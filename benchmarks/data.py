@@ -5,7 +5,8 @@
 prepare  a generated file of Goodreads' format becomes a prepared folder; beside it the same steps
          in pandas. Seconds and peak memory, each side in a process of its own.
 read     records per second of Shoal's readers (one process) and of torch's DataLoader over Hugging
-         Face `datasets` with two workers: masked windows, and click rows of a Parquet file.
+         Face `datasets` with two workers: masked windows of a prepared folder, and click rows of
+         the same Parquet files, read in every epoch or prepared and shuffled.
 memory   of the data while BERT4Rec's reader goes through an epoch: 1 process, 4 processes. Shared
          pages count once. In a prepared folder and read from raw files.
 
@@ -33,6 +34,7 @@ HERE = Path(__file__).resolve().parent
 FILTER = ["--data.filter.user_inter_num=[20,200]"]
 SPLIT = ["--data.split.by=leave_one_out", "--data.split.order=file"]
 SECONDS = 4.0  # of reading, per measurement
+LEAST = 65_536  # records of it
 ROUNDS = 3
 BATCH, MAX_LEN, STRIDE = 512, 20, 10
 SLOTS, DENSE, CLICKS = 26, 13, 300_000
@@ -154,7 +156,8 @@ def read(reader) -> tuple[float, float]:  # type: ignore[no-untyped-def]
     begun, own, records = time.perf_counter(), time.process_time(), 0
     for batch in reader.batches(0):
         records += batch.size
-        if time.perf_counter() - begun > SECONDS:
+        # Blocks of rows are decoded at once: on a busy machine the first may take that long alone.
+        if time.perf_counter() - begun > SECONDS and records >= LEAST:
             break
     return records / (time.perf_counter() - begun), records / (time.process_time() - own)
 
@@ -182,8 +185,12 @@ def compare_reading(folder: Path, prepared: Path, peers: bool) -> None:
     print("| --- " * 6 + "|")
     for name, path in (("masked windows", windows), ("click rows", clicks)):
         sides: dict[str, list[tuple[float, float]]] = {"shoal": [], "map": [], "stream": []}
+        ours = {"shoal": reader}
+        if path == clicks:
+            ours = {"shoal": click_reader(path), "shoal, prepared": prepared_clicks(folder, path)}
         for _ in range(ROUNDS):
-            sides["shoal"].append(read(reader if path == windows else click_reader(path)))
+            for how, one in ours.items():
+                sides.setdefault(how, []).append(read(one))
             for how in ("map", "stream") if peers else ():
                 peer = [sys.executable, str(HERE / "data_peer.py"), "loader", str(path), how]
                 found = json.loads(measured([*peer, str(BATCH), "2", str(SECONDS)])[3])
@@ -193,10 +200,10 @@ def compare_reading(folder: Path, prepared: Path, peers: bool) -> None:
                 sides[how].append((speeds[0], speeds[1]))
         medians = {how: [statistics.median(x) for x in zip(*v)] for how, v in sides.items() if v}
         for how, (speed, cpu) in medians.items():
-            ours = medians["shoal"]
+            base = medians["shoal"]
             print(
-                f"| {name} | {how if how == 'shoal' else f'DataLoader, {how}'} | {speed:,.0f} | "
-                f"{cpu:,.0f} | {ours[0] / speed:.1f} | {ours[1] / cpu:.1f} |",
+                f"| {name} | {how if how in ours else f'DataLoader, {how}'} | {speed:,.0f} | "
+                f"{cpu:,.0f} | {base[0] / speed:.1f} | {base[1] / cpu:.1f} |",
                 flush=True,
             )
 
@@ -220,19 +227,38 @@ def click_rows():  # type: ignore[no-untyped-def]
     return pl.DataFrame(columns)
 
 
+def prepared_clicks(folder: Path, path: Path):  # type: ignore[no-untyped-def]
+    """The reader of the same rows in a prepared folder, which shuffles them."""
+    from shoal.data.clicks.mapped import prepare_log
+    from shoal.data.prepared.folder import Job
+
+    prepare_log(Job([str(path)], folder / "clicks", click_config(path, "memory").data))
+    return open_log(click_config(folder / "clicks", "memory"))
+
+
 def click_reader(path: Path):  # type: ignore[no-untyped-def]
     """The reader of click rows that parses the file in every epoch."""
+    return open_log(click_config(path, "stream"))
+
+
+def open_log(config):  # type: ignore[no-untyped-def]
+    """The reader that a config names."""
     from shoal.data.clicks import open_clicks
-    from shoal.runs.run import resolve
     from shoal.training.evaluation.clicks import TILE_ROWS
     from shoal.world.world import World
+
+    return open_clicks(config, World(), TILE_ROWS).reader
+
+
+def click_config(path: Path, reader: str):  # type: ignore[no-untyped-def]
+    """Of a click log in Parquet, or prepared."""
+    from shoal.runs.run import resolve
 
     names = {"slots": [f"s{k}" for k in range(SLOTS)], "dense": [f"d{k}" for k in range(DENSE)]}
     values = {f"data.clicks.{key}": value for key, value in names.items()}
     values |= {"model": "LR", "data.format": "parquet", "data.clicks.train": str(path)}
-    values |= {"data.clicks.label": "label", "data.clicks.reader": "stream", "train.eval_every": 0}
-    values |= {"train.batch_size": BATCH}
-    return open_clicks(resolve(values=values).config, World(), TILE_ROWS).reader
+    values |= {"data.clicks.label": "label", "data.clicks.reader": reader, "train.eval_every": 0}
+    return resolve(values={**values, "train.batch_size": BATCH}).config
 
 
 def compare_memory(folder: Path, prepared: Path, csv: Path) -> None:

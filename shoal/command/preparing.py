@@ -31,33 +31,40 @@ def prepare(
         str | None, typer.Option(help="With --engine ray: auto, or the cluster's address.")
     ] = None,
 ) -> None:
-    """Make a prepared folder of raw interaction files: INPUT... [CONFIG.yaml] --to DIR.
+    """Make a prepared folder of raw files: INPUT... [CONFIG.yaml] --to DIR.
 
-    Inputs are csv files with a header (Goodreads), atomic .inter files, MovieLens, Parquet; folders
-    and patterns of them. `shoal train --data.path=DIR` trains from it.
+    Interactions: csv with a header (Goodreads), atomic files (.inter, .user, .item), MovieLens,
+    Parquet; folders and patterns of them. `shoal train --data.path=DIR` trains from it.
+
+    Click logs (--data.format=criteo or slots; csv and Parquet with --data.clicks.slots=[...]):
+    `shoal train --data.clicks.train=DIR` trains from it.
     """
     import logging
 
     from tqdm import tqdm
 
-    from shoal.data.prepared import preparing
+    from shoal.data.clicks import mapped
+    from shoal.data.prepared import folder, inputs, preparing
+    from shoal.data.prepared.files import Stored
     from shoal.runs.run import resolve
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if check:
-        typer.echo(f"{to}: {preparing.check(Path(to))} files are as they were written")
+        typer.echo(f"{to}: {folder.check(Path(to))} files are as they were written")
         return
     words, overrides = split_arguments(context.args)
     files = [word for word in words if Path(word).suffix in CONFIGS]
-    inputs = [word for word in words if word not in files]
-    if not inputs:
+    given = [word for word in words if word not in files]
+    if not given:
         raise typer.BadParameter("name the raw files to prepare: shoal prepare INPUT... --to DIR")
     config = resolve(files, overrides).config
     worker = engine_of(engine, ray_address)
-    sizes = [path.stat().st_size for path in preparing.expand(inputs)]
+    is_log = mapped.is_log(config.data)
+    found = mapped.log_files(config.data, given) if is_log else inputs.expand(given)
+    sizes = [path.stat().st_size for path in found]
     with tqdm(total=sum(sizes), unit="B", unit_scale=True, disable=None, desc="reading") as bar:
-        job = preparing.Job(
-            inputs,
+        job = folder.Job(
+            given,
             Path(to),
             config.data,
             config.run.seed,
@@ -67,14 +74,21 @@ def prepare(
             bar.update,
             worker,
         )
-        made = preparing.prepare(job)
+        made = mapped.prepare_log(job) if is_log else preparing.prepare(job)
+    skipped = f"; {made['bad_rows']} bad rows were left out" if made.get("bad_rows") else ""
+    if is_log:
+        typer.echo(
+            f"{to}: {made['rows']} samples of {len(made['layout']['slots'])} slots{skipped}; train "
+            f"from it with --data.clicks.train={Path(to).resolve()}"
+        )
+        return
     users, items = (
-        len(preparing.Stored.of(made["words"][made["options"]["fields"][side]]["ends"])) - 1
+        len(Stored.of(made["words"][made["options"]["fields"][side]]["ends"])) - 1
         for side in ("user", "item")
     )
     typer.echo(
-        f"{to}: {made['rows']} interactions of {users} users with {items} items; train from it "
-        f"with --data.path={Path(to).parent} --data.name={Path(to).name}"
+        f"{to}: {made['rows']} interactions of {users} users with {items} items{skipped}; train "
+        f"from it with --data.path={Path(to).parent} --data.name={Path(to).name}"
     )
 
 

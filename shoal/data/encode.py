@@ -1,25 +1,36 @@
-"""Features of a data set as ids and numbers: vocabularies, hashes, transforms, buckets."""
+"""Features of a data set as ids and numbers: vocabularies, hashes, transforms, buckets.
+
+Columns stay where they are: what is taken of them is encoded then.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from shoal.data.dataset import Column, Dataset, Ragged
-from shoal.data.feature_table import FeatureColumn, FeatureTable, fold
+from shoal.data.feature_table import FeatureColumn, FeatureTable, Taken, fold
 from shoal.data.features import Feature
+from shoal.data.raw import gather
+
+CHUNK = 1 << 20  # values at a time where a column is passed over
+Take = Callable[[np.ndarray], Taken]
+Change = Callable[[np.ndarray], np.ndarray]
 
 
 def encode(dataset: Dataset, features: tuple[Feature, ...]) -> FeatureTable:
     """Every feature's values by user id, item id or number of interaction; rows are counted."""
     numbering = _Numbering(dataset, features)
     columns = [_encoded(dataset, feature, numbering) for feature in features if not feature.cross]
-    crossed = [
-        FeatureColumn(feature, np.zeros(0, np.int64)) for feature in features if feature.cross
-    ]
+    crossed = [FeatureColumn(feature, _crossed) for feature in features if feature.cross]
     return FeatureTable(tuple(columns + crossed), dataset.user_field, dataset.item_field)
+
+
+def _crossed(rows: np.ndarray) -> Taken:
+    raise AssertionError("a cross is made of the features that it names")
 
 
 class _Numbering:
@@ -27,7 +38,8 @@ class _Numbering:
 
     def __init__(self, dataset: Dataset, features: tuple[Feature, ...]):
         self.dataset = dataset
-        self.words: dict[str, dict[str, int]] = {}
+        self.columns: dict[str, list[str]] = {}  # exact table -> the columns whose words it numbers
+        self.words: dict[str, dict[str, int]] = {}  # their words, of several columns
         of_table: dict[str, list[Feature]] = {}
         for feature in features:
             if feature.is_sparse and not feature.cross and feature.buckets is None:
@@ -45,40 +57,48 @@ class _Numbering:
                 # Users and items come first: their id is then the number of their row.
                 first = (dataset.user_field, dataset.item_field)
                 ordered = sorted(sharing, key=lambda f: f.column not in first)
-                known: dict[str, int] = {}
-                for column in dict.fromkeys(f.column for f in ordered):
-                    for word in dataset.vocab[column].tolist():
-                        known.setdefault(word, len(known))
-                self.words[table] = known
+                columns = list(dict.fromkeys(f.column for f in ordered))
+                self.columns[table] = columns
+                if len(columns) > 1:
+                    known: dict[str, int] = {}
+                    for column in columns:
+                        for word in dataset.vocab[column].tolist():
+                            known.setdefault(word, len(known))
+                    self.words[table] = known
 
     def rows(self, feature: Feature) -> int | None:
         """Rows of the feature's table; None: it grows."""
-        if feature.vocabulary == "exact":
+        if feature.vocabulary != "exact":
+            return feature.rows
+        if feature.table in self.words:
             return len(self.words[feature.table])
-        return feature.rows
+        return len(self.dataset.vocab[feature.column])
 
-    def ids(self, feature: Feature) -> np.ndarray:
-        """The id of every word of the column's vocabulary, int64; 0 for the padding alone."""
+    def ids(self, feature: Feature) -> np.ndarray | None:
+        """The id of every word of the column's vocabulary, int64; None: they are numbered so."""
+        exact, table = feature.vocabulary == "exact", feature.table
+        if exact and table not in self.words and feature.default is None:
+            return None
         words = self.dataset.vocab[feature.column].tolist()
-        if feature.vocabulary == "exact":
-            known = self.words[feature.table]
-            ids = np.array([known[word] for word in words], np.int64)
-        else:
+        if not exact:
             ids = hashed(words, feature.rows)
-        ids[0] = 0
-        if feature.default is not None:
-            ids[0] = self._default(feature)
+        elif table in self.words:
+            ids = np.array([self.words[table][word] for word in words], np.int64)
+        else:
+            ids = np.arange(len(words))
+        ids[0] = 0 if feature.default is None else self._default(feature, words)
         return ids
 
-    def _default(self, feature: Feature) -> int:
+    def _default(self, feature: Feature, words: list[str]) -> int:
         word = str(feature.default)
         if feature.vocabulary != "exact":
             return int(hashed([word], feature.rows)[0])
-        if word not in self.words[feature.table]:
+        known = self.words.get(feature.table) or {one: k for k, one in enumerate(words)}
+        if word not in known:
             raise ValueError(
                 f"data.features.{feature.name}.default: {word!r} is no value of the column"
             )
-        return self.words[feature.table][word]
+        return known[word]
 
 
 def hashed(words: list[str], rows: int | None) -> np.ndarray:
@@ -92,26 +112,30 @@ def _encoded(dataset: Dataset, feature: Feature, numbering: _Numbering) -> Featu
     if feature.is_sparse and feature.buckets is None:
         feature = replace(feature, rows=numbering.rows(feature))
         if feature.kind == "text":
-            return _text(dataset, feature, column)
-        values = column.values if isinstance(column, Ragged) else column
-        ids = numbering.ids(feature)[values]
-        if not isinstance(column, Ragged):
-            if feature.is_list:  # one id is a list of one
-                return FeatureColumn(feature, ids, np.arange(len(ids) + 1))
-            return FeatureColumn(feature, ids)
-        return _lists(dataset, feature, ids, column)
-    values = _transformed(feature, column)
+            return FeatureColumn(feature, _text(dataset, feature, column))
+        ids = numbering.ids(feature)
+        if isinstance(column, Ragged):
+            return FeatureColumn(feature, _lists(dataset, feature, ids, column))
+        return FeatureColumn(feature, _single(feature, ids, column))
+    change = _transforms(feature, column)
     if feature.buckets is None:
         if isinstance(column, Ragged):
-            return FeatureColumn(feature, _grid(feature, values, column.offsets))
-        return FeatureColumn(feature, values)
+            return FeatureColumn(feature, _grid(feature, column, change))
+        return FeatureColumn(feature, _numbers(column, change))
+    assert isinstance(column, np.ndarray)
+    numbers = column
     limits = feature.buckets
     if isinstance(limits, int):
         shares = np.arange(1, limits) / limits
-        part = values if feature.side == "context" else values[1:]  # row 0 is padding
-        limits = tuple(np.unique(np.quantile(part, shares)).tolist())
-    ids = np.searchsorted(np.array(limits, np.float64), values, side="right") + 1
-    return FeatureColumn(replace(feature, rows=len(limits) + 2), ids.astype(np.int64))
+        part = numbers if feature.side == "context" else numbers[1:]  # row 0 is padding
+        limits = tuple(np.unique(np.quantile(change(part), shares)).tolist())
+    bounds = np.array(limits, np.float64)
+
+    def bucket(rows: np.ndarray) -> Taken:
+        ids = np.searchsorted(bounds, change(numbers[rows]), side="right") + 1
+        return ids.astype(np.int64, copy=False), None, None
+
+    return FeatureColumn(replace(feature, rows=len(limits) + 2), bucket)
 
 
 def _column(dataset: Dataset, side: str, name: str) -> Column:
@@ -122,23 +146,46 @@ def _column(dataset: Dataset, side: str, name: str) -> Column:
     return dataset.inter[name]
 
 
-def _lists(dataset: Dataset, feature: Feature, ids: np.ndarray, column: Ragged) -> FeatureColumn:
+def _numbered(ids: np.ndarray | None, codes: np.ndarray) -> np.ndarray:
+    """Ids of words by their numbers, int64: on disk these are shorter."""
+    return codes.astype(np.int64, copy=False) if ids is None else ids[codes]
+
+
+def _single(feature: Feature, ids: np.ndarray | None, column: np.ndarray) -> Take:
+    def take(rows: np.ndarray) -> Taken:
+        one = np.arange(len(rows) + 1) if feature.is_list else None  # one id is a list of one
+        return _numbered(ids, column[rows]), one, None
+
+    return take
+
+
+def _lists(dataset: Dataset, feature: Feature, ids: np.ndarray | None, column: Ragged) -> Take:
     """Lists in the order of time where that is named, the last `length` of each."""
-    offsets, weights = column.offsets, None
-    places = np.arange(len(ids))
-    owner = np.repeat(np.arange(len(column)), np.diff(offsets))
-    if feature.time is not None:
-        times = _beside(dataset, feature, feature.time, column)
-        places = np.lexsort((places, times, owner))
-    if feature.weights is not None:
-        weights = _beside(dataset, feature, feature.weights, column)
-    if feature.length is not None:
-        rank_from_end = offsets[1:][owner] - 1 - np.arange(len(ids))
-        places = places[rank_from_end < feature.length]
-        lengths = np.minimum(np.diff(offsets), feature.length)
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-    chosen = None if weights is None else weights[places].astype(np.float32)
-    return FeatureColumn(feature, ids[places], offsets.astype(np.int64), chosen)
+    beside = {
+        key: _beside(dataset, feature, name, column)
+        for key, name in (("time", feature.time), ("weights", feature.weights))
+        if name is not None
+    }
+
+    def take(rows: np.ndarray) -> Taken:
+        codes, offsets = gather(column.values, column.offsets, rows, 0)
+        assert offsets is not None
+        others = {k: gather(v, column.offsets, rows, 0)[0] for k, v in beside.items()}
+        weights = others.get("weights")
+        if feature.time is not None or feature.length is not None:
+            places, owner = np.arange(len(codes)), np.repeat(np.arange(len(rows)), np.diff(offsets))
+            if feature.time is not None:
+                places = np.lexsort((places, others["time"], owner))
+            if feature.length is not None:
+                places = places[offsets[1:][owner] - 1 - np.arange(len(codes)) < feature.length]
+                lengths = np.minimum(np.diff(offsets), feature.length)
+                offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+            codes = codes[places]
+            weights = None if weights is None else weights[places]
+        weights = None if weights is None else weights.astype(np.float32, copy=False)
+        return _numbered(ids, codes), offsets, weights
+
+    return take
 
 
 def _beside(dataset: Dataset, feature: Feature, name: str, column: Ragged) -> np.ndarray:
@@ -151,7 +198,7 @@ def _beside(dataset: Dataset, feature: Feature, name: str, column: Ragged) -> np
     return other.values
 
 
-def _text(dataset: Dataset, feature: Feature, column: Column) -> FeatureColumn:
+def _text(dataset: Dataset, feature: Feature, column: Column) -> Take:
     """Words of a cell, in lower case, hashed."""
     texts = dataset.vocab[feature.column].tolist()
     texts[0] = "" if feature.default is None else str(feature.default)
@@ -159,40 +206,77 @@ def _text(dataset: Dataset, feature: Feature, column: Column) -> FeatureColumn:
     each = np.array([len(one) for one in words], np.int64)
     ids = hashed([word for one in words for word in one], feature.rows)
     ends = np.concatenate([[0], np.cumsum(each)])
-    values = column.values if isinstance(column, Ragged) else column
-    lengths = each[values]
-    inner = np.concatenate([[0], np.cumsum(lengths)])
-    flat = ids[np.repeat(ends[:-1][values] - inner[:-1], lengths) + np.arange(inner[-1])]
-    return FeatureColumn(
-        feature, flat, inner[column.offsets] if isinstance(column, Ragged) else inner
-    )
+
+    def take(rows: np.ndarray) -> Taken:
+        if isinstance(column, Ragged):
+            texts, offsets = gather(column.values, column.offsets, rows, 0)
+        else:
+            texts, offsets = column[rows], None
+        values, inner = gather(ids, ends, texts.astype(np.int64, copy=False), 0)
+        assert inner is not None
+        return values, inner if offsets is None else inner[offsets], None
+
+    return take
 
 
-def _transformed(feature: Feature, column: Column) -> np.ndarray:
+def _transforms(feature: Feature, column: Column) -> Change:
     """float32 values; log is log(1 + x) of what is above 0, normalise gives mean 0, deviation 1."""
-    values = (column.values if isinstance(column, Ragged) else column).astype(np.float64)
+    steps: list[Change] = []
+
+    def changed(values: np.ndarray) -> np.ndarray:
+        values = values.astype(np.float64)
+        for step in steps:
+            values = step(values)
+        return values
+
+    every = column.values if isinstance(column, Ragged) else column
+    if feature.side != "context" and len(every) > 1 and not isinstance(column, Ragged):
+        every = every[1:]  # of users and items row 0 is padding and takes no part
     for transform in feature.transforms:
         if transform == "log":
-            values = np.log1p(np.maximum(values, 0))
+            steps.append(lambda values: np.log1p(np.maximum(values, 0)))
         else:
-            # Of users and items row 0 is padding and takes no part.
-            part = values[1:] if feature.side != "context" and len(values) > 1 else values
-            if isinstance(column, Ragged):
-                part = values
-            spread = part.std() if len(part) else 1.0
-            values = (values - (part.mean() if len(part) else 0.0)) / (spread or 1.0)
-    return values.astype(np.float32)
+            steps.append(_normal(lambda: (changed(part) for part in _parts(every)), len(every)))
+    return lambda values: changed(values).astype(np.float32)
 
 
-def _grid(feature: Feature, values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+def _parts(values: np.ndarray) -> Iterator[np.ndarray]:
+    for start in range(0, len(values), CHUNK):
+        yield values[start : start + CHUNK]
+
+
+def _normal(parts: Callable[[], Iterator[np.ndarray]], count: int) -> Change:
+    """What gives values mean 0 and deviation 1; they are passed over in parts, not held."""
+    mean = sum(part.sum() for part in parts()) / max(count, 1)
+    spread = float(np.sqrt(sum(np.square(part - mean).sum() for part in parts()) / max(count, 1)))
+    return lambda values: (values - mean) / (spread or 1.0)
+
+
+def _numbers(column: np.ndarray, change: Change) -> Take:
+    return lambda rows: (change(column[rows]), None, None)
+
+
+def _grid(feature: Feature, column: Ragged, change: Change) -> Take:
     """Lists of numbers as rows of `width`, 0 where a list is shorter."""
-    lengths = np.diff(offsets)
-    if lengths.max(initial=0) > feature.width:
+    longest = max((int(np.diff(part).max()) for part in _pairs(column.offsets)), default=0)
+    if longest > feature.width:
         raise ValueError(
             f"data.features.{feature.name}.length: {feature.width}, but a row has "
-            f"{lengths.max()} numbers; raise it"
+            f"{longest} numbers; raise it"
         )
-    grid = np.zeros((len(lengths), feature.width), np.float32)
-    rows = np.repeat(np.arange(len(lengths)), lengths)
-    grid[rows, np.arange(len(values)) - offsets[:-1][rows]] = values
-    return grid
+
+    def take(rows: np.ndarray) -> Taken:
+        values, offsets = gather(column.values, column.offsets, rows, 0)
+        assert offsets is not None
+        owner = np.repeat(np.arange(len(rows)), np.diff(offsets))
+        grid = np.zeros((len(rows), feature.width), np.float32)
+        grid[owner, np.arange(len(values)) - offsets[:-1][owner]] = change(values)
+        return grid, None, None
+
+    return take
+
+
+def _pairs(offsets: np.ndarray) -> Iterator[np.ndarray]:
+    """Parts of offsets that overlap by one."""
+    for start in range(0, len(offsets) - 1, CHUNK):
+        yield offsets[start : start + CHUNK + 1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,30 +12,35 @@ from torch import Tensor
 from shoal.data.batch import Batch, Jagged
 from shoal.data.features import Feature
 from shoal.data.random import hash64
-from shoal.data.raw import gather
 
 Fields = tuple[dict[str, Tensor | Jagged], dict[str, Tensor]]  # ids and dense values by feature
 
 
+# ids int64 or numbers float32 of some rows; offsets [rows + 1] and weights where they are lists
+Taken = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
+
+
 @dataclass(frozen=True)
 class FeatureColumn:
-    """One feature's values: ids int64 [n], lists of them with offsets [n + 1], numbers float32."""
+    """One feature, and what gives its values at some rows.
+
+    Columns stay as the data set has them, which may be on disk and shared by processes; they become
+    ids and numbers when they are taken.
+    """
 
     feature: Feature
-    values: np.ndarray
-    offsets: np.ndarray | None = None
-    weights: np.ndarray | None = None
+    taken: Callable[[np.ndarray], Taken]
 
     def take(self, rows: np.ndarray) -> Tensor | Jagged:
         """The values of the given rows, in that order."""
-        if self.offsets is None:
-            return torch.from_numpy(self.values[rows])
-        values, offsets = gather(self.values, self.offsets, rows, 0)
-        assert offsets is not None
-        weights = None
-        if self.weights is not None:
-            weights = torch.from_numpy(gather(self.weights, self.offsets, rows, 0)[0])
-        return Jagged(torch.from_numpy(values), torch.from_numpy(offsets), weights)
+        values, offsets, weights = self.taken(rows)
+        if offsets is None:
+            return torch.from_numpy(values)
+        return Jagged(
+            torch.from_numpy(values),
+            torch.from_numpy(offsets),
+            None if weights is None else torch.from_numpy(weights),
+        )
 
 
 class FeatureTable:
@@ -119,7 +124,8 @@ class FeatureTable:
             elif feature.is_sparse:
                 ids[name] = torch.zeros(size, dtype=torch.int64)
             else:
-                dense[name] = torch.zeros(size, *column.values.shape[1:])
+                width = (feature.width,) if feature.kind == "numbers" else ()
+                dense[name] = torch.zeros(size, *width)
         return ids, dense
 
 

@@ -27,7 +27,7 @@ def apply_filters(raw: Raw, config: DataSection) -> Raw:
     side = dict(raw.side)
     for name, (field, _) in sides.items():
         if name in side:
-            side[name] = _first_rows(side[name], field)
+            side[name] = first_rows(side[name], field)
 
     rows = np.arange(len(raw.inter))
     if config.filter.duplicates is not None:
@@ -54,7 +54,7 @@ def _check(rows: np.ndarray, option: str, why: str) -> None:
         raise ValueError(f"{option} leaves no interactions ({why}); loosen or remove it")
 
 
-def _first_rows(table: RawTable, field: str) -> RawTable:
+def first_rows(table: RawTable, field: str) -> RawTable:
     """The table with the first row of each id only."""
     _, first = np.unique(table.columns[field].values, return_index=True)
     if len(first) == len(table):

@@ -33,15 +33,14 @@ class Joined:
         self.rows, self.table, self.packed = dataset.splits[phase], table, packed
         self.users = np.asarray(dataset.inter[dataset.user_field])
         self.items = np.asarray(dataset.inter[dataset.item_field])
-        columns = [np.asarray(dataset.inter[one.column], np.float32) for one in labels]
-        for label, column in zip(labels, columns):
+        self.labels = [np.asarray(dataset.inter[one.column], np.float32) for one in labels]
+        for label, column in zip(labels, self.labels):
             if label.loss == "logistic" and not ((column == 0) | (column == 1)).all():
                 raise ValueError(
                     f"the label {label.column!r} of {dataset.name!r} is not 0 or 1 everywhere; "
                     f"make it so with data.threshold={{{label.column}: VALUE}}, or set "
                     f"data.labels.{label.name}.loss to squared"
                 )
-        self.labels = columns[0] if len(columns) == 1 else np.stack(columns, 1)
         self.weights: np.ndarray | None = None
         if weight is not None:
             if weight not in dataset.inter or dataset.types[weight] != "float":
@@ -64,12 +63,14 @@ class Joined:
         return self._made(self.rows[numbers])
 
     def _made(self, rows: np.ndarray) -> Made:
-        users, items = self.users[rows], self.items[rows]
+        users = self.users[rows].astype(np.int64, copy=False)  # on disk ids are shorter
+        items = self.items[rows].astype(np.int64, copy=False)
         ids, dense = self.table.join(rows, users, items)
         if self.packed:
             ids, dense = pack(self.table.features, ids, dense, len(rows))
         ids.setdefault(self.table.user_field, torch.from_numpy(users))  # what GAUC groups by
-        labels = torch.from_numpy(self.labels[rows])
+        every = [torch.from_numpy(column[rows]) for column in self.labels]
+        labels = every[0] if len(every) == 1 else torch.stack(every, 1)
         weights = None if self.weights is None else torch.from_numpy(self.weights[rows])
         return Made(Batch(len(rows), ids, dense, labels, weights=weights))
 

@@ -16,7 +16,7 @@ from shoal.data.dataset import Column, Columns, Dataset, FieldType, Ragged
 from shoal.data.filters import apply_filters
 from shoal.data.packed import packed_or_not
 from shoal.data.prepared import dataset as prepared
-from shoal.data.raw import Raw, RawColumn, RawTable, gather
+from shoal.data.raw import Raw, RawColumn, RawTable, gather, number_defaults
 from shoal.data.sources import atomic, movielens, planted, random, tables
 from shoal.data.split import rows_by_phase, split_rows
 from shoal.data.vocabulary import number
@@ -69,6 +69,8 @@ def with_side_files(config: DataSection) -> DataSection:
     What the config says of files, columns and labels stands as it is.
     """
     source = pick_source(config)
+    if source == "prepared":  # it has what it was made with
+        return config
     quick = QUICK_START.get(config.name, {})
     changed: dict[str, Any] = {}
     if source == "atomic" and config.load is None and config.unload is None:
@@ -131,7 +133,7 @@ def build(raw: Raw, config: DataSection, seed: int) -> Dataset:
         _label(columns, types, config)
 
     vocab, ids = _number_all(raw, columns, fields.user, fields.item, config)
-    fills = _fills(config)
+    fills = number_defaults(config)
     inter = {
         name: _finish(c, ids.get(("inter", name)), fill=fills.get(name))
         for name, c in columns.items()
@@ -174,16 +176,6 @@ def build(raw: Raw, config: DataSection, seed: int) -> Dataset:
     for suffix, table in {"inter": raw.inter, **raw.side}.items():
         dataset.missing[suffix] = {name: c.num_missing for name, c in table.columns.items()}
     return dataset
-
-
-def _fills(config: DataSection) -> dict[str, float]:
-    """Column -> what an empty number is, where data.features says so."""
-    return {
-        said.get("column", name): float(default)
-        for name, said in (config.features or {}).items()
-        if isinstance(default := said.get("default"), int | float)
-        and said.get("kind") in ("number", "numbers")
-    }
 
 
 def _check_types(raw: Raw, config: DataSection) -> None:

@@ -103,15 +103,15 @@ ROUNDS = 6
 class Order(Protocol):
     """The order of an epoch's samples."""
 
-    def __getitem__(self, places: slice) -> np.ndarray:
-        """Samples at places start to stop - 1: int64 [stop - start]."""
+    def __getitem__(self, places: slice | np.ndarray) -> np.ndarray:
+        """Samples at places start to stop - 1, or at the given ones: int64."""
 
 
 class Unshuffled:
     """The samples as they are numbered."""
 
-    def __getitem__(self, places: slice) -> np.ndarray:
-        return np.arange(places.start, places.stop)
+    def __getitem__(self, places: slice | np.ndarray) -> np.ndarray:
+        return np.arange(places.start, places.stop) if isinstance(places, slice) else places
 
 
 class Shuffle:
@@ -131,12 +131,14 @@ class Shuffle:
         self.left = max(1, int(np.sqrt(n)))
         self.right = -(-n // self.left)
 
-    def __getitem__(self, places: slice) -> np.ndarray:
-        """Samples at places start to stop - 1: int64 [stop - start]."""
+    def __getitem__(self, places: slice | np.ndarray) -> np.ndarray:
+        """Samples at places start to stop - 1, or at the given ones: int64."""
         if self.order is not None:
             return self.order[places]
-        start, stop, _ = places.indices(self.n)
-        found = self._send(np.arange(start, stop))
+        if isinstance(places, slice):
+            start, stop, _ = places.indices(self.n)
+            places = np.arange(start, stop)
+        found = self._send(places)
         while len(over := np.flatnonzero(found >= self.n)):
             found[over] = self._send(found[over])
         return found

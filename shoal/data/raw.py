@@ -54,7 +54,7 @@ def gather(
         if missing.any():
             taken[missing] = empty
         return taken, None
-    lengths = np.where(missing, 0, np.diff(offsets)[rows])
+    lengths = np.where(missing, 0, offsets[rows + 1] - offsets[rows])
     ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     # Place of each output value in the input: the start of its list, plus its place in the list.
     start = np.repeat(offsets[:-1][rows] - ends[:-1], lengths)
@@ -133,3 +133,13 @@ def interaction_columns(config: DataSection, where: str) -> tuple[dict[str, Fiel
                 "data.load.inter or take it out of data.unload.inter"
             )
     return kinds, load
+
+
+def number_defaults(config: DataSection) -> dict[str, float]:
+    """Column -> what an empty number is, where data.features says so."""
+    return {
+        said.get("column", name): float(default)
+        for name, said in (config.features or {}).items()
+        if isinstance(default := said.get("default"), int | float)
+        and said.get("kind") in ("number", "numbers")
+    }

@@ -54,18 +54,18 @@ class Reader:
         chunks = range(start, last, together)
 
         def make(chunk: int) -> list[Batch]:
-            parts, firsts = [], []
+            places, firsts = [], []
             for number in range(chunk, min(chunk + together, last)):
                 begin = number * self.batch_size + skip
                 count = min(self.batch_size, self.num_samples - begin)
                 first, stop = count * rank // size, count * (rank + 1) // size
-                parts.append(order[begin + first : begin + stop])
+                places.append(np.arange(begin + first, begin + stop))
                 firsts.append(first)
-            made = self.make(np.concatenate(parts), epoch)
-            stops = np.cumsum([len(part) for part in parts]).tolist()
+            made = self.make(order[np.concatenate(places)], epoch)
+            stops = np.cumsum([len(part) for part in places]).tolist()
             return [
                 replace(made.rows(stop - len(part), stop), first=first)
-                for part, stop, first in zip(parts, stops, firsts)
+                for part, stop, first in zip(places, stops, firsts)
             ]
 
         if self.prefetch:

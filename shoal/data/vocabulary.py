@@ -17,7 +17,18 @@ def number(
     Words are numbered column by column, each in order of first appearance in its rows. A column
     that does not extend the vocabulary gives unknown words the id 0, as empty cells have.
     """
-    index = {PAD: 0}
+    index: dict[str, int] = {}
+    ids = extend(index, columns, extends, field)
+    vocab = np.empty(len(index), dtype=object)
+    vocab[:] = list(index)
+    return vocab, ids
+
+
+def extend(
+    index: dict[str, int], columns: list[RawColumn], extends: list[bool], field: str
+) -> list[np.ndarray]:
+    """Each column's ids; `index`, word -> id, learns the new words of columns that extend it."""
+    index.setdefault(PAD, 0)
     ids = []
     for column, extend in zip(columns, extends):
         assert column.words is not None
@@ -34,9 +45,7 @@ def number(
         id_of_code = np.zeros(len(column.words) + 1, dtype=np.int64)  # the last: code -1, empty
         id_of_code[used] = new
         ids.append(id_of_code[column.values])
-    vocab = np.empty(len(index), dtype=object)
-    vocab[:] = list(index)
-    return vocab, ids
+    return ids
 
 
 def _first_appearance(codes: np.ndarray, size: int) -> np.ndarray:

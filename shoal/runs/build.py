@@ -186,6 +186,7 @@ def _build_joined(
     batch_size = config.samples_per_step(world.size)
     shuffle = config.train.shuffle
     reader = InMemory(samples["train"], layout, batch_size, config.run.seed, shuffle)
+    reader.prefetch = isinstance(dataset, Prepared)
     readers = {
         phase: InMemory(samples[phase], layout, TILE_ROWS, tile=TILE_ROWS)
         for phase in ("valid", "test")

@@ -19,7 +19,8 @@ from test_resume import assert_same
 
 import shoal
 from shoal.data.prepared.engine import Here, OnRay
-from shoal.data.prepared.preparing import Job, prepare
+from shoal.data.prepared.folder import Job
+from shoal.data.prepared.preparing import prepare
 from shoal.launch.hosts import LaunchError
 from shoal.runs.run import resolve
 

@@ -15,7 +15,8 @@ from ranks import run_ranks
 from shoal.config.dialects import tdfo
 from shoal.config.errors import ConfigError
 from shoal.data.batch import Batch
-from shoal.data.prepared.preparing import Job, prepare
+from shoal.data.prepared.folder import Job
+from shoal.data.prepared.preparing import prepare
 from shoal.models.sequential.bert4rec import BERT4Rec
 from shoal.runs.build import build
 from shoal.runs.run import resolve

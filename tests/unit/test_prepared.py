@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -19,7 +20,8 @@ from shoal.data.history import Histories
 from shoal.data.prepare import load_dataset
 from shoal.data.prepared import inputs, partition
 from shoal.data.prepared.dataset import Prepared
-from shoal.data.prepared.preparing import Job, check, locked, prepare
+from shoal.data.prepared.folder import Job, check, locked
+from shoal.data.prepared.preparing import prepare
 from shoal.data.sampler import Seen
 from shoal.runs.build import fingerprint
 from shoal.runs.run import resolve, train_here
@@ -249,6 +251,42 @@ def test_bad_input_is_told_once_and_leaves_nothing(tmp_path) -> None:
         prepare(Job([str(cut)], to, config, append=True))
     assert load_dataset(config.model_copy(update={"path": str(to)}), 1).num_inter == ROWS
     assert (to / "manifest.json").read_bytes() == good[to / "manifest.json"]
+
+
+@pytest.mark.parametrize("size", [1 << 26, 1 << 10], ids=["", "in parts"])
+def test_bad_rows_are_left_out_and_counted(tmp_path, size, monkeypatch, caplog) -> None:
+    import polars as pl
+
+    monkeypatch.setattr(inputs, "TEXT_BYTES", size)
+    monkeypatch.setattr(logging.getLogger("shoal"), "propagate", True)  # a run ends that
+    config = config_of(tmp_path, data__split__order="file").data
+    good = write_csv(tmp_path / "good.csv", rows())
+    lines = good.read_text().splitlines()
+    bad = ["u1,i1,1,good,0", "u1,i1", "", "u9,,1,3,0", '"u1",i2,1,3,0', "u1,i1,1,inf,0,7"]
+    for place, line in zip((1, 2, 700, 1500, 2999, 3001), bad):
+        lines.insert(place, line)
+    (tmp_path / "bad.csv").write_text("\n".join(lines) + "\n")
+    skip = config.model_copy(update={"bad_rows": "skip"})
+    wanted = prepare(Job([str(good)], tmp_path / "good", config))
+    found = prepare(Job([str(tmp_path / "bad.csv")], tmp_path / "bad", skip))
+    assert found["interactions"] == wanted["interactions"]
+    assert (found["bad_rows"], wanted["bad_rows"]) == (5, 0)  # an empty line is no row
+    assert "bad.csv: 5 bad rows are left out (data.bad_rows: skip)" in caplog.text
+    (tmp_path / "bad.csv").write_text("\n".join([*lines[:1000], bad[0]]) + "\n")
+    with pytest.raises(ValueError, match=r"bad\.csv, line \d+: .* cells where the header names 5"):
+        prepare(Job([str(tmp_path / "bad.csv")], tmp_path / "no", config))
+    (tmp_path / "quoted.csv").write_text("\n".join([lines[0], *lines[9:14], bad[4]]) + "\n")
+    with pytest.raises(ValueError, match=r"quoted\.csv, line 7: quoted cells.*data\.quote=null"):
+        prepare(Job([str(tmp_path / "quoted.csv")], tmp_path / "no", config))
+    (tmp_path / "none.csv").write_text(f"{lines[0]}\n{bad[0]}\n")
+    with pytest.raises(ValueError, match="holds no rows"):
+        prepare(Job([str(tmp_path / "none.csv")], tmp_path / "no", skip))
+    frame = pl.DataFrame({"user_id": ["a", None, "b"], "item_id": [1, 2, 3]})
+    frame.write_parquet(tmp_path / "some.parquet")
+    with pytest.raises(ValueError, match=r"row 2: 'user_id' is empty.*data\.bad_rows=skip"):
+        prepare(Job([str(tmp_path / "some.parquet")], tmp_path / "no", config))
+    made = prepare(Job([str(tmp_path / "some.parquet")], tmp_path / "some", skip))
+    assert (made["rows"], made["bad_rows"]) == (2, 1) and not (tmp_path / "no").exists()
 
 
 def test_a_vocabulary_of_other_data_is_refused(tmp_path) -> None:

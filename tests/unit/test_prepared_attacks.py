@@ -13,7 +13,8 @@ from test_prepared import config_of, rows, write_inter
 from shoal.config.schema import DataSection
 from shoal.data.prepare import load_dataset
 from shoal.data.prepared import files, views
-from shoal.data.prepared.preparing import Job, prepare
+from shoal.data.prepared.folder import Job
+from shoal.data.prepared.preparing import prepare
 from shoal.data.split import PHASES
 
 

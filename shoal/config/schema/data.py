@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -197,4 +198,5 @@ class DataSection(Section):
         """Whether a click model reads a log of samples here; else interactions with features."""
         if self.clicks.train is not None or self.format in CLICK_FORMATS:
             return True
-        return self.format == "auto" and self.name in GENERATED_CLICKS
+        prepared = (Path(self.path) / "manifest.json").is_file()  # data.path alone names a folder
+        return self.format == "auto" and self.name in GENERATED_CLICKS and not prepared

@@ -11,6 +11,7 @@ log.py        ClickLog: files of a format, in order, as blocks of samples
 pipe.py       a user's program between the files and the parser
 ahead.py      work done ahead in threads, in order
 readers.py    batches: InMemory, Stream, Split
+mapped.py     logs in prepared folders: parsed once, mapped
 custom.py     batches of a reader that a user wrote
 data.py       ClickData: what a config describes, opened
 """

@@ -14,12 +14,15 @@ from shoal.config.schema import Config
 from shoal.data.clicks import planted
 from shoal.data.clicks.custom import Custom
 from shoal.data.clicks.log import ClickLog, make_layout, pick_format
+from shoal.data.clicks.mapped import find_prepared, open_log
 from shoal.data.clicks.readers import ClickReader, InMemory, Split, Stream, load, share
-from shoal.data.clicks.samples import Layout
+from shoal.data.clicks.samples import Layout, Samples
 from shoal.data.sources.files import find_files
 from shoal.world.world import World
 
 PHASES = ("train", "valid", "test")
+# Phases and the keys that name their files: of valid and test, one that is not named is the other.
+PARTS = (("train", "train"), ("valid", "valid", "test"), ("test", "test", "valid"))
 
 
 @dataclass
@@ -52,7 +55,7 @@ class ClickData:
             count = "a number of samples known at the end" if known is None else f"{known} samples"
             own = " of this process" if isinstance(reader, Split) else ""
             rate = ""
-            if isinstance(inner, InMemory) and known:
+            if isinstance(inner, InMemory) and isinstance(inner.samples, Samples) and known:
                 rate = f", click rate {inner.samples.labels.mean(dtype='float64'):.4f}"
             lines.append(f"The {phase} log: {files}{count}{own}{rate}")
         return "\n".join(lines)
@@ -63,10 +66,12 @@ def open_clicks(config: Config, world: World, tile: int) -> ClickData:
 
     tile: samples that a rank predicts at a time in evaluation.
     """
-    form = pick_format(config.data)
-    opened = (
-        _planted(config, world, tile) if form == "planted_clicks" else _logged(config, world, tile)
-    )
+    if find_prepared(config.data.clicks.train, config.data.path) is not None:
+        opened = _prepared(config, world, tile)
+    elif pick_format(config.data) == "planted_clicks":
+        opened = _planted(config, world, tile)
+    else:
+        opened = _logged(config, world, tile)
     section, layout = config.data.clicks, opened.layout
     if section.group is not None:
         if section.group not in layout.slots:
@@ -108,6 +113,78 @@ def _planted(config: Config, world: World, tile: int) -> ClickData:
     )
 
 
+def _prepared(config: Config, world: World, tile: int) -> ClickData:
+    """Logs that `shoal prepare` has parsed: their samples are mapped."""
+    data, clicks = config.data, config.data.clicks
+    given = [key for key in ("pipe_command", "custom") if getattr(clicks, key) is not None]
+    given += ["split_files"] if clicks.split_files else []
+    if given or clicks.reader == "custom":
+        raise ValueError(
+            f"data.clicks.{(given or ['reader'])[0]} is for raw files, and data.clicks.train is a "
+            "prepared folder; leave it out"
+        )
+    found: dict[str, tuple[Samples, Layout, list[list[Any]]]] = {}
+    sources: dict[str, str] = {}
+    for phase, *keys in PARTS:
+        key = next((key for key in keys if getattr(clicks, key)), None)
+        if key is None:
+            continue
+        folder = find_prepared(getattr(clicks, key), data.path)
+        if folder is None:
+            raise ValueError(
+                f"data.clicks.{key} is no prepared folder, and data.clicks.train is one; prepare "
+                f"it too: shoal prepare {getattr(clicks, key)} --to DIR"
+            )
+        found[phase] = open_log(folder)
+        sources[phase] = f"data.clicks.{key} ({folder})"
+    samples, layout, files = found["train"]
+    for phase, (_, other, _) in found.items():
+        if other != layout:
+            raise ValueError(
+                f"{sources[phase]} has other columns than {sources['train']}; prepare both with "
+                "the same data.clicks options"
+            )
+    for key, value in (("label", layout.label), ("rows", layout.rows)):
+        if getattr(clicks, key) not in (None, value):
+            raise ValueError(
+                f"data.clicks.{key} is {getattr(clicks, key)}, and {sources['train']} was prepared "
+                f"with {value}; leave it out, or prepare it again"
+            )
+    for key, names in (("slots", layout.slots), ("dense", layout.dense)):
+        said = getattr(clicks, key)
+        if said is not None and said not in (len(names), [*names]):
+            raise ValueError(
+                f"data.clicks.{key} is {said}, and {sources['train']} has {len(names)}: "
+                f"{', '.join(names)}; leave it out, or prepare it again"
+            )
+    shuffle = config.train.shuffle and clicks.reader == "memory"
+    batch_size = config.samples_per_step(world.size)
+    reader = InMemory(samples, layout, batch_size, config.run.seed, shuffle)
+    reader.prefetch = True  # a disk may have to be waited for
+    readers: dict[str, ClickReader] = {
+        phase: InMemory(found[phase][0], layout, tile, tile=tile)
+        for phase in ("valid", "test")
+        if phase in found
+    }
+    print_of = _fingerprint(config, layout, files)
+    return ClickData(
+        *(data.name, "prepared", clicks.reader, layout, None),
+        *(reader, readers, {}, print_of, sources),
+    )
+
+
+def _fingerprint(config: Config, layout: Layout, files: list[list[Any]]) -> dict[str, Any]:
+    """What tells one log's samples and their order from another's, prepared or not."""
+    clicks = config.data.clicks
+    return {
+        "layout": [list(layout.slots), list(layout.dense), layout.label, layout.rows],
+        "files": files,
+        "command": clicks.pipe_command,
+        "order": [clicks.reader, config.train.shuffle and clicks.reader == "memory"],
+        "split_over": None,
+    }
+
+
 def _logged(config: Config, world: World, tile: int) -> ClickData:
     data, clicks = config.data, config.data.clicks
     form = pick_format(data)
@@ -122,8 +199,7 @@ def _logged(config: Config, world: World, tile: int) -> ClickData:
     layout = make_layout(clicks, form)
     files: dict[str, list[Path]] = {}
     sources: dict[str, str] = {}
-    # Where one of valid and test is not named, the other is both.
-    for phase, *keys in (("train", "train"), ("valid", "valid", "test"), ("test", "test", "valid")):
+    for phase, *keys in PARTS:
         key = next((key for key in keys if getattr(clicks, key)), None)
         if key is not None:
             found = files[phase] = find_files(getattr(clicks, key), data.path, f"data.clicks.{key}")
@@ -142,13 +218,8 @@ def _logged(config: Config, world: World, tile: int) -> ClickData:
     reader = maker.training(logs["train"])
     if reader.num_batches == 0:
         raise ValueError(f"data.clicks.train: {clicks.train} has no samples")
-    print_of = {
-        "layout": [list(layout.slots), list(layout.dense), layout.label, layout.rows],
-        "files": logs["train"].fingerprint(),
-        "command": clicks.pipe_command,
-        "order": [clicks.reader, config.train.shuffle and clicks.reader == "memory"],
-        "split_over": world.size if clicks.split_files else None,
-    }
+    print_of = _fingerprint(config, layout, logs["train"].fingerprint())
+    print_of["split_over"] = world.size if clicks.split_files else None
     return ClickData(
         *(data.name, form, clicks.reader, layout, None, reader, readers, files, print_of, sources)
     )

@@ -162,7 +162,11 @@ def pick_format(data: DataSection) -> str:
         return "planted_clicks"
     if data.clicks.pipe_command is not None or data.clicks.reader == "custom":
         return "slots"
-    file = find_files(data.clicks.train, data.path, "data.clicks.train")[0]
+    return looks_like(find_files(data.clicks.train, data.path, "data.clicks.train")[0])
+
+
+def looks_like(file: Path) -> str:
+    """The format of a file, by its name and its first line."""
     if file.suffix == ".parquet":
         return "parquet"
     with open_text(file) as source:

@@ -23,7 +23,6 @@ from shoal.data.clicks.ahead import ahead
 from shoal.data.clicks.log import Block, ClickLog
 from shoal.data.clicks.samples import Layout, Samples, join
 from shoal.data.joined import Joined
-from shoal.data.random import permutation
 from shoal.data.reader import Reader
 
 log = logging.getLogger("shoal")
@@ -114,7 +113,7 @@ class ClickReader(Reader):
 
 
 class InMemory(ClickReader):
-    """All samples, loaded. Order: a permutation of (seed, epoch), or that of the files."""
+    """All samples, loaded or mapped. Order: a pure function of (seed, epoch), or the files'."""
 
     def __init__(
         self,
@@ -133,25 +132,32 @@ class InMemory(ClickReader):
         self, epoch: int, rank: int = 0, size: int = 1, start: int = 0, skip: int = 0
     ) -> Iterator[Batch]:
         """This rank's slices of the global batches start, start + 1, ... of an epoch."""
-        step = self.global_size(size)
-        order = permutation(self.num_samples, self.seed, epoch) if self.shuffle else None
+        step, order = self.global_size(size), self.order(epoch)
         bounds = []
         for first in range(start * step + skip, self.num_samples, step):
             low, high = self.cut(min(step, self.num_samples - first), rank, size)
             bounds.append((first, low, high))
         # Several batches are made at once: many small numpy calls would cost more than the work.
         together = max(1, self.chunk_samples * size // step)
-        for number in range(0, len(bounds), together):
-            some = bounds[number : number + together]
-            if order is None:
-                for first, low, high in some:
-                    yield self.samples.slice(first + low, first + high).batch(low)
-                continue
-            rows = [order[first + low : first + high] for first, low, high in some]
-            made = self.samples.take(np.concatenate(rows))
+        chunks = (bounds[number : number + together] for number in range(0, len(bounds), together))
+
+        def make(some: list[tuple[int, int, int]]) -> list[Batch]:
+            if not self.shuffle:
+                return [
+                    self.samples.slice(first + low, first + high).batch(low)
+                    for first, low, high in some
+                ]
+            places = [np.arange(first + low, first + high) for first, low, high in some]
+            made = self.samples.take(order[np.concatenate(places)])
             stops = np.cumsum([high - low for _, low, high in some]).tolist()
-            for (_, low, high), stop in zip(some, stops):
-                yield made.slice(stop - (high - low), stop).batch(low)
+            return [
+                made.slice(stop - (high - low), stop).batch(low)
+                for (_, low, high), stop in zip(some, stops)
+            ]
+
+        made = ahead(make, chunks, 1) if self.prefetch else map(make, chunks)
+        for batches in made:
+            yield from batches
 
 
 def load(files: ClickLog, threads: int = 1, profile: bool = False) -> Samples:

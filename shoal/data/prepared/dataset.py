@@ -1,7 +1,9 @@
 """A prepared folder as a data set: columns on disk, shared by all processes of a host.
 
     manifest.json     what is here: fields, counts, checksums, options, inputs, the command
-    column-N.bin      a field of the interactions in the order of the files, ids in 32 bits
+    column-N.bin      a field of the interactions in the order of the files, ids in 32 bits; of
+                      lists also where each ends (column-N-ends.bin)
+    side-*.bin        what is known of users and items, by id (sides.py)
     words-N.bin       the words of an id field, and where each ends (ends-N.bin)
     views/KEY/        rows by phase, and items by user (views.py)
 
@@ -20,8 +22,8 @@ import numpy as np
 
 from shoal.config.schema import DataSection
 from shoal.config.yaml_io import inline
-from shoal.data.dataset import Dataset, Phase
-from shoal.data.prepared import views
+from shoal.data.dataset import Column, Columns, Dataset, Phase, Ragged
+from shoal.data.prepared import sides, views
 from shoal.data.prepared.files import (
     DamagedFolder,
     Stored,
@@ -30,6 +32,7 @@ from shoal.data.prepared.files import (
     read_document,
 )
 from shoal.data.prepared.words import Words
+from shoal.data.raw import number_defaults
 from shoal.data.split import PHASES
 
 logger = logging.getLogger(__name__)
@@ -85,6 +88,11 @@ def open_prepared(config: DataSection, seed: int) -> Prepared:
         )
     try:
         manifest = read_document(folder / MANIFEST, VERSION)
+        if "layout" in manifest:
+            raise ValueError(
+                f"{folder} holds a click log, not interactions; read it with a click model and "
+                f"data.clicks.train={folder}"
+            )
         _check_options(folder, manifest["options"], config)
         _check_bytes(folder, manifest)
         return _open(folder, manifest, config, seed)
@@ -125,32 +133,45 @@ def _check_bytes(folder: Path, manifest: dict[str, Any]) -> None:
             *(folder, folder),
         )
         return
-    columns = map_columns(folder, manifest)
-    rows = {len(column) for column in columns.values()}
-    if rows != {manifest["rows"]}:
-        raise DamagedFolder(f"its columns have {sorted(rows)} rows, not {manifest['rows']}")
-    for name, words in manifest["words"].items():
-        size, ids = len(Stored.of(words["ends"])), columns[name]
-        if len(ids) and not (ids.min() >= 1 and ids.max() < size):
-            raise DamagedFolder(f"ids of {name} are not all from 1 to {size - 1}")
+    fields, words = manifest["options"]["fields"], manifest["words"]
+    sizes = {name: len(Stored.of(one["ends"])) for name, one in words.items()}
+    tables = {"interactions": (map_columns(folder, manifest), manifest["rows"])}
+    for suffix, entry in manifest.get("sides", {}).items():
+        tables[suffix] = (sides.map_side(folder, entry, {}), sizes[fields[suffix]])
+    for whose, (columns, rows) in tables.items():
+        for name, column in columns.items():
+            if len(column) != rows:
+                raise DamagedFolder(f"{name} of {whose} has {len(column)} rows, not {rows}")
+            least = 1 if whose == "interactions" and name in (fields["user"], fields["item"]) else 0
+            _check_column(name, column, least, sizes.get(name))
 
 
-def all_stored(manifest: dict[str, Any]) -> list[Stored]:
+def _check_column(name: str, column: Column, least: int, size: int | None) -> None:
+    ids = column
+    if isinstance(column, Ragged):
+        ids, offsets = column.values, column.offsets
+        if offsets[0] != 0 or offsets[-1] != len(ids) or (np.diff(offsets) < 0).any():
+            raise DamagedFolder(f"the lists of {name} do not lie within its values")
+    assert isinstance(ids, np.ndarray)
+    if size is not None and len(ids) and not (ids.min() >= least and ids.max() < size):
+        raise DamagedFolder(f"ids of {name} are not all from {least} to {size - 1}")
+
+
+def all_stored(manifest: Any) -> list[Stored]:
     """Every array that a manifest names."""
-    entries = [column["values"] for column in manifest["columns"].values()]
-    entries += [one[part] for one in manifest["words"].values() for part in ("text", "ends")]
-    return [Stored.of(entry) for entry in entries]
+    if not isinstance(manifest, dict):
+        return []
+    if "segments" in manifest:
+        return [Stored.of(manifest)]
+    return [stored for part in manifest.values() for stored in all_stored(part)]
 
 
-def map_columns(folder: Path, manifest: dict[str, Any]) -> dict[str, np.ndarray]:
+def map_columns(folder: Path, manifest: dict[str, Any]) -> Columns:
     """Field -> its mapped column."""
-    return {
-        name: map_array(folder, Stored.of(column["values"]))
-        for name, column in manifest["columns"].items()
-    }
+    return {name: sides.map_column(folder, column) for name, column in manifest["columns"].items()}
 
 
-def for_view(manifest: dict[str, Any], columns: dict[str, np.ndarray], order: str) -> dict:
+def for_view(manifest: dict[str, Any], columns: Columns, order: str) -> dict:
     """The columns that a view is made of."""
     fields = manifest["options"]["fields"]
     chosen = {fields["user"]: columns[fields["user"]], "item": columns[fields["item"]]}
@@ -184,6 +205,11 @@ def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int
         arrays = views.open_view(place, rows, sizes)
         if arrays is None:
             raise DamagedFolder(f"{place} is not what was written there")
+    tables = manifest.get("sides", {})
+    fills = number_defaults(config)
+    types = {name: column["type"] for name, column in manifest["columns"].items()}
+    for entry in tables.values():
+        types |= {n: one["type"] for n, one in entry["columns"].items() if n not in types}
     timed = fields["time"] in columns and config.split.order != "file"
     return Prepared(
         name=manifest["name"],
@@ -192,7 +218,13 @@ def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int
         time_field=fields["time"] if timed else None,
         label_field=fields["label"] if fields["label"] in columns else None,
         inter=dict(columns),
-        types={name: column["type"] for name, column in manifest["columns"].items()},
+        types=types,
+        users=sides.map_side(folder, tables.get("user"), fills),
+        items=sides.map_side(folder, tables.get("item"), fills),
+        missing={
+            suffix: {name: one.get("missing", 0) for name, one in entry["columns"].items()}
+            for suffix, entry in {"inter": manifest, **tables}.items()
+        },
         vocab=vocab,
         splits={phase: arrays[f"rows-{phase}"] for phase in PHASES},
         digests={"interactions": manifest["interactions"], "splits": views.splits_digest(place)},

@@ -8,11 +8,14 @@ file is in memory.
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
@@ -23,6 +26,7 @@ from shoal.data.prepared.engine import Engine
 from shoal.data.raw import RawColumn, choose_columns
 from shoal.data.sources.atomic import read_header
 from shoal.data.sources.delimited import Layout, ParsedColumn, join, parse
+from shoal.data.sources.tables import declared_types, guess_type
 from shoal.world.durable import open_regular
 
 if TYPE_CHECKING:
@@ -34,6 +38,7 @@ SUFFIXES = (".inter", ".csv", ".tsv", ".txt", ".parquet")
 ALIASES = {"book_id": "item", "userId": "user", "movieId": "item"}
 TEXT_BYTES = 1 << 26  # of text at a time, at most
 PARQUET_ROWS = 1 << 20
+SAMPLE_BYTES = 1 << 16
 
 
 @dataclass
@@ -45,6 +50,9 @@ class Input:
     columns: dict[str, str]  # field -> the column's own name
     layout: Layout | None  # None: Parquet
     header: bool = True
+    ids: frozenset[str] = frozenset()  # the fields of users and items
+    skip: bool = False  # bad rows are left out and counted; else the first ends it
+    quote: bytes = b""  # what quotes cells, which are not read here
 
     def parts(self, memory: int) -> Iterator[Part]:
         """The file in parts of bounded size, each of which can be parsed by itself."""
@@ -91,32 +99,92 @@ class Input:
         empty = None
         if len(body) - len(rest) > 1 or not rest:
             empty = rest.count(b"\n") + bool(rest)
-        if not rest:
-            return Piece({}, lines, empty)
-        parsed = parse(rest, replace(self.layout, first_line=line), str(self.path))
-        values = {name: parsed[own].values for name, own in self.columns.items()}
-        return Piece(self._join(values), lines, empty)
+        parsed, skipped = self._parse(rest, line)
+        if not parsed:
+            return Piece({}, lines, empty, skipped)
+        columns = {
+            name: join([one[own] for one in parsed], self.types[name])
+            for name, own in self.columns.items()
+        }
+        return Piece(columns, lines, empty, skipped)
+
+    def _parse(self, body: bytes, line: int) -> tuple[list[dict[str, ParsedColumn]], int]:
+        """The columns of lines, and how many bad ones were left out: found by halving."""
+        assert self.layout is not None
+        if not body.strip(b"\n"):
+            return [], 0
+        try:
+            self._refuse_quotes(body, line)
+            return [parse(body, replace(self.layout, first_line=line), str(self.path))], 0
+        except ValueError:
+            if not self.skip:
+                raise
+        cut = body.find(b"\n", len(body) // 2)
+        cut = body.rfind(b"\n") if cut < 0 else cut
+        if cut < 0:
+            return [], 1
+        first, before = self._parse(body[:cut], line)
+        second, after = self._parse(body[cut + 1 :], line)
+        return first + second, before + after
+
+    def _refuse_quotes(self, body: bytes, line: int) -> None:
+        if self.quote and (place := body.find(self.quote)) >= 0:
+            line += body.count(b"\n", 0, place)
+            raise ValueError(
+                f"{self.path}, line {line}: quoted cells of "
+                "interactions are not read; write them without quotes, or as Parquet, or set "
+                "data.quote=null where quotes belong to the values"
+            )
 
     def parse_parquet(self, part: Part) -> Piece:
         """The rows of a range."""
         import polars as pl
 
-        kinds = {"token": pl.String, "float": pl.Float64}
-        wanted = pl.scan_parquet(self.path).select(
-            pl.col(own).cast(kinds[self.types[name]]).alias(name)
+        scan = pl.scan_parquet(self.path)
+        schema = scan.collect_schema()
+        wanted = scan.select(
+            _cast(pl.col(own), schema[own], self.types[name]).alias(name)
             for name, own in self.columns.items()
         )
         found = wanted.slice(part.start, part.stop - part.start).collect()
-        for name in self.columns:
-            if found[name].null_count():
-                row = part.start + int(found[name].is_null().arg_max() or 0)
-                raise ValueError(
-                    f"{self.path}, row {row}: {name!r} is empty; fill it or remove the row"
-                )
-        return Piece(self._join({name: found[name] for name in self.columns}))
+        required = [n for n in self.columns if self.types[n] == "float" or n in self.ids]
+        bad = found.select(
+            pl.any_horizontal(pl.col(n).is_null() for n in required).alias("bad")
+        ).to_series()
+        if bad.any() and not self.skip:
+            row = int(bad.arg_max() or 0)
+            name = next(n for n in required if found[n][row] is None)
+            raise ValueError(
+                f"{self.path}, row {part.start + row + 1}: {name!r} is empty; fill it, remove the "
+                "row, or set data.bad_rows=skip to leave such rows out"
+            )
+        found = found.filter(~bad)
+        columns = {name: join([_flat(found[name])], self.types[name]) for name in self.columns}
+        return Piece(columns if len(found) else {}, skipped=int(bad.sum()))
 
-    def _join(self, values: dict[str, pl.Series]) -> dict[str, RawColumn]:
-        return {name: join([ParsedColumn(one)], self.types[name]) for name, one in values.items()}
+
+def _cast(column: pl.Expr, given: pl.DataType, kind: FieldType) -> pl.Expr:
+    """A column of Parquet as text or numbers; dates are seconds since 1970."""
+    import polars as pl
+
+    value: type[pl.DataType] = pl.String if kind.startswith("token") else pl.Float64
+    if kind.endswith("_seq"):
+        return column.cast(pl.List(value))
+    if kind == "float" and given in (pl.Date, pl.Datetime):
+        return column.cast(pl.Datetime("us")).cast(pl.Int64) / 1e6
+    return column.cast(value)
+
+
+def _flat(series: pl.Series) -> ParsedColumn:
+    """A column; lists one after the other, and where each ends."""
+    import polars as pl
+
+    if not isinstance(series.dtype, pl.List):
+        return ParsedColumn(series)
+    series = series.list.drop_nulls()
+    lengths = series.list.len().fill_null(0).to_numpy().astype(np.int64)
+    values = series.filter(pl.Series(lengths > 0)).explode()
+    return ParsedColumn(values, np.concatenate([[0], np.cumsum(lengths)]))
 
 
 @dataclass(frozen=True)
@@ -137,6 +205,7 @@ class Piece:
     columns: dict[str, RawColumn]  # none: it has no rows
     lines: int = 0
     empty: int | None = None  # lines before those at its end that are empty
+    skipped: int = 0  # bad rows that were left out
 
 
 def parse_part(part: Part, line: int | None = None) -> Piece | None:
@@ -151,21 +220,22 @@ def parse_part(part: Part, line: int | None = None) -> Piece | None:
         raise
 
 
-def read_in_order(inputs: list[Input], memory: int, engine: Engine) -> Iterator[tuple[Piece, int]]:
-    """(rows, bytes that were read for them) of all files, in their order; a mistake is told."""
+def read_in_order(inputs: list[Input], memory: int, engine: Engine) -> Iterator[tuple[Piece, Part]]:
+    """Rows of all files in their order, and what they were read of; a mistake is told."""
     line, blank, last = 0, 0, None
     for part, piece in engine.map(parse_part, chain.from_iterable(f.parts(memory) for f in inputs)):
         one = part.input
         if one.path != last:
             line, blank, last = one.layout.first_line if one.layout else 1, 0, one.path
-        if blank and (piece is None or piece.columns):  # they may stand at the end of a file alone
+        # Empty lines may stand at the end of a file alone.
+        if blank and not one.skip and (piece is None or piece.columns):
             raise ValueError(f"{one.path}, line {blank}: it is empty; remove it")
         piece = piece or parse_part(part, line)
         assert piece is not None
         if piece.empty is not None:
             blank = blank or line + piece.empty
         line += piece.lines
-        yield piece, part.size
+        yield piece, part
 
 
 def expand(names: list[str]) -> list[Path]:
@@ -191,8 +261,17 @@ def expand(names: list[str]) -> list[Path]:
     return found
 
 
-def open_input(path: Path, config: DataSection) -> Input:
-    """How a file is read, from its name and its first line."""
+def open_input(
+    path: Path, config: DataSection, known: Mapping[str, FieldType] = MappingProxyType({})
+) -> Input:
+    """How a file is read, from its name and its first line; known: types that a folder has."""
+    found = _open(path, config, known)
+    found.ids = frozenset((config.fields.user, config.fields.item))
+    found.skip = config.bad_rows == "skip"
+    return found
+
+
+def _open(path: Path, config: DataSection, known: Mapping[str, FieldType]) -> Input:
     name = plain_name(path).name
     if name in MOVIELENS:
         fields = config.fields
@@ -211,12 +290,13 @@ def open_input(path: Path, config: DataSection) -> Input:
             schema = pl.read_parquet_schema(path)
         except (pl.exceptions.PolarsError, OSError) as error:
             raise ValueError(f"{path} is no Parquet file: {error}") from error
-        return _named(path, list(schema), config, None)
+        return _named(path, list(schema), config, None, known, pl.DataFrame(schema=schema))
     head = _first_line(path)
     separator = config.separator
     if separator == "\t":  # not said: the one that the header has
         separator = max(",\t;|", key=head.count)
-    return _named(path, head.split(separator), config, separator)
+    names = head.split(separator)
+    return _named(path, names, config, separator, known, _sample(path, names, separator))
 
 
 def _first_line(path: Path) -> str:
@@ -235,23 +315,26 @@ def _atomic(path: Path, config: DataSection) -> Input:
     head = _first_line(path)
     header = read_header(head.encode(), config.separator, str(path))
     chosen = _chosen(config, list(header), str(path))
-    for name in chosen:
-        if header[name].endswith("_seq"):
-            raise ValueError(
-                f"{path}, line 1: {name!r} is a {header[name]} field, and a prepared folder holds "
-                f"one value per interaction; leave it out: --data.unload.inter=[{name}]"
-            )
-    layout = Layout(header, chosen, config.separator, " ", 2, frozenset(chosen))
+    needed = {config.fields.user, config.fields.item}  # other tokens may be missing
+    needed |= {name for name in chosen if header[name] == "float"}
+    layout = Layout(header, chosen, config.separator, config.seq_separator, 2, frozenset(needed))
     return Input(path, {n: header[n] for n in chosen}, {n: n for n in chosen}, layout)
 
 
-def _named(path: Path, names: list[str], config: DataSection, separator: str | None) -> Input:
-    """A file whose first line, or schema, names columns without types."""
+def _named(
+    path: Path,
+    names: list[str],
+    config: DataSection,
+    separator: str | None,
+    known: Mapping[str, FieldType],
+    sample: pl.DataFrame,
+) -> Input:
+    """A file whose first line, or schema, names columns without types; sample: its first rows."""
     fields = config.fields
-    known = {fields.user: "user", fields.item: "item", fields.rating: "rating", fields.time: "time"}
+    roles = {fields.user: "user", fields.item: "item", fields.rating: "rating", fields.time: "time"}
     columns: dict[str, str] = {}
     for own in names:
-        role = known.get(own) or ALIASES.get(own)
+        role = roles.get(own) or ALIASES.get(own)
         field = getattr(fields, role) if role else own
         if field not in columns or own == field:
             columns[field] = own
@@ -263,20 +346,36 @@ def _named(path: Path, names: list[str], config: DataSection, separator: str | N
                 f"with --data.fields.user and --data.fields.item{did_you_mean(wanted, names)}"
             )
     said = (config.load or {}).get("inter") or (config.unload or {}).get("inter")
-    usual = [name for name in columns if name in known]
+    declared, _ = declared_types(config, "inter")
+    usual = [name for name in columns if name in declared]
     chosen = _chosen(config, list(columns), str(path)) if said else usual
-    types: dict[str, FieldType] = {
-        name: "token" if name in (fields.user, fields.item) else "float" for name in chosen
+    types = {
+        name: declared.get(name) or known.get(name) or guess_type(name, sample[columns[name]])
+        for name in chosen
     }
-    layout = None
+    layout, quote = None, b""
     if separator is not None:
-        kinds: dict[str, FieldType] = {
-            own: next((types[n] for n, o in columns.items() if o == own and n in types), "token")
-            for own in names
-        }
-        wanted_columns = [columns[name] for name in chosen]
-        layout = Layout(kinds, wanted_columns, separator, " ", 2, frozenset(wanted_columns))
-    return Input(path, types, {name: columns[name] for name in chosen}, layout)
+        of_own = {columns[name]: kind for name, kind in types.items()}
+        kinds: dict[str, FieldType] = {own: of_own.get(own, "token") for own in names}
+        needed = {columns[name] for name, kind in types.items() if kind == "float"}
+        needed |= {columns[fields.user], columns[fields.item]}
+        load = [columns[name] for name in chosen]
+        layout = Layout(kinds, load, separator, config.seq_separator, 2, frozenset(needed))
+        quote = (config.quote or "").encode()
+    own_names = {name: columns[name] for name in chosen}
+    return Input(path, types, own_names, layout, quote=quote)
+
+
+def _sample(path: Path, names: list[str], separator: str) -> pl.DataFrame:
+    """The first rows of text, to guess the types of columns that nobody declared."""
+    import polars as pl
+
+    with open_text(path) as source:
+        source.readline()
+        lines = source.read(SAMPLE_BYTES).decode(errors="replace").splitlines()
+    cells = [line.split(separator) for line in lines[: -1 if len(lines) > 1 else None]]
+    rows = [row for row in cells if len(row) == len(names)]
+    return pl.DataFrame(rows, dict.fromkeys(names, pl.String), orient="row")
 
 
 def _chosen(config: DataSection, available: list[str], where: str) -> list[str]:

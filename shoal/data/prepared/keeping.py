@@ -36,14 +36,26 @@ def kept_rows(
     config: DataSection,
     memory: int,
     scratch: Path,
+    of_sides: set[str],
+    has_row: dict[str, np.ndarray],
 ) -> np.ndarray | None:
-    """Which rows the filters keep, bool [rows]; None: all. sizes: codes of users and items."""
+    """Which rows the filters keep, bool [rows]; None: all. sizes: codes of users and items.
+
+    of_sides: columns of side tables, which were filtered by themselves; has_row: field -> which
+    codes a side table has.
+    """
     rows, fields = len(columns[config.fields.user]), config.fields
     keep = np.ones(rows, dtype=bool)
     if config.filter.duplicates is not None:
         _once(keep, columns, sizes, config, memory, scratch)
     for name, text in config.filter.values.items():
+        if name in of_sides and name not in columns:
+            continue
         _by_value(keep, columns, name, text, (fields.user, fields.item))
+    for name, found in has_row.items() if config.filter.by_user_or_item else ():
+        for part in chunks(rows):
+            keep[part] &= found[columns[name][part]]
+        _check(keep, "data.filter.by_user_or_item", f"no {name} is in both files")
     _by_count(keep, columns, sizes, config)
     if keep.all():
         return None

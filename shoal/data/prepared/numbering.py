@@ -7,13 +7,15 @@ keep their number, new ones follow. The words are in memory while a folder is pr
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from shoal.data.dataset import Column
 from shoal.data.prepared.files import Appender, Stored, map_array
-from shoal.data.prepared.partition import chunks
+from shoal.data.prepared.partition import kept_values
 from shoal.data.prepared.words import Words, pack
 from shoal.data.vocabulary import PAD
 
@@ -35,55 +37,49 @@ def known_words(folder: Path, manifest: dict[str, Any], name: str) -> dict[str, 
 
 
 def code_words(index: dict[str, int], words: list[str], name: str) -> np.ndarray:
-    """Codes of words; new ones come after those that are known."""
+    """Codes of words, and behind them that of no word; new ones come after those that are known."""
     codes = np.array([index.setdefault(word, len(index)) for word in words], dtype=np.int32)
     if not codes.all():
         raise ValueError(f"{name!r} holds the token {PAD!r}, which stands for padding; rename it")
     if len(index) > MOST_IDS:
         raise ValueError(f"{name!r} has more than {MOST_IDS} different values; hash them first")
-    return codes
+    return np.append(codes, np.int32(0))
 
 
-def number_codes(codes: np.ndarray, keep: np.ndarray | None, known: int, size: int) -> np.ndarray:
-    """Code -> id, int32 [size]: known ones keep theirs, new ones follow as the rows have them.
+def number_codes(
+    column: Column, keep: np.ndarray | None, known: int, index: dict[str, int]
+) -> tuple[np.ndarray, dict[str, int]]:
+    """Code -> id, int32: known ones keep theirs, new ones follow as the rows have them; word -> id.
 
     0 where no row that stays has the code.
     """
+    size = len(index)
     if keep is None:
-        return np.arange(size, dtype=np.int32)
+        return np.arange(size, dtype=np.int32), index
     numbers = np.zeros(size, dtype=np.int32)
     numbers[:known] = np.arange(known)
     following = known
-    for part in chunks(len(codes)):
-        some = codes[part][keep[part]]
-        some = some[numbers[some] == 0]
+    for some, _ in kept_values(column, keep):
+        some = some[(numbers[some] == 0) & (some > 0)]
         distinct, first = np.unique(some, return_index=True)
         distinct = distinct[np.argsort(first)]
         numbers[distinct] = np.arange(following, following + len(distinct))
         following += len(distinct)
-    return numbers
+    names, code_of = list(index), np.zeros(following, dtype=np.int64)
+    code_of[numbers] = np.arange(size)
+    code_of[0] = 0
+    return numbers, {names[code]: number for number, code in enumerate(code_of.tolist())}
 
 
 def append_words(
-    folder: Path,
-    entry: dict[str, Any] | None,
-    place: int,
-    index: dict[str, int],
-    numbers: np.ndarray,
-    known: int,
+    folder: Path, entry: dict[str, Any] | None, place: int, ids: dict[str, int]
 ) -> dict[str, Any]:
-    """Write the words that are new (`entry` None: all, with padding); their entry."""
+    """Write the words that are new, of word -> id in order (`entry` None: all); their entry."""
     if entry is None:
         text, ends = Stored(f"words-{place}.bin", "|u1"), Stored(f"ends-{place}.bin", "<i8")
-        known = 0
     else:
         text, ends = Stored.of(entry["text"]), Stored.of(entry["ends"])
-    stays = np.flatnonzero(numbers >= known)
-    if known == 0:
-        stays = stays[(numbers[stays] > 0) | (stays == 0)]  # padding, and codes that rows have
-    names = list(index)
-    new = [names[code] for code in stays[np.argsort(numbers[stays])]]
-    packed = pack(new, len(text))
+    packed = pack(list(islice(ids, len(ends), None)), len(text))
     for stored, values in zip((text, ends), packed):
         writer = Appender(folder, stored)
         writer.write(values)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from shoal.data.dataset import Column, Ragged
+
 CHUNK = 1 << 20  # rows at a time where rows are passed over
 ROW_BYTES = 160  # of memory that a row costs while its range is sorted
 
@@ -22,6 +24,21 @@ def chunks(rows: int) -> Iterator[slice]:
     """All rows, some at a time."""
     for start in range(0, rows, CHUNK):
         yield slice(start, min(start + CHUNK, rows))
+
+
+def kept_values(
+    column: Column, keep: np.ndarray | None
+) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """Values of the rows that are kept, some rows at a time; of lists also how long each is."""
+    for part in chunks(len(column)):
+        if not isinstance(column, Ragged):
+            yield column[part] if keep is None else column[part][keep[part]], None
+            continue
+        offsets = column.offsets[part.start : part.stop + 1]
+        values, lengths = column.values[offsets[0] : offsets[-1]], np.diff(offsets)
+        if keep is not None:
+            values, lengths = values[np.repeat(keep[part], lengths)], lengths[keep[part]]
+        yield values, lengths
 
 
 def count_ids(ids: np.ndarray, size: int, keep: np.ndarray | None = None) -> np.ndarray:

@@ -1,24 +1,19 @@
-"""Raw files -> a prepared folder, in memory of a stated size.
+"""Raw files of interactions -> a prepared folder, in memory of a stated size.
 
-1. The files are read in pieces; users and items become codes by first appearance, and columns of
-   codes and numbers are written as they come.
+1. The files are read in pieces; users, items and other words become codes by first appearance, and
+   columns of codes and numbers are written as they come.
 2. Filters choose rows, pass by pass.
 3. What stays is numbered by first appearance and appended to the folder's columns.
-4. The rows are split and brought together by user (views.py).
-
-A new folder is written under a hidden name and renamed when it is whole. An append writes behind
-what is there, and replacing the manifest makes it count: before that, nothing has changed.
+4. Side tables are numbered after that and aligned with the ids (sides.py).
+5. The rows are split and brought together by user (views.py).
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +21,11 @@ import numpy as np
 
 from shoal.config.schema import DataSection
 from shoal.config.yaml_io import inline
+from shoal.data.dataset import Column, FieldType, Ragged
 from shoal.data.prepared import views
-from shoal.data.prepared.dataset import (
-    DECIDED,
-    MANIFEST,
-    VERSION,
-    all_stored,
-    for_view,
-    map_columns,
-)
-from shoal.data.prepared.engine import Engine, Here
-from shoal.data.prepared.files import (
-    Appender,
-    Stored,
-    check_arrays,
-    map_array,
-    read_document,
-    write_document,
-)
+from shoal.data.prepared.dataset import DECIDED, all_stored, for_view, map_columns
+from shoal.data.prepared.files import Appender, Stored, map_array
+from shoal.data.prepared.folder import Job, Manifest, carry_out
 from shoal.data.prepared.inputs import Input, expand, open_input, read_in_order
 from shoal.data.prepared.keeping import kept_rows, looks_at_all
 from shoal.data.prepared.numbering import (
@@ -53,95 +35,145 @@ from shoal.data.prepared.numbering import (
     number_codes,
     stored_words,
 )
-from shoal.data.prepared.partition import chunks
+from shoal.data.prepared.partition import chunks, kept_values
+from shoal.data.prepared.sides import (
+    number_sides,
+    read_sides,
+    rows_of_words,
+    side_files,
+    sort_out,
+    without_uncounted,
+    write_side,
+)
 
 logger = logging.getLogger(__name__)
 
-Progress = Callable[[int], object]  # is told of bytes that were read
+
+def prepare(job: Job) -> Manifest:
+    """Prepare a folder of interactions, or add to it; its manifest."""
+    return carry_out(job, Interactions())
 
 
-@dataclass
-class Job:
-    """What is to be prepared, and how."""
+class Interactions:
+    """The steps for interactions, with what is known of users and items."""
 
-    inputs: list[str]
-    to: Path
-    config: DataSection
-    seed: int = 2020
-    memory: int = 2 << 30  # bytes, about, besides the vocabularies
-    append: bool = False
-    command: str = ""
-    progress: Progress = field(default=lambda size: None)
-    engine: Engine = field(default_factory=Here)  # what parses files and brings users together
-
-
-def prepare(job: Job) -> dict[str, Any]:
-    """Prepare a folder, or add to it; its manifest. What is there already is not done again."""
-    refuse_unsupported(job.config)
-    to = job.to
-    paths = expand(job.inputs)
-    to.parent.mkdir(parents=True, exist_ok=True)
-    with locked(to):
-        if not (to / MANIFEST).is_file():
-            if to.exists() and any(to.iterdir()):
-                raise ValueError(
-                    f"{to} is there and is no prepared folder; name a new one with --to"
-                )
-            if job.append:
-                raise ValueError(
-                    f"{to} is no prepared folder, so there is nothing to append to; leave out "
-                    "--append to make it"
-                )
-            return _make(job, paths)
-        manifest = read_document(to / MANIFEST, VERSION)
-        there = [tuple(state) for state in manifest["inputs"]]
-        states = [state_of(path) for path in paths]
-        _check_same_options(job, manifest)
-        new = [path for path, state in zip(paths, states) if state not in there]
-        if not new:
-            _add_view(job, manifest)
-            logger.info("%s: these inputs are in it already; nothing to do", to)
-            return manifest
-        if not job.append:
+    def paths(self, job: Job) -> list[Path]:
+        """The raw files: inputs, and the side files that the config names."""
+        refuse_unsupported(job.config)
+        paths = [
+            *expand(job.inputs),
+            *(p for some in side_files(job.config).values() for p in some),
+        ]
+        if not sort_out(paths, job.config)[0]:
             raise ValueError(
-                f"{to} was prepared from other inputs: {new[0]} is not among them, or has changed "
-                "since; add it with --append, or name another folder with --to"
+                f"{', '.join(job.inputs)}: side files alone; name files of interactions too"
             )
-        return _append(job, new, manifest)
+        return paths
 
+    def options(self, job: Job) -> dict[str, Any]:
+        """What preparation decides."""
+        return {key: job.config.model_dump()[key] for key in DECIDED}
 
-@contextmanager
-def locked(to: Path) -> Iterator[None]:
-    """No other prepare works on the same folder; one that is interrupted leaves no lock."""
-    with open(to.parent / f".{to.name}.lock", "a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    def check(self, job: Job, manifest: Manifest, new: list[Path]) -> None:
+        """Refuse columns that the folder does not have, and an append that cannot be exact."""
+        inter, sides = sort_out(new or self.paths(job), job.config)
+        for path in inter[:1]:
+            _same_columns(open_input(path, job.config, _types(manifest)), manifest)
+        if not new or not job.append:
+            return
+        if needed := looks_at_all(job.config):
             raise ValueError(
-                f"another `shoal prepare` is writing {to}; wait for its end, or name another "
-                "folder with --to"
-            ) from None
-        yield
+                f"--append: {job.to} was prepared with {', '.join(needed)}, which looks at all "
+                "rows, and those that were left out are not kept; prepare all files again, into "
+                "another folder"
+            )
+        if not inter:
+            raise ValueError(f"--append: {new[0]} is a side file; name files of interactions too")
+        for suffix, paths in sides.items():
+            if suffix not in manifest.get("sides", {}):
+                raise ValueError(
+                    f"--append: {job.to} was prepared without {suffix} files, so {paths[0]} cannot "
+                    "be added; prepare all files again, into another folder"
+                )
 
+    def add(
+        self, job: Job, paths: list[Path], folder: Path, manifest: Manifest, work: Path
+    ) -> Manifest:
+        """Append the rows of files to the columns in `folder`; the manifest that will name them."""
+        config, (files, found) = job.config, sort_out(paths, job.config)
+        manifest = {"columns": {}, "words": {}, "sides": {}, "bad_rows": 0, **manifest}
+        scratch = work / "scratch"
+        scratch.mkdir()
+        inputs = [open_input(path, config, _types(manifest)) for path in files]
+        tables = read_sides(found, config)
+        kinds = _kinds(inputs)
+        words = {n: known_words(folder, manifest, n) for n, k in kinds.items() if _is_token(k)}
+        held = {name: len(index) for name, index in words.items()}
+        raw, skipped = _read(job, inputs, kinds, words, scratch)
+        rows_of = rows_of_words(folder, manifest["sides"], tables, config, words)
+        flat = {name: column for name, column in raw.items() if isinstance(column, np.ndarray)}
+        sizes = {name: len(index) for name, index in words.items()}
+        of_sides = {name for table in tables.values() for name in table.types}
+        of_sides |= {name for entry in manifest["sides"].values() for name in entry["columns"]}
+        keep = kept_rows(flat, sizes, config, job.memory, scratch, of_sides, rows_of)
+        numbers, ids = {}, {}
+        for name, index in words.items():
+            numbers[name], ids[name] = number_codes(raw[name], keep, held[name], index)
+        for suffix in tables:
+            field = getattr(config.fields, suffix)
+            tables[suffix] = without_uncounted(tables[suffix], suffix, config, ids[field])
+        columns = _append_columns(folder, manifest, config, kinds, raw, keep, numbers)
+        for name in manifest["words"]:  # of side tables alone
+            ids.setdefault(name, known_words(folder, manifest, name))
+        side_ids = number_sides(tables, config, ids)
+        entries = manifest["words"]
+        new_words = {
+            name: append_words(folder, entries.get(name), place, index)
+            for place, (name, index) in enumerate(ids.items())
+        }
+        sides = {
+            suffix: write_side(
+                *(folder, f"side-{suffix}-{len(manifest['commands'])}"),
+                *(manifest["sides"].get(suffix), tables.get(suffix)),
+                {name: one for (whose, name), one in side_ids.items() if whose == suffix},
+                getattr(config.fields, suffix),
+                len(ids[getattr(config.fields, suffix)]),
+            )
+            for suffix in {**manifest["sides"], **tables}
+        }
+        del raw, flat
+        shutil.rmtree(scratch)
+        made = {
+            **manifest,
+            "rows": len(Stored.of(columns[config.fields.user]["values"])),
+            "columns": columns,
+            "words": new_words,
+            "sides": sides,
+            "bad_rows": manifest["bad_rows"] + skipped,
+        }
+        made["interactions"] = _digest(folder, made)
+        return made
 
-def state_of(path: Path) -> tuple[str, int, int]:
-    """What tells an input from another: its name, size and time of change."""
-    stat = path.stat()
-    return (path.name, stat.st_size, stat.st_mtime_ns)
+    def finish(self, job: Job, manifest: Manifest, folder: Path) -> None:
+        """The split that the config asks for, where it is not there."""
+        split = job.config.split
+        place = folder / "views" / views.view_key(manifest["interactions"], split, job.seed)
+        fields, columns = manifest["options"]["fields"], map_columns(folder, manifest)
+        words = (manifest["words"][fields[side]]["ends"] for side in ("user", "item"))
+        users, items = (len(Stored.of(entry)) for entry in words)
+        if views.open_view(place, manifest["rows"], (users, items)) is not None:
+            return
+        chosen = for_view(manifest, columns, split.order)
+        how = (split, job.seed, job.memory, job.engine)
+        views.make_view(place, chosen, fields["user"], (users, items), *how)
 
-
-def check(to: Path) -> int:
-    """Compare every file of a prepared folder with its checksum; how many there are."""
-    manifest = read_document(to / MANIFEST, VERSION)
-    stored = all_stored(manifest)
-    check_arrays(to, stored, whole=True)
-    for view in sorted((to / "views").iterdir()):
-        if not view.name.startswith("."):
-            entries = read_document(view / views.DOCUMENT, views.VERSION)["arrays"]
-            some = [Stored.of(entry) for entry in entries.values()]
-            check_arrays(view, some, whole=True)
-            stored += some
-    return len(stored)
+    def outdated(self, job: Job, manifest: Manifest, made: Manifest) -> list[Path]:
+        """The view of the rows before, and columns of side tables that were written anew."""
+        key = views.view_key(manifest["interactions"], job.config.split, job.seed)
+        view = job.to / "views" / key
+        stays = {one.file for one in all_stored(made)}
+        old = {one.file for one in all_stored(manifest)} - stays
+        return [*([view] if view.is_dir() else []), *(job.to / name for name in sorted(old))]
 
 
 def refuse_unsupported(config: DataSection) -> None:
@@ -150,207 +182,175 @@ def refuse_unsupported(config: DataSection) -> None:
     for key in ("normalize", "presplit", "extra_suffixes"):
         if getattr(config, key) != getattr(unsaid, key):
             raise ValueError(
-                f"data.{key} is {inline(getattr(config, key))}; a prepared folder holds the "
-                "interactions alone, split by data.split: leave it out"
+                f"data.{key} is {inline(getattr(config, key))}; a prepared folder holds "
+                "interactions, split by data.split, and features as they are: leave it out"
             )
+    if config.encoding.replace("-", "").lower() not in ("utf8", "ascii"):
+        raise ValueError(
+            f"data.encoding is {config.encoding}; interactions are prepared of UTF-8: convert the "
+            "files (iconv), or train from them without preparation"
+        )
     for key in ("load", "unload"):
-        others = [suffix for suffix in getattr(config, key) or {} if suffix != "inter"]
+        others = [s for s in getattr(config, key) or {} if s not in ("inter", "user", "item")]
         if others:
             raise ValueError(
-                f"data.{key} names {', '.join(others)}; a prepared folder holds interactions alone"
+                f"data.{key} names {', '.join(others)}; a prepared folder holds interactions, "
+                "users and items"
             )
 
 
-def _check_same_options(job: Job, manifest: dict[str, Any]) -> None:
-    now, was = job.config.model_dump(), manifest["options"]
-    for key in DECIDED:
-        if now[key] != was[key]:
-            raise ValueError(
-                f"data.{key} is {inline(now[key])}, and {job.to} was prepared with "
-                f"{inline(was[key])}; give it the same, or name another folder with --to"
-            )
+def _is_token(kind: FieldType) -> bool:
+    return kind.startswith("token")
 
 
-def _make(job: Job, paths: list[Path]) -> dict[str, Any]:
-    work = job.to.with_name(f".{job.to.name}.part")
-    shutil.rmtree(work, ignore_errors=True)  # of a prepare that was interrupted
-    work.mkdir()
-    empty = {
-        "version": VERSION,
-        "name": job.to.name,
-        "rows": 0,
-        "columns": {},
-        "words": {},
-        "options": {key: job.config.model_dump()[key] for key in DECIDED},
-        "inputs": [],
-        "commands": [],
-    }
-    with _cleaned(work, job):
-        manifest = _add(job, paths, work, empty)
-        _add_view(job, manifest, work)
-        write_document(work / MANIFEST, manifest)
-        if job.to.exists():
-            job.to.rmdir()  # it is empty
-        work.rename(job.to)
-    return manifest
+def _types(manifest: Manifest) -> dict[str, FieldType]:
+    return {name: column["type"] for name, column in manifest.get("columns", {}).items()}
 
 
-def _append(job: Job, paths: list[Path], manifest: dict[str, Any]) -> dict[str, Any]:
-    if needed := looks_at_all(job.config):
+def _same_columns(one: Input, manifest: Manifest) -> None:
+    """Refuse an input whose columns are not those of the folder."""
+    there, options = _types(manifest), manifest["options"]
+    kinds = {n: k for n, k in one.types.items() if n not in (options["threshold"] or {})}
+    if options["threshold"]:
+        there.pop(options["fields"]["label"], None)
+        kinds.pop(options["fields"]["label"], None)
+    if there != kinds:
         raise ValueError(
-            f"--append: {job.to} was prepared with {', '.join(needed)}, which looks at all rows, "
-            "and those that were left out are not kept; prepare all files again, into another "
-            "folder"
+            f"{one.path} has the fields {inline(dict(kinds))}, and the prepared folder has "
+            f"{inline(there)}; give it files and options of the same fields, or name another "
+            "folder with --to"
         )
-    work = job.to.with_name(f".{job.to.name}.part")
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()
-    before = views.view_key(manifest["interactions"], job.config.split, job.seed)
-    with _cleaned(work, job):
-        manifest = _add(job, paths, job.to, manifest, work)
-        _add_view(job, manifest)
-        write_document(job.to / MANIFEST, manifest)
-    shutil.rmtree(job.to / "views" / before, ignore_errors=True)
-    return manifest
 
 
-@contextmanager
-def _cleaned(work: Path, job: Job) -> Iterator[None]:
-    """Whatever happens, nothing half done stays; a full disk is told as such."""
-    try:
-        yield
-    except OSError as error:
-        shutil.rmtree(work, ignore_errors=True)
-        raise ValueError(
-            f"cannot write {job.to}: {error.strerror or error}; make room there, or name another "
-            "place with --to. Nothing was changed"
-        ) from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
-def _add(
-    job: Job, paths: list[Path], folder: Path, manifest: dict[str, Any], work: Path | None = None
-) -> dict[str, Any]:
-    """Append the rows of files to the columns in `folder`; the manifest that will name them."""
-    scratch = (work or folder) / "scratch"
-    scratch.mkdir()
-    config, fields = job.config, job.config.fields
-    inputs = [open_input(path, config) for path in paths]
-    kinds = _kinds(inputs, manifest)
-    words = {name: known_words(folder, manifest, name) for name, k in kinds.items() if k == "token"}
-    known = {name: len(index) for name, index in words.items()}
-    raw = _read(job, inputs, kinds, words, scratch)
-    sizes = {name: len(index) for name, index in words.items()}
-    keep = kept_rows(raw, sizes, config, job.memory, scratch)
-    numbers = {name: number_codes(raw[name], keep, known[name], sizes[name]) for name in words}
-    columns = dict(manifest["columns"])
-    threshold = dict(config.threshold or {})
-    for place, (name, kind) in enumerate(kinds.items()):
-        target = fields.label if name in threshold else name
-        entry = columns.get(target)
-        dtype = "<i4" if kind == "token" else "<f8" if name == fields.time else "<f4"
-        stored = (
-            Stored(f"column-{place}.bin", dtype) if entry is None else Stored.of(entry["values"])
-        )
-        writer = Appender(folder, stored)
-        for part in chunks(len(raw[name])):
-            values = raw[name][part] if keep is None else raw[name][part][keep[part]]
-            if kind == "token":
-                values = numbers[name][values]
-            elif name in threshold:
-                values = values >= threshold[name]
-            writer.write(values)
-        writer.close()
-        columns[target] = {"type": kind, "values": stored.entry()}
-    new_words = {
-        name: append_words(
-            *(folder, manifest["words"].get(name), place),
-            *(index, numbers[name], known[name]),
-        )
-        for place, (name, index) in enumerate(words.items())
-    }
-    shutil.rmtree(scratch)
-    made = {
-        **manifest,
-        "rows": len(Stored.of(columns[fields.user]["values"])),
-        "columns": columns,
-        "words": new_words,
-        "inputs": [*manifest["inputs"], *(list(state_of(path)) for path in paths)],
-        "commands": [*manifest["commands"], job.command],
-    }
-    made["interactions"] = _digest(folder, made)
-    return made
-
-
-def _kinds(inputs: list[Input], manifest: dict[str, Any]) -> dict[str, Any]:
+def _kinds(inputs: list[Input]) -> dict[str, FieldType]:
     """Field -> type, the same in all inputs."""
     kinds = inputs[0].types
     for one in inputs[1:]:
         if one.types != kinds:
             raise ValueError(
                 f"{one.path} has the fields {inline(dict(one.types))}, and {inputs[0].path} has "
-                f"{inline(dict(kinds))}; choose those that all have with data.load.inter"
+                f"{inline(dict(kinds))}; choose those that all have with data.load.inter, or say "
+                "what they are with data.features"
             )
-    there = {name: column["type"] for name, column in manifest["columns"].items()}
-    label = manifest["options"]["fields"]["label"]
-    if there and label not in there and there != kinds:
-        raise ValueError(
-            f"{inputs[0].path} has the fields {inline(dict(kinds))}, and the prepared folder has "
-            f"{inline(there)}; append files of the same fields"
-        )
     return dict(kinds)
 
 
 def _read(
     job: Job,
     inputs: list[Input],
-    kinds: dict[str, Any],
+    kinds: dict[str, FieldType],
     words: dict[str, dict[str, int]],
     scratch: Path,
-) -> dict[str, np.ndarray]:
-    """Columns of codes and numbers of all inputs, mapped; `words` learns the new ones."""
-    stored = {
-        name: Stored(f"raw-{place}", "<i4" if kind == "token" else "<f8")
+) -> tuple[dict[str, Column], int]:
+    """Columns of codes and numbers of all inputs, mapped, and bad rows that were left out.
+
+    `words` learns the new ones.
+    """
+    writers = {
+        name: _Writer(
+            scratch,
+            Stored(f"raw-{place}", "<i4" if _is_token(kind) else "<f8"),
+            Stored(f"raw-{place}-ends", "<i8") if kind.endswith("_seq") else None,
+        )
         for place, (name, kind) in enumerate(kinds.items())
     }
-    writers = {name: Appender(scratch, one) for name, one in stored.items()}
-    for piece, taken in read_in_order(inputs, job.memory, job.engine):
+    skipped: Counter[Path] = Counter()
+    for piece, part in read_in_order(inputs, job.memory, job.engine):
         for name, column in piece.columns.items():
-            if column.words is None:
-                writers[name].write(column.values)
-            else:
-                codes = code_words(words[name], column.words.tolist(), name)
-                writers[name].write(codes[column.values])
-        job.progress(taken)
+            values = column.values
+            if column.words is not None:
+                values = code_words(words[name], column.words.tolist(), name)[values]
+            lengths = None if column.offsets is None else np.diff(column.offsets)
+            writers[name].write(values, lengths)
+        skipped[part.input.path] += piece.skipped
+        job.progress(part.size)
     for writer in writers.values():
         writer.close()
-    if not len(next(iter(stored.values()))):
+    for path, count in (+skipped).items():
+        logger.warning("%s: %d bad rows are left out (data.bad_rows: skip)", path, count)
+    found = {name: writer.map() for name, writer in writers.items()}
+    if not len(next(iter(found.values()))):
         raise ValueError(f"{job.inputs[0]} holds no rows after its header; name files with rows")
-    return {name: map_array(scratch, one) for name, one in stored.items()}
+    return found, skipped.total()
+
+
+class _Writer:
+    """Appends to a column: its values, and of lists where each ends (from 0 on)."""
+
+    def __init__(self, folder: Path, values: Stored, ends: Stored | None):
+        self.folder, self.at = folder, len(values)
+        self.values = Appender(folder, values)
+        self.ends = None if ends is None else Appender(folder, ends)
+        if self.ends is not None and not len(self.ends.stored):
+            self.ends.write(np.zeros(1, np.int64))
+
+    def write(self, values: np.ndarray, lengths: np.ndarray | None) -> None:
+        """Some rows more."""
+        self.values.write(values)
+        if self.ends is not None:
+            assert lengths is not None
+            self.ends.write(self.at + np.cumsum(lengths))
+            self.at += len(values)
+
+    def close(self) -> None:
+        """The disk has them."""
+        for one in (self.values, self.ends):
+            if one is not None:
+                one.close()
+
+    def map(self) -> Column:
+        """The column, mapped."""
+        values = map_array(self.folder, self.values.stored)
+        if self.ends is None:
+            return values
+        return Ragged(values, map_array(self.folder, self.ends.stored))
+
+
+def _append_columns(
+    folder: Path,
+    manifest: Manifest,
+    config: DataSection,
+    kinds: dict[str, FieldType],
+    raw: dict[str, Column],
+    keep: np.ndarray | None,
+    numbers: dict[str, np.ndarray],
+) -> dict[str, Any]:
+    """Write the rows that stay behind those of the folder's columns; the entries of all."""
+    columns, fields, threshold = dict(manifest["columns"]), config.fields, config.threshold or {}
+    for place, (name, kind) in enumerate(kinds.items()):
+        target = fields.label if name in threshold else name
+        entry = columns.get(target)
+        dtype = "<i4" if _is_token(kind) else "<f8" if name == fields.time else "<f4"
+        ends = Stored(f"column-{place}-ends.bin", "<i8") if kind.endswith("_seq") else None
+        if entry is None:
+            stored = Stored(f"column-{place}.bin", dtype)
+        else:
+            stored = Stored.of(entry["values"])
+            ends = Stored.of(entry["offsets"]) if ends is not None else None
+        writer, missing = _Writer(folder, stored, ends), (entry or {}).get("missing", 0)
+        for values, lengths in kept_values(raw[name], keep):
+            if lengths is not None:
+                missing += int((lengths == 0).sum())
+            if _is_token(kind):
+                values = numbers[name][values]
+                missing += int((values == 0).sum()) if lengths is None else 0
+            elif name in threshold:
+                values = values >= threshold[name]
+            writer.write(values, lengths)
+        writer.close()
+        columns[target] = {"type": kind, "values": stored.entry(), "missing": missing}
+        if ends is not None:
+            columns[target]["offsets"] = ends.entry()
+    return columns
 
 
 def _digest(folder: Path, manifest: dict[str, Any]) -> str:
     """Of users and items and their words: that of the same data read without preparation."""
-    digest, columns = hashlib.sha256(), map_columns(folder, manifest)
+    digest = hashlib.sha256()
     fields = manifest["options"]["fields"]
     for name in (fields["user"], fields["item"]):
-        for part in chunks(len(columns[name])):
-            digest.update(columns[name][part].astype(np.int64).data)
+        ids = map_array(folder, Stored.of(manifest["columns"][name]["values"]))
+        for part in chunks(len(ids)):
+            digest.update(ids[part].astype(np.int64).data)
         digest.update("\n".join(stored_words(folder, manifest["words"][name])).encode())
     return digest.hexdigest()
-
-
-def _add_view(job: Job, manifest: dict[str, Any], folder: Path | None = None) -> None:
-    """The split that the config asks for, where it is not there."""
-    folder, split = folder or job.to, job.config.split
-    key = views.view_key(manifest["interactions"], split, job.seed)
-    place = folder / "views" / key
-    fields, columns = manifest["options"]["fields"], map_columns(folder, manifest)
-    words = (manifest["words"][fields[side]]["ends"] for side in ("user", "item"))
-    users, items = (len(Stored.of(entry)) for entry in words)
-    if views.open_view(place, len(columns[fields["user"]]), (users, items)) is not None:
-        return
-    chosen = for_view(manifest, columns, split.order)
-    sizes = (users, items)
-    views.make_view(place, chosen, fields["user"], sizes, split, job.seed, job.memory, job.engine)

@@ -37,6 +37,10 @@ class Words:
         start = int(self.ends[place - 1]) if place else 0
         return bytes(self.text[start : int(self.ends[place])]).decode()
 
+    def tolist(self) -> list[str]:
+        """All words."""
+        return list(self)
+
     def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
         return self[:]
 

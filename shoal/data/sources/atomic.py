@@ -54,13 +54,13 @@ def read(config: DataSection) -> Raw:
     tables = {}
     parts = None
     for suffix, paths in files(config).items():
-        tables[suffix], rows = _read_table(config, suffix, paths)
+        tables[suffix], rows = read_table(config, suffix, paths)
         if suffix == "inter" and config.presplit is not None:
             parts = np.repeat(np.arange(3), rows)
     return Raw(tables.pop("inter"), tables, parts)
 
 
-def _read_table(config: DataSection, suffix: str, paths: list[Path]) -> tuple[RawTable, list[int]]:
+def read_table(config: DataSection, suffix: str, paths: list[Path]) -> tuple[RawTable, list[int]]:
     """One table of one or several files with the same columns, and the rows of each file."""
     kinds: dict[str, FieldType] = {}
     pieces = []

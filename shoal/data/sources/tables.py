@@ -110,7 +110,7 @@ def read(config: DataSection) -> Raw:
     tables: dict[str, RawTable] = {}
     parts = None
     for suffix in [s for s in found if s not in PARTS]:
-        tables[suffix] = _table(config, suffix, [_read(path, config) for path in found[suffix]])[0]
+        tables[suffix] = read_side(config, suffix, found[suffix])
     if "train" in found:
         every = [_read(path, config) for part in PARTS for path in found[part]]
         owner = np.repeat(np.arange(3), [len(found[part]) for part in PARTS])
@@ -161,6 +161,11 @@ def _report(path: Path, skipped: int) -> None:
         logger.warning("%s: %d bad rows are left out (data.bad_rows: skip)", path, skipped)
 
 
+def read_side(config: DataSection, suffix: str, paths: list[Path]) -> RawTable:
+    """One table of files."""
+    return _table(config, suffix, [_read(path, config) for path in paths])[0]
+
+
 def _table(config: DataSection, suffix: str, pieces: list[Piece]) -> tuple[RawTable, np.ndarray]:
     """One table of several files with the same columns; and which file each row is of."""
     names = pieces[0].frame.columns
@@ -173,7 +178,7 @@ def _table(config: DataSection, suffix: str, pieces: list[Piece]) -> tuple[RawTa
             )
     where = str(pieces[0].path) + (f" and {len(pieces) - 1} more" if len(pieces) > 1 else "")
     wanted = choose_columns(config, suffix, names, where)
-    declared, required = _declared(config, suffix)
+    declared, required = declared_types(config, suffix)
     for name in declared:
         if name in required and name not in names:
             raise ValueError(
@@ -201,7 +206,7 @@ def _table(config: DataSection, suffix: str, pieces: list[Piece]) -> tuple[RawTa
     return table, owner
 
 
-def _declared(config: DataSection, suffix: str) -> tuple[dict[str, FieldType], set[str]]:
+def declared_types(config: DataSection, suffix: str) -> tuple[dict[str, FieldType], set[str]]:
     """Column -> type, of those that the config says something of; and those that must be filled."""
     fields = config.fields
     types: dict[str, FieldType] = {}
@@ -222,6 +227,24 @@ def _declared(config: DataSection, suffix: str) -> tuple[dict[str, FieldType], s
         types |= dict.fromkeys(["head_id", "relation_id", "tail_id", "entity_id"], "token")
         types |= dict.fromkeys(["source", "target", "source_id", "target_id"], "token")
     return types, required
+
+
+def guess_type(name: str, series: pl.Series) -> FieldType:
+    """What a column looks like: numbers, unless its name ends in id; text and lists of it, ids."""
+    import polars as pl
+
+    dtype = series.dtype
+    if isinstance(dtype, pl.List | pl.Array):
+        return "float_seq" if dtype.inner.is_float() else "token_seq"
+    if isinstance(dtype, pl.Enum | pl.Categorical):
+        return "token"
+    if dtype == pl.String:
+        given = series.drop_nulls()
+        given = given.filter(given != "")
+        found = given.str.strip_chars().cast(pl.Float64, strict=False).count()
+        numbers = found > 0 and found >= MIXED * len(given)
+        return "float" if numbers and not IS_ID.search(name) else "token"
+    return "token" if dtype.is_integer() and IS_ID.search(name) else "float"
 
 
 class _Columns:
@@ -265,32 +288,18 @@ class _Columns:
     def _guess(self, name: str, series: pl.Series) -> FieldType:
         import polars as pl
 
-        dtype = series.dtype
-        if isinstance(dtype, pl.List):
-            inner = dtype.inner
-            return "float_seq" if inner.is_float() else "token_seq"
-        if dtype == pl.String and not isinstance(dtype, pl.Enum):
-            given = series.drop_nulls()
-            given = given.filter(given != "")
-            numbers = given.str.strip_chars().cast(pl.Float64, strict=False)
-            found = numbers.count()
-            if found == 0 or found < MIXED * len(given):
-                return "token"
-            if found < len(given) and not IS_ID.search(name):
-                text = series.str.strip_chars().cast(pl.Float64, strict=False)
-                odd = series.is_not_null() & (series != "") & text.is_null()
+        guessed = guess_type(name, series)
+        if series.dtype == pl.String and guessed == "float":
+            text = series.str.strip_chars().cast(pl.Float64, strict=False)
+            odd = series.is_not_null() & (series != "") & text.is_null()
+            if odd.any():
                 row = int(odd.arg_max() or 0)
                 raise ValueError(
                     f"{self._where(row)}: column {name!r} has mixed types: {series[row]!r} among "
                     f"numbers; correct it, or say what it is with data.features.{name}.kind "
                     "(id or number)"
                 )
-            return "token" if IS_ID.search(name) else "float"
-        if dtype in (pl.String, pl.Categorical) or isinstance(dtype, pl.Enum):
-            return "token"
-        if dtype.is_integer() and IS_ID.search(name):
-            return "token"
-        return "float"
+        return guessed
 
     def _numbers(self, name: str, series: pl.Series) -> pl.Series:
         """Float64; dates are seconds since 1970."""

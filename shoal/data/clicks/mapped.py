@@ -1,0 +1,249 @@
+"""Click logs in prepared folders: parsed once, mapped by all processes of a host.
+
+    manifest.json   the layout, counts, checksums, options, inputs, the command
+    labels.bin      float32 [n]
+    dense.bin       float32 [n, num_dense]
+    ids.bin         int64 [n, num_slots]; where slots hold lists, one after the other, and
+    offsets.bin     int64 [n * num_slots + 1]: where each list begins
+
+They hold what the files give in their order, so batches and losses are those of the files.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.config.schema import DataSection
+from shoal.data.clicks.ahead import ahead
+from shoal.data.clicks.lines import LineBlock
+from shoal.data.clicks.log import Block, ClickLog, looks_like, make_layout
+from shoal.data.clicks.samples import Layout, Samples, join
+from shoal.data.prepared.dataset import MANIFEST, REMEDY, VERSION, all_stored
+from shoal.data.prepared.files import (
+    Appender,
+    DamagedFolder,
+    Stored,
+    check_arrays,
+    map_array,
+    read_document,
+)
+from shoal.data.prepared.folder import Job, Manifest, carry_out
+from shoal.data.sources.files import find_files
+
+logger = logging.getLogger(__name__)
+
+TYPES = {"labels": "<f4", "dense": "<f4", "ids": "<i8", "offsets": "<i8"}
+DECIDED = ("slots", "dense", "label", "rows", "pipe_command")
+
+
+def is_log(config: DataSection) -> bool:
+    """Whether `shoal prepare` is given a click log: its format or its slots say so."""
+    return config.format in ("slots", "criteo") or config.clicks.slots is not None
+
+
+def log_files(config: DataSection, inputs: list[str]) -> list[Path]:
+    """The files of a log, in order."""
+    found = [path for name in inputs for path in find_files(name, ".", "INPUT")]
+    twice = [path for path, count in Counter(found).items() if count > 1]
+    if twice:
+        raise ValueError(f"{twice[0]} is named twice; its rows would count twice: name it once")
+    return found
+
+
+def prepare_log(job: Job) -> Manifest:
+    """Prepare a folder of a click log, or add to it; its manifest."""
+    return carry_out(job, LogSteps())
+
+
+class LogSteps:
+    """The steps for a click log."""
+
+    def paths(self, job: Job) -> list[Path]:
+        """The raw files."""
+        if job.engine.width > 1:
+            raise ValueError("--engine ray reads interactions; leave it out for a click log")
+        return log_files(job.config, job.inputs)
+
+    def options(self, job: Job) -> dict[str, Any]:
+        """What decides the layout."""
+        said = job.config.clicks.model_dump()
+        return {
+            "clicks": {key: said[key] for key in DECIDED},
+            "format": _form(job),
+            "separator": job.config.separator,
+        }
+
+    def check(self, job: Job, manifest: Manifest, new: list[Path]) -> None:
+        """Options say it all."""
+
+    def add(
+        self, job: Job, paths: list[Path], folder: Path, manifest: Manifest, work: Path
+    ) -> Manifest:
+        """Write the samples of files behind those in `folder`."""
+        config, form = job.config, _form(job)
+        layout = make_layout(config.clicks, form)
+        log = ClickLog(paths, form, layout, config.clicks.pipe_command, config.separator)
+        manifest = {"arrays": {}, "bad_rows": 0, "files": [], **manifest}
+        writer = _Writer(folder, manifest["arrays"])
+        skipped: Counter[str] = Counter()
+
+        def parse(block: Block) -> tuple[Samples, int, int]:
+            size = block.num_bytes(0, len(block))
+            if config.bad_rows != "skip" or not isinstance(block, LineBlock):
+                return block.samples(0, len(block)), 0, size
+            parts, bad = sound(block, 0, len(block))
+            skipped[block.name] += bad
+            return join(parts) if parts else Samples.none(layout), bad, size
+
+        bad_rows = 0
+        for samples, bad, size in ahead(parse, _blocks(log), config.clicks.threads):
+            writer.write(samples)
+            bad_rows += bad
+            job.progress(size)
+        for name, count in (+skipped).items():
+            logger.warning("%s: %d bad rows are left out (data.bad_rows: skip)", name, count)
+        if not writer.rows:
+            raise ValueError(f"{paths[0]} holds no samples; name files with samples")
+        return {
+            **manifest,
+            "rows": manifest["rows"] + writer.rows,
+            "layout": {**asdict(layout), "slots": list(layout.slots), "dense": list(layout.dense)},
+            "arrays": writer.close(),
+            "bad_rows": manifest["bad_rows"] + bad_rows,
+            "files": [*manifest["files"], *log.fingerprint()],
+        }
+
+    def finish(self, job: Job, manifest: Manifest, folder: Path) -> None:
+        """Nothing is made of samples."""
+
+    def outdated(self, job: Job, manifest: Manifest, made: Manifest) -> list[Path]:
+        """Nothing is replaced."""
+        return []
+
+
+def _form(job: Job) -> str:
+    config = job.config
+    if config.format != "auto":
+        return config.format
+    if config.clicks.pipe_command is not None:
+        return "slots"
+    return looks_like(log_files(config, job.inputs)[0])
+
+
+def _blocks(log: ClickLog) -> Iterator[Block]:
+    for file in log.files:
+        yield from log.blocks(file)
+
+
+def sound(block: LineBlock, start: int, stop: int) -> tuple[list[Samples], int]:
+    """The samples of lines that can be read, and how many cannot: found by halving."""
+    if start >= stop:
+        return [], 0
+    try:
+        return [block.samples(start, stop)], 0
+    except ValueError:
+        if stop - start == 1:
+            return [], 1
+    middle = (start + stop) // 2
+    first, before = sound(block, start, middle)
+    second, after = sound(block, middle, stop)
+    return first + second, before + after
+
+
+class _Writer:
+    """Appends samples; offsets are there as soon as one slot holds a list."""
+
+    def __init__(self, folder: Path, entries: dict[str, Any]):
+        self.folder, self.rows = folder, 0
+        names = [name for name in TYPES if name != "offsets" or name in entries]
+        self.files = {
+            name: Appender(
+                folder,
+                Stored.of(entries[name]) if name in entries else Stored(f"{name}.bin", TYPES[name]),
+            )
+            for name in names
+        }
+        self.ids = len(self.files["ids"].stored)
+
+    def write(self, samples: Samples) -> None:
+        """Some samples more."""
+        if samples.offsets is not None and "offsets" not in self.files:
+            self.files["offsets"] = Appender(self.folder, Stored("offsets.bin", TYPES["offsets"]))
+            self.files["offsets"].write(np.arange(self.ids + 1))  # until here one id each
+        ids = samples.ids.reshape(-1)
+        self.files["labels"].write(samples.labels)
+        self.files["dense"].write(samples.dense.reshape(-1))
+        self.files["ids"].write(ids)
+        if "offsets" in self.files:
+            ends = np.arange(len(ids) + 1) if samples.offsets is None else samples.offsets
+            self.files["offsets"].write(self.ids + ends[1:])
+        self.ids += len(ids)
+        self.rows += len(samples)
+
+    def close(self) -> dict[str, Any]:
+        """The entries of all arrays."""
+        for file in self.files.values():
+            file.close()
+        return {name: file.stored.entry() for name, file in self.files.items()}
+
+
+def find_prepared(pattern: str | None, root: str) -> Path | None:
+    """The prepared folder that data.clicks.train (or valid, test) names; None: it names files."""
+    folder = Path(root, pattern) if pattern is not None else None
+    return folder if folder is not None and (folder / MANIFEST).is_file() else None
+
+
+def open_log(folder: Path) -> tuple[Samples, Layout, list[list[Any]]]:
+    """The mapped samples of a prepared folder, their layout, and what tells its files."""
+    try:
+        manifest = read_document(folder / MANIFEST, VERSION)
+        if "layout" not in manifest:
+            raise ValueError(
+                f"{folder} holds interactions, not a click log; read it with "
+                f"data.path={folder.parent} and data.name={folder.name}"
+            )
+        compared = check_arrays(folder, all_stored(manifest))
+        said = {
+            **manifest["layout"],
+            **{k: tuple(manifest["layout"][k]) for k in ("slots", "dense")},
+        }
+        layout = Layout(**said)
+        arrays = {n: map_array(folder, Stored.of(e)) for n, e in manifest["arrays"].items()}
+        samples = _samples(layout, arrays, manifest["rows"], compared)
+        return samples, layout, manifest["files"]
+    except (DamagedFolder, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder} is damaged: {error}; {REMEDY}") from error
+
+
+def _samples(layout: Layout, arrays: dict[str, np.ndarray], rows: int, whole: bool) -> Samples:
+    """Refuse arrays that do not belong together: a checksum is right wherever its author wanted."""
+    slots, width = len(layout.slots), len(layout.dense)
+    ids, offsets = arrays["ids"], arrays.get("offsets")
+    wanted = {"labels": rows, "dense": rows * width}
+    wanted |= {"ids": rows * slots} if offsets is None else {"offsets": rows * slots + 1}
+    for name, length in wanted.items():
+        if len(arrays[name]) != length or arrays[name].dtype != np.dtype(TYPES[name]):
+            raise DamagedFolder(f"{name} has {len(arrays[name])} values, not {length}")
+    if ids.dtype != np.dtype(TYPES["ids"]):
+        raise DamagedFolder("ids are not of 64 bits")
+    if offsets is not None:
+        ends = offsets[0] == 0 and offsets[-1] == len(ids)
+        if not ends or (whole and (np.diff(offsets) < 1).any()):
+            raise DamagedFolder("the lists of slots do not lie within their ids")
+    if whole and layout.rows and len(ids) and not (ids.min() >= 0 and ids.max() < layout.rows):
+        raise DamagedFolder(f"ids are not all below {layout.rows}")
+    dense = arrays["dense"].reshape(rows, width)
+    return Samples(
+        slots,
+        arrays["labels"],
+        dense,
+        ids.reshape(rows, slots) if offsets is None else ids,
+        offsets,
+    )

@@ -1,0 +1,210 @@
+"""How a prepared folder comes to be, whatever it holds: made whole, added to, or left as it is.
+
+A new folder is written under a hidden name and renamed when it is whole. An append writes behind
+what is there, and replacing the manifest makes it count: before that, nothing has changed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from shoal.config.schema import DataSection
+from shoal.config.yaml_io import inline
+from shoal.data.prepared import views
+from shoal.data.prepared.dataset import MANIFEST, VERSION, all_stored
+from shoal.data.prepared.engine import Engine, Here
+from shoal.data.prepared.files import Stored, check_arrays, read_document, write_document
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int], object]  # is told of bytes that were read
+Manifest = dict[str, Any]
+
+
+@dataclass
+class Job:
+    """What is to be prepared, and how."""
+
+    inputs: list[str]
+    to: Path
+    config: DataSection
+    seed: int = 2020
+    memory: int = 2 << 30  # bytes, about, besides the vocabularies
+    append: bool = False
+    command: str = ""
+    progress: Progress = field(default=lambda size: None)
+    engine: Engine = field(default_factory=Here)  # what parses files and brings users together
+
+
+class Steps(Protocol):
+    """What is done for one kind of data: interactions, or a click log."""
+
+    def paths(self, job: Job) -> list[Path]:
+        """The raw files; options that cannot be honoured are refused."""
+        ...
+
+    def options(self, job: Job) -> dict[str, Any]:
+        """The options that decide what a folder holds."""
+        ...
+
+    def check(self, job: Job, manifest: Manifest, new: list[Path]) -> None:
+        """Refuse what does not fit a folder that is there."""
+        ...
+
+    def add(
+        self, job: Job, paths: list[Path], folder: Path, manifest: Manifest, work: Path
+    ) -> Manifest:
+        """Write the rows of files behind those in `folder`; the manifest that will name them."""
+        ...
+
+    def finish(self, job: Job, manifest: Manifest, folder: Path) -> None:
+        """Make what is made of the rows, where it is not there."""
+        ...
+
+    def outdated(self, job: Job, manifest: Manifest, made: Manifest) -> list[Path]:
+        """What an append has replaced."""
+        ...
+
+
+def carry_out(job: Job, steps: Steps) -> Manifest:
+    """Prepare a folder, or add to it; its manifest. What is there already is not done again."""
+    to, paths = job.to, steps.paths(job)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with locked(to):
+        if not (to / MANIFEST).is_file():
+            if to.exists() and any(to.iterdir()):
+                raise ValueError(
+                    f"{to} is there and is no prepared folder; name a new one with --to"
+                )
+            if job.append:
+                raise ValueError(
+                    f"{to} is no prepared folder, so there is nothing to append to; leave out "
+                    "--append to make it"
+                )
+            return _make(job, paths, steps)
+        manifest = read_document(to / MANIFEST, VERSION)
+        there = [tuple(state) for state in manifest["inputs"]]
+        new = [path for path in paths if state_of(path) not in there]
+        _check_same_options(job, manifest, steps.options(job))
+        steps.check(job, manifest, new)
+        if not new:
+            steps.finish(job, manifest, to)
+            logger.info("%s: these inputs are in it already; nothing to do", to)
+            return manifest
+        if not job.append:
+            raise ValueError(
+                f"{to} was prepared from other inputs: {new[0]} is not among them, or has changed "
+                "since; add it with --append, or name another folder with --to"
+            )
+        return _append(job, new, manifest, steps)
+
+
+@contextmanager
+def locked(to: Path) -> Iterator[None]:
+    """No other prepare works on the same folder; one that is interrupted leaves no lock."""
+    with open(to.parent / f".{to.name}.lock", "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another `shoal prepare` is writing {to}; wait for its end, or name another "
+                "folder with --to"
+            ) from None
+        yield
+
+
+def state_of(path: Path) -> tuple[str, int, int]:
+    """What tells an input from another: its name, size and time of change."""
+    stat = path.stat()
+    return (path.name, stat.st_size, stat.st_mtime_ns)
+
+
+def check(to: Path) -> int:
+    """Compare every file of a prepared folder with its checksum; how many there are."""
+    stored = all_stored(read_document(to / MANIFEST, VERSION))
+    check_arrays(to, stored, whole=True)
+    for view in sorted((to / "views").iterdir()) if (to / "views").is_dir() else []:
+        if not view.name.startswith("."):
+            entries = read_document(view / views.DOCUMENT, views.VERSION)["arrays"]
+            some = [Stored.of(entry) for entry in entries.values()]
+            check_arrays(view, some, whole=True)
+            stored += some
+    return len(stored)
+
+
+def _check_same_options(job: Job, manifest: Manifest, now: dict[str, Any]) -> None:
+    was = manifest["options"]
+    if was.keys() != now.keys():
+        raise ValueError(
+            f"{job.to} holds a click log where these are interactions, or the other way round; "
+            "name another folder with --to"
+        )
+    for key in now:
+        if now[key] != was[key]:
+            raise ValueError(
+                f"data.{key} is {inline(now[key])}, and {job.to} was prepared with "
+                f"{inline(was[key])}; give it the same, or name another folder with --to"
+            )
+
+
+def _make(job: Job, paths: list[Path], steps: Steps) -> Manifest:
+    empty = {
+        "version": VERSION,
+        "name": job.to.name,
+        "rows": 0,
+        "options": steps.options(job),
+        "inputs": [],
+        "commands": [],
+    }
+    with _work(job) as work:
+        manifest = _with_inputs(job, paths, steps.add(job, paths, work, empty, work))
+        steps.finish(job, manifest, work)
+        write_document(work / MANIFEST, manifest)
+        if job.to.exists():
+            job.to.rmdir()  # it is empty
+        work.rename(job.to)
+    return manifest
+
+
+def _append(job: Job, paths: list[Path], manifest: Manifest, steps: Steps) -> Manifest:
+    check_arrays(job.to, all_stored(manifest))  # nothing is written behind what is damaged
+    with _work(job) as work:
+        made = _with_inputs(job, paths, steps.add(job, paths, job.to, manifest, work))
+        steps.finish(job, made, job.to)
+        write_document(job.to / MANIFEST, made)
+    for path in steps.outdated(job, manifest, made):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    return made
+
+
+def _with_inputs(job: Job, paths: list[Path], manifest: Manifest) -> Manifest:
+    states = [list(state_of(path)) for path in paths]
+    return {
+        **manifest,
+        "inputs": [*manifest["inputs"], *states],
+        "commands": [*manifest["commands"], job.command],
+    }
+
+
+@contextmanager
+def _work(job: Job) -> Iterator[Path]:
+    """A folder to work in. Whatever happens, nothing half done stays; a full disk is told."""
+    work = job.to.with_name(f".{job.to.name}.part")
+    shutil.rmtree(work, ignore_errors=True)  # of a prepare that was interrupted
+    work.mkdir()
+    try:
+        yield work
+    except OSError as error:
+        raise ValueError(
+            f"cannot write {job.to}: {error.strerror or error}; make room there, or name another "
+            "place with --to. Nothing was changed"
+        ) from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
