@@ -25,6 +25,7 @@ from shoal.launch.hosts import LaunchError
 from shoal.launch.launched import HANG_TIMEOUT, stop_file
 from shoal.launch.watch import Watch
 from shoal.world.beat import FOLDER
+from shoal.world.world import variables_of_one_alone
 
 SPARE_SECONDS = 2.0  # for workers that end at the last moment
 RESUME = "what was saved can be continued with --resume"
@@ -84,18 +85,14 @@ class Workers:
 
     def _start(self, number: int) -> subprocess.Popen:
         section = self.section
-        rank = section.group_offset + number
         values = {
             "SHOAL_LAUNCHER": str(os.getpid()),
             FOLDER: str(self._beats),
             HANG_TIMEOUT: str(section.hang_timeout),
             # It leaves its error there, so that only we tell of it.
             "TORCHELASTIC_ERROR_FILE": str(self._failed(number)),
-            "RANK": str(rank),
-            "WORLD_SIZE": "1",  # it is alone in its world
-            "LOCAL_RANK": str(number),
-            "LOCAL_WORLD_SIZE": str(section.nproc),
         }
+        values |= variables_of_one_alone(section.group_offset + number, number, section.nproc)
         threads = str(max(1, (os.cpu_count() or 1) // section.nproc))
         environment = {"OMP_NUM_THREADS": threads, **os.environ, **values}
         command = [sys.executable, "-u", "-m", "shoal", *self.words]
