@@ -15,7 +15,7 @@ from shoal.runs.build import announce, build
 from shoal.runs.daily.growth import save_vocabularies
 from shoal.training.leased import LeasedTrainer
 from shoal.training.run_folder import RunFolder, start_logging
-from shoal.world.world import World, is_first
+from shoal.world.world import World, launched_number
 
 log = logging.getLogger("shoal")
 
@@ -45,7 +45,7 @@ def train_leased(
             "folder: set run.output, the same on every host, on a disk that all of them share"
         )
     folder = RunFolder(config.run.output)
-    start_logging(config.run.log_level, int(not is_first()))
+    start_logging(config.run.log_level, launched_number())
     with knocking(config, world.rank):
         parts = build(config, world)
     parts.strategy.on_peer_lost(on_peer_lost)

@@ -49,9 +49,14 @@ def is_worker() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def launched_number() -> int:
+    """Which of the processes that a launcher has started this is; 0 without one."""
+    return int(os.environ.get("RANK", 0))
+
+
 def is_first() -> bool:
     """Whether this process is rank 0, or alone."""
-    return os.environ.get("RANK", "0") == "0"
+    return launched_number() == 0
 
 
 def launched_size() -> int | None:
