@@ -42,6 +42,22 @@ def make_it_start() -> None:
         ray = types.ModuleType("ray")
         ray.tune = types.ModuleType("ray.tune")  # type: ignore[attr-defined]
         sys.modules.update({"ray": ray, "ray.tune": ray.tune})
+    if importlib.util.find_spec("tensorboard") is None:
+        curves = types.ModuleType("torch.utils.tensorboard")
+        curves.SummaryWriter = NoCurves  # type: ignore[attr-defined]
+        sys.modules["torch.utils.tensorboard"] = curves
+
+
+class NoCurves:
+    """In the place of TensorBoard's writer, where there is none: nobody looks at the curves."""
+
+    def __init__(self, *_: object):
+        pass
+
+    def add_scalar(self, *_: object) -> None:
+        pass
+
+    add_hparams = add_scalar
 
 
 def run_many_processes_on_cpu() -> None:

@@ -103,6 +103,7 @@ RUNS: dict[str, dict[str, Any]] = {
 # Figures of others and what the recipes reach: written by hand from the runs that it names.
 ML_1M = STORED / "ml-1m.json"
 SPEED = STORED / "speed.json"  # by zoo_speed.py
+QUALITY = STORED / "quality.json"  # by zoo_quality.py
 
 
 def main() -> None:
