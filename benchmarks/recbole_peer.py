@@ -23,6 +23,7 @@ import types  # noqa: E402
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from scipy.sparse import dok_matrix  # noqa: E402
 
 
 def make_it_start() -> None:
@@ -35,6 +36,9 @@ def make_it_start() -> None:
     }.items():
         if name not in vars(np):
             setattr(np, name, value)
+    # Its graphs are filled through a name that scipy has dropped.
+    if not hasattr(dok_matrix, "_update"):
+        dok_matrix._update = lambda matrix, values: matrix._dict.update(values)
     # Its checkpoints pickle the whole config, which torch refuses by default since 2.6.
     torch.load = functools.partial(torch.load, weights_only=False)
     # Needed for hyper-parameter search only. Leaving it out spares RecBole the time of the import.
