@@ -2,10 +2,10 @@
 
     python benchmarks/zoo_quality.py --data FOLDER --recbole PYTHON [--workers 4] [MODEL ...]
 
-The same settings, the same number of epochs and, by the seed, the same split on both sides; no early
-stopping; the epoch that validates best is tested. Every worker keeps two processes, one of each
-side, one thread each, and asks them in turn. Seconds are CPU time of the process. Each pair of runs
-is a line of --lines as soon as it is there, and a pair that has its line is not run again;
+The same settings, the same number of epochs and, by the seed, the same split on both sides; no
+early stopping; the epoch that validates best is tested. Every worker keeps two processes, one of
+each side, one thread each, and asks them in turn. Seconds are CPU time of the process. Each pair of
+runs is a line of --lines as soon as it is there, and a pair that has its line is not run again;
 `--store` puts the lines into benchmarks/zoo/quality.json, of which `python benchmarks/zoo.py page`
 makes tables of docs/zoo.md.
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo import QUALITY, ROOT, RUNS
-from zoo_speed import CLICKS, HERE, KNOWLEDGE, MODELS, Side
+from zoo_speed import CLICKS, HERE, KNOWLEDGE, MODELS, THERE, Side
 
 SEEDS = [2020, 2021, 2022]
 EPOCHS = {
@@ -30,10 +30,13 @@ EPOCHS = {
     **{"SGL": 10, "SimpleX": 20, "NGCF": 20, "NeuMF": 20, "RecVAE": 20},
 }
 KNOWLEDGE_EPOCHS, CLICK_EPOCHS = 10, 10
-ORDER = (
-    "BPR NeuMF LightGCN MultiVAE FM DeepFM EASE ItemKNN NGCF RecVAE ENMF SimpleX LR NFM WideDeep DCN "
-    "DCNV2 PNN FwFM FFM AFM xDeepFM AutoInt SGL CKE CFKG KGCN MKR RippleNet KGAT KGIN"
-).split()
+ORDER = [
+    *("BPR", "NeuMF", "LightGCN", "MultiVAE", "FM", "DeepFM"),
+    *("EASE", "ItemKNN", "NGCF", "RecVAE", "ENMF", "SimpleX"),
+    *("LR", "NFM", "WideDeep", "DCN", "DCNV2", "PNN"),
+    *("FwFM", "FFM", "AFM", "xDeepFM", "AutoInt", "SGL"),
+    *("CKE", "CFKG", "KGCN", "MKR", "RippleNet", "KGAT", "KGIN"),
+]
 
 
 def settings(model: str) -> dict[str, Any]:
@@ -95,12 +98,13 @@ def work(
             return
         config = Path(mine) / f"{model}.yaml"
         both = {**settings(model), "seed": seed}
-        config.write_text(json.dumps(both))
         asked = {"model": model, "config": str(config), "epochs": both["epochs"], "data": data}
         asked |= {"seed": seed, "stopping_step": both["stopping_step"]}
         asked["here"] = {f"model.{key}": value for key, value in HERE.get(model, {}).items()}
         found: dict[str, Any] = {"model": model, "seed": seed, "epochs": both["epochs"]}
         for name in commands:
+            alone = THERE.get(model, {}) if name == "recbole" else {}
+            config.write_text(json.dumps({**both, **alone}))
             try:
                 found[name] = sides[name].ask(asked)
             except SystemExit as end:  # one that died takes its model with it, no more
