@@ -6,7 +6,8 @@ As SGL, but a view is the same graph with a little noise on every layer:
     E(k+1) = A E(k) + sign(A E(k)) * eps * noise / |noise|        E = mean of E(1) ... E(n_layers)
 
 A node is contrasted with those of the batch and counts once, however often the batch has it; the
-terms of users and of items are means, as the BPR loss is. RecBole-GNN has sums: its `lambda` is cl_weight / nodes of a batch.
+terms of users and of items are means, as the BPR loss is. RecBole-GNN has sums in its SimGCL: its
+`lambda` is cl_weight / nodes of a batch.
 """
 
 from __future__ import annotations
