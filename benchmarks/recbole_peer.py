@@ -123,6 +123,7 @@ def run(rank: int, options: argparse.Namespace) -> None:
         "seed": options.seed,
         "show_progress": False,
         "use_gpu": False,
+        "gpu_id": "",  # RecBole 1.2.1 takes a GPU that it sees unless it is named none
     }
     if options.eval_batch_size:
         settings["eval_batch_size"] = options.eval_batch_size

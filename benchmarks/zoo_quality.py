@@ -26,10 +26,11 @@ from zoo_speed import CLICKS, HERE, KNOWLEDGE, MODELS, THERE, Side
 
 SEEDS = [2020, 2021, 2022]
 EPOCHS = {
-    **{"BPR": 60, "ENMF": 60, "MultiVAE": 40, "LightGCN": 40, "EASE": 1, "ItemKNN": 1},
-    **{"SGL": 10, "SimpleX": 20, "NGCF": 20, "NeuMF": 20, "RecVAE": 20},
+    **{"BPR": 60, "ENMF": 40, "MultiVAE": 20, "LightGCN": 20, "EASE": 1, "ItemKNN": 1},
+    **{"SGL": 5, "SimpleX": 10, "NGCF": 10, "NeuMF": 15, "RecVAE": 10},
+    **{"DCNV2": 5, "AutoInt": 5, "xDeepFM": 2},
 }
-KNOWLEDGE_EPOCHS, CLICK_EPOCHS = 10, 10
+KNOWLEDGE_EPOCHS, CLICK_EPOCHS = 5, 10
 ORDER = [
     *("BPR", "NeuMF", "LightGCN", "MultiVAE", "FM", "DeepFM"),
     *("EASE", "ItemKNN", "NGCF", "RecVAE", "ENMF", "SimpleX"),

@@ -88,9 +88,11 @@ HERE: dict[str, dict[str, Any]] = {
     },
     "AutoInt": {**BEGIN, "attention_size": 16, "layers": [128, 128], "dropout": 0.2},
 }
-# What RecBole alone is told: models here have no penalty on the weights of layers.
+# What RecBole alone is told: models here have no penalty on the weights of layers, and a cross layer
+# of xDeepFM hands all of itself on.
 THERE: dict[str, dict[str, Any]] = {
-    name: {"reg_weight": 0.0} for name in ("DCN", "DCNV2", "AFM", "xDeepFM")
+    **{name: {"reg_weight": 0.0} for name in ("DCN", "DCNV2", "AFM")},
+    "xDeepFM": {"reg_weight": 0.0, "direct": True},
 }
 
 
