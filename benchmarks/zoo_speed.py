@@ -88,8 +88,8 @@ HERE: dict[str, dict[str, Any]] = {
     },
     "AutoInt": {**BEGIN, "attention_size": 16, "layers": [128, 128], "dropout": 0.2},
 }
-# What RecBole alone is told: models here have no penalty on the weights of layers, and a cross layer
-# of xDeepFM hands all of itself on.
+# What RecBole alone is told: models here have no penalty on the weights of layers, and a layer
+# of xDeepFM hands on all that it has.
 THERE: dict[str, dict[str, Any]] = {
     **{name: {"reg_weight": 0.0} for name in ("DCN", "DCNV2", "AFM")},
     "xDeepFM": {"reg_weight": 0.0, "direct": True},
