@@ -30,13 +30,13 @@ EPOCHS = {
     **{"SGL": 5, "SimpleX": 10, "NGCF": 10, "NeuMF": 15, "RecVAE": 10},
     **{"DCNV2": 5, "AutoInt": 5, "xDeepFM": 2},
 }
-KNOWLEDGE_EPOCHS, CLICK_EPOCHS = 5, 10
+KNOWLEDGE_EPOCHS, CLICK_EPOCHS = 3, 10
 ORDER = [
     *("BPR", "NeuMF", "LightGCN", "MultiVAE", "FM", "DeepFM"),
     *("EASE", "ItemKNN", "NGCF", "RecVAE", "ENMF", "SimpleX"),
-    *("LR", "NFM", "WideDeep", "DCN", "DCNV2", "PNN"),
-    *("FwFM", "FFM", "AFM", "xDeepFM", "AutoInt", "SGL"),
-    *("CKE", "CFKG", "KGCN", "MKR", "RippleNet", "KGAT", "KGIN"),
+    *("LR", "NFM", "WideDeep", "DCN", "PNN", "FwFM", "FFM", "AFM"),
+    *("CKE", "CFKG", "KGCN", "MKR", "RippleNet"),
+    *("DCNV2", "AutoInt", "SGL", "KGAT", "KGIN", "xDeepFM"),
 ]
 
 
