@@ -159,12 +159,12 @@ def paper(name: str) -> str:
 def beside_recbole(stored: dict[str, Any]) -> list[str]:
     """The tables of zoo_quality.py: means over seeds, and how far the sides are apart."""
     lines = [
-        "ml-100k, `python benchmarks/zoo_quality.py`: the same settings and epochs on both sides, "
-        "the same split by the same seed, one negative; the epoch that validates best is tested. Means "
-        "over seeds ± one standard error, and the difference of the two runs of a seed (here less "
-        "RecBole), likewise. Few epochs: figures are of models still learning, where how weights "
-        "begin counts most. Where the difference is more than two standard errors of it, the "
-        "reason stands behind.",
+        "ml-100k, `python benchmarks/zoo_quality.py`: the same settings and epochs on both "
+        "sides, the same split by the same seed, one negative; the epoch that validates best is"
+        " tested. Means over seeds ± one standard error, and the difference of the two runs of "
+        "a seed (here less RecBole), likewise. Few epochs: figures are of models still "
+        "learning, where how weights begin counts most. Where the difference is more than two "
+        "standard errors of it, the reason stands behind.",
     ]
     for kind, metrics in (("Ranking", ("recall@10", "ndcg@10")), ("Clicks", ("auc", "logloss"))):
         heads = [f"{name} RecBole | here | difference" for name in (SHOWN[m] for m in metrics)]
@@ -192,12 +192,13 @@ def speeds(stored: dict[str, Any]) -> list[str]:
     from zoo_speed import line
 
     lines = [
-        "ml-100k, both sides in turn, one thread each, the same sizes; CPU seconds of the process "
-        "for an epoch (a median, RecBole's first left out) and for an evaluation. Clicks are evaluated "
-        "by AUC on a tenth of the ratings, the others by ranking all items. Where layers are wide "
-        "(DCN, DeepFM, NeuMF, MultiVAE) most of an epoch goes into the same products of matrices "
-        "on both sides, by the same library. An epoch of RecBole's RecVAE is four passes over the "
-        "users, here it is one. Models in closed form are made at the start, and have no epoch.",
+        "ml-100k, both sides in turn, one thread each, the same sizes; CPU seconds of the "
+        "process for an epoch (a median, RecBole's first left out) and for an evaluation. "
+        "Clicks are evaluated by AUC on a tenth of the ratings, the others by ranking all "
+        "items. Where layers are wide (DCN, DeepFM, NeuMF, MultiVAE) most of an epoch goes into"
+        " the same products of matrices on both sides, by the same library. An epoch of "
+        "RecBole's RecVAE is four passes over the users, here it is one. Models in closed form "
+        "are made at the start, and have no epoch.",
         "",
         "| model | epoch, RecBole | here | ratio | evaluation, RecBole | here | ratio |",
         "| --- " * 7 + "|",
