@@ -23,6 +23,7 @@ import types  # noqa: E402
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from scipy.sparse import dok_matrix  # noqa: E402
 
 
 def make_it_start() -> None:
@@ -35,6 +36,9 @@ def make_it_start() -> None:
     }.items():
         if name not in vars(np):
             setattr(np, name, value)
+    # Its graphs are filled through a name that scipy has dropped.
+    if not hasattr(dok_matrix, "_update"):
+        dok_matrix._update = lambda matrix, values: matrix._dict.update(values)
     # Its checkpoints pickle the whole config, which torch refuses by default since 2.6.
     torch.load = functools.partial(torch.load, weights_only=False)
     # Needed for hyper-parameter search only. Leaving it out spares RecBole the time of the import.
@@ -42,6 +46,22 @@ def make_it_start() -> None:
         ray = types.ModuleType("ray")
         ray.tune = types.ModuleType("ray.tune")  # type: ignore[attr-defined]
         sys.modules.update({"ray": ray, "ray.tune": ray.tune})
+    if importlib.util.find_spec("tensorboard") is None:
+        curves = types.ModuleType("torch.utils.tensorboard")
+        curves.SummaryWriter = NoCurves  # type: ignore[attr-defined]
+        sys.modules["torch.utils.tensorboard"] = curves
+
+
+class NoCurves:
+    """In the place of TensorBoard's writer, where there is none: nobody looks at the curves."""
+
+    def __init__(self, *_: object):
+        pass
+
+    def add_scalar(self, *_: object) -> None:
+        pass
+
+    add_hparams = add_scalar
 
 
 def run_many_processes_on_cpu() -> None:
@@ -103,6 +123,7 @@ def run(rank: int, options: argparse.Namespace) -> None:
         "seed": options.seed,
         "show_progress": False,
         "use_gpu": False,
+        "gpu_id": "",  # RecBole 1.2.1 takes a GPU that it sees unless it is named none
     }
     if options.eval_batch_size:
         settings["eval_batch_size"] = options.eval_batch_size

@@ -1,12 +1,9 @@
-"""The zoo beside RecBole 1.2.1 on ml-100k and beside published figures: stored, shown as a page.
+"""The zoo beside RecBole 1.2.1 on ml-100k and beside published figures, as a page: docs/zoo.md.
 
-    python benchmarks/zoo.py run EASE ItemKNN --data FOLDER --recbole PYTHON --seeds 2020 2021 2022
     python benchmarks/zoo.py page
 
-`run` trains a model with one YAML of settings, here and in RecBole, in turn for each seed, and
-keeps the figures in benchmarks/zoo/NAME.json. FOLDER holds ml-100k/ (atomic files); PYTHON is the
-interpreter of an environment with RecBole; without it this side alone is run. `page` writes
-docs/zoo.md from what is stored. benchmarks/README.md says how to make RecBole's environment.
+It is written from the models' headings and from benchmarks/zoo/*.json: quality.json by
+zoo_quality.py, speed.json by zoo_speed.py, ml-1m.json by hand. The settings of both sides are here.
 """
 
 from __future__ import annotations
@@ -14,12 +11,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -103,91 +96,19 @@ RUNS: dict[str, dict[str, Any]] = {
 # Figures of others and what the recipes reach: written by hand from the runs that it names.
 ML_1M = STORED / "ml-1m.json"
 SPEED = STORED / "speed.json"  # by zoo_speed.py
+QUALITY = STORED / "quality.json"  # by zoo_quality.py
+TIMED = ("epoch", "eval")
+SHOWN = {"recall@10": "R@10", "ndcg@10": "NDCG@10", "auc": "AUC", "logloss": "log loss"}
+# Why the two sides are further apart than chance.
+REASONS: dict[str, str] = {}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="train models and keep their figures")
-    run.add_argument("models", nargs="+", choices=RUNS)
-    run.add_argument("--data", required=True, help="folder that holds ml-100k/")
-    run.add_argument("--recbole", help="interpreter of an environment with RecBole 1.2.1")
-    run.add_argument("--seeds", type=int, nargs="+", default=[2020, 2021, 2022])
-    run.add_argument("--epochs", type=int, help="at most so many, on both sides")
     commands.add_parser("page", help="write docs/zoo.md")
-    options = parser.parse_args()
-    if options.command == "page":
-        PAGE.write_text(page())
-        return
-    for model in options.models:
-        measure(model, options)
-
-
-def measure(model: str, options: argparse.Namespace) -> None:
-    """Train on both sides, seed by seed, and keep the figures."""
-    settings = dict(RUNS[model])
-    if options.epochs:
-        settings["epochs"] = min(settings["epochs"], options.epochs)
-    found: dict[str, Any] = {"model": model, "settings": settings, "shoal": [], "recbole": []}
-    found["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, 1 thread each"
-    for seed in options.seeds:
-        found["shoal"].append({"seed": seed, **shoal(model, settings, seed, options.data)})
-        if options.recbole:
-            theirs = recbole(model, settings, seed, options)
-            found["recbole"].append({"seed": seed, **theirs})
-        for side in ("shoal", "recbole"):
-            if found[side]:
-                last = found[side][-1]
-                shown = f"NDCG@10 {last['test']['ndcg@10']:.4f}, {last['epoch']:.2f} s/epoch"
-                print(f"{model} seed {seed} {side}: {shown}", flush=True)
-        STORED.mkdir(exist_ok=True)
-        (STORED / f"{model}.json").write_text(json.dumps(found, indent=1) + "\n")
-
-
-def shoal(model: str, settings: dict[str, Any], seed: int, data: str) -> dict[str, Any]:
-    """Figures of one run here."""
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "settings.yaml"
-        config.write_text(json.dumps({**settings, "data_path": str(Path(data).resolve())}))
-        given = ["--model", model, "--dataset", "ml-100k", f"--run.output={folder}/run"]
-        given += [f"--seed={seed}", "--run.progress=false", "--run.tensorboard=false"]
-        call([sys.executable, "-m", "shoal", "train", str(config), *given], ROOT)
-        result = json.loads((Path(folder) / "run" / "result.json").read_text())
-    return figures(result)
-
-
-def recbole(
-    model: str, settings: dict[str, Any], seed: int, options: argparse.Namespace
-) -> dict[str, Any]:
-    """Figures of one run in RecBole."""
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "settings.yaml"
-        config.write_text(json.dumps(settings))
-        given = ["--data", str(Path(options.data).resolve()), "--config", str(config)]
-        given += ["--model", model, "--seed", str(seed), "--epochs", str(settings["epochs"])]
-        peer = ROOT / "benchmarks" / "recbole_peer.py"
-        said = call([options.recbole, str(peer), *given], Path(folder))
-    return figures(json.loads(said.strip().splitlines()[-1]))
-
-
-def call(command: list[str], folder: Path) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
-    return done.stdout
-
-
-def figures(result: dict[str, Any]) -> dict[str, Any]:
-    seconds = result["seconds"]
-    test = {name: result["test"][name] for name in ("recall@10", "mrr@10", "ndcg@10")}
-    epochs = {"epochs": result["epochs"], "best_epoch": result["best_epoch"]}
-    return {
-        "test": test,
-        **epochs,
-        "epoch": seconds["train_epoch_median"] or 0.0,
-        "eval": seconds["eval_median"] or 0.0,
-    }
+    parser.parse_args()
+    PAGE.write_text(page())
 
 
 # ---- the page -----------------------------------------------------------------------------------
@@ -216,11 +137,12 @@ def page() -> str:
         "| model | family | paper | compared |",
         "| --- | --- | --- | --- |",
     ]
+    stored = json.loads(QUALITY.read_text())
     for name in MODELS:
-        compared = "RecBole" if (STORED / f"{name}.json").is_file() else "–"
+        compared = "RecBole" if name in stored else "–"
         lines.append(f"| `{name}` | {find(name).kind} | {paper(name)} | {compared} |")
-    lines += ["", "## Beside RecBole 1.2.1", "", *beside_recbole()]
-    lines += ["", "## Seconds beside RecBole 1.2.1", "", *speeds()]
+    lines += ["", "## Beside RecBole 1.2.1", "", *beside_recbole(stored)]
+    lines += ["", "## Seconds beside RecBole 1.2.1", "", *speeds(stored)]
     lines += ["", "## Recipes beside published figures", "", *recipes()]
     return "\n".join([*lines, ""])
 
@@ -234,57 +156,62 @@ def paper(name: str) -> str:
     return first.partition(": ")[2].rstrip(".")
 
 
-def beside_recbole() -> list[str]:
-    """The table of stored runs: means over seeds ± a standard error, and seconds."""
+def beside_recbole(stored: dict[str, Any]) -> list[str]:
+    """The tables of zoo_quality.py: means over seeds, and how far the sides are apart."""
     lines = [
-        "ml-100k, the same settings on both sides; the same seed gives both the same split. Means "
-        "over seeds ± one standard error; seconds are medians on a shared machine, both sides in "
-        "turn: the ratio counts, not the times. Epochs are the most of either side; with few of "
-        "them figures are of models still learning. Models in closed form are made at the start, "
-        "and have no epoch.",
-        "",
-        "| model | seeds | epochs | NDCG@10 RecBole | NDCG@10 here | R@10 RecBole | R@10 here | "
-        "s/epoch RecBole | here | ratio | evaluation RecBole | here |",
-        "| --- " * 12 + "|",
+        "ml-100k, `python benchmarks/zoo_quality.py`: the same settings and epochs on both "
+        "sides, the same split by the same seed, one negative; the epoch that validates best is"
+        " tested. Means over seeds ± one standard error, and the difference of the two runs of "
+        "a seed (here less RecBole), likewise. Few epochs: figures are of models still "
+        "learning, where how weights begin counts most. Where the difference is more than two "
+        "standard errors of it, the reason stands behind.",
     ]
-    for file in sorted(STORED / f"{name}.json" for name in RUNS):
-        if not file.is_file():
-            continue
-        found = json.loads(file.read_text())
-        ours, theirs = found["shoal"], found["recbole"]
-        most = str(found["settings"]["epochs"])
-        cells = [f"`{found['model']}`", str(len(ours)), most]
-        for metric in ("ndcg@10", "recall@10"):
-            cells += [spread([one["test"][metric] for one in side]) for side in (theirs, ours)]
-        for what in ("epoch", "eval"):
-            pair = [[one[what] for one in side] for side in (theirs, ours)]
-            shown = [statistics.median(one) if one else 0.0 for one in pair]
-            cells += [f"{one:.2f}" if one > 0.005 else "–" for one in shown]
-            if what == "epoch":
-                cells.append(f"{shown[0] / shown[1]:.1f} ×" if min(shown) > 0.005 else "–")
-        lines.append(f"| {' | '.join(cells)} |")
+    for kind, metrics in (("Ranking", ("recall@10", "ndcg@10")), ("Clicks", ("auc", "logloss"))):
+        heads = [f"{name} RecBole | here | difference" for name in (SHOWN[m] for m in metrics)]
+        lines += [
+            "",
+            f"| {kind} | seeds | epochs | {' | '.join(heads)} | reason |",
+            "| --- " * 10 + "|",
+        ]
+        for name, runs in stored.items():
+            if metrics[0] not in runs[0]["shoal"]["test"]:
+                continue
+            cells, far = [f"`{name}`", str(len(runs)), str(runs[0]["epochs"])], False
+            for metric in metrics:
+                ours, theirs = ([r[s]["test"][metric] for r in runs] for s in ("shoal", "recbole"))
+                apart = [here - there for here, there in zip(ours, theirs, strict=True)]
+                cells += [spread(theirs), spread(ours), spread(apart, "+")]
+                far |= abs(statistics.mean(apart)) > 2 * error(apart) + 5e-5
+            cells.append(REASONS.get(name, "") if far else "")
+            lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
-def speeds() -> list[str]:
-    """The table of zoo_speed.py."""
+def speeds(stored: dict[str, Any]) -> list[str]:
+    """The table of seconds: zoo_quality.py's, and zoo_speed.py's of models that are not there."""
     from zoo_speed import line
 
     lines = [
-        "ml-100k, `python benchmarks/zoo_speed.py`: both sides in turn in two processes that stay, "
-        "one thread each, the same sizes; CPU seconds of the process, on a machine that was busy "
-        "with other work, for an epoch (a median, RecBole's first left out) and for an "
-        "evaluation. Clicks are evaluated by AUC on a tenth of the ratings, the others by "
-        "ranking all items. Where layers are wide (DCN, DeepFM, NeuMF, MultiVAE) much of an epoch "
-        "goes into the same products of matrices on both sides. An epoch of RecBole's RecVAE is "
-        "four passes over the users, here it is one.",
+        "ml-100k, both sides in turn, one thread each, the same sizes; CPU seconds of the "
+        "process for an epoch (a median, RecBole's first left out) and for an evaluation. "
+        "Clicks are evaluated by AUC on a tenth of the ratings, the others by ranking all "
+        "items. Where layers are wide (DCN, DeepFM, NeuMF, MultiVAE) most of an epoch goes into"
+        " the same products of matrices on both sides, by the same library. An epoch of "
+        "RecBole's RecVAE is four passes over the users, here it is one. Models in closed form "
+        "are made at the start, and have no epoch.",
         "",
         "| model | epoch, RecBole | here | ratio | evaluation, RecBole | here | ratio |",
         "| --- " * 7 + "|",
     ]
-    stored = json.loads(SPEED.read_text()) if SPEED.is_file() else {}
-    good = {name: found for name, found in stored.items() if "failed" not in found["shoal"]}
-    return lines + [line(name, found) for name, found in sorted(good.items())]
+    found = json.loads(SPEED.read_text()) if SPEED.is_file() else {}
+    for name, runs in stored.items():
+        found[name] = {
+            side: {what: statistics.median(run[side][what] for run in runs) for what in TIMED}
+            for side in ("recbole", "shoal")
+        }
+        if found[name]["shoal"]["epoch"] < 0.001:  # in closed form
+            found[name]["shoal"]["epoch"] = None
+    return lines + [line(name, one) for name, one in sorted(found.items())]
 
 
 def recipes() -> list[str]:
@@ -307,13 +234,15 @@ def recipes() -> list[str]:
     return lines[:-1]
 
 
-def spread(values: list[float]) -> str:
-    if not values:
-        return "–"
-    mean = f"{statistics.mean(values):.4f}"
-    if len(values) == 1:
-        return mean
-    return f"{mean} ± {statistics.stdev(values) / len(values) ** 0.5:.4f}"
+def spread(values: list[float], sign: str = "") -> str:
+    """Mean ± standard error."""
+    mean = f"{statistics.mean(values):{sign}.4f}"
+    return mean if len(values) == 1 else f"{mean} ± {error(values):.4f}"
+
+
+def error(values: list[float]) -> float:
+    """The standard error of a mean."""
+    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
 
 
 if __name__ == "__main__":

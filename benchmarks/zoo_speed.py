@@ -66,20 +66,33 @@ MODELS: dict[str, dict[str, Any]] = {
     **{name: CLICKS for name in ("WideDeep", "DCN", "DCNV2", "xDeepFM", "AutoInt")},
     **{name: KNOWLEDGE for name in ("CKE", "CFKG", "KGCN", "KGAT", "RippleNet", "KGIN", "MKR")},
 }
-# RecBole's defaults in the words of Shoal.
+# RecBole's defaults in the words of Shoal, vectors as large at the start as there.
+BEGIN: dict[str, Any] = {"dim": 10, "initial_range": 0.047}
 HERE: dict[str, dict[str, Any]] = {
-    "FM": {"dim": 10},
-    "FwFM": {"dim": 10},
-    "FFM": {"dim": 10},
-    "AFM": {"dim": 10, "attention_size": 25, "dropout": 0.3},
-    "NFM": {"dim": 10, "layers": [64, 64, 64]},
-    "PNN": {"dim": 10, "layers": [128, 256, 128]},
-    "DeepFM": {"dim": 10, "layers": [128, 128, 128], "dropout": 0.2},
-    "WideDeep": {"dim": 10, "layers": [32, 16, 8]},
-    "DCN": {"dim": 10, "layers": [256, 256, 256], "cross_layers": 6, "dropout": 0.2},
-    "DCNV2": {"dim": 16, "layers": [768, 768], "cross_layers": 3, "structure": "stacked"},
-    "xDeepFM": {"dim": 10, "layers": [128, 128, 128], "cross_layers": [100, 100, 100]},
-    "AutoInt": {"dim": 10, "attention_size": 16, "layers": [128, 128]},
+    "FM": BEGIN,
+    "FwFM": BEGIN,
+    "FFM": BEGIN,
+    "AFM": {**BEGIN, "attention_size": 25, "dropout": 0.3},
+    "NFM": {**BEGIN, "layers": [64, 64, 64]},
+    "PNN": {**BEGIN, "layers": [128, 256, 128]},
+    "DeepFM": {**BEGIN, "layers": [128, 128, 128], "dropout": 0.2},
+    "WideDeep": {**BEGIN, "layers": [32, 16, 8], "dropout": 0.1, "wide_slots": True},
+    "DCN": {**BEGIN, "layers": [256, 256, 256], "cross_layers": 6, "dropout": 0.2},
+    "DCNV2": {
+        **{**BEGIN, "dim": 16, "layers": [768, 768], "cross_layers": 3},
+        **{"structure": "stacked", "dropout": 0.2},
+    },
+    "xDeepFM": {
+        **{**BEGIN, "layers": [128, 128, 128], "cross_layers": [100, 100, 100]},
+        "dropout": 0.2,
+    },
+    "AutoInt": {**BEGIN, "attention_size": 16, "layers": [128, 128], "dropout": 0.2},
+}
+# What RecBole alone is told: models here have no penalty on the weights of layers, and a layer
+# of xDeepFM hands on all that it has.
+THERE: dict[str, dict[str, Any]] = {
+    **{name: {"reg_weight": 0.0} for name in ("DCN", "DCNV2", "AFM")},
+    "xDeepFM": {"reg_weight": 0.0, "direct": True},
 }
 
 
@@ -102,10 +115,13 @@ def main() -> None:
         theirs = Side([options.recbole, peer, "--many", "--data", data], folder)
         for model in options.models:
             config = Path(folder) / f"{model}.yaml"
-            config.write_text(json.dumps({**MODELS[model], "epochs": options.epochs}))
+            both = {**MODELS[model], "epochs": options.epochs}
             asked = {"model": model, "config": str(config), "epochs": options.epochs, "data": data}
-            here = {f"model.{key}": value for key, value in HERE.get(model, {}).items()}
-            found = {"shoal": ours.ask({**asked, "here": here}), "recbole": theirs.ask(asked)}
+            asked["here"] = {f"model.{key}": value for key, value in HERE.get(model, {}).items()}
+            config.write_text(json.dumps(both))
+            found = {"shoal": ours.ask(asked)}
+            config.write_text(json.dumps({**both, **THERE.get(model, {})}))
+            found["recbole"] = theirs.ask(asked)
             stored[model] = found
             STORED.mkdir(exist_ok=True)
             KEPT.write_text(json.dumps(stored, indent=1, sort_keys=True) + "\n")

@@ -117,15 +117,19 @@ class NeuMF(Model):
             return torch.cat(pairs, -1) @ weights
         first, *rest = [layer for layer in self.mlp if isinstance(layer, nn.Linear)]
         user_half, item_half = first.weight.chunk(2, 1)
-        users, items = users @ user_half.T + first.bias, items @ item_half.T
-        widest = max(self.options.mlp_hidden_size)
+        # Pairs are columns: products with few rows and many columns are the quicker ones.
+        users = (users @ user_half.T + first.bias).permute(2, 1, 0).contiguous()  # [width, 1, b]
+        items = (items @ item_half.T).permute(2, 1, 0).contiguous()  # [width, n, b or 1]
         blocks = (items,)  # in an export, where the size of a batch is a symbol, all at once
-        if isinstance(size := users.shape[0], int):
+        if isinstance(size := users.shape[2], int):
+            widest = max(self.options.mlp_hidden_size)
             blocks = items.split(max(1, SCORE_BLOCK // max(1, size * widest)), 1)
         parts = []
         for some in blocks:
-            hidden = (users + some).relu_()  # [b, block, width]
+            hidden = (users + some).relu_()  # [width, block, b]
+            pairs = hidden.shape[1:]
+            hidden = hidden.flatten(1)
             for layer in rest:
-                hidden = layer(hidden).relu_()
-            parts.append(hidden @ weights)
-        return torch.cat(parts, 1)
+                hidden = torch.addmm(layer.bias.unsqueeze(1), layer.weight, hidden).relu_()
+            parts.append((weights @ hidden).view(pairs))
+        return torch.cat(parts).T

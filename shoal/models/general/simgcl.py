@@ -5,8 +5,9 @@ As SGL, but a view is the same graph with a little noise on every layer:
 
     E(k+1) = A E(k) + sign(A E(k)) * eps * noise / |noise|        E = mean of E(1) ... E(n_layers)
 
-A node counts once, however often the batch has it, and the terms of users and of items are means,
-as the BPR loss is. RecBole-GNN has sums: its `lambda` is cl_weight / nodes of a batch.
+A node is contrasted with those of the batch and counts once, however often the batch has it; the
+terms of users and of items are means, as the BPR loss is. RecBole-GNN has sums in its SimGCL: its
+`lambda` is cl_weight / nodes of a batch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 from shoal.data.batch import Batch
 from shoal.models.base import Output
 from shoal.models.general.lightgcn import LightGCN
-from shoal.models.nn.contrast import contrast, once
+from shoal.models.nn.contrast import contrast_within
 from shoal.models.nn.dropout import uniform_like
 
 
@@ -45,16 +46,9 @@ class SimGCL(LightGCN):
     def contrasted(self, nodes: Tensor, one: Tensor, other: Tensor) -> Tensor:
         """The contrastive terms of a batch's users and items, each counted once: scalar."""
         users, tau = self.facts.num_users, self.options.temperature
-        pairs = (
-            (nodes[:, 0], one[:users], other[:users]),
-            (
-                nodes[:, 1] - users,
-                one[users:],
-                other[users:],
-            ),
-        )
-        terms = [contrast(*pair, tau, once(pair[0], len(pair[1]), self.across)) for pair in pairs]
-        return terms[0] + terms[1]
+        taken = nodes[:, 1] - users
+        term = contrast_within(nodes[:, 0], one[:users], other[:users], tau, self.across)
+        return term + contrast_within(taken, one[users:], other[users:], tau, self.across)
 
     def last_layer(self, first: Tensor, noisy: bool = False) -> Tensor:
         return torch.stack(self.layers(first, noisy)).mean(0)

@@ -9,29 +9,35 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def contrast(
-    ids: Tensor, one: Tensor, other: Tensor, temperature: float, weights: Tensor | None = None
-) -> Tensor:
+def contrast(ids: Tensor, one: Tensor, other: Tensor, temperature: float) -> Tensor:
     """Sum over ids [b] of -ln softmax(cos(one of id, other of all) / temperature) at the id itself.
 
     one, other: two views of everything, [n, d]. The softmax runs over all n, not over those of the
     batch, so that a term does not depend on what else is in the batch or where it is cut.
-    weights: of the terms [b]
     """
-    left, right = F.normalize(F.embedding(ids, one), dim=1), F.normalize(other, dim=1)
-    logits = left @ right.T / temperature
-    if weights is None:
-        return F.cross_entropy(logits, ids, reduction="sum")
-    return (weights * F.cross_entropy(logits, ids, reduction="none")).sum()
+    return F.cross_entropy(_alike(ids, one, other, temperature), ids, reduction="sum")
 
 
-def once(ids: Tensor, number: int, across: Callable[[Tensor], Tensor]) -> Tensor:
-    """Weights with which every id counts alike, however often the global batch has it: [b].
-
-    ids are below `number`; across: Model.across. The weights of a batch have the mean 1.
+def contrast_within(
+    ids: Tensor,
+    one: Tensor,
+    other: Tensor,
+    temperature: float,
+    across: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """The same among what the global batch holds, where every id counts alike however often it is
+    there. The mean over a batch is that over its different ids. across: Model.across
     """
     every = across(ids)
-    counts = torch.zeros(number, device=ids.device)
+    counts = torch.zeros(len(other), device=ids.device)
     counts.index_add_(0, every, torch.ones(len(every), device=ids.device))
-    share = len(every) / (counts > 0).sum().clamp(min=1)
-    return share / counts[ids]
+    there = counts > 0
+    logits = _alike(ids, one, other, temperature).masked_fill(~there, -torch.inf)
+    share = len(every) / there.sum().clamp(min=1)
+    return (share / counts[ids] * F.cross_entropy(logits, ids, reduction="none")).sum()
+
+
+def _alike(ids: Tensor, one: Tensor, other: Tensor, temperature: float) -> Tensor:
+    """cos(one of id, other of all) / temperature: [b, n]."""
+    left, right = F.normalize(F.embedding(ids, one), dim=1), F.normalize(other, dim=1)
+    return left @ right.T / temperature
