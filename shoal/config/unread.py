@@ -113,6 +113,15 @@ def refusals(config: Config, processes: int | None = None) -> Iterator[tuple[str
             default = inline(LEAVES[key].default)
             given = inline(value_of(config, key))
             yield key, f"given {given}, which {text}: choose that, or set {key}={default}"
+    apart = config.strategy.ps.addresses and not config.launch.servers
+    if config.strategy.name == "ps" and config.rows.tiers.ssd is not None and apart:
+        yield (
+            "rows.tiers.ssd",
+            (
+                "servers that were started apart (strategy.ps.addresses) have budgets of their own: "
+                "leave out rows.tiers, and start them with --tiers-host and --tiers-ssd"
+            ),
+        )
 
 
 def refuse_unread(config: Config, processes: int, device: str) -> None:

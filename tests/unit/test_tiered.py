@@ -268,15 +268,21 @@ def test_budgets_are_shared_out():
     assert read_size("1.5GiB") == 3 << 29 and read_size("20GB") == 20 * 10**9
 
 
-def test_tiers_of_servers_and_counted_rows_are_refused(tmp_path):
+def test_tiers_that_nobody_would_have_are_refused(tmp_path):
     tiers = {"host": "16KB", "ssd": str(tmp_path)}
     with pytest.raises(ValueError, match="leave out one of the two"):
         made = Single(World())
         section = RowsSection(tiers=tiers, admission={"threshold": 2.0})
         made.setup(make_model("DeepFM", "grows"), OptimizerSection(), 1, rows=section)
-    with pytest.raises(ValueError, match=r"rows\.tiers\.host: .*strategy\.name=single"):
-        values = {"strategy.name": "ps", **{f"rows.tiers.{k}": v for k, v in tiers.items()}}
-        resolve(values=values)
+    values = {"strategy.name": "ps", **{f"rows.tiers.{k}": v for k, v in tiers.items()}}
+    assert resolve(values=values).config.rows.tiers.host == 16_000
+    for more, why in (
+        ({"strategy.ps.mode": "geo"}, r"rows\.tiers\.host: .*strategy\.name=single"),
+        ({"rows.tiers.gpu": "1MB"}, r"rows\.tiers\.gpu: .*strategy\.name=single"),
+        ({"strategy.ps.addresses": ["h:1"]}, "--tiers-host"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            resolve(values=values | more)
 
 
 KILLED = """
