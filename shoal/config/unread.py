@@ -118,8 +118,8 @@ def refusals(config: Config, processes: int | None = None) -> Iterator[tuple[str
         yield (
             "rows.tiers.ssd",
             (
-                "servers that were started apart (strategy.ps.addresses) have budgets of their own: "
-                "leave out rows.tiers, and start them with --tiers-host and --tiers-ssd"
+                "servers that were started apart (strategy.ps.addresses) have budgets of their "
+                "own: leave out rows.tiers, and start them with --tiers-host and --tiers-ssd"
             ),
         )
 
