@@ -68,7 +68,7 @@ KEYS = {
     "train.optimizer.name": "sgd",
     "train.optimizer.lr": 1.0,
     "strategy.ps.elastic": True,
-    "strategy.ps.timeout": 60.0,
+    "strategy.ps.timeout": 30.0,
     "launch.grace": 120.0,
 }
 
