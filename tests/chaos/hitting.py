@@ -22,7 +22,7 @@ from chaos.trials import Shape, Trial
 HANG_SECONDS = 5.0
 LEAVING_SECONDS = 60.0  # for processes to follow their launcher; those at their start come to it
 START_SECONDS = 8.0  # what is called the start of a run
-PATIENCE = 300.0  # for anything that must happen at all, on a busy machine
+PATIENCE = 600.0  # for anything that must happen at all, on a busy machine
 TOLERANCE = 1e-4  # of weights that another number of processes made
 Counts = dict[int, Counter[tuple[int, int]]]  # epoch -> (user, item) -> how often
 Problems = list[str] | None  # what was wrong; None where the run was over before the blow fell
