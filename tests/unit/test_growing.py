@@ -72,7 +72,7 @@ def test_ranks_are_asked_when_it_is_time(tmp_path: Path) -> None:
     beats = tmp_path / "beats"
     beats.mkdir()
     with subprocess.Popen(["sleep", "60"]) as rank:
-        head = _HEAD.pack(rank.pid, 1, time.monotonic(), False, 0)  # as a rank would beat
+        head = _HEAD.pack(rank.pid, 1, time.monotonic(), False, False, 0)  # as a rank would beat
         (beats / "rank-0").write_bytes(head.ljust(SIZE, b"\0"))
         growing = Growing(Growth(0.0, (tmp_path / "now").exists), beats)
         with growing:

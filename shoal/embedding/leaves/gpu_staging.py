@@ -44,9 +44,8 @@ LONG_AGO = -(1 << 20)
 # that are older, and as old; and over all stagings rows called when they were needed, and ahead.
 TIME, WANTED, OLDER, BOUND, LISTED, EQUAL, LATE, EARLY = (tl.constexpr(k) for k in range(8))
 PROGRAMS = 264  # that exchange when nobody computes
-BESIDE = (
-    32  # and when somebody does: who waits for the bus keeps others of its multiprocessor waiting
-)
+# And when somebody does: who waits for the bus keeps others of its multiprocessor waiting.
+BESIDE = 66
 BLOCK = 1024
 SCAN = 2048  # rows that one program looks at
 
@@ -309,7 +308,7 @@ def stage(
     lists = slots.slot_of, slots.levels, slots.counts, slots.chosen
     _dismiss[every](*lists, number, ROWS=False, BLOCK=BLOCK)
     _dismiss[in_order](*lists, rows, ROWS=True, BLOCK=SCAN)
-    how = exchange_shape(hot[0].shape[1], ahead)
+    how = exchange_shape(hot[0].shape[1])
     programs = min(triton.cdiv(n, how["BLOCK"]), BESIDE if ahead else PROGRAMS)
     none = slots.owner  # never read
     _exchange[(programs,)](
@@ -342,7 +341,7 @@ def find(ids: Tensor, slots: Slots, wrong: Tensor, padding: int) -> Tensor:
 def peek(ids: Tensor, slots: Slots, values: Tensor, host: Tensor, padding: int) -> Tensor:
     """Rows of ids, wherever they are and stay: [n, dim]."""
     out = torch.empty(len(ids), values.shape[1], device=ids.device)
-    how = exchange_shape(values.shape[1], False)
+    how = exchange_shape(values.shape[1])
     _peek[(triton.cdiv(len(ids), how["BLOCK"]),)](
         ids,
         slots.slot_of,
@@ -359,7 +358,7 @@ def peek(ids: Tensor, slots: Slots, values: Tensor, host: Tensor, padding: int) 
     return out
 
 
-def exchange_shape(dim: int, ahead: bool) -> dict[str, Any]:
-    """Rows that a program moves at a time; few programs move more."""
-    width, warps = triton.next_power_of_2(dim), 8 if ahead else 4
-    return {"WIDTH": width, "BLOCK": max(1, 256 * warps // width), "num_warps": warps}
+def exchange_shape(dim: int) -> dict[str, Any]:
+    """Rows that a program moves at a time."""
+    width = triton.next_power_of_2(dim)
+    return {"WIDTH": width, "BLOCK": max(1, 1024 // width), "num_warps": 4}
