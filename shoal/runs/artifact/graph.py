@@ -38,8 +38,8 @@ _KNOWN = """
     adaptive_avg_pool1d add addmm alias all amax amin any arange argmax argsort avg_pool1d
     avg_pool2d baddbmm batch_norm bitwise_and bitwise_not bitwise_or bmm broadcast_tensors
     bucketize cat chunk clamp clamp_max clamp_min clone constant_pad_nd contiguous conv1d conv2d
-    cos cosine_similarity count_nonzero cumsum detach div dot dropout einsum elu embedding eq
-    exp expand expand_as fft_irfft fft_rfft flatten flip floor floor_divide full full_like
+    cos cosine_similarity count_nonzero cumsum detach diagonal div dot dropout einsum elu embedding
+    eq exp expand expand_as fft_irfft fft_rfft flatten flip floor floor_divide full full_like
     gather ge gelu glu group_norm gru gt hardtanh index index_put index_select isfinite isnan
     layer_norm le leaky_relu lift_fresh_copy linalg_vector_norm linear log log1p log_softmax
     logical_and logical_not logical_or lt masked_fill matmul max max_pool1d max_pool2d maximum
