@@ -89,8 +89,10 @@ HERE: dict[str, dict[str, Any]] = {
     "AutoInt": {**BEGIN, "attention_size": 16, "layers": [128, 128], "dropout": 0.2},
 }
 # What RecBole alone is told: models here have no penalty on the weights of layers, and a layer
-# of xDeepFM hands on all that it has.
+# of xDeepFM hands on all that it has. Where samples have labels, RecBole counts the negatives that
+# it draws as samples of the batch.
 THERE: dict[str, dict[str, Any]] = {
+    **{name: {"train_batch_size": 4096} for name in ("NeuMF", "MKR", "RippleNet")},
     **{name: {"reg_weight": 0.0} for name in ("DCN", "DCNV2", "AFM")},
     "xDeepFM": {"reg_weight": 0.0, "direct": True},
 }
