@@ -159,7 +159,7 @@ def test_resumed_with_other_workers(tmp_path: Path, victim: str) -> None:
     else:
         for pid in command.ranks().values():
             os.kill(pid, signal.SIGKILL)
-        assert command.wait(LONG) == 1, command.output
+        assert command.wait(LONG) == 2, command.output
         assert "all workers have left or were lost" in command.output
     assert "Traceback" not in command.output and processes() == []
     (tmp_path / "slowly").unlink()
