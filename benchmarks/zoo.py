@@ -102,7 +102,6 @@ SHOWN = {"recall@10": "R@10", "ndcg@10": "NDCG@10", "auc": "AUC", "logloss": "lo
 # What is known to differ, of models whose sides may be further apart than chance.
 NORMED = "RecBole's layers have batch normalisation"
 REASONS: dict[str, str] = {
-    "NeuMF": "RecBole made two steps of what is one here: it counts negatives in a batch",
     "LR": "weights begin at 0 here, at random there",
     "FM": "weights of the first order begin at 0 here, at random there",
     "FwFM": "weights of pairs begin at 1 and learn; RecBole's are random and never learn",

@@ -26,7 +26,7 @@ from zoo_speed import CLICKS, HERE, KNOWLEDGE, MODELS, THERE, Side
 
 SEEDS = [2020, 2021, 2022]
 EPOCHS = {
-    **{"BPR": 60, "ENMF": 40, "MultiVAE": 20, "LightGCN": 20, "EASE": 1, "ItemKNN": 1},
+    **{"BPR": 60, "ENMF": 40, "MultiVAE": 150, "LightGCN": 20, "EASE": 1, "ItemKNN": 1},
     **{"SGL": 5, "SimpleX": 10, "NGCF": 10, "NeuMF": 15, "RecVAE": 10},
     **{"DCNV2": 5, "AutoInt": 5, "xDeepFM": 2},
 }
