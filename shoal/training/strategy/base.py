@@ -94,11 +94,11 @@ class Strategy(ABC):
         rows = rows or RowsSection()
         self.tiers, self.rules = rows.tiers, self._make_rules(tables, rows)
         self.dense = [p for p in model.parameters() if p.requires_grad]
-        self.rows = self.make_rows(tables)
+        self.dense_optimizer = make_optimizer(optimizer, self.dense)  # its import takes a while
+        self.rows = self.make_rows(tables)  # and from here on peers may wait for us
         number = 0
         for module in self.embeddings:
             number = module.attach(self.rows, number)
-        self.dense_optimizer = make_optimizer(optimizer, self.dense)
         self.gathered = Gathered(self.world)
         model.attach(self.gathered if self.shares_batches else None)
         self._call: Callable[[Batch], Output] = model
