@@ -3,7 +3,8 @@
     python benchmarks/zoo.py page
 
 It is written from the models' headings and from benchmarks/zoo/*.json: quality.json by
-zoo_quality.py, speed.json by zoo_speed.py, ml-1m.json by hand. The settings of both sides are here.
+zoo_quality.py, speed.json by zoo_speed.py, ml-1m.json by hand. The settings of both
+sides are in zoo_settings.py.
 """
 
 from __future__ import annotations
@@ -13,86 +14,13 @@ import importlib
 import json
 import statistics
 import sys
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-STORED = ROOT / "benchmarks" / "zoo"
+from zoo_settings import ROOT, STORED
+from zoo_speed import line
+
 PAGE = ROOT / "docs" / "zoo.md"
 
-GENERAL: dict[str, Any] = {
-    "load_col": {"inter": ["user_id", "item_id"]},
-    "train_batch_size": 2048,
-    "eval_batch_size": 4096,
-    "eval_args": {
-        "group_by": "user",
-        "order": "RO",
-        "split": {"RS": [0.8, 0.1, 0.1]},
-        "mode": "full",
-    },
-    "metrics": ["Recall", "MRR", "NDCG", "Hit", "Precision"],
-    "topk": [10],
-    "valid_metric": "MRR@10",
-    "stopping_step": 10,
-    "learning_rate": 0.001,
-}
-SEQUENTIAL: dict[str, Any] = {
-    **GENERAL,
-    "load_col": {"inter": ["user_id", "item_id", "timestamp"]},
-    "eval_args": {
-        "group_by": "user",
-        "order": "TO",
-        "split": {"LS": "valid_and_test"},
-        "mode": "full",
-    },
-    "MAX_ITEM_LIST_LENGTH": 50,
-    "train_neg_sample_args": None,
-    "loss_type": "CE",
-}
-USERS = {"train_neg_sample_args": None, "train_batch_size": 64}  # a sample is a user
-# model -> settings of both sides, in RecBole's words. Those of a model are RecBole's defaults.
-RUNS: dict[str, dict[str, Any]] = {
-    "EASE": {**GENERAL, "epochs": 1, "reg_weight": 250.0},
-    "ItemKNN": {**GENERAL, "epochs": 1, "k": 100, "shrink": 0.0},
-    "BPR": {**GENERAL, "epochs": 200, "embedding_size": 64},
-    "LightGCN": {**GENERAL, "epochs": 200, "embedding_size": 64, "n_layers": 2},
-    "NGCF": {
-        **GENERAL,
-        "epochs": 100,
-        "embedding_size": 64,
-        "hidden_size_list": [64, 64, 64],
-        "message_dropout": 0.1,
-        "reg_weight": 1e-5,
-    },
-    "ENMF": {
-        **GENERAL,
-        **USERS,
-        "epochs": 100,
-        "embedding_size": 64,
-        "dropout_prob": 0.7,
-        "negative_weight": 0.5,
-    },
-    "MultiVAE": {
-        **GENERAL,
-        **USERS,
-        "epochs": 100,
-        "mlp_hidden_dimension": [600],
-        "latent_dimension": 128,
-        "dropout_prob": 0.5,
-        "anneal_cap": 0.2,
-        "total_anneal_steps": 200_000,
-    },
-    "GRU4Rec": {
-        **SEQUENTIAL,
-        "epochs": 50,
-        "embedding_size": 64,
-        "hidden_size": 128,
-        "num_layers": 1,
-        "dropout_prob": 0.3,
-    },
-    "NARM": {**SEQUENTIAL, "epochs": 20, "embedding_size": 64, "hidden_size": 128, "n_layers": 1},
-    "STAMP": {**SEQUENTIAL, "epochs": 20, "embedding_size": 64},
-}
 # Figures of others and what the recipes reach: written by hand from the runs that it names.
 ML_1M = STORED / "ml-1m.json"
 SPEED = STORED / "speed.json"  # by zoo_speed.py
@@ -201,8 +129,6 @@ def beside_recbole(stored: dict[str, Any]) -> list[str]:
 
 def speeds(stored: dict[str, Any]) -> list[str]:
     """The table of seconds: zoo_quality.py's, and zoo_speed.py's of models that are not there."""
-    from zoo_speed import line
-
     lines = [
         "ml-100k, both sides in turn, one thread each, the same sizes; CPU seconds of the "
         "process for an epoch (a median, RecBole's first left out) and for an evaluation. "

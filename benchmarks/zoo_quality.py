@@ -21,7 +21,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from zoo import QUALITY, ROOT, RUNS
+from zoo import QUALITY
+from zoo_settings import ROOT, RUNS
 from zoo_speed import CLICKS, HERE, KNOWLEDGE, MODELS, THERE, Side
 
 SEEDS = [2020, 2021, 2022]

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from zoo import GENERAL, ROOT, RUNS, SEQUENTIAL, STORED, USERS
+from zoo_settings import GENERAL, ROOT, RUNS, SEQUENTIAL, STORED, USERS
 
 KEPT = STORED / "speed.json"
 CLICKS: dict[str, Any] = {
