@@ -138,18 +138,20 @@ def trace(
     answer: Callable[[Batch], Tensor],
     more: dict[str, Tensor] | None = None,
     lists: Collection[str] = (),
+    alone: bool = True,
 ) -> Traced:
     """The graph of answer(batch), for batches of any size like the given one; and its tensors.
 
     `more` are further inputs [n], which answer finds among the batch's ids; `lists` are the fields
-    that hold a list for each sample, of which the batch given here has one id each.
+    that hold a list for each sample, of which the batch given here has one id each;
+    `alone`: no other process is needed to look rows up.
     """
     ids = {name: batch.tensor(name) for name in batch.ids} | (more or {})
     fields = {**ids, **batch.dense}
     with ExitStack() as stack:
         stack.callback(model.train, model.training)
         model.eval()
-        if not lists:  # what a model makes once and keeps is made of numbers, not of shapes
+        if alone and not lists:  # what a model keeps is made of numbers then, not of shapes
             answer(Batch(batch.size, dict(ids), batch.dense))
         _cut(model, stack)
         failures = []

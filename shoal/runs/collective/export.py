@@ -57,7 +57,7 @@ def export_module(
     def begin() -> list[str]:
         nonlocal hidden, traced
         hidden = files.begin(path)
-        traced = trace(model, _batch(features), lambda given: answer(_features(given)))
+        traced = trace(model, _batch(features), lambda given: answer(_features(given)), alone=False)
         return traced[0]["tables"]
 
     def finish() -> dict[str, Any]:
