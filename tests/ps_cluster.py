@@ -18,6 +18,7 @@ from torch import Tensor
 
 from shoal.config.schema import OptimizerSection
 from shoal.embedding.placed.placement import Layout, Placement
+from shoal.ps.context import Context
 from shoal.ps.server.process import run_server
 from shoal.ps.server.server import Server
 from shoal.ps.spec import Spec, TableSpec
@@ -223,7 +224,7 @@ class Bare:
     """A socket without a client: whatever is to be sent, and what comes back."""
 
     def __init__(self, address: str):
-        self.context = zmq.Context()
+        self.context = Context()
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.connect(f"tcp://{address}")

@@ -21,6 +21,7 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 
 from shoal.config.tiers import TiersSection
+from shoal.ps.context import Context
 from shoal.ps.keys import Keys
 from shoal.ps.memory import half_of_memory
 from shoal.ps.server.answers import Answers, Request
@@ -88,7 +89,7 @@ class Server:
         self.folder = None if folder is None else Path(folder)
         self.memory = half_of_memory() if memory is None else memory
         self.patience, self._heard = patience, time.monotonic()
-        self.context = zmq.Context()
+        self.context = Context()
         self.socket = listen(self.context, bind, index, keys, plain)
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
         self.answers = Answers(self.socket)

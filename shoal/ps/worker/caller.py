@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from shoal.ps.address import check_private, endpoint
+from shoal.ps.context import Context
 from shoal.ps.curve import use_keys
 from shoal.ps.keys import Keys
 from shoal.ps.wire import Header, Kind
@@ -38,7 +39,7 @@ class Caller:
         self.worker, self.keys, self.timeout, self.plain = worker, keys, timeout, plain
         self.recovery = recovery
         self.session = session or secrets.randbits(63) | 1
-        self.context = zmq.Context()
+        self.context = Context()
         self.bytes_sent = 0
         self.failure = ""  # what a server said while nothing was asked
         # Called from the heartbeat when a failure stays unheard, as in a collective that never ends
