@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,7 +50,17 @@ def kill(running: Threads, number: int) -> None:
 
 def start(running: Threads, number: int, folder: Path) -> Server:
     """Another process of a server, as far as it knows: at the same address."""
-    server = Server(running.addresses[number], number, threads=1, folder=folder, journal=True)
+    deadline = time.monotonic() + SECONDS
+    while True:  # somebody else may have its port for a moment
+        try:
+            server = Server(
+                running.addresses[number], number, threads=1, folder=folder, journal=True
+            )
+            break
+        except ValueError as error:
+            if "in use" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
     running.servers[number] = server
     running._threads[number] = threading.Thread(target=running._serve, args=(number,))
     running._threads[number].start()

@@ -42,6 +42,7 @@ def listen(
     try:
         socket.bind(endpoint(bind))
     except zmq.ZMQError as error:
+        socket.close(0)
         raise ValueError(
             f"server {index} cannot listen on {bind}: {error.strerror}; choose a free port and "
             "an address of this host"
