@@ -106,7 +106,7 @@ def test_strangers_are_cut_off(place: Place, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(channel, "HANDSHAKE_SECONDS", 0.3)
     silent = [socket.create_connection((place.host, place.port)) for _ in range(100)]
     for words in (b"\0" * 100, b"\xff" * 100_000, b"GET / HTTP/1.0\r\n\r\n"):
-        stranger = socket.create_connection((place.host, place.port))
+        stranger = socket.create_connection((place.host, place.port), timeout=60)
         with stranger, suppress(ConnectionError):
             stranger.sendall(words)
             assert not stranger.recv(1 << 16).startswith(b"\x17")  # no word of a channel

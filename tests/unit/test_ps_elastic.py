@@ -237,6 +237,7 @@ def test_requests_that_are_refused() -> None:
 # ---- runs ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["async", "geo"])
 def test_a_run_of_one_worker(mode: str, tmp_path: Path) -> None:
     """It is resumed, and its losses are those of a run that has ranks where there is one worker."""
