@@ -79,6 +79,7 @@ def test_rows_that_come_and_go_have_the_numbers_of_rows_that_stay(optimizer):
     assert_same_rows(ours, whole)
 
 
+# Streams run beside each other on a GPU alone; the interpreter has one.
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a CUDA GPU")
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
 def test_many_rows_come_while_others_are_updated(optimizer):
@@ -162,6 +163,7 @@ class RecordedInTwo(InTwo, Graphed):
     """The same, recorded."""
 
 
+# Graphs are recorded on a GPU alone.
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a CUDA GPU")
 def test_recorded_steps_read_rows_that_come_and_go():
     curves = []
