@@ -31,7 +31,7 @@ def import_kernels(name: str) -> ModuleType:
             probe[(1,)](torch.ones(1, dtype=torch.int32, device=DEVICE))
         except triton.runtime.errors.InterpreterError as error:
             reason = f"this Triton's interpreter fails with this NumPy: {error}"
-            # The interpreter lags behind NumPy; on a GPU, and with an older NumPy, kernels are tested.
+            # The interpreter lags behind NumPy; a GPU or an older NumPy runs these tests.
             pytest.skip(reason, allow_module_level=True)
     return found
 
