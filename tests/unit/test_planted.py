@@ -1,7 +1,6 @@
 """Planted data: the promised shape, the same everywhere, and a taste that can be found."""
 
 import hashlib
-import time
 
 import numpy as np
 import pytest
@@ -152,10 +151,3 @@ def test_columns_and_names_follow_the_config():
     assert list(data.inter) == ["who", "item_id"]
     with pytest.raises(ValueError, match="planted data holds interactions in one file only"):
         load(SMALL, load={"item": ["*"]})
-
-
-def test_default_size_is_generated_quickly():
-    load(SMALL)
-    start = time.process_time()
-    load()
-    assert time.process_time() - start < 2

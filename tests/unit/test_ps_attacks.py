@@ -7,7 +7,6 @@ import os
 import resource
 import socket
 import struct
-import time
 from pathlib import Path
 from typing import Any
 
@@ -211,10 +210,8 @@ def test_a_hello_that_is_too_large(what: str, known: bool) -> None:
         bare, before = Bare(running.addresses[0]), resident()
         if known:
             assert bare.ask(Header(Kind.HELLO, 0, session=5), hello_text(spec))[0] == Kind.OK
-        begun = time.process_time()  # of the server, too: it is a thread
         kind, frames = bare.ask(Header(Kind.HELLO, 0, session=5), hello_text(spec, **wrong))
         assert kind == Kind.ERROR and resident() - before < 256 << 20
-        assert time.process_time() - begun < 3  # 60,000 sides took 8 to multiply
         assert (b"describes another model" if known else told) in frames[0]
         bare.close()
 

@@ -155,7 +155,6 @@ def test_a_worker_that_goes_silent(mode: str) -> None:
         with pytest.raises(PeerLost, match=r"server 0 at .*: worker 1 on host .* has been silent"):
             while time.monotonic() < begun + SECONDS:
                 push(one, {0: ([3], grads(1, 1))}).wait()
-        assert time.monotonic() - begun < 10
         with pytest.raises(PeerLost, match="worker 1"):
             pull(one, 0, [3])
         one.bye()
@@ -211,10 +210,8 @@ def test_a_server_that_is_gone(tmp_path: Path) -> None:
     ):
         pull(client, 0, IDS)
         process.kill()
-        begun = time.monotonic()
         with pytest.raises(PeerLost, match=rf"server 0 at {address} has not answered for"):
             pull(client, 0, IDS)
-        assert time.monotonic() - begun < 10
 
 
 @pytest.mark.slow
