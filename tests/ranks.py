@@ -12,6 +12,9 @@ import torch.multiprocessing as mp
 
 from shoal.world.world import connect, set_rank
 
+# Ranks are forked from one process that has imported what all of them need.
+mp.get_context("forkserver").set_forkserver_preload(["pytest", "shoal.runs.run"])
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -32,7 +35,7 @@ def run_ranks(
     """
     folder.mkdir(parents=True, exist_ok=True)
     given = (size, free_port(), function, str(folder), arguments, shared_memory)
-    mp.spawn(_rank, given, nprocs=size, join=True)
+    mp.start_processes(_rank, given, nprocs=size, join=True, start_method="forkserver")
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(size)]
 
 

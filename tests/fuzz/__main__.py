@@ -17,6 +17,8 @@ from fuzz.child import Status
 
 MIB = 1 << 20
 MEMORY = {"files": 1536 * MIB, "frames": 1024 * MIB, "core": 2048 * MIB}  # a child may have
+COPIES = {"files": 2, "frames": 1, "core": 1}  # files take longest
+FAR = 1000  # between the seeds of copies, as each takes the next one when it starts again
 SERVER_MEMORY = 768 * MIB  # the server that frames are sent to
 ROOT = Path(__file__).parents[2]
 
@@ -30,7 +32,7 @@ class Child:
         self.start()
 
     def start(self) -> None:
-        self.path = self.options.findings / f".status-{self.target}"
+        self.path = self.options.findings / f".status-{self.target}-{self.seed}"
         self.path.unlink(missing_ok=True)
         self.status = Status(self.path)
         self.status.tell(0, "start")
@@ -137,13 +139,20 @@ def main() -> int:
     print(f"fuzz: seed {options.seed}, {options.minutes:g} minutes", flush=True)
     before = set(options.findings.glob("*.txt"))
     begun = time.monotonic()
-    children = [Child(target, options.seed, options) for target in options.only]
+    children = [
+        Child(target, options.seed + FAR * copy, options)
+        for target in options.only
+        for copy in range(COPIES[target] if not options.inputs else 1)
+    ]
     alive = list(children)
     try:
         while alive and time.monotonic() - begun < 60 * options.minutes:
             time.sleep(1.0 if not options.inputs else 0.1)
             alive = [child for child in alive if child.look()]
-            told = ", ".join(f"{child.target} {child.count()}" for child in children)
+            counts = {target: 0 for target in options.only}
+            for child in children:
+                counts[child.target] += child.count()
+            told = ", ".join(f"{target} {count}" for target, count in counts.items())
             print(f"{time.monotonic() - begun:5.0f} s  {told}", flush=True)
     finally:
         for child in alive:

@@ -40,6 +40,7 @@ class Fuzzer:
         self.random = random.Random(seed)
         self.sessions = sessions
         self.steps = {STEPS}  # what workers are at
+        self.open = False  # whether anybody may join, and order
         text = json.dumps({"name": folder, "delta": False}).encode()
         load = json.dumps({"name": folder, "files": {"rows-user-0": {}}, "steps": {}}).encode()
         ids, rows = pack_parts(1, 2, 3), struct.pack("<12f", *range(12))
@@ -124,11 +125,11 @@ class Fuzzer:
         if not frames or len(frames[0]) < HEADER.size:
             return frames
         values = list(HEADER.unpack_from(frames[0]))
-        if values[7] in self.sessions:
-            if values[2] in ORDERS:
-                values[7] ^= 1 << 40
-            elif values[2] == Kind.PUSH and values[6] in self.steps:
-                values[6] += self.random.choice((-STEPS, 2, 3))
+        known = values[7] in self.sessions
+        if values[2] in ORDERS and (known or self.open):
+            values[7] = self.random.getrandbits(64)
+        elif values[2] == Kind.PUSH and known and values[6] in self.steps:
+            values[6] += self.random.choice((-STEPS, 2, 3))
         return [HEADER.pack(*values) + frames[0][HEADER.size :], *frames[1:]]
 
     # ---- mutations: of a list of frames, in place ------------------------------------------------

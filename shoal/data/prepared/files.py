@@ -47,7 +47,10 @@ class Stored:
         return {"file": self.file, "dtype": self.dtype, "segments": segments}
 
     def __len__(self) -> int:
-        return sum(length for length, _ in self.segments)
+        lengths = [length for length, _ in self.segments]
+        if min(lengths, default=0) < 0 or sum(lengths) >= 1 << 60:
+            raise DamagedFolder(f"{self.file!r} cannot hold parts of {lengths} numbers")
+        return sum(lengths)
 
 
 class Appender:
