@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import socket
 import threading
 import time
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 import zmq
+from forks import forked
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -90,7 +90,7 @@ def server_process(
     """A server in a process of its own, and its address."""
     file = place / "address"
     arguments = {"bind": "127.0.0.1:0", "index": 0, "announce": str(file), **options}
-    process = multiprocessing.get_context("spawn").Process(target=run, kwargs=arguments)
+    process = forked(run, **arguments)
     process.start()
     try:
         deadline = time.monotonic() + START_SECONDS

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch.multiprocessing as mp
+from forks import call
 
 from shoal.world.world import connect, set_rank
-
-# Ranks are forked from one process that has imported what all of them need.
-mp.get_context("forkserver").set_forkserver_preload(["pytest", "shoal.runs.run"])
 
 
 def free_port() -> int:
@@ -35,8 +34,13 @@ def run_ranks(
     """
     folder.mkdir(parents=True, exist_ok=True)
     given = (size, free_port(), function, str(folder), arguments, shared_memory)
-    mp.start_processes(_rank, given, nprocs=size, join=True, start_method="forkserver")
+    everything = (dict(os.environ), given)
+    mp.start_processes(_start, everything, nprocs=size, join=True, start_method="forkserver")
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(size)]
+
+
+def _start(rank: int, environment: dict[str, str], given: tuple[Any, ...]) -> None:
+    call(environment, _rank, (rank, *given), {})
 
 
 def _rank(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
+from forks import forked
 from ranks import free_port, run_ranks
 from torch import Tensor
 
@@ -113,8 +113,8 @@ def lose(rank: int, port: int, folder: str) -> None:
 
 @needs_memory
 def test_a_killed_rank_is_named(tmp_path: Path) -> None:
-    context, port = mp.get_context("spawn"), free_port()
-    ranks = [context.Process(target=lose, args=(r, port, str(tmp_path))) for r in range(3)]
+    port = free_port()
+    ranks = [forked(lose, rank, port, str(tmp_path)) for rank in range(3)]
     for process in ranks:
         process.start()
     for process in ranks:
