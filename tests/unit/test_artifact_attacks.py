@@ -1,4 +1,4 @@
-"""What the author of an artifact can write into its graph: nothing runs, grows or takes for ever.
+"""What the author of an artifact can write into it: nothing runs, grows or takes for ever.
 
 Graphs are written by hand here; those of whole artifacts are in test_artifact.py.
 """
@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from shoal.runs.artifact.files import ArtifactError
 from shoal.runs.artifact.graph import Graph
+from shoal.runs.artifact.histories import FILE, Told
 
 X = {"node": "x"}
 INTS = {"dtype": {"dtype": "int64"}}
@@ -125,3 +127,22 @@ def test_sizes_are_still_computed() -> None:
     given = torch.arange(16.0).view(4, 4)
     found = graph(*nodes)({"x": given}, lambda table, ids: torch.zeros(0))
     assert torch.equal(found, given.view(2, 8)[:, 4:] + torch.arange(4))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"offsets": None},
+        {"items": None},
+        {"offsets": torch.tensor(2)},
+        {"offsets": torch.tensor([0, 2, 1])},
+        {"items": torch.tensor([[1, 2]])},
+        {"items": torch.tensor([1.0, 2.0])},
+        {"items": torch.tensor([1, 9])},
+    ],
+)
+def test_histories_that_are_none(change: dict[str, Any], tmp_path: Path) -> None:
+    found = {"items": torch.tensor([1, 2]), "offsets": torch.tensor([0, 1, 2]), **change}
+    save_file({name: one for name, one in found.items() if one is not None}, tmp_path / FILE)
+    with pytest.raises(ArtifactError, match="is damaged: its histories"):
+        Told(tmp_path, {"files": {FILE: {}}}, num_users=2, num_items=5)

@@ -69,8 +69,8 @@ def test_a_view_that_is_of_other_columns_is_made_again(prepared: DataSection, wh
     )
 
 
-@pytest.mark.parametrize("length", [1 << 63, 1 << 70, -1])
-def test_a_view_of_impossible_lengths_is_made_again(prepared: DataSection, length: int) -> None:
+@pytest.mark.parametrize("length", [1 << 63, 1 << 70, -1, float("inf")])
+def test_a_view_of_impossible_lengths_is_made_again(prepared: DataSection, length: float) -> None:
     before = load_dataset(prepared, 5).item_ids("train").copy()
     view = view_of(prepared)
     body = files.read_document(view / views.DOCUMENT, views.VERSION)

@@ -38,7 +38,10 @@ class Stored:
     @classmethod
     def of(cls, entry: dict[str, Any]) -> Stored:
         """From the document."""
-        segments = [(int(length), str(digest)) for length, digest in entry["segments"]]
+        lengths, digests = zip(*entry["segments"]) if entry["segments"] else ((), ())
+        if not all(type(one) is int and one >= 0 for one in lengths) or sum(lengths) >= 1 << 60:
+            raise DamagedFolder(f"{entry['file']!r} cannot hold parts of {lengths} numbers")
+        segments = list(zip(lengths, map(str, digests), strict=True))
         return cls(str(entry["file"]), str(entry["dtype"]), segments)
 
     def entry(self) -> dict[str, Any]:
@@ -47,10 +50,7 @@ class Stored:
         return {"file": self.file, "dtype": self.dtype, "segments": segments}
 
     def __len__(self) -> int:
-        lengths = [length for length, _ in self.segments]
-        if min(lengths, default=0) < 0 or sum(lengths) >= 1 << 60:
-            raise DamagedFolder(f"{self.file!r} cannot hold parts of {lengths} numbers")
-        return sum(lengths)
+        return sum(length for length, _ in self.segments)
 
 
 class Appender:

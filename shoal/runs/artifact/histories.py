@@ -25,11 +25,16 @@ class Told:
 
     def __init__(self, folder: Path, manifest: dict[str, Any], num_users: int, num_items: int):
         found = read_tensors(folder, FILE, manifest)
+        if not {"items", "offsets"} <= found.keys():
+            raise ArtifactError(f"artifact {folder} is damaged: its histories")
         self.items, self.offsets = found["items"].numpy(), found["offsets"].numpy()
         self.times = found["times"].numpy() if "times" in found else None
         offsets, items = self.offsets, self.items
         if (
             offsets.dtype != np.int64
+            or offsets.ndim != 1
+            or items.ndim != 1
+            or items.dtype.kind != "i"
             or len(offsets) != num_users + 1
             or offsets[0] != 0
             or offsets[-1] != len(items)
