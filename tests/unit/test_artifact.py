@@ -144,6 +144,7 @@ def _rewrite(folder: Path, name: str, change: Any) -> None:
         ("signature.json", lambda d: d["tables"]["item"].update(dim=3), "not of its shape"),
         ("signature.json", lambda d: d.update(base={"name": "../x", "sha256": ""}), "cannot be"),
         ("signature.json", lambda d: d.pop("tables"), "damaged"),
+        ("signature.json", lambda d: d.update(graph=None), "it has no graph"),
     ],
 )
 def test_an_author_cannot_do_harm(
@@ -154,6 +155,23 @@ def test_an_author_cannot_do_harm(
     _rewrite(folder, name, change)
     with pytest.raises(ArtifactError, match=why):
         shoal.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("operator", "why"), [("layer_norm", "its graph gives"), ("sym_size", "answers with")]
+)
+def test_a_graph_with_another_answer(
+    operator: str, why: str, artifacts: dict[str, Path], tmp_path: Path
+) -> None:
+    def change(document: dict[str, Any]) -> None:
+        found = [node["name"] for node in document["nodes"] if operator in node["op"]]
+        document["output"] = found[0]
+
+    folder = tmp_path / "copy"
+    shutil.copytree(artifacts["SASRec"], folder)
+    _rewrite(folder, "graph.json", change)
+    with pytest.raises(ArtifactError, match=why):
+        shoal.load(folder).recommend("1", topk=3)
 
 
 def test_a_link_or_a_path_is_no_file_of_an_artifact(

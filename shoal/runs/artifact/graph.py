@@ -223,6 +223,8 @@ class Graph:
                     for one in done:
                         held -= sizes.get(one, 0)
                         del values[one]
+            if not isinstance(values[self.output], Tensor):
+                raise ArtifactError(f"{self.where} answers with {values[self.output]!r}")
         except ArtifactError:
             raise
         except Exception as error:  # whatever torch says of arguments that do not fit

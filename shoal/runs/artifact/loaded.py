@@ -61,6 +61,9 @@ class Artifact:
             document = files.read_json(self.folder, "graph.json", self.manifest)
             self.graph = Graph(document, dense, f"{self.folder}/graph.json")
             self.graph.check({name: table.dim for name, table in self.tables.items()})
+        queries = signature["query"] == "constant" or "query_vectors" in self.tables
+        if self.graph is None and not (self.kind == "retrieval" and queries):
+            raise ArtifactError(f"artifact {self.folder} is damaged: it has no graph")
         if self.kind in GRAPHS:
             return
         self.max_len, self.repeatable = int(signature["max_len"]), bool(signature["repeatable"])
@@ -312,20 +315,29 @@ class Artifact:
         users = query[self.user_field]
         if self.graph is not None:
             with torch.inference_mode():
-                return self.graph(query, self._look_up)
-        if self.signature["query"] == "constant":
-            return torch.ones(len(users), 1)
-        return self.tables["query_vectors"].rows(users)
+                found = self.graph(query, self._look_up)
+        elif self.signature["query"] == "constant":
+            found = torch.ones(len(users), 1)
+        else:
+            found = self.tables["query_vectors"].rows(users)
+        self._check(found, (len(users), self.tables["item_vectors"].dim))
+        return found
+
+    def _check(self, found: Tensor, shape: tuple[int, int]) -> None:
+        """Whether a graph gave what is asked of it."""
+        if found.shape != shape or not found.is_floating_point():
+            told = f"{found.dtype} {list(found.shape)}, not floats {list(shape)}"
+            raise ArtifactError(f"artifact {self.folder} is damaged: its graph gives {told}")
 
     def _pair_scores(self, query: Mapping[str, Tensor], items: Tensor) -> Tensor:
         """Scores of items [n] for every query: [b, n], so many pairs at a time."""
         assert self.graph is not None
         size = len(query[self.user_field])
-        parts = [
-            self.graph({**query, "items": some}, self._look_up)
-            for some in items.split(max(1, PAIRS // max(1, size)))
-        ]
-        return torch.cat(parts, 1) if len(items) else torch.zeros(size, 0)
+        parts = [torch.zeros(size, 0)]
+        for some in items.split(max(1, PAIRS // max(1, size))):
+            parts.append(self.graph({**query, "items": some}, self._look_up))
+            self._check(parts[-1], (size, len(some)))
+        return torch.cat(parts, 1)
 
     def _scores(self, query: Mapping[str, Tensor], items: np.ndarray) -> Tensor:
         """Scores of items [n] for every query: [b, n]."""
