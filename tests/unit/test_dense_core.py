@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from forks import forked
 from torch import Tensor
 
 from shoal.config.schema import OptimizerSection
 from shoal.embedding.optim import dense_core
-from shoal.embedding.optim.dense import dense_step, make_optimizer, restore_state, state_tensors
+from shoal.embedding.optim.dense import (
+    DENSE_OPTIMIZERS,
+    dense_step,
+    make_optimizer,
+    restore_state,
+    state_tensors,
+)
 from shoal.world.core import load_core
 
 CORE = load_core()
@@ -326,3 +334,20 @@ def test_a_transposed_parameter_is_left_to_torch(core: Recorder) -> None:
         dense_step(optimizer, 1.0)
         values.data = values.data.t()
     assert core.calls == 1 and values.tolist() == [[-2.0, -5.0], [-5.0, -8.0]]
+
+
+def use_every_optimizer() -> None:
+    for name in DENSE_OPTIMIZERS:
+        parameters = parameters_of()
+        optimizer = make_optimizer(section_of(name), parameters)
+        assert optimizer is not None
+        teach(optimizer, parameters, range(2))
+    sys.exit(3 if "torch._dynamo" in sys.modules else 0)
+
+
+def test_no_optimizer_loads_the_compiler() -> None:
+    """It takes as long as torch itself, and nothing is compiled here."""
+    process = forked(use_every_optimizer)
+    process.start()
+    process.join()
+    assert process.exitcode == 0

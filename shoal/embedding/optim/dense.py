@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal.config.schema import OptimizerSection
-from shoal.embedding.optim.dense_core import core_step
+from shoal.embedding.optim.dense_core import core_step, is_watched
 
 DENSE_OPTIMIZERS: dict[str, Any] = {
     "adam": partial(torch.optim.Adam, fused=True),  # one call for all parameters
@@ -28,6 +29,7 @@ def make_optimizer(
     """The optimizer of a config; None where there is nothing to optimise."""
     if not parameters:
         return None
+    _leave_compiler_alone()
     make = DENSE_OPTIMIZERS[section.name]
     return make(parameters, lr=section.lr, weight_decay=section.weight_decay)
 
@@ -37,8 +39,28 @@ def dense_step(optimizer: torch.optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = lr
     if not core_step(optimizer):
-        optimizer.step()
+        _torch_step(optimizer)
         optimizer.zero_grad(set_to_none=True)
+
+
+def _torch_step(optimizer: torch.optim.Optimizer) -> None:
+    """torch's step, less what it is wrapped in, where nobody watches: that loads the compiler."""
+    if is_watched(optimizer):
+        optimizer.step()
+        return
+    with torch.no_grad():
+        inspect.unwrap(type(optimizer).step)(optimizer)
+
+
+def _leave_compiler_alone() -> None:
+    """Keep optimizers from loading torch's compiler, which takes as long as torch itself.
+
+    They load it to be left out of what it compiles; here it is given no optimizer at all.
+    """
+    for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+        function = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
+        if function is not None and not hasattr(function, "__dynamo_disable"):
+            setattr(function, "__dynamo_disable", function)
 
 
 def state_tensors(

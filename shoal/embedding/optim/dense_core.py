@@ -49,7 +49,7 @@ def core_step(optimizer: Optimizer) -> bool:
     if _core is None or not kind or len(optimizer.param_groups) != 1:
         return False
     group = optimizer.param_groups[0]
-    if any(group.get(setting) for setting in UNKNOWN) or _is_watched(optimizer):
+    if any(group.get(setting) for setting in UNKNOWN) or is_watched(optimizer):
         return False
     if min(group.get("betas", (1.0,))) < 0.5:  # m + (g - m) * (1 - beta) would lose digits
         return False
@@ -124,7 +124,7 @@ def _is_plain(x: Tensor) -> bool:
     return x.is_cpu and x.dtype == torch.float32 and x.is_contiguous()
 
 
-def _is_watched(optimizer: Optimizer) -> bool:
+def is_watched(optimizer: Optimizer) -> bool:
     """Whether somebody wants to hear of steps, or scales gradients."""
     hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     return bool(hooks) or getattr(optimizer, "grad_scale", None) is not None
