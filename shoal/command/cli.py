@@ -28,29 +28,33 @@ from shoal.command import (
 # Torch comes in with the command that needs it, so that `shoal --help` is quick.
 WORDS: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
-    "epilog": "Any config key as --section.key=value; RecBole's flat keys (--epochs=5) work too.",
+    "epilog": "Any config key as --section.key=value: `shoal config keys` lists them. RecBole's "
+    "flat keys (--epochs=5, --nproc=2) work too.",
 }
+FILES = {**WORDS, "options_metavar": "[CONFIG.yaml]... [--KEY=VALUE]... [OPTIONS]"}
+INPUTS = {**WORDS, "options_metavar": "INPUT... [CONFIG.yaml] --to DIR [OPTIONS]"}
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Shoal trains recommenders: one model file, one config, any number of processes.",
 )
-app.command("train", **WORDS)(training.train)
-app.command("launch", **WORDS)(training.launch)
+app.command("train", **FILES)(training.train)
+app.command("launch", **FILES)(training.launch)
 app.command("server", hidden=True)(training.serve)
 app.command("serve")(serving.serve)
 app.command("eval", **WORDS)(using.evaluate)
 app.command("export")(serving.export)
 app.command("recommend")(serving.recommend)
 app.command("predict")(serving.predict)
-app.command("prepare", **WORDS)(preparing.prepare)
-app.command("plan", **WORDS)(planning.plan)
+app.command("prepare", **INPUTS)(preparing.prepare)
+app.command("plan", **FILES)(planning.plan)
 app.command("models")(looking.models)
 app.command("runs")(looking.runs)
 
 config_app = typer.Typer(no_args_is_help=True, help="Look at configs.")
-config_app.command("show", **WORDS)(looking.config_show)
+config_app.command("show", **FILES)(looking.config_show)
+config_app.command("keys")(looking.config_keys)
 config_app.command("schema")(looking.config_schema)
 app.add_typer(config_app, name="config")
 
@@ -60,7 +64,7 @@ app.add_typer(new_app, name="new")
 
 data_app = typer.Typer(no_args_is_help=True, help="Get data sets, and look at them.")
 data_app.command("fetch")(looking.data_fetch)
-data_app.command("describe", **WORDS)(describing.data_describe)
+data_app.command("describe", **FILES)(describing.data_describe)
 app.add_typer(data_app, name="data")
 
 checkpoint_app = typer.Typer(no_args_is_help=True, help="Look after the checkpoints of a run.")

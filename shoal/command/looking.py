@@ -53,6 +53,13 @@ def config_show(context: typer.Context, trust: Annotated[bool, TRUST] = False) -
     typer.echo(room.show(resolve(*split_arguments(context.args), trust=trust)))
 
 
+def config_keys() -> None:
+    """Print every key with its default, what it may be and what it does."""
+    from shoal import config as room
+
+    typer.echo(room.key_page(), nl=False)
+
+
 def config_schema() -> None:
     """Print a JSON schema of the config for editors."""
     from shoal import config as room

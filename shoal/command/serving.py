@@ -78,6 +78,11 @@ def recommend(
     if many + (user is not None) + (history is not None) != 1:
         raise ValueError("say for whom: --user ID, --history A,B,C, --all or --users FILE")
     is_run = (Path(run) / "config.yaml").is_file()
+    if not is_run and not (Path(run) / "manifest.json").is_file():
+        raise ValueError(
+            f"{run} is neither a run's folder nor an artifact; `shoal runs` lists runs, "
+            "`shoal export RUN --to DIR` makes an artifact"
+        )
     if is_run and (many or history is not None):
         raise ValueError(f"{run} is a run; `shoal export {run} --to DIR` first, then use DIR")
     if many:

@@ -3,7 +3,7 @@
 from shoal.config.errors import ConfigError
 from shoal.config.intervals import Interval, parse_intervals
 from shoal.config.loading import Command, ModelLookup, load
-from shoal.config.output import dump, json_schema
+from shoal.config.output import dump, json_schema, key_page
 from shoal.config.resolved import Resolved, show
 from shoal.config.schema import Config
 from shoal.config.sources import Origin
@@ -18,6 +18,7 @@ __all__ = [
     "Resolved",
     "dump",
     "json_schema",
+    "key_page",
     "load",
     "parse_intervals",
     "show",

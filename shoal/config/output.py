@@ -1,4 +1,4 @@
-"""The config as text: YAML for people and for the run's folder, a JSON schema for editors."""
+"""The config as text: YAML for people and for the run's folder, a page of keys, a JSON schema."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from shoal.config.keys import LEAVES, allowed
 from shoal.config.schema import Config, Section
 from shoal.config.yaml_io import inline
 
@@ -47,6 +48,26 @@ def _lines(section: Section, prefix: str = "") -> Iterator[tuple[str, str | None
 
 def _plain_inline(value: Any) -> str:
     return inline(list(value) if isinstance(value, tuple) else value)
+
+
+def key_page() -> str:
+    """Every key with its default, what it may be and what it does: docs/keys.md."""
+    lines = [
+        "# Every key of a config",
+        "",
+        "Written by `shoal config keys`. [config.md](config.md) tells how a key is given, in a "
+        "file or on the command line. Options of a model (`model.KEY`) are in "
+        "[models.md](models.md#options), and `shoal models NAME` prints them.",
+    ]
+    section = ""
+    for key, leaf in LEAVES.items():
+        if (top := key.partition(".")[0]) != section:
+            section = top
+            lines += ["", f"## {section}", "", "| key | default | allowed | what it does |"]
+            lines += ["| --- | --- | --- | --- |"]
+        cells = [f"`{_plain_inline(leaf.default)}`", allowed(leaf.type), leaf.description or ""]
+        lines.append(" | ".join([f"| `{key}`", *cells]) + " |")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def json_schema(model_options: Mapping[str, type] | None = None) -> dict[str, Any]:

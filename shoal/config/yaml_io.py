@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from shoal.config import toml_io
-from shoal.config.errors import ConfigError
+from shoal.config.errors import ConfigError, did_you_mean
 
 FLOAT = re.compile(
     r"""^(?:[-+]?(?:[0-9][0-9_]*)\.[0-9_]*(?:[eE][-+]?[0-9]+)?
@@ -32,6 +32,7 @@ PLAIN_FLOAT = re.compile(r"-?\d+\.\d+")
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_/.-]*")  # no mark that YAML gives a meaning to
 PLAIN = {PREFIX + name for name in ("null", "bool", "int", "float", "str", "seq", "map")}
 
+SUFFIXES = (".yaml", ".yml", ".toml")  # of config files
 MOST_BYTES = 1 << 20  # of a text: the parser needs seconds for more
 MOST_NODES = 100_000  # values in a text, those that aliases repeat among them
 
@@ -83,7 +84,8 @@ def read(text: str, place: str) -> tuple[Any, dict[Path_, int]]:
         mark = error.problem_mark or error.context_mark
         where = f"{place}:{mark.line + 1}" if mark else place
         problem = error.problem or error.context or "unreadable"
-        raise ConfigError(f"{where}: not valid YAML: {problem}") from None
+        remedy = "; indent with spaces, YAML knows no tabs" if "'\\t'" in problem else ""
+        raise ConfigError(f"{where}: not valid YAML: {problem}{remedy}") from None
     except yaml.YAMLError as error:  # a character that no YAML text may hold
         raise ConfigError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
@@ -106,7 +108,9 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[Path_, int]]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from None
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such config file") from None
+        beside = [one.name for one in Path(path).parent.glob("*") if one.suffix in SUFFIXES]
+        hint = did_you_mean(Path(path).name, beside)
+        raise ConfigError(f"{path}: no such config file{hint}") from None
     except ConfigError:
         raise
     except (OSError, ValueError) as error:

@@ -111,8 +111,8 @@ def find(name: str) -> type[Model]:
     known = {one.lower(): one for one in MODELS}
     if name.lower() not in known:
         raise ValueError(
-            f"no model is named {name!r}; there are {', '.join(MODELS)}, and models of your own as "
-            f"FILE.py:Class or package.module:Class{did_you_mean(name, MODELS)}"
+            f"no model is named {name!r}; `shoal models` lists them, and FILE.py:Class or "
+            f"package.module:Class names one of your own{did_you_mean(name, MODELS)}"
         )
     canonical = known[name.lower()]
     return getattr(importlib.import_module(MODELS[canonical]), canonical)

@@ -45,7 +45,9 @@ class RunFolder:
     def check_is_run(self) -> None:
         """Refuse a folder where none was."""
         if not self.is_run:
-            raise ValueError(f"{self.path} is not a run's folder: it has no config.yaml")
+            raise ValueError(
+                f"{self.path} is not a run's folder: it has no config.yaml; `shoal runs` lists runs"
+            )
 
     @classmethod
     def new_name(cls, root: str, label: str) -> str:

@@ -50,6 +50,11 @@ def test_missing_files(write, tmp_path: Path) -> None:
         "b.yaml: no such config file",
     ]
     assert file_errors(str(tmp_path))[0].startswith(f"{tmp_path}: cannot be read: ")
+    path = Path(write(b"train: {}\n"))
+    (error,) = file_errors(str(path.with_name("recepi.yaml")))
+    assert error.endswith(f"no such config file; did you mean {path.name}?")
+    (error,) = file_errors(write(b"train:\n\tepochs: 5\n"))
+    assert error.endswith("indent with spaces, YAML knows no tabs")
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_models_are_found_in_any_case_and_options_are_plain():
 
 
 def test_a_misspelt_model_gets_the_nearest_names():
-    with pytest.raises(ValueError, match=r"'SASRek'; there are Pop, BPR.*did you mean SASRec\?"):
+    with pytest.raises(ValueError, match=r"'SASRek'; `shoal models` .*did you mean SASRec\?"):
         find("SASRek")
 
 

@@ -23,11 +23,11 @@ GENERATED_CLICKS = ("clicks", "planted", "planted_clicks")  # names that need no
 
 
 class FieldsSection(Section):
-    user: str = "user_id"
-    item: str = "item_id"
-    rating: str = "rating"
-    time: str = "timestamp"
-    label: str = "label"
+    user: str = Field("user_id", description="column of the user")
+    item: str = Field("item_id", description="column of the item")
+    rating: str = Field("rating", description="column of the rating")
+    time: str = Field("timestamp", description="column of the time")
+    label: str = Field("label", description="column of the label, 0 or 1")
 
 
 class PlantedSection(Section):
@@ -64,9 +64,9 @@ class PlantedClicksSection(Section):
     samples: int = Field(
         50_000, ge=10, le=MOST_ROWS, description="rows to train on; a tenth more for each test"
     )
-    slots: int = Field(8, ge=1, le=MOST_COLUMNS)
-    ids_per_slot: int = Field(1000, ge=1, le=MOST_ROWS)
-    dense: int = Field(4, ge=0, le=MOST_COLUMNS)
+    slots: int = Field(8, ge=1, le=MOST_COLUMNS, description="slots of a sample")
+    ids_per_slot: int = Field(1000, ge=1, le=MOST_ROWS, description="distinct ids of a slot")
+    dense: int = Field(4, ge=0, le=MOST_COLUMNS, description="dense values of a sample")
     popularity: float = Field(1.05, ge=0, description="exponent of the ids' power law")
     strength: float = Field(1.0, ge=0, description="0: clicks do not depend on anything")
     seed: int = 7
@@ -105,13 +105,21 @@ class ClicksSection(Section):
 
 
 class SplitSection(Section):
-    by: Literal["ratio", "leave_one_out"] = "ratio"
-    ratio: list[float] = Field([0.8, 0.1, 0.1], min_length=3, max_length=3)
-    leave: Literal["valid_and_test", "valid_only", "test_only"] = "valid_and_test"
+    by: Literal["ratio", "leave_one_out"] = Field(
+        "ratio", description="parts by ratio, or the last interactions of every user"
+    )
+    ratio: list[float] = Field(
+        [0.8, 0.1, 0.1], min_length=3, max_length=3, description="train, valid, test"
+    )
+    leave: Literal["valid_and_test", "valid_only", "test_only"] = Field(
+        "valid_and_test", description="leave_one_out: for which parts"
+    )
     order: Literal["random", "time", "file"] = Field(
         "random", description="file: as the rows stand, where there is no time"
     )
-    group_by: Literal["user", "none"] = "user"
+    group_by: Literal["user", "none"] = Field(
+        "user", description="ratio: cut the interactions of each user, or all together"
+    )
 
 
 class FilterSection(Section):
@@ -147,7 +155,7 @@ class DataSection(Section):
         "parquet",
         "arrow",
         "jsonl",
-    ] = "auto"
+    ] = Field("auto", description="auto: by what is there, see docs/data.md")
     files: dict[str, str] | None = Field(
         None,
         description="tables of one's own: inter (or train, valid and test), user, item -> a file, "
@@ -157,18 +165,21 @@ class DataSection(Section):
     quote: str | None = Field('"', description="what quotes cells of csv; null: nothing")
     bad_rows: Literal["error", "skip"] = Field(
         "error",
-        description="csv, JSON lines: rows that cannot be read end the run, or are left out",
+        description="csv, JSON lines, inputs of `shoal prepare`: rows that cannot be read end the "
+        "run, or are left out and counted",
     )
     clicks: ClicksSection = Field(default_factory=ClicksSection)
     planted: PlantedSection = Field(default_factory=PlantedSection)
     random: RandomSection = Field(default_factory=RandomSection)
     fields: FieldsSection = Field(default_factory=FieldsSection)
-    separator: str = "\t"
-    seq_separator: str = " "
+    separator: str = Field("\t", description="between cells")
+    seq_separator: str = Field(" ", description="between the entries of a list in a cell")
     load: dict[str, list[str]] | None = Field(
         None, description="file suffix -> columns to load; null loads all of .inter"
     )
-    unload: dict[str, list[str]] | None = None
+    unload: dict[str, list[str]] | None = Field(
+        None, description="file suffix -> columns to leave out"
+    )
     extra_suffixes: list[str] = Field(default_factory=list, description="further files to load")
     filter: FilterSection = Field(default_factory=FilterSection)
     threshold: dict[str, float] | None = Field(

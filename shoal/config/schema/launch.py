@@ -13,7 +13,7 @@ from shoal.config.section import Section
 class LaunchSection(Section):
     nproc: int = Field(1, ge=0, description="processes on this host (0: only servers)")
     world_size: int = Field(-1, description="processes on all hosts; -1: nproc")
-    ip: str = "localhost"
+    ip: str = Field("localhost", description="address of the first host")
     port: int = Field(0, ge=0, le=65535, description="0: any free port, on one host only")
     group_offset: int = Field(0, ge=0, description="global rank of this host's first process")
     hosts: int = Field(0, ge=0, description="hosts with processes; 0: world_size / nproc")
@@ -81,10 +81,14 @@ class StartSection(Section):
 
 
 class RunSection(Section):
-    seed: int = 2020
+    seed: int = Field(
+        2020, description="of rows, parameters, order, negatives, dropout and random splits"
+    )
     output: str | None = Field(None, description="folder of the run; null: a new one under root")
-    root: str = "runs"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    root: str = Field("runs", description="where new runs get their folders")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto: a GPU where there is one"
+    )
     gpu_ids: str | None = Field(
         None, description='GPUs to use, e.g. "0,1,2,3"; null: all, "": none'
     )
@@ -97,7 +101,9 @@ class RunSection(Section):
     tf32: bool = Field(
         False, description="matrix products on a GPU round their factors to 10 bits: much faster"
     )
-    progress: bool = True
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    loss_decimals: int = Field(4, ge=0)
-    tensorboard: bool = True
+    progress: bool = Field(True, description="show progress bars")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="the least that is logged"
+    )
+    loss_decimals: int = Field(4, ge=0, description="of losses in the log")
+    tensorboard: bool = Field(True, description="write curves for TensorBoard")

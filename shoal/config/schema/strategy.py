@@ -34,7 +34,9 @@ def _was_a_count(value: Any) -> Any:
 class ServersSection(Section):
     """Strategy ps: parameter servers hold the rows, and by default the dense parameters."""
 
-    mode: Literal["sync", "async", "geo"] = "sync"
+    mode: Literal["sync", "async", "geo"] = Field(
+        "sync", description="what happens to gradients, see docs/servers.md"
+    )
     dense: Literal["server", "all_reduce"] = Field(
         "server", description="who keeps the dense parameters: the servers, or every worker"
     )
@@ -72,7 +74,10 @@ class ServersSection(Section):
 
 
 class StrategySection(Section):
-    name: Literal["auto", "single", "ddp", "sharded", "ps"] = "auto"
+    name: Literal["auto", "single", "ddp", "sharded", "ps"] = Field(
+        "auto",
+        description="where rows and dense parameters live; auto: single, or ddp on many processes",
+    )
     backend: Literal["native", "torchrec"] = Field(
         "native", description="sharded: whose code holds, sends and updates the rows"
     )

@@ -11,11 +11,15 @@ from shoal.config.section import Section
 
 
 class NegativesSection(Section):
-    distribution: Literal["uniform", "popularity"] = "uniform"
-    num: int = Field(1, ge=1)
+    distribution: Literal["uniform", "popularity"] = Field(
+        "uniform", description="how negatives are drawn"
+    )
+    num: int = Field(1, ge=1, description="negatives of a positive")
     alpha: float = Field(1.0, ge=0, description="popularity is raised to this power")
     dynamic: bool = Field(False, description="keep the best scored of `candidates` draws")
-    candidates: int = Field(0, ge=0)
+    candidates: int = Field(
+        0, ge=0, description="dynamic: draws of which the best is kept; at least 2"
+    )
 
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -53,11 +57,15 @@ class RowOptimizerOptions(TypedDict, total=False):
 
 
 class OptimizerSection(Section):
-    name: Literal["adam", "adamw", "sgd", "adagrad", "rmsprop", "sparse_adam"] = "adam"
-    lr: float = Field(1e-3, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    schedule: Literal["constant", "linear", "cosine", "step", "exponential"] = "constant"
-    warmup_steps: int = Field(0, ge=0)
+    name: Literal["adam", "adamw", "sgd", "adagrad", "rmsprop", "sparse_adam"] = Field(
+        "adam", description="what updates dense parameters, and rows unless `rows` differs"
+    )
+    lr: float = Field(1e-3, gt=0, description="learning rate")
+    weight_decay: float = Field(0.0, ge=0, description="L2; decoupled for adamw")
+    schedule: Literal["constant", "linear", "cosine", "step", "exponential"] = Field(
+        "constant", description="how the learning rate falls"
+    )
+    warmup_steps: int = Field(0, ge=0, description="steps in which the learning rate rises from 0")
     decay_epochs: int = Field(25, ge=1, description="schedule step: epochs between decays")
     gamma: float = Field(0.1, gt=0, description="schedules step and exponential: the factor")
     rows: RowOptimizerOptions = Field(
@@ -70,14 +78,16 @@ class OptimizerSection(Section):
 
 
 class TrainSection(Section):
-    epochs: int = Field(300, ge=0)
+    epochs: int = Field(300, ge=0, description="passes over the training data, at most")
     batch_size: int = Field(
         2048, ge=1, description="samples per update, whatever the number of processes"
     )
-    shuffle: bool = True
+    shuffle: bool = Field(True, description="a new order in every epoch")
     negatives: NegativesSection | None = Field(default_factory=NegativesSection)
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection)
-    clip_grad_norm: float | None = Field(None, gt=0)
+    clip_grad_norm: float | None = Field(
+        None, gt=0, description="largest norm of all gradients together"
+    )
     eval_every: int = Field(1, ge=0, description="epochs between evaluations; 0: never")
     patience: int = Field(10, ge=0, description="evaluations without improvement before the end")
     print_every: int = Field(0, ge=0, description="steps between lines about training; 0: none")
@@ -103,18 +113,22 @@ class EvalSection(Section):
     mode: str | dict[Literal["valid", "test"], str] = Field(
         "full", description="full, uniN, popN or labeled; one for both phases or one each"
     )
-    metrics: list[str] = Field(["Recall", "MRR", "NDCG", "Hit", "Precision"])
-    topk: list[int] = Field([10])
-    valid_metric: str = "MRR@10"
+    metrics: list[str] = Field(
+        ["Recall", "MRR", "NDCG", "Hit", "Precision"], description="see docs/metrics.md"
+    )
+    topk: list[int] = Field([10], description="cut-offs of the ranking metrics")
+    valid_metric: str = Field(
+        "MRR@10", description="decides which checkpoint is the best, and early stopping"
+    )
     batch_size: int = Field(4096, ge=1, description="users (or rows) handled at a time")
-    decimals: int = Field(4, ge=0)
+    decimals: int = Field(4, ge=0, description="of metrics in the log")
     repeatable: bool = Field(False, description="items of the history may be recommended again")
     tail_ratio: float = Field(0.1, gt=0, description="share of items counted as the tail")
 
 
 class CheckpointSection(Section):
     keep: int = Field(2, ge=1, description="newest checkpoints kept; the best is kept too")
-    every_epochs: int = Field(1, ge=1)
+    every_epochs: int = Field(1, ge=1, description="epochs between checkpoints")
     every_steps: int = Field(0, ge=0, description="also within an epoch; 0: no")
     whole_every: int = Field(
         1,

@@ -111,7 +111,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of an artifact: its own checksum is right, and names are plain."""
     if not (folder / MANIFEST).exists():
         raise ArtifactError(
-            f"{folder} is no artifact: it has no {MANIFEST}; `shoal export` makes one"
+            f"{folder} is no artifact: it has no {MANIFEST}; `shoal export RUN --to DIR` makes one"
         )
     manifest = _read_json(folder / MANIFEST)
     try:
