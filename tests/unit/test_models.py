@@ -2,132 +2,31 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import fields, replace
 from itertools import pairwise
 
 import pytest
 import torch
-import torch.nn.functional as F
-from services import attach, taken
+from memory_models import (
+    FACTS,
+    ITEMS,
+    USERS,
+    build,
+    part,
+    row_gradients,
+    stores,
+    train,
+    training_batch,
+)
 from torch import Tensor, nn
 
 from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.store import Every, Ids
-from shoal.embedding.table import Table
 from shoal.models import MODELS, find, lookup
 from shoal.models.base import Facts, Model
-from shoal.models.nn import transformer
-from shoal.models.nn.transformer import CausalAttention, CausalTransformer
 from shoal.models.sequential.sasrec import SASRec
 
 TRAINABLE = ["BPR", "NeuMF", "LightGCN", "SASRec", "SASRec-BPR"]
-
-
-class MemoryStore:
-    """The least that a model needs of a store: a matrix of rows and Adagrad."""
-
-    def __init__(self, table: Table):
-        assert table.rows is not None
-        self.table = table
-        seed = sum(map(ord, table.name))
-        self.weight = torch.randn(table.rows, table.dim, generator=torch.manual_seed(seed)) * 0.3
-        self.squares = torch.zeros(table.rows, table.dim)
-        if table.padding is not None:
-            self.weight[table.padding] = 0
-
-    def lend(self) -> None:
-        """They are not."""
-
-    def pull(self, ids: Ids) -> Tensor:
-        return self.weight.clone() if isinstance(ids, Every) else self.weight[ids]
-
-    @staticmethod
-    def pull_many(stores: list[MemoryStore], ids: list[Ids]) -> list[Tensor]:
-        return [store.pull(some) for store, some in zip(stores, ids)]
-
-    def push(self, ids: Tensor, grads: Tensor, lr: float) -> None:
-        total = torch.zeros_like(self.weight).index_add_(0, ids, grads)
-        if self.table.padding is not None:
-            total[self.table.padding] = 0
-        self.squares += total.square()
-        self.weight -= lr * total / (self.squares.sqrt() + 1e-10)
-
-
-# 6 users and 8 items, with padding 7 and 9; users 1-3 take items 1-4, users 4-6 take items 5-8
-USERS = torch.tensor([1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5, 6, 6, 6])
-ITEMS = torch.tensor([1, 2, 3, 2, 3, 4, 3, 4, 1, 5, 6, 7, 6, 7, 8, 7, 8, 5])
-FACTS = Facts(7, 9, "user_id", "item_id", 6, USERS, ITEMS)
-SMALL = {
-    "Pop": {},
-    "BPR": {"embedding_size": 8},
-    "NeuMF": {
-        "mf_embedding_size": 4,
-        "mlp_embedding_size": 6,
-        "mlp_hidden_size": [10, 5],
-        "dropout_prob": 0.0,
-    },
-    "LightGCN": {"embedding_size": 8, "reg_weight": 0.05},
-    "SASRec": {"hidden_size": 16, "inner_size": 32},
-}
-
-
-def build(name: str, facts: Facts = FACTS, **options) -> Model:
-    """A small model with stores attached and no dropout."""
-    name, _, loss_type = name.partition("-")
-    kind = find(name)
-    options = {**SMALL[name], **options}
-    if name == "SASRec":
-        options = {"hidden_dropout_prob": 0.0, "attn_dropout_prob": 0.0} | options
-        options["loss_type"] = loss_type or "CE"
-    torch.manual_seed(11)
-    model = kind(kind.Options(**options), facts)
-    for module in model.modules():
-        if isinstance(module, Embeddings):
-            attach(module, MemoryStore)
-    return model
-
-
-def stores(model: Model) -> dict[str, MemoryStore]:
-    found: dict[str, MemoryStore] = {}
-    for module in model.modules():
-        if isinstance(module, Embeddings):
-            found.update(module.service.stores)
-    return found
-
-
-def row_gradients(model: Model) -> dict[str, Tensor]:
-    """Table -> gradient of the whole table, gathered from what backward left."""
-    found = {}
-    for module in model.modules():
-        if isinstance(module, Embeddings):
-            for name, (ids, grads) in taken(module.service).items():
-                weight = module.service.stores[name].weight
-                found[name] = torch.zeros_like(weight).index_add(0, ids, grads)
-    return found
-
-
-def training_batch(model: Model, k: int = 2) -> Batch:
-    random = torch.Generator().manual_seed(5)
-    if model.kind == "general":
-        negatives = torch.randint(1, 9, (18, k), generator=random)
-        return Batch(18, {"user_id": USERS, "item_id": ITEMS, "neg_item": negatives})
-    # 11 windows of 0 to 6 items, so that some rows are all padding
-    lengths = torch.tensor([6, 5, 4, 3, 2, 1, 6, 0, 3, 5, 2]).unsqueeze(1)
-    history = torch.randint(1, 9, (11, 6), generator=random)
-    target = torch.randint(1, 9, (11, 6), generator=random)
-    negatives = torch.randint(1, 9, (11, 6, k), generator=random)
-    pads = torch.arange(6) >= lengths
-    users = torch.arange(11) % 6 + 1
-    ids = {"user_id": users, "history": history.masked_fill(pads, 0)}
-    ids |= {"target": target.masked_fill(pads, 0), "neg_item": negatives}
-    return Batch(11, ids)
-
-
-def part(batch: Batch, start: int, stop: int) -> Batch:
-    return Batch(stop - start, {name: x[start:stop] for name, x in batch.ids.items()})
 
 
 # --- the registry
@@ -270,22 +169,6 @@ def test_missing_negatives_are_named_with_the_remedy(name):
         model(Batch(batch.size, ids))
 
 
-def train(model: Model, batch: Batch, steps: int) -> None:
-    dense = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.Adam(dense, lr=0.01) if dense else None
-    model.train()
-    for _ in range(steps):
-        output = model(batch)
-        (output.loss / output.count).backward()
-        for module in model.modules():
-            if isinstance(module, Embeddings):
-                for name, (ids, grads) in taken(module.service).items():
-                    module.service.stores[name].push(ids, grads, 0.3)
-        if optimizer is not None:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
 @pytest.mark.parametrize("name", ["BPR", "NeuMF", "LightGCN"])
 def test_general_models_learn_who_takes_what(name):
     """Each group of users takes four items, three per user: the other group's are negatives."""
@@ -303,20 +186,6 @@ def test_general_models_learn_who_takes_what(name):
     worst_taken = scores.masked_fill(~taken, torch.inf).amin(1)
     best_other = scores.masked_fill(~other, -torch.inf).amax(1)
     assert (worst_taken > best_other + 1).all()
-
-
-@pytest.mark.parametrize("name", ["SASRec", "SASRec-BPR"])
-def test_sasrec_learns_an_order_that_needs_two_items_back(name):
-    """After (1, 3) comes 4 and after (2, 3) comes 5: the last item alone does not tell."""
-    model = build(name)
-    history = torch.tensor([[1, 3, 0], [2, 3, 0], [6, 7, 8]])
-    target = torch.tensor([[3, 4, 0], [3, 5, 0], [7, 8, 1]])
-    negatives = torch.arange(1, 9).expand(3, 3, 8)
-    batch = Batch(3, {"history": history, "target": target, "neg_item": negatives})
-    train(model, batch, 80)
-    with torch.no_grad():
-        scores = model.eval().score(Batch(3, {"history": history}), torch.arange(1, 9))
-    assert (scores.argmax(1) + 1).tolist() == [4, 5, 1]
 
 
 # --- Pop
@@ -491,113 +360,3 @@ def test_lightgcn_propagates_once_per_evaluation_and_forgets_when_training_goes_
     after = model.score(users, items)
     assert not torch.allclose(after, before)
     assert "starts" not in model.state_dict()
-
-
-# --- SASRec
-
-
-def states(model: Model, history: list[list[int]]) -> Tensor:
-    return model.encode(model.embed.rows("history", torch.tensor(history)))
-
-
-def test_sasrec_never_looks_ahead():
-    model = build("SASRec").eval()
-    one, two = states(model, [[1, 2, 3, 4, 5]]), states(model, [[1, 2, 3, 8, 5]])
-    torch.testing.assert_close(one[:, :3], two[:, :3])
-    assert (one[:, 3:] - two[:, 3:]).abs().amax(-1).min() > 1e-4  # but it does look back
-
-
-def test_sasrec_query_is_the_state_at_the_last_item_whatever_the_padding():
-    model = build("SASRec").eval()
-    full = states(model, [[4, 2, 7]])[0, -1]
-    for pads in range(4):
-        batch = Batch(1, {"history": torch.tensor([[4, 2, 7] + [0] * pads])})
-        torch.testing.assert_close(model.encode_query(batch)[0], full)
-    empty = model.encode_query(Batch(1, {"history": torch.zeros(1, 4, dtype=torch.int64)}))
-    assert empty.isfinite().all()
-
-
-def test_sasrec_cross_entropy_trains_every_real_position_over_the_catalogue():
-    model = build("SASRec")
-    batch = training_batch(model)
-    weight = stores(model)["item"].weight
-    expected, count = 0.0, 0
-    for history, target in zip(batch.ids["history"], batch.ids["target"]):
-        length = int((target > 0).sum())
-        for position in range(length):  # each prefix by itself: what one pass must equal
-            with torch.no_grad():
-                state = states(model, [history[: position + 1].tolist()])[0, -1]
-            logits = (weight[1:] @ state).double()
-            expected += float(logits.exp().sum().log() - logits[target[position] - 1])
-            count += 1
-    output = model(batch)
-    assert output.count == count == 37
-    assert output.loss.item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_sasrec_pairwise_loss_trains_every_real_position():
-    model = build("SASRec-BPR")
-    batch = training_batch(model, k=3)
-    weight = stores(model)["item"].weight
-    with torch.no_grad():
-        hidden = model.encode(model.embed.rows("history", batch.ids["history"]))
-    expected = 0.0
-    for row, position in (batch.ids["target"] > 0).nonzero().tolist():
-        state = hidden[row, position].double()
-        positive = state @ weight[batch.ids["target"][row, position]].double()
-        for negative in batch.ids["neg_item"][row, position]:
-            margin = float(positive - state @ weight[negative].double())
-            expected += math.log1p(math.exp(-margin))
-    output = model(batch)
-    assert output.count == 37 * 3
-    assert output.loss.item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_sasrec_block_is_the_pre_norm_block_of_the_paper():
-    torch.manual_seed(3)
-    ours = CausalTransformer(1, 2, 8, 12, activation="relu", norm_eps=1e-5, init_std=0.4).double()
-    x = torch.randn(3, 5, 8, dtype=torch.float64)
-    theirs = nn.TransformerEncoderLayer(
-        8, 2, 12, dropout=0.0, activation="relu", batch_first=True, norm_first=True
-    ).double()
-    attend, feed = ours.blocks
-    theirs.self_attn.in_proj_weight.data = attend.layer.query_key_value.weight.data
-    theirs.self_attn.in_proj_bias.data = attend.layer.query_key_value.bias.data
-    theirs.self_attn.out_proj.load_state_dict(attend.layer.out.state_dict())
-    theirs.linear1.load_state_dict(feed.layer[0].state_dict())
-    theirs.linear2.load_state_dict(feed.layer[2].state_dict())
-    mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
-    expected = F.layer_norm(theirs(x, src_mask=mask), [8])
-    torch.testing.assert_close(ours(x), expected)
-
-
-def test_attention_with_dropout_equals_attention_where_nothing_is_dropped(monkeypatch):
-    """Dropout takes a path of its own on the CPU; here it drops nothing and must change nothing."""
-    torch.manual_seed(4)
-    attention = CausalAttention(heads=2, width=8, dropout=0.5).double()
-    x = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(3, 5, 8, dtype=torch.float64)
-    wanted = [x, *attention.parameters()]
-    attention.eval()
-    plain = torch.autograd.grad((attention(x) * weight).sum(), wanted)
-    attention.train()
-    kept = []
-    monkeypatch.setattr(transformer, "dropout", lambda weights, rate: kept.append(rate) or weights)
-    ours = torch.autograd.grad((attention(x) * weight).sum(), wanted)
-    assert kept == [0.5]
-    torch.testing.assert_close(ours, plain)
-
-
-def test_sasrec_dropout_is_on_in_training_only():
-    model = build("SASRec", hidden_dropout_prob=0.5, attn_dropout_prob=0.5)
-    assert not torch.equal(states(model, [[1, 2, 3]]), states(model, [[1, 2, 3]]))
-    model.eval()
-    assert torch.equal(states(model, [[1, 2, 3]]), states(model, [[1, 2, 3]]))
-
-
-def test_sasrec_refuses_what_cannot_be():
-    with pytest.raises(ValueError, match=r"16 does not divide into 3 heads.*hidden_size"):
-        build("SASRec", n_heads=3)
-    model = build("SASRec").eval()
-    with pytest.raises(ValueError, match=r"7 items .* 6 positions .* data\.max_len"):
-        states(model, [[1, 2, 3, 4, 5, 6, 7]])

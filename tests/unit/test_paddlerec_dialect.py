@@ -2,144 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from paddlerec_configs import DCN_V2, DLRM, DNN, PAGE, WIDE_DEEP, Write, errors_of, value_of, write
 
 from shoal import config as room
-from shoal.config import ConfigError, Resolved
-from shoal.config.dialects import paddlerec
 from shoal.config.dialects.paddlerec_keys import KEYS, table_text
 from shoal.runs.run import resolve
 
-# What PaddleRec's page on distributed training adds to a config.
-PAGE = """\
-runner:
-    # comments may be in any language: 可选
-    sync_mode: "async" # sync/async/geo
-    geo_step: 400
-    split_file_list: False
-    thread_num: 1
-
-    reader_type: "QueueDataset"
-    pipe_command: "python benchmark_reader.py"
-    dataset_debug: False
-"""
-
-# The keys of its dnn model.
-DNN = """\
-runner:
-  train_data_dir: "data/sample_data/train"
-  train_reader_path: "criteo_reader"
-  use_gpu: False
-  use_auc: True
-  train_batch_size: 512
-  epochs: 4
-  print_interval: 10
-  model_save_path: "out"
-  infer_batch_size: 256
-  infer_reader_path: "criteo_reader"
-  test_data_dir: "../test"
-  infer_load_path: "out"
-  infer_start_epoch: 0
-  infer_end_epoch: 3
-  num_workers: 0
-  use_inference: True
-  save_inference_feed_varnames: ["1", "2", "dense_input"]
-  save_inference_fetch_varnames: ["sigmoid_0.tmp_0"]
-  sync_mode: "async"
-  split_file_list: True
-  thread_num: 5
-hyper_parameters:
-  optimizer:
-    class: Adagrad
-    learning_rate: 0.01
-    strategy: async
-  sparse_inputs_slots: 27
-  sparse_feature_number: 1000001
-  sparse_feature_dim: 11
-  dense_input_dim: 13
-  fc_sizes: [400, 300]
-  distributed_embedding: 0
-"""
-
-WIDE_DEEP = """\
-runner:
-  train_data_dir: data/train
-  train_reader_path: criteo_reader
-  use_gpu: False
-  use_xpu: False
-  use_fleet: False
-  use_auc: True
-  train_batch_size: 50
-  epochs: 4
-  print_interval: 2
-  model_save_path: output_model_wide_deep
-  infer_start_epoch: 3
-  infer_end_epoch: 4
-hyper_parameters:
-  optimizer: {class: Adam, learning_rate: 0.001, strategy: async}
-  sparse_inputs_slots: 27
-  sparse_feature_number: 1000001
-  sparse_feature_dim: 9
-  dense_input_dim: 13
-  fc_sizes: [512, 256, 128, 32]
-"""
-
-DLRM = """\
-runner: {train_data_dir: data, epochs: 3}
-hyper_parameters:
-  optimizer: {class: SGD, learning_rate: 0.1}
-  sparse_inputs_slots: 27
-  dense_input_dim: 13
-  bot_layer_sizes: [512, 256, 64, 16]
-  sparse_feature_dim: 16
-  top_layer_sizes: [512, 256, 2]
-  num_field: 26
-"""
-
-DCN_V2 = """\
-hyper_parameters:
-  is_Stacked: True
-  use_low_rank_mixture: False
-  low_rank: 256
-  num_experts: 4
-  fc_sizes: [768, 700]
-  cross_num: 3
-  l2_reg_cross: 0.00003
-  dnn_use_bn: False
-  clip_by_norm: 10.0
-"""
-
-Write = Callable[..., Path]
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    """Writes a config into a folder, as a model's config stands in its folder there."""
-
-    def write(text: str, folder: str = "dnn", name: str = "config.yaml") -> Path:
-        path = tmp_path / folder / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text, "utf-8")
-        return path
-
-    return write
-
-
-def value_of(resolved: Resolved, key: str) -> Any:
-    value: Any = resolved.config
-    for name in key.split("."):
-        value = value[name] if isinstance(value, dict) else getattr(value, name)
-    return value
-
-
-def errors_of(path: Path, *words: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        resolve([path], words)
-    return str(caught.value)
+__all__ = ["write"]  # used by being there
 
 
 def test_the_block_of_the_page(write: Write) -> None:
@@ -344,37 +217,6 @@ def test_all_errors_come_at_once_with_their_lines(write: Write) -> None:
     assert "unknown key runer; did you mean runner, a section of PaddleRec's?" in error
 
 
-def test_a_batch_per_worker_is_multiplied_once_and_the_log_says_so(
-    write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    path = write(DNN)
-    resolved = resolve([path], ["--nproc=4"])
-    assert resolved.config.train.batch_size == 2048
-    (note,) = [note for note in resolved.notes if "×" in note]
-    assert "512 × 4 processes = train.batch_size: 2048" in note and ":6 (PaddleRec key" in note
-    (tmp_path / "dumped.yaml").write_text(room.dump(resolved.config))
-    assert resolve([tmp_path / "dumped.yaml"]).config == resolved.config
-    # A key of Shoal's is global as ever.
-    assert resolve([path], ["--nproc=4", "--train.batch_size=64"]).config.train.batch_size == 64
-    for name, value in {"RANK": "1", "WORLD_SIZE": "3"}.items():  # workers of a launcher
-        monkeypatch.setenv(name, value)
-    assert resolve([path]).config.train.batch_size == 1536
-
-
-def test_a_batch_of_a_worker_that_makes_updates_of_its_own_is_not_multiplied(write: Write) -> None:
-    # DNN says sync_mode async; `shoal launch` brings the servers.
-    words = ["--strategy=ps", "--nproc=4"]
-    assert resolve([write(DNN)], words).config.train.batch_size == 512
-    words.append("--runner.sync_mode=sync")
-    assert resolve([write(DNN)], words).config.train.batch_size == 2048
-
-
-def test_the_number_of_rows_can_be_taken_back(write: Write) -> None:
-    words = ["--data.clicks.rows=null", "--rows.admission.threshold=5"]
-    assert resolve([write(DNN)]).config.data.clicks.rows == 1000001
-    assert resolve([write(DNN)], words).config.data.clicks.rows is None
-
-
 def test_show_tells_which_key_of_theirs_set_a_value(write: Write) -> None:
     path = write(DNN)
     shown = room.show(resolve([path], ["--runner.epochs=3"]))
@@ -386,23 +228,6 @@ def test_show_tells_which_key_of_theirs_set_a_value(write: Write) -> None:
     )
     assert lines["format: slots"] == "default of PaddleRec"
     assert lines["name: DNN"] == "default of PaddleRec"
-
-
-def test_which_model(write: Write) -> None:
-    for folder, model in paddlerec.FOLDERS.items():
-        assert resolve([write("runner: {epochs: 1}", folder)]).config.model.name == model
-    path = write("runner: {epochs: 1}", "mine")
-    error = errors_of(path)
-    assert "its folder is mine" in error and "add --model=NAME" in error
-    assert resolve([path], ["--model=deepfm"]).config.model.name == "DeepFM"
-    assert resolve([path], ["--model=wide_deep"]).config.model.name == "WideDeep"
-    assert resolve([write(DNN)], ["--model=WideDeep"]).config.model.name == "WideDeep"
-    both = write("model: DLRM\nrunner: {epochs: 1}")
-    assert resolve([both]).config.model.name == "DLRM"
-    with pytest.raises(ConfigError, match="there is no config file"):
-        resolve((), ["--runner.epochs=3"])
-    config = resolve((), (), {"model": "DNN", "runner": {"epochs": 3}}).config
-    assert config.train.epochs == 3 and config.data.path == str(Path.cwd())
 
 
 def test_the_strongest_source_of_a_key_is_the_only_one_read(write: Write) -> None:
@@ -420,66 +245,6 @@ def test_a_setting_spelled_twice_in_one_source_is_an_error(write: Write) -> None
     assert "train.epochs is set twice" in errors_of(path)
     path = write("runner: {epochs: 3}\nrunner.epochs: 3\n")
     assert "train.epochs is set twice" in errors_of(path)
-
-
-def test_a_reader_of_ones_own(write: Write, tmp_path: Path) -> None:
-    text = "runner: {train_reader_path: my_reader, infer_reader_path: my_reader}"
-    path = write(text)
-    for words in ([], ["--runner.reader_type=RecDataset"], ["--runner.reader_type=DataLoader"]):
-        clicks = resolve([path], words).config.data.clicks
-        assert clicks.reader == "custom"
-        assert clicks.custom == f"{tmp_path / 'dnn' / 'my_reader.py'}:RecDataset"
-    clicks = resolve([path], ["--runner.reader_type=QueueDataset"]).config.data.clicks
-    assert (clicks.reader, clicks.custom) == ("stream", None)
-
-
-def test_programs(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(PAGE)
-    script = tmp_path / "dnn" / "benchmark_reader.py"
-    script.write_text("import sys\nsys.stdout.write(sys.stdin.read())\n")
-    command = resolve([path]).config.data.clicks.pipe_command
-    assert command == f"python {script}"  # found beside the config, as there
-    monkeypatch.chdir(tmp_path / "dnn")
-    assert resolve([path]).config.data.clicks.pipe_command == "python benchmark_reader.py"
-    # Scripts of PaddleRec's write the format of Paddle and do what Shoal does itself.
-    script.write_text("import paddle.distributed.fleet as fleet\n")
-    resolved = resolve([path])
-    assert resolved.config.data.clicks.pipe_command is None
-    assert any("benchmark_reader.py reads lines of slots" in note for note in resolved.notes)
-    script.rename(script.with_name("mine.py"))
-    error = errors_of(path, "--runner.pipe_command=python mine.py")
-    assert "python mine.py is refused: mine.py imports paddle" in error
-    resolved = resolve([path], ["--runner.reader_type=DataLoader"])
-    assert resolved.config.data.clicks.pipe_command is None
-    assert any("reader_type DataLoader has no program" in note for note in resolved.notes)
-
-
-def test_a_program_that_is_not_there(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = write(PAGE)
-    # PaddleRec's own scripts are not needed, so they need not be there.
-    for script in ("benchmark_reader.py", "tools/queuedataset_reader.py", "criteo_reader.py"):
-        resolved = resolve([path], [f"--runner.pipe_command=python {script}"])
-        assert resolved.config.data.clicks.pipe_command is None
-        assert any(f"not run: {script} reads lines of slots" in note for note in resolved.notes)
-    for command in ("python scripts/mine.py", "python3 -u scripts/mine.py 5", "scripts/mine.py"):
-        error = errors_of(path, f"--runner.pipe_command={command}")
-        assert error.endswith(
-            f"PaddleRec key runner.pipe_command: given {command}, but there is no scripts/mine.py; "
-            f"it was looked for at {tmp_path}/scripts/mine.py, {tmp_path}/dnn/scripts/mine.py, "
-            f"{tmp_path}/dnn/mine.py"
-        )
-    # What a program does with its arguments is its own business.
-    for command in ("awk -f x.py", "tool --rules=x.py", "python -m tool x.py"):
-        resolved = resolve([path], [f"--runner.pipe_command={command}"])
-        assert resolved.config.data.clicks.pipe_command == command
-
-
-def test_a_workspace_is_put_in_its_place(write: Write) -> None:
-    path = write("workspace: folder\nrunner: {train_data_dir: '{workspace}/data'}\n")
-    assert resolve([path]).config.data.clicks.train == "folder/data"
 
 
 def test_other_configs_are_as_they_were() -> None:
@@ -502,37 +267,3 @@ def test_every_key_of_the_configs_above_is_in_the_table() -> None:
 def test_the_table_in_the_docs_is_the_one_in_the_code() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "paddlerec.md"
     assert table_text() in page.read_text()
-
-
-GPUBOX = "runner: {sync_mode: gpubox, use_fleet: True, use_gpu: True, reader_type: InmemoryDataset}"
-
-
-def test_gpubox_reads_the_variables_of_its_script(write: Write, monkeypatch) -> None:
-    monkeypatch.setenv("FLAGS_selected_gpus", "0,1,2,3")
-    monkeypatch.setenv("PADDLE_PSERVERS_IP_PORT_LIST", "127.0.0.1:29011")
-    monkeypatch.setenv("PADDLE_PSERVER_PORT_ARRAY", "(29011)")
-    path = write(GPUBOX)
-    resolved = resolve([path])
-    config, told = resolved.config, "\n".join(resolved.notes)
-    assert (config.strategy.name, config.run.device) == ("sharded", "cuda")
-    assert (config.run.gpu_ids, config.launch.nproc) == ("0,1,2,3", 4)
-    assert config.data.clicks.reader == "memory"
-    assert "4 processes" in told and "PADDLE_PSERVER_PORT_ARRAY" in told
-    assert "InmemoryDataset alone" not in told
-    told = "\n".join(resolve([path], ["--runner.reader_type=QueueDataset"]).notes)
-    assert "InmemoryDataset alone" in told
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("PADDLE_PSERVERS_IP_PORT_LIST", "10.0.0.1:29011"),
-        ("PADDLE_PSERVERS_IP_PORT_LIST", "127.0.0.1:29011,127.0.0.1:29012"),
-        ("FLAGS_selected_gpus", "0,gpu1"),
-        ("TRAINING_ROLE", "PSERVER"),
-        ("PADDLE_TRAINERS_NUM", "2"),
-    ],
-)
-def test_gpubox_refuses_by_name(name, value, write: Write, monkeypatch) -> None:
-    monkeypatch.setenv(name, value)
-    assert f"{name} is" in errors_of(write(GPUBOX))
