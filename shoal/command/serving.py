@@ -58,18 +58,20 @@ def recommend(
         str | None, typer.Option(help="Items, oldest first, with commas between them.")
     ] = None,
     everybody: Annotated[bool, typer.Option("--all", help="For all users, into --output.")] = False,
-    users: Annotated[str | None, typer.Option(help="File of users, one in a line.")] = None,
+    users: Annotated[str | None, typer.Option(help="File of users, one per line.")] = None,
     topk: Annotated[int, typer.Option(help="How many items.")] = 10,
     output: Annotated[str | None, typer.Option(help="FILE.parquet, .csv or .jsonl")] = None,
-    exclude: Annotated[str | None, typer.Option(help="File of items that may not come.")] = None,
-    only: Annotated[str | None, typer.Option(help="File of items that alone may come.")] = None,
-    category: Annotated[str | None, typer.Option(help="FILE:COLUMN=VALUE, items that may.")] = None,
+    exclude: Annotated[str | None, typer.Option(help="File of items to leave out.")] = None,
+    only: Annotated[str | None, typer.Option(help="File of items to choose from.")] = None,
+    category: Annotated[
+        str | None, typer.Option(help="Items to choose from: FILE:COLUMN=VALUE")
+    ] = None,
     seen: Annotated[
-        bool | None, typer.Option("--seen/--no-seen", help="Whether seen items may come again.")
+        bool | None, typer.Option("--seen/--no-seen", help="May seen items come again?")
     ] = None,
     nproc: Annotated[int, typer.Option(help="Processes, with --all or --users.")] = 1,
     approximate: Annotated[
-        bool, typer.Option("--approximate", help="Rank by an index; its recall is told.")
+        bool, typer.Option("--approximate", help="Rank by an index; prints its recall.")
     ] = False,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
@@ -147,11 +149,17 @@ def serve(
     ] = None,
     tls_cert: Annotated[str | None, typer.Option(help="Certificate (PEM).")] = None,
     tls_key: Annotated[str | None, typer.Option(help="Its key (PEM).")] = None,
-    plain: Annotated[bool, typer.Option(help="Beyond this host without token or TLS.")] = False,
+    plain: Annotated[
+        bool, typer.Option(help="Listen beyond this host without token or TLS.")
+    ] = False,
     batch: Annotated[int, typer.Option(help="Requests answered together, at most.")] = 64,
     body_bytes: Annotated[int, typer.Option(help="Bytes of a request, at most.")] = 1 << 20,
-    seconds: Annotated[float, typer.Option(help="To send a request; to be answered.")] = 10.0,
-    refresh: Annotated[float, typer.Option(help="Seconds between looks for a newer one.")] = 2.0,
+    seconds: Annotated[
+        float, typer.Option(help="Seconds to send a request; to be answered.")
+    ] = 10.0,
+    refresh: Annotated[
+        float, typer.Option(help="Seconds between checks for a newer artifact.")
+    ] = 2.0,
     threads: Annotated[int, typer.Option(help="Threads that compute; 0: all cores.")] = 0,
     announce: Annotated[str | None, typer.Option(help="File to write the address to.")] = None,
     bind: Annotated[str | None, typer.Option(hidden=True)] = None,

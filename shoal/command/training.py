@@ -41,7 +41,7 @@ def train(
     data: Annotated[str | None, typer.Option(help="With --from: folder of the data set.")] = None,
     join: Annotated[
         str | None,
-        typer.Option(help="Be one more worker of this run, which is under way (ps.elastic)."),
+        typer.Option(help="Join this run, which is under way, as one more worker (ps.elastic)."),
     ] = None,
     ray: Annotated[
         str | None,
@@ -195,10 +195,13 @@ def serve(
     threads: Annotated[int, typer.Option(help="Threads for rows.")] = 1,
     announce: Annotated[str | None, typer.Option(help="File to write the address to.")] = None,
     patience: Annotated[float, typer.Option(help="Seconds to wait for a worker.")] = math.inf,
-    folder: Annotated[str | None, typer.Option(help="Where checkpoints are; nowhere else.")] = None,
+    folder: Annotated[
+        str | None, typer.Option(help="Folder of checkpoints; nothing is written elsewhere.")
+    ] = None,
     plain: Annotated[bool, typer.Option(help="Listen beyond this host without keys.")] = False,
     journal: Annotated[
-        bool, typer.Option("--journal", help="Started again, it goes on where it was.")
+        bool,
+        typer.Option("--journal", help="Keep a journal: started again, it continues where it was."),
     ] = False,
     tiers_host: Annotated[
         str | None, typer.Option(help="Host memory for rows, such as 60GB; with --tiers-ssd.")
