@@ -20,7 +20,7 @@ def export(
         str | None, typer.Option(help="Write only rows that differ from this artifact's.")
     ] = None,
     histories: Annotated[
-        bool, typer.Option(help="What users took goes along (to leave it out, and for sequences).")
+        bool, typer.Option(help="Include what users took: to leave it out, and for histories.")
     ] = True,
     tolerance: Annotated[
         float | None, typer.Option(help="How far answers may differ, as a part of the largest.")
