@@ -54,7 +54,7 @@ def test_files_are_there(page: Path) -> None:
 def keys_of(text: str) -> Iterator[str]:
     """Dotted names in code (`train.epochs`, `--train.epochs=5`) that begin with a section."""
     sections = "|".join(name for name in SECTIONS if "." not in name)
-    yield from re.findall(rf"(?:`|--)((?:{sections})(?:\.[a-z_]\w*)+)(?![\w.(])", text)
+    yield from re.findall(rf"(?:`|--)((?:{sections})(?:\.[a-z_]\w*)+)(?![\w.(-])", text)
 
 
 @of_a_page
