@@ -46,8 +46,7 @@ def both(world):
     return [train(world, overlap) for overlap in (False, True)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shared_memory", [True, False])
+@pytest.mark.parametrize("shared_memory", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_two_ranks(shared_memory, tmp_path):
     for plain, ours in run_ranks(both, 2, tmp_path, shared_memory=shared_memory):
         assert plain[:2] == ours[:2] and plain[2] == 0 and ours[2] > 2

@@ -40,7 +40,7 @@ class Buckets:
         self._missing: list[int] = []  # gradients of each part that are still to come
         self.begun = False
         for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(self._came)  # type: ignore[attr-defined]
+            parameter.register_post_accumulate_grad_hook(self._came)
 
     def begin(self) -> None:
         """The last backward of a step comes next."""
