@@ -166,6 +166,10 @@ class World:
         """Sum over ranks, in place."""
         return tensor
 
+    def start_all_reduce(self, tensor: Tensor) -> Arriving:
+        """`all_reduce` that travels while the caller goes on; the tensor must rest meanwhile."""
+        return Arriving(self.all_reduce(tensor))
+
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Concatenation over ranks along dimension 0; lengths may differ."""
         return self.gather([tensor])[0][0]
@@ -326,6 +330,20 @@ class Group(World):
                 dist.all_reduce(tensor)
         return tensor
 
+    def start_all_reduce(self, tensor: Tensor) -> Arriving:
+        if self.neighbours is not None:
+            return super().start_all_reduce(tensor)
+        with self._collective("all_reduce", tensor.nbytes):
+            wait = dist.all_reduce(tensor, async_op=True).wait
+        return self._arriving("all_reduce", tensor, wait)
+
+    def _arriving(self, what: str, tensor: Tensor, wait: Callable[[], Any]) -> Arriving:
+        def finish() -> None:
+            with self._collective(what, 0):
+                wait()
+
+        return Arriving(tensor, finish)
+
     def gather(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[list[int]]]:
         # One padded byte buffer each, sizes in front. It has room for what the last gathering of
         # such tensors needed, and some more: where that is too little, or would be much to send in
@@ -387,12 +405,7 @@ class Group(World):
                 wait = self.neighbours.start_all_to_all(tensor, sent, received, out)
             else:
                 wait = dist.all_to_all_single(out, tensor, received, sent, async_op=True).wait
-
-        def finish() -> None:
-            with self._collective("all_to_all", 0):
-                wait()
-
-        return Arriving(out, finish)
+        return self._arriving("all_to_all", out, wait)
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         if self.neighbours is not None:

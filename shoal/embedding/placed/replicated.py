@@ -54,8 +54,8 @@ class ReplicatedRows(LocalRows):
         over the catalogue) are summed on the way, as a larger `flat` is.
         """
         together = flat.nbytes * self.world.size <= SMALL
-        if not together:
-            flat = self.world.all_reduce(flat)
+        # Else it travels while the rows' gradients are summed.
+        apart = None if together else self.world.start_all_reduce(flat)
         result: Gradients = {}
         touched: dict[str, list[Tensor]] = {}  # ids, gradients, and counts where there are any
         # Those of other ranks are added to what a softmax would update by itself.
@@ -75,7 +75,9 @@ class ReplicatedRows(LocalRows):
         if together:
             mine_all.insert(0, flat)
         joined = iter(self.world.gather(mine_all)[0])
-        if together:
+        if apart is not None:
+            flat = apart.wait()
+        else:
             first, *others = next(joined).view(self.world.size, -1).unbind()
             flat = sum(others, first)
         for name, parts in touched.items():

@@ -206,14 +206,19 @@ class Strategy(ABC):
         """Leave the gradients of the summed loss on dense parameters and looked-up rows."""
         loss, count = torch.zeros((), device=self.world.device), 0
         self.gathered.parts = len(parts)
-        for part in parts:
+        for number, part in enumerate(parts, 1):
             output = self.forward(part, lr)
             self.rows.advance()
+            if number == len(parts):
+                self.going_back()
             output.loss.backward()
             loss = loss + output.loss.detach() if len(parts) > 1 else output.loss.detach()
             count = count + output.count  # type: ignore[assignment]
         self.gathered.parts = 1
         return Sums(loss, count)
+
+    def going_back(self) -> None:
+        """The last backward of a step comes next."""
 
     def clip(self, gradients: Gradients) -> Gradients:
         """Scale all gradients so that their joint L2 norm is at most what was asked for."""

@@ -29,17 +29,25 @@ class Collective(Strategy):
     def flat_dense(self, sums: Sums, note: float = 0.0) -> Tensor:
         """What ranks add up: the dense gradients, the loss, its count, and a note of the rows."""
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.dense]
+        return torch.cat([grad.reshape(-1) for grad in grads] + [self.tail(sums, note)])
+
+    def tail(self, sums: Sums, note: float = 0.0) -> Tensor:
+        """The loss, its count, and a note of the rows: [3]."""
         count = torch.as_tensor(sums.count).to(sums.loss)
-        tail = torch.stack([sums.loss, count, sums.loss.new_tensor(note)])
-        return torch.cat([grad.reshape(-1) for grad in grads] + [tail])
+        return torch.stack([sums.loss, count, sums.loss.new_tensor(note)])
 
     def mean_dense(self, flat: Tensor) -> tuple[Tensor, float, float]:
         """Dense gradients of the global batch's mean loss; that loss, 1 / its count, all notes."""
-        total, notes = flat[-2:].tolist()
-        scale = 1.0 / total if total else 0.0
+        loss, scale, notes = self.mean_loss(flat[-3:])
         mean, position = flat[:-3].mul_(scale), 0
         for parameter in self.dense:
             size = parameter.numel()
             parameter.grad = mean[position : position + size].view_as(parameter)
             position += size
-        return flat[-3] * scale, scale, notes
+        return loss, scale, notes
+
+    def mean_loss(self, tail: Tensor) -> tuple[Tensor, float, float]:
+        """The global batch's mean loss, 1 / its count, all notes; tail [3]: summed over ranks."""
+        total, notes = tail[1:].tolist()
+        scale = 1.0 / total if total else 0.0
+        return tail[0] * scale, scale, notes

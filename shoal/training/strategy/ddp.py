@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
 from shoal.data.batch import Batch
 from shoal.embedding.optim.dense import dense_step
-from shoal.embedding.placed.replicated import ReplicatedRows
+from shoal.embedding.placed.replicated import SMALL, ReplicatedRows
 from shoal.embedding.table import Table
+from shoal.models.base import Model
+from shoal.training.strategy.buckets import Buckets
 from shoal.training.strategy.collective import Collective
 from shoal.world.world import World
 
@@ -22,13 +25,34 @@ class DDP(Collective):
 
     def __init__(self, world: World | None = None, fused: bool = True):
         super().__init__(world)
-        self.fused = fused and self.world.device.type == "cpu"  # a GPU's kernels never write them
+        on_cpu = self.world.device.type == "cpu"
+        self.fused = fused and on_cpu  # a GPU's kernels never write them
+        self.overlap = self.world.size > 1 and not on_cpu  # on CPUs who sends would not compute
+        self.buckets: Buckets | None = None
+
+    def setup(self, model: Model, *given: Any, **how: Any) -> None:
+        super().setup(model, *given, **how)
+        size = sum(parameter.nbytes for parameter in self.dense)
+        if self.overlap and size * self.world.size > SMALL:  # else they travel with the rows
+            self.buckets = Buckets(self.dense, self.world)
+
+    def going_back(self) -> None:
+        # A model that looks across the batch talks during backward, and not in a known order.
+        across, self.gathered.called = self.gathered.called, False
+        if self.buckets is not None and not across:
+            self.buckets.begin()
 
     def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
         lr = self.lr(lr)
         sums = self.backward(parts, lr)
-        flat, collected = self.rows.collect_with(self.flat_dense(sums))
-        loss, scale, _ = self.mean_dense(flat)
+        if self.buckets is not None and self.buckets.begun:
+            self.buckets.flush()
+            tail, collected = self.rows.collect_with(self.tail(sums))
+            loss, scale, _ = self.mean_loss(tail)
+            self.buckets.end(scale)
+        else:
+            flat, collected = self.rows.collect_with(self.flat_dense(sums))
+            loss, scale, _ = self.mean_dense(flat)
         gradients = self.clip({name: one.scaled(scale) for name, one in collected.items()})
         if self.dense_optimizer is not None:
             dense_step(self.dense_optimizer, lr)
