@@ -1,5 +1,7 @@
 """A pull beside a bare ZeroMQ echo of the same bytes: over loopback, with CURVE, by Unix sockets.
 
+Rows come through shared memory; beside it stands a pull of which they come by the socket.
+
     python benchmarks/ps_wire.py [--rounds 300] [--ids 10000000]
 
 The echo answers a request of as many bytes as the ids take with as many bytes as the rows take,
@@ -9,6 +11,9 @@ through two servers, and what each of them holds per row is printed.
 There are two echoes. The first sends `bytes(n)`, which nobody ever wrote: the kernel keeps one page
 of zeros for all of it, which is always in the cache, so this echo reads no memory. The second
 sends as many bytes that were written, as rows are.
+
+The second line of each has the processor time of both processes, all threads, which says more than
+the first where others use the machine.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -69,12 +75,14 @@ def start(target: Callable[..., None], *arguments: Any) -> tuple[Any, Any]:
     return process, queue.get(timeout=120)
 
 
-def make_client(addresses: list[str], dim: int, folder: str | None = None) -> Client:
+def make_client(
+    addresses: list[str], dim: int, folder: str | None = None, worker: int = 0, shared: bool = True
+) -> Client:
     keys = None if folder is None else read_keys(folder, "worker")
-    client = Client(addresses, keys=keys, timeout=120)
+    client = Client(addresses, worker, keys, 120, shared_memory=shared)
     spec = Spec(
         seed=1,
-        workers=1,
+        workers=2,
         servers=len(addresses),
         mode="async",
         staleness=1,
@@ -86,12 +94,13 @@ def make_client(addresses: list[str], dim: int, folder: str | None = None) -> Cl
 
 
 def compare(rows: int, dim: int, rounds: int, how: str, scratch: str) -> None:
-    """One line: ms of a pull and of the echoes; how: plain, CURVE or ipc."""
+    """Two lines: ms of pulls and of the echoes; how: plain, CURVE or ipc."""
     folder = f"{scratch}/keys" if how == "CURVE" else None
     binds = [f"ipc://{scratch}/{rows}.{k}" if how == "ipc" else "127.0.0.1:0" for k in range(2)]
     serving, (_, address) = start(serve, folder, 0, binds[0])
     echoing, place = start(echo, rows * dim * 4, folder, binds[1])
     client = make_client([address], dim, folder)
+    by_socket = make_client([address], dim, folder, 1, shared=False)
     ids = torch.randperm(10 * rows)[:rows] * 977
     share = Share(0, ids, [rows])
     client.start_push([share], [torch.randn(rows, dim)], 0.1, 0.0, 1.0).wait()  # now they are held
@@ -105,23 +114,32 @@ def compare(rows: int, dim: int, rounds: int, how: str, scratch: str) -> None:
         socket.send_multipart([head, bytes(16), ids_bytes], copy=copy)
         socket.recv_multipart(copy=False)
 
-    def pull() -> None:
-        client.start_pull([share]).wait()
-
     zeros, written = bytes(40), b"\1" + bytes(39)
     # A pull before each echo, so that none of them finds its own threads and caches warm.
-    calls = (0, pull), (1, lambda: bare(zeros)), (0, pull), (2, lambda: bare(written))
-    times: list[list[float]] = [[], [], []]
+    calls: list[tuple[Any, Callable[[], object]]] = [
+        (serving, lambda: client.start_pull([share]).wait()),
+        (echoing, lambda: bare(zeros)),
+        (serving, lambda: by_socket.start_pull([share]).wait()),
+        (echoing, lambda: bare(written)),
+    ]
+    times: list[list[float]] = [[] for _ in calls]
+    busy: list[list[float]] = [[] for _ in calls]
     for turn in range(rounds + 10):
-        for place, call in calls:
+        for (other, call), spent, used in zip(calls, times, busy):
+            before = _processor(other.pid) + _processor(os.getpid())
             begun = time.perf_counter()
             call()
             if turn >= 10:
-                times[place].append(time.perf_counter() - begun)
-    pulled, *echoed = (1e3 * statistics.median(spent) for spent in times)
-    line = "".join(f"{one:10.3f} ms{pulled / one:8.2f} ×" for one in echoed)
-    print(f"  {rows:>7,} × {dim} {how:<6}{pulled:10.3f} ms{line}")
+                spent.append(time.perf_counter() - begun)
+                used.append(_processor(other.pid) + _processor(os.getpid()) - before)
+    for what, measured in ((f"{rows:>7,} × {dim} {how}", times), ("processor", busy)):
+        pulled, zero, plain, full = (1e3 * statistics.median(some) for some in measured)
+        line = "".join(
+            f"{one:10.3f} ms{pulled / one:6.2f}{plain / one:6.2f} ×" for one in (zero, full)
+        )
+        print(f"  {what:<20}{pulled:10.3f} ms{plain:10.3f} ms{line}", flush=True)
     client.close()
+    by_socket.close()
     socket.close(0)
     for process in (serving, echoing):
         process.terminate()
@@ -155,6 +173,12 @@ def many_ids(count: int, dim: int = 16, batch: int = 100_000) -> None:
     client.close()
 
 
+def _processor(pid: int | None) -> float:
+    """Seconds that the threads of a process have run."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+
+
 def _resident(pid: int) -> int:
     with open(f"/proc/{pid}/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -168,7 +192,10 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     print(f"torch {torch.__version__}, zmq {zmq.zmq_version()}, {platform.machine()}")
-    print("  rows                     pull        echo of zeros      echo of written bytes")
+    print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores; ratios: pull, pull by socket")
+    print(
+        f"  {'rows':<20}{'pull':>13}{'by socket':>13}{'echo of zeros':>27}{'of written bytes':>27}"
+    )
     with tempfile.TemporaryDirectory() as folder:
         make_keys(f"{folder}/keys")
         for rows, dim in ((8, 64), (20_000, 64)):

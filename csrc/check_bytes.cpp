@@ -1,5 +1,8 @@
-// Bytes from outside, most of them damaged: lines of slots, requests for rows, parts of answers.
+// Bytes from outside, most of them damaged: lines of slots, requests for rows, parts of answers;
+// and rings, whose readers say anything.
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -129,12 +132,67 @@ void check_parts() {
   }
 }
 
+// A writer and a reader of memory of exactly the ring's size, whose messages come late or never, and
+// another writer that believes nothing of what a reader says.
+void check_rings() {
+  for (int round = 0; round < 200; ++round) {
+    const size_t capacity = kRingStep << random_word() % 6, size = kRingHead + capacity;
+    std::shared_ptr<char> memory(static_cast<char*>(std::aligned_alloc(64, size)), std::free);
+    std::memset(memory.get(), 0, size);
+    const uint64_t first = random_word() % 4 == 0 ? -capacity : (random_word() % 9) << 40;
+    RingReader reader(memory, capacity, first);
+    RingWriter writer(memory, capacity);
+    std::vector<std::pair<uint64_t, std::string>> told;  // that the reader has not taken yet
+    for (int k = 0; k < 100; ++k) {
+      std::string bytes(1 + random_word() % (capacity + 8), static_cast<char>('a' + k % 26));
+      uint64_t place = 0;
+      char* const room = writer.room(bytes.size(), place);
+      CHECK(room != nullptr || !told.empty() || bytes.size() > capacity);
+      if (room != nullptr) {
+        std::memcpy(room, bytes.data(), bytes.size());
+        if (random_word() % 8 != 0) {  // else it could not be sent, and is forgotten
+          writer.wrote(place, bytes.size());
+          told.emplace_back(place, bytes);
+        }
+      }
+      while (!told.empty() && random_word() % 2 == 0) {
+        const auto [at, expected] = told.front();
+        told.erase(told.begin());
+        if (!told.empty() && random_word() % 8 == 0) continue;  // the message was lost
+        const char* const found = reader.find(at, expected.size());
+        CHECK(found != nullptr && std::string(found, expected.size()) == expected);
+        reader.pass(at, expected.size());
+        CHECK(reader.find(at, expected.size()) == nullptr);
+      }
+    }
+    CHECK(reader.find(first + (uint64_t{1} << 40), 1) == nullptr);
+    for (int k = 0; k < 100; ++k) {
+      const uint64_t near = first + random_word() % (4 * capacity);
+      const uint64_t lie = random_word() % 2 == 0 ? random_word() : near;
+      std::memcpy(memory.get(), &lie, sizeof lie);
+      const size_t many = SIZE_MAX - random_word() % 99, few = random_word() % (2 * capacity);
+      const size_t bytes = random_word() % 9 == 0 ? many : few;
+      uint64_t place = 0;
+      char* const room = writer.room(bytes, place);
+      if (room == nullptr) continue;
+      std::memset(room, 'x', bytes);
+      writer.wrote(place, bytes);
+      if (random_word() % 9 == 0) writer = RingWriter(memory, capacity);
+    }
+    for (int k = 0; k < 20; ++k) {
+      reader.find(random_word(), random_word());
+      reader.pass(random_word(), random_word() % capacity);
+    }
+  }
+}
+
 }  // namespace
 
 void check_bytes() {
   check_slots();
   check_requests();
   check_parts();
+  check_rings();
 }
 
 }  // namespace shoal

@@ -19,6 +19,13 @@ bool little_endian() {
   return first == 1;
 }
 
+template <class Number>
+Number read(const char* from) {
+  Number found;
+  std::memcpy(&found, from, sizeof found);
+  return found;
+}
+
 }  // namespace
 
 bool parse_wanted(const char* message, size_t bytes, const std::vector<int64_t>& limits,
@@ -83,37 +90,72 @@ void begin_part(const char* request, uint16_t kind, const Part& part, char* to) 
   std::memcpy(to + kHeaderBytes, &first, sizeof first);
 }
 
+void write_placed(const char* request, const Part& part, uint64_t place, char* to) {
+  begin_part(request, kPlaced, part, to);
+  const uint64_t told[] = {place, static_cast<uint64_t>(part.values)};
+  std::memcpy(to + kPartBytes, told, sizeof told);
+}
+
+bool pass_placed(RingReader& ring, const char* message, size_t bytes) {
+  if (bytes != kPlacedBytes || read<uint16_t>(message + kKindOffset) != kPlaced) return false;
+  const auto values = read<uint64_t>(message + kPartBytes + 8);
+  if (values > SIZE_MAX / sizeof(float)) return false;
+  ring.pass(read<uint64_t>(message + kPartBytes), values * sizeof(float));
+  return true;
+}
+
 Arriving::Arriving(std::string header, float* to, std::vector<std::pair<size_t, size_t>> places)
     : header_(std::move(header)), to_(to), places_(std::move(places)) {
   if (header_.size() != kHeaderBytes) throw std::invalid_argument("a header of another size");
   for (const auto& place : places_) total_ += place.second;
 }
 
-bool Arriving::take(const char* message, size_t bytes) {
-  if (bytes < kPartBytes || std::memcmp(message, header_.data(), kHeaderBytes) != 0) return false;
-  uint64_t first;
-  std::memcpy(&first, message + kHeaderBytes, sizeof first);
-  if (first != done_) return first < total_;
-  size_t left = (bytes - kPartBytes) / sizeof(float);
-  if ((bytes - kPartBytes) % sizeof(float) != 0 || left > total_ - done_ ||
-      (left == 0 && total_ != 0) || !little_endian())
-    return false;
-  begun_ = true;
-  done_ += left;
+bool Arriving::take(const char* message, size_t bytes, RingReader* ring) {
+  if (bytes < kPartBytes || !little_endian()) return false;
+  const bool placed = bytes == kPlacedBytes && is_ours(message, kPlaced);
+  if (!placed && !is_ours(message, read<uint16_t>(header_.data() + kKindOffset))) return false;
+  const auto first = read<uint64_t>(message + kHeaderBytes);
   const char* from = message + kPartBytes;
-  while (left != 0) {
+  size_t values = (bytes - kPartBytes) / sizeof(float);
+  if (placed) {
+    values = read<uint64_t>(message + kPartBytes + 8);
+    if (values > total_) return false;
+    const auto place = read<uint64_t>(message + kPartBytes);
+    from = ring == nullptr ? nullptr : ring->find(place, values * sizeof(float));
+  }
+  const bool next = first == done_;
+  if (next && ((!placed && (bytes - kPartBytes) % sizeof(float) != 0) || values > total_ - done_ ||
+               (values == 0 && total_ != 0)))
+    return false;
+  if (next && from != nullptr) {
+    begun_ = true;
+    done_ += values;
+    copy(from, values);
+  }
+  if (placed && ring != nullptr) pass_placed(*ring, message, bytes);
+  return next || first < total_;
+}
+
+bool Arriving::is_ours(const char* message, uint16_t kind) const {
+  constexpr size_t after = kKindOffset + sizeof kind;
+  return std::memcmp(message, header_.data(), kKindOffset) == 0 &&
+         read<uint16_t>(message + kKindOffset) == kind &&
+         std::memcmp(message + after, header_.data() + after, kHeaderBytes - after) == 0;
+}
+
+void Arriving::copy(const char* from, size_t values) {
+  while (values != 0) {
     const auto& [place, length] = places_[place_];
-    const size_t some = std::min(left, length - place_done_);
+    const size_t some = std::min(values, length - place_done_);
     std::memcpy(to_ + place + place_done_, from, some * sizeof(float));
     from += some * sizeof(float);
-    left -= some;
+    values -= some;
     place_done_ += some;
     if (place_done_ == length) {
       ++place_;
       place_done_ = 0;
     }
   }
-  return true;
 }
 
 // ---- libzmq -------------------------------------------------------------------------------------
@@ -138,7 +180,7 @@ Outlet::Outlet(const std::vector<uintptr_t>& functions, uintptr_t socket)
   assign(close_, functions, 3);
 }
 
-void Outlet::send(const std::string& address, size_t size,
+bool Outlet::send(const std::string& address, size_t size,
                   const std::function<void(char*)>& write) const {
   Message body, to;
   if (init_size_(&body, size) != 0) throw std::bad_alloc();
@@ -155,7 +197,9 @@ void Outlet::send(const std::string& address, size_t size,
     found = send_(&to, socket_, kDontWait | kSendMore) >= 0;
     if (!found) close_(&to);
   }
-  if (!found || send_(&body, socket_, kDontWait) < 0) close_(&body);
+  if (found && send_(&body, socket_, kDontWait) >= 0) return true;
+  close_(&body);
+  return false;
 }
 
 Inlet::Inlet(const std::vector<uintptr_t>& functions, uintptr_t socket)
@@ -168,7 +212,7 @@ Inlet::Inlet(const std::vector<uintptr_t>& functions, uintptr_t socket)
   assign(close_, functions, 5);
 }
 
-bool Inlet::receive(Arriving& rows, std::vector<std::string>& frames) const {
+bool Inlet::receive(Arriving& rows, RingReader* ring, std::vector<std::string>& frames) const {
   bool came = false;
   while (!rows.whole()) {
     bool more = true;
@@ -183,7 +227,7 @@ bool Inlet::receive(Arriving& rows, std::vector<std::string>& frames) const {
       const auto* data = static_cast<const char*>(data_(&message));
       const size_t size = size_(&message);
       more = more_(&message) != 0;
-      if (more || !frames.empty() || !rows.take(data, size)) frames.emplace_back(data, size);
+      if (more || !frames.empty() || !rows.take(data, size, ring)) frames.emplace_back(data, size);
       close_(&message);
     }
     if (!frames.empty()) break;

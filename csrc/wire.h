@@ -8,9 +8,15 @@
 #include <utility>
 #include <vector>
 
+#include "ring.h"
+
 namespace shoal {
 
 constexpr size_t kHeaderBytes = 40, kPartBytes = 48;  // of a part: the place of its first value
+// Of a part whose values stand in a ring: that, their place there, and how many they are.
+constexpr size_t kPlacedBytes = 64;
+constexpr uint16_t kPlaced = 102;         // Kind.PLACED of wire.py
+constexpr size_t kLeastPlaced = 1 << 16;  // bytes; smaller parts travel as they are
 
 // One table's share of a request.
 struct Wanted {
@@ -41,6 +47,12 @@ std::vector<Part> cut_answer(const std::vector<Wanted>& wanted, const std::vecto
 // Writes what stands before the rows of a part: the request's header, of another kind, and a place.
 void begin_part(const char* request, uint16_t kind, const Part& part, char* to);
 
+// Writes a part whose values stand at a place of a ring.
+void write_placed(const char* request, const Part& part, uint64_t place, char* to);
+
+// Passes by the values of such a part, which nobody waits for any more. False: it is none.
+bool pass_placed(RingReader& ring, const char* message, size_t bytes);
+
 // Rows of one request on their way to their places in a tensor of floats.
 class Arriving {
  public:
@@ -48,11 +60,15 @@ class Arriving {
   Arriving(std::string header, float* to, std::vector<std::pair<size_t, size_t>> places);
 
   // Copies a part to its place, or drops it where it is not the next: then it came before, or will
-  // come again. False: it is no part of these rows, and nothing was touched.
-  bool take(const char* message, size_t bytes);
+  // come again. ring: where its values may stand, if there is any; what stands in other memory is
+  // dropped, too. False: it is no part of these rows, and nothing was touched.
+  bool take(const char* message, size_t bytes, RingReader* ring = nullptr);
   bool whole() const { return begun_ && done_ == total_; }
 
  private:
+  bool is_ours(const char* message, uint16_t kind) const;
+  void copy(const char* from, size_t values);
+
   std::string header_;
   float* to_;
   std::vector<std::pair<size_t, size_t>> places_;
@@ -75,8 +91,8 @@ class Outlet {
   Outlet(const std::vector<uintptr_t>& functions, uintptr_t socket);
 
   // A frame of `size` bytes that `write` writes, after one that has the address, if there is any.
-  // Never waits, and whoever is gone gets nothing.
-  void send(const std::string& address, size_t size, const std::function<void(char*)>& write) const;
+  // Never waits, and whoever is gone gets nothing: false.
+  bool send(const std::string& address, size_t size, const std::function<void(char*)>& write) const;
 
  private:
   int (*init_size_)(Message*, size_t);
@@ -93,8 +109,8 @@ class Inlet {
   Inlet(const std::vector<uintptr_t>& functions, uintptr_t socket);
 
   // Until the rows are whole, no more comes in the socket's time, a signal does, or a message that
-  // is none of theirs: `frames` has it. False: nothing came.
-  bool receive(Arriving& rows, std::vector<std::string>& frames) const;
+  // is none of theirs: `frames` has it. False: nothing came. ring: see Arriving.
+  bool receive(Arriving& rows, RingReader* ring, std::vector<std::string>& frames) const;
 
  private:
   int (*init_)(Message*);

@@ -17,6 +17,7 @@ others are read. A part says which of all values it begins with, and the next be
 
     PULL    header, int64 number of parts, parts, ids
     OK      header, int64 number of values before these, rows
+    PLACED  the same; instead of the rows their place in shared memory (shared.py) and their number
 
 A server takes frames of at most PIECE bytes. A request with a larger one has the flag IN_PIECES;
 its frame 1 is int64 [k], the bytes of each of its frames, which follow one after the other in
@@ -38,7 +39,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MAGIC, VERSION = b"SHOL", 5
+MAGIC, VERSION = b"SHOL", 6
 HEADER = struct.Struct("<4sHHIIQqQ")
 COUNT = struct.Struct("<q")
 MOST_FRAMES = 8
@@ -60,7 +61,8 @@ PLACE = struct.Struct("<5q")  # of a push: epoch, first and last batch, lease, w
 Wanted = Sequence[tuple[int, Tensor, int, int]]
 
 BFLOAT16, COMPRESSED, WITH_DENSE, IN_PIECES = 1, 2, 4, 8
-FLAGS = BFLOAT16 | COMPRESSED | WITH_DENSE | IN_PIECES
+SHARED = 16  # of a PULL: rows may come through the memory that was offered
+FLAGS = BFLOAT16 | COMPRESSED | WITH_DENSE | IN_PIECES | SHARED
 
 
 class WireError(ValueError):
@@ -84,12 +86,14 @@ class Kind(IntEnum):
     BYE = 12  # this worker is done
     LEASE = 13  # JSON -> JSON: which batches to compute, where workers come and go
     TURN = 14  # JSON: what is to be done next
+    SHARE = 15  # memory that rows may come through: shared.py
     OK = 100
     ERROR = 101  # JSON: message
+    PLACED = 102  # kPlaced in csrc/wire.h
 
 
 KINDS = {int(kind): kind for kind in Kind}
-WITH_BODY = (Kind.PULL, Kind.OK)  # more than the header may stand in their frame 0
+WITH_BODY = (Kind.PULL, Kind.OK, Kind.PLACED)  # more than the header may stand in their frame 0
 
 
 class Header(NamedTuple):

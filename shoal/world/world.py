@@ -111,7 +111,7 @@ def connect(
 ) -> World:
     """The world this process was started in, alone where no launcher set rank variables.
 
-    shared_memory: whether ranks that are all on one host talk through it, rather than by sockets.
+    shared_memory: whether processes of one host talk through it, rather than by sockets.
     encrypt: whether ranks of several hosts talk through tunnels.
     """
     choose_gpus(gpu_ids, tell=is_first())
@@ -119,6 +119,7 @@ def connect(
         world = World(pick_device(device, int(os.environ.get("LOCAL_RANK", 0))))
     else:
         world = Group(device, join_timeout, shared_memory, encrypt)
+    world.shared_memory = shared_memory
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if threads or local > 1:
         torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // local))
@@ -152,6 +153,7 @@ class World:
     neighbours: Neighbours | None = None  # where ranks talk through shared memory
     host = socket.gethostname()
     notes: tuple[str, ...] = ()  # what the log should say of how ranks talk
+    shared_memory = True  # whether processes of one host may talk through it
 
     def __init__(self, device: torch.device | str = "cpu"):
         self.device = torch.device(device)

@@ -316,6 +316,29 @@ def wire(core: Any, rng: random.Random) -> None:
         arriving.take(mutate(rng, part, [part]) if rng.random() < 0.7 else part)
 
 
+def rings(core: Any, rng: random.Random) -> None:
+    import fcntl
+
+    capacity = rng.choice((64, 64, 64, 4096, 63, 0, 2**63))
+    handle = os.memfd_create("rings", os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(handle, 4096 + rng.choice((64, 64, 64, 4096, 0)))
+        if rng.random() < 0.9:
+            fcntl.fcntl(handle, fcntl.F_ADD_SEALS, rng.choice((2, 2, 2, 4, 8)))
+        ring = core.RingReader(handle, capacity, rng.choice((0, 0, 0, 64, 2**64 - 64, 63)))
+        core.RingWriter(handle, capacity)
+        out, header = floats(rng, 12), bytes(6) + b"\x64\0" + bytes(32)
+        arriving = core.Arriving(header, at(rng, out), [(0, 12)])
+        told = np.array([0, rng.choice((0, 16, 64)), rng.choice((0, 3, 12, 2**62))], np.uint64)
+        part = bytes(6) + b"\x66\0" + bytes(32) + told.tobytes()
+        for _ in range(3):
+            some = mutate(rng, part, [part]) if rng.random() < 0.5 else part
+            arriving.take(some, ring if rng.random() < 0.9 else None)
+            ring.pass_by(some)
+    finally:
+        os.close(handle)
+
+
 def lanes(core: Any, rng: random.Random) -> None:
     size, capacity = rng.choice((1, 2, 0, -1, 2**31 - 1)), rng.choice((64, 63, 0, 128, 2**63))
     handle = os.memfd_create("lanes")
@@ -335,6 +358,6 @@ CALLS: dict[str, Call] = {
     for call in (
         *(make_table, rows_of_tables, read_and_write, life_of_a_table, products),
         *(topk, pairs, catalogue, codes, add_rows, negatives, slots, dense, wire),
-        *((lanes,) if sys.platform == "linux" else ()),
+        *((lanes, rings) if sys.platform == "linux" else ()),
     )
 }

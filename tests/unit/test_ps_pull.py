@@ -49,7 +49,7 @@ LIMITS = [rows for _, rows in TABLES]
 
 
 def header_of(kind: int = Kind.PULL, flags: int = 0) -> bytes:
-    return HEADER.pack(b"SHOL", 5, kind, 3, flags, 77, -1, 12345)
+    return HEADER.pack(b"SHOL", 6, kind, 3, flags, 77, -1, 12345)
 
 
 def packed(*numbers: int) -> bytes:

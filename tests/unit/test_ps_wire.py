@@ -47,7 +47,7 @@ def header_bytes(**wrong: object) -> bytes:
     """A header packed by hand, field by field."""
     fields = {
         "magic": b"SHOL",
-        "version": 5,
+        "version": 6,
         "kind": 2,
         "worker": 7,
         "flags": 5,
@@ -72,7 +72,7 @@ def test_header_layout() -> None:
     "wrong, message",
     [
         ({"magic": b"HTTP"}, "not a message of shoal"),
-        ({"version": 1}, "protocol version 1; this server speaks 5: install the same version"),
+        ({"version": 1}, "protocol version 1; this server speaks 6: install the same version"),
         ({"kind": 0}, "unknown kind of message 0"),
         ({"kind": 15}, "unknown kind of message 15"),
         ({"kind": 65535}, "unknown kind of message 65535"),

@@ -52,12 +52,15 @@ class Answers:
             # A copy, however large: else zmq tells when it is done by a thread that wants the GIL.
             self.socket.send(message, zmq.NOBLOCK)
 
-    def give_rows(self, reader: Any, request: Request) -> bool:
-        """Rows that native code reads and sends, in parts; False: it cannot read the request."""
+    def give_rows(self, reader: Any, request: Request, ring: Any) -> bool:
+        """Rows that native code reads and sends, in parts; False: it cannot read the request.
+
+        ring: memory that they may go through, or None.
+        """
         kind = int(Kind.OK)
         if self._outlet is not None:
             to = request.address
-            return reader.send(self._outlet, to, request.head, kind, ANSWER_VALUES)
+            return reader.send(self._outlet, to, request.head, kind, ANSWER_VALUES, ring)
         answer = reader.answer(request.head, kind)
         if answer is not None:
             self.give_message(request.address, answer)

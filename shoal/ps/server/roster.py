@@ -25,6 +25,7 @@ class Worker:
     done: bool = False
     lost: str = ""  # why it was given up, while others go on
     orders: dict[int, bool] = field(default_factory=dict)  # number of the last ones -> carried out
+    ring: Any = None  # memory that its rows may go through: shared.py
 
 
 class Roster:
@@ -71,7 +72,7 @@ class Roster:
         """Those who went silent, and what is told of it: they are workers no more."""
         found = list(self._silent())
         for number, why in found:
-            self.workers[number].lost = why
+            self.workers[number].lost, self.workers[number].ring = why, None
         return found
 
     @property

@@ -399,4 +399,5 @@ HANDLERS: dict[Kind, Callable[[Server, Request], None]] = {
     Kind.BYE: Server._bye,
     Kind.LEASE: Server._lease,
     Kind.TURN: Server._turn,
+    Kind.SHARE: lambda server, request: server._steps().share(request),
 }

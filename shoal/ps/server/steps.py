@@ -23,9 +23,11 @@ from shoal.ps.server.answers import Answers, Request
 from shoal.ps.server.ledger import Applied, Ledger
 from shoal.ps.server.roster import Roster, Worker
 from shoal.ps.server.state import Push, State
+from shoal.ps.shared import open_offered
 from shoal.ps.wire import (
     BFLOAT16,
     COMPRESSED,
+    SHARED,
     WITH_DENSE,
     Header,
     Kind,
@@ -111,7 +113,15 @@ class Steps:
             self._reader_of, self._reader = state.stores, row_reader(state.stores, limits)
         if self._reader is None:
             return False
-        return self.answers.give_rows(self._reader, request)
+        ring = self.roster[request.header.worker].ring if request.header.flags & SHARED else None
+        return self.answers.give_rows(self._reader, request, ring)
+
+    def share(self, request: Request) -> None:
+        """Take up memory that a worker's rows may go through, in the place of what it had."""
+        worker = self.roster[request.header.worker]
+        worker.ring = None  # whatever becomes of this one
+        worker.ring = open_offered(request.only(1)[0])
+        self.answers.give(request, [])
 
     def _is_time(self, header: Header) -> bool:
         """Whether the rows that a pull of a step may see are ready."""
@@ -240,6 +250,7 @@ class Steps:
         """A worker is done: it keeps nobody waiting, and nobody may wait for it."""
         if self._pushes and number not in self._pushes:
             self.fail(f"worker {number} is done, and others wait for its gradients")
+        self.roster[number].ring = None
         self.release()
 
     def abandon(self) -> list[Request]:

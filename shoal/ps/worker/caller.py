@@ -28,8 +28,12 @@ class Caller:
         session: int | None,
         plain: bool,
         recovery: float = 0.0,
+        shared_memory: bool = True,
     ):
-        """recovery: seconds that a server may take to come back; 0: one that is gone is lost."""
+        """recovery: seconds that a server may take to come back; 0: one that is gone is lost.
+
+        shared_memory: whether rows of servers on this host may come through it.
+        """
         if keys is None and not plain:
             remedy = (
                 "set strategy.ps.keys=FOLDER; on a network of your own, strategy.ps.plain=true "
@@ -37,7 +41,7 @@ class Caller:
             )
             check_private(addresses, "strategy.ps.addresses: the server", remedy)
         self.worker, self.keys, self.timeout, self.plain = worker, keys, timeout, plain
-        self.recovery = recovery
+        self.recovery, self.shared_memory = recovery, shared_memory
         self.session = session or secrets.randbits(63) | 1
         self.context = Context()
         self.bytes_sent = 0

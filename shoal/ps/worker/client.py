@@ -69,9 +69,12 @@ class Client(Caller):
         session: int | None = None,
         plain: bool = False,
         recovery: float = 0.0,
+        shared_memory: bool = True,
     ):
-        """plain: go to other hosts without keys; recovery: see Caller."""
-        super().__init__(addresses, worker, keys, timeout, session, plain, recovery)
+        """plain: go to other hosts without keys; recovery, shared_memory: see Caller."""
+        super().__init__(
+            addresses, worker, keys, timeout, session, plain, recovery, shared_memory
+        )
         self.flags = 0  # of rows on the wire
         self.pushes = 0  # made so far: the step that the servers count
         self.links = [Link(self, k, one, AGAIN_SECONDS) for k, one in enumerate(addresses)]
@@ -132,6 +135,7 @@ class Client(Caller):
         for link in links:
             life, number = link.answer(link.greeting.sequence, patience)
             link.life, self.worker = bytes(life), COUNT.unpack(number)[0]
+            link.offer_memory()
 
     def bye(self) -> None:
         """Tell every server that this worker is done.
@@ -179,9 +183,10 @@ class Client(Caller):
         asked: list[list[Asked]] = []
         for link in self.links:
             requests: list[Asked] = []
+            flags = link.offering.flags(self.flags)
             for some in cut(shares, dims, link.index, most):
                 wanted = [(shares[k].table, shares[k].ids, first, last) for k, first, last in some]
-                header = self.header(Kind.PULL, self.flags, step)
+                header = self.header(Kind.PULL, flags, step)
                 requests.append(Asked(link, header, wanted, some))
             for one in requests[:UNDER_WAY]:
                 one.send()

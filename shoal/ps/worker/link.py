@@ -31,6 +31,7 @@ from shoal.ps.wire import (
 )
 from shoal.ps.worker.arriving import ArrivingRows
 from shoal.ps.worker.caller import Caller
+from shoal.ps.worker.offering import Offering
 from shoal.world.beat import BEAT
 from shoal.world.world import PeerLost
 
@@ -54,10 +55,12 @@ class Link:
         self._ping = 0  # number of the last request for a sign of life
         self.life = b""  # which process of the server it is that answers
         self.inlet, self.outlet = native_inlet(self.socket), native_outlet(self.socket)
+        self.offering = Offering(self.name, address, caller.shared_memory)
 
     def close(self) -> None:
         """Drop the connection."""
         self.inlet = self.outlet = None  # native code does not notice that a socket was closed
+        self.offering.close()
         self.socket.close()
 
     @property
@@ -71,6 +74,13 @@ class Link:
     def ask_rows(self, header: Header, wanted: Wanted) -> None:
         """Send a request for rows; `wait` returns when they are where `rows` says."""
         self._post(header, partial(self._send_pull, header, wanted))
+
+    def offer_memory(self) -> None:
+        """Let rows come through memory, where the server is on this host and can open it."""
+        header = self.caller.header(Kind.SHARE)
+        frame = self.offering.make(header.sequence)
+        if frame is not None:
+            self._send([header.pack(), frame])
 
     def _post(self, header: Header, send: Callable[[], None]) -> None:
         self.due[header.sequence] = send
@@ -138,6 +148,8 @@ class Link:
                 self._ask_again()
 
     def _ask_again(self) -> None:
+        if self.offering.made:  # what came of it is as little known as what came of the others
+            self.offer_memory()
         for send in list(self.due.values()):
             send()
 
@@ -147,7 +159,7 @@ class Link:
         if rows is None or rows.core is None or self.inlet is None:
             frames = self._receive()
         else:
-            frames = self.inlet.receive(rows.core)
+            frames = self.inlet.receive(rows.core, self.offering.ring)
             if rows.whole:
                 self._finish_rows(number)
         if frames:
@@ -170,10 +182,12 @@ class Link:
         """Keep an answer that is due for whoever asked."""
         header = parse_header(frames[0])
         rows = self.rows.get(header.sequence)
-        if rows is not None and header.kind == Kind.OK:
+        if rows is not None and header.kind in (Kind.OK, Kind.PLACED):
             if len(frames) != 1:
                 raise WireError(f"rows in {len(frames)} frames; there must be one")
-            rows.take(frames[0])
+            if header.kind == Kind.PLACED and rows.core is None:
+                raise WireError("rows in memory, where none may be")
+            rows.take(frames[0], self.offering.ring)
             if rows.whole:
                 self._finish_rows(header.sequence)
         elif self.due.pop(header.sequence, None) is not None:
@@ -183,6 +197,11 @@ class Link:
             before, self.life = self.life, bytes(frames[2])
             if before not in (b"", self.life):  # started again: what was on its way is lost
                 self._ask_again()
+        elif header.kind == Kind.PLACED:  # came twice
+            if self.offering.ring is not None:
+                self.offering.ring.pass_by(frames[0])
+        elif self.offering.take_answer(header, frames):
+            pass
         elif header.kind == Kind.ERROR and header.sequence == 0:
             raise self._error(frames)
 

@@ -108,6 +108,7 @@ class ParameterServers(Strategy):
             section.timeout,
             plain=section.plain,
             recovery=self.join_timeout if section.journal else 0.0,
+            shared_memory=self.world.shared_memory,
         )
         client.flags = BFLOAT16 * section.bfloat16 | COMPRESSED * section.compress
         client.hello(self.spec, self.join_timeout)

@@ -1,0 +1,101 @@
+"""Shared: memory through which a server gives a worker of the same host its rows.
+
+Through a socket rows are copied by the kernel twice; here the server gathers them into a ring
+(csrc/ring.h) that the worker reads, and messages only tell where they stand. The worker makes the
+memory, a file without a name, and tells which of its descriptors has it. The server opens that one
+where the system lets it, which it does for processes of one user, and believes nothing that the
+worker says of it.
+
+    SHARE   header, int64 process id, int64 descriptor, 16 bytes that the memory begins with
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import struct
+from typing import Any
+
+from shoal.ps.wire import WireError
+from shoal.world.core import load_core
+
+OFFER = struct.Struct("<qq16s")
+HEAD, MARK_AT = 4096, 64  # bytes before the ring, and where they have the mark
+CAPACITY = 1 << 24  # of a ring; what finds no room in it travels by the socket
+GENERATION = 1 << 40  # between the places of one ring and those of the next
+NAME = "shoal-rows"
+
+
+def can_share() -> bool:
+    """Whether this machine has what it takes: Linux, and the native core."""
+    return hasattr(os, "memfd_create") and load_core() is not None
+
+
+class Offered:
+    """Memory that a worker made; number: how many its connection made before."""
+
+    def __init__(self, number: int):
+        import fcntl  # not everywhere
+
+        mark = secrets.token_bytes(16)
+        self.file = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.file, HEAD + CAPACITY)
+            fcntl.fcntl(
+                self.file,
+                fcntl.F_ADD_SEALS,
+                fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL,
+            )
+            os.pwrite(self.file, mark, MARK_AT)
+            self.ring: Any = load_core().RingReader(self.file, CAPACITY, number * GENERATION)
+        except BaseException:  # raised again: no descriptor may stay open behind it
+            self.close()
+            raise
+        self.frame = OFFER.pack(os.getpid(), self.file, mark)
+
+    def close(self) -> None:
+        """The server has opened it, or never will; the ring itself stays."""
+        os.close(self.file)
+
+
+def open_offered(frame: memoryview | bytes) -> Any:
+    """The ring that a worker offers, to write to: a WireError where it is not what it must be."""
+    if len(frame) != OFFER.size:
+        raise WireError(f"{len(frame)} bytes that do not say where memory is")
+    if not can_share():
+        raise WireError("this server shares no memory: it has no native core, or no Linux")
+    pid, number, mark = OFFER.unpack(frame)
+    place = f"/proc/{pid}/fd/{number}"
+    if pid <= 0 or number < 0:
+        raise WireError(f"no memory at {place}")
+    try:
+        # It may be anything, and to open some things does something: it is looked at first.
+        seen = os.open(place, os.O_PATH | os.O_CLOEXEC)
+        try:
+            _check(seen, place)
+            file = os.open(f"/proc/self/fd/{seen}", os.O_RDWR | os.O_CLOEXEC)
+        finally:
+            os.close(seen)
+    except OSError as error:
+        raise WireError(
+            f"{place} cannot be opened ({error.strerror}): the worker is of another user, or "
+            "elsewhere, as in another container"
+        ) from None
+    try:
+        if os.pread(file, len(mark), MARK_AT) != mark:
+            raise ValueError("it is not the memory that was meant")
+        return load_core().RingWriter(file, CAPACITY)
+    except (OSError, ValueError) as error:  # of a file that may be any
+        raise WireError(f"{place} is not taken: {error}") from None
+    finally:
+        os.close(file)
+
+
+def _check(seen: int, place: str) -> None:
+    """Refuse what is not memory of this user; the core looks at the rest."""
+    facts, name = os.fstat(seen), os.readlink(f"/proc/self/fd/{seen}")
+    if not stat.S_ISREG(facts.st_mode) or not name.startswith(f"/memfd:{NAME}"):
+        raise WireError(f"{place} is no memory of a worker")
+    if facts.st_uid != os.geteuid():
+        raise WireError(f"{place} is of another user")
