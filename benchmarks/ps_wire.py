@@ -129,9 +129,11 @@ def compare(rows: int, dim: int, rounds: int, how: str, scratch: str) -> None:
             before = _processor(other.pid) + _processor(os.getpid())
             begun = time.perf_counter()
             call()
+            took = time.perf_counter() - begun
+            after = _processor(os.getpid()) + _processor(other.pid)  # itself first: looking costs
             if turn >= 10:
-                spent.append(time.perf_counter() - begun)
-                used.append(_processor(other.pid) + _processor(os.getpid()) - before)
+                spent.append(took)
+                used.append(after - before)
     for what, measured in ((f"{rows:>7,} × {dim} {how}", times), ("processor", busy)):
         pulled, zero, plain, full = (1e3 * statistics.median(some) for some in measured)
         line = "".join(

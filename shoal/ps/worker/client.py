@@ -72,9 +72,7 @@ class Client(Caller):
         shared_memory: bool = True,
     ):
         """plain: go to other hosts without keys; recovery, shared_memory: see Caller."""
-        super().__init__(
-            addresses, worker, keys, timeout, session, plain, recovery, shared_memory
-        )
+        super().__init__(addresses, worker, keys, timeout, session, plain, recovery, shared_memory)
         self.flags = 0  # of rows on the wire
         self.pushes = 0  # made so far: the step that the servers count
         self.links = [Link(self, k, one, AGAIN_SECONDS) for k, one in enumerate(addresses)]
