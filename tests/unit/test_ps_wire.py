@@ -74,9 +74,9 @@ def test_header_layout() -> None:
         ({"magic": b"HTTP"}, "not a message of shoal"),
         ({"version": 1}, "protocol version 1; this server speaks 6: install the same version"),
         ({"kind": 0}, "unknown kind of message 0"),
-        ({"kind": 15}, "unknown kind of message 15"),
+        ({"kind": 16}, "unknown kind of message 16"),
         ({"kind": 65535}, "unknown kind of message 65535"),
-        ({"flags": 16}, "unknown flags 0x10"),
+        ({"flags": 32}, "unknown flags 0x20"),
         ({"flags": 1 << 31}, "unknown flags 0x80000000"),
     ],
 )
