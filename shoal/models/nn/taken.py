@@ -64,15 +64,22 @@ def owners(lists: Jagged) -> Tensor:
     return numbers.repeat_interleave(lists.lengths)
 
 
-def summed(rows_of: Callable[[Tensor], Tensor], lists: Jagged, weights: Tensor) -> Tensor:
-    """Sums of the rows of lists, each value times its weight [total]: [lists, d].
+def even(lists: Jagged, owner: Tensor) -> Tensor:
+    """Weights of a list's values, equal and of length 1 together: [total]."""
+    return lists.lengths.clamp(min=1).float().rsqrt()[owner]
+
+
+def summed(
+    rows_of: Callable[[Tensor], Tensor], lists: Jagged, owner: Tensor, weights: Tensor
+) -> Tensor:
+    """Sums of the rows of lists, each value times its weight [total]: [lists, d]. owner: `owners`.
 
     No list has a value twice. Lists of a batch have most of their values in common, so a row is
     read, and its gradient given back, once.
     """
     ids, place = torch.unique(lists.values, return_inverse=True)
     matrix = weights.new_zeros(len(lists), len(ids))
-    matrix[owners(lists), place] = weights
+    matrix[owner, place] = weights
     return matrix @ rows_of(ids)
 
 
