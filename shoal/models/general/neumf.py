@@ -135,6 +135,6 @@ class NeuMF(Model):
             hidden = torch.maximum(users, below)  # [width, block, b]
             for layer, bound in zip(rest, others):
                 made = layer.weight @ hidden.flatten(1)
-                hidden = torch.maximum(made.view(-1, *hidden.shape[1:]), bound)
+                hidden = torch.maximum(made.view(len(made), *hidden.shape[1:]), bound)
             parts.append((weights @ hidden.flatten(1)).view(hidden.shape[1:]))
         return (torch.cat(parts) + torch.tensordot(weights, shift, 1)).T
