@@ -74,6 +74,8 @@ class Late(Protocol):
 class RowService(ABC):
     """Reads and updates the tables of one model; where ranks share rows, all of them call it."""
 
+    looks_ahead = True  # whether `announce` and `begin` read the lookups of a batch
+
     def __init__(
         self,
         stores: Mapping[str, Store],
@@ -84,7 +86,6 @@ class RowService(ABC):
         self.device = torch.device(device)  # where rows are wanted
         self.counted = {name for name, one in self.rules.items() if one.counted}
         self.batch: object | None = None  # in training now
-        self.looks_ahead = True  # whether `announce` and `begin` read the lookups of a batch
         self._own: dict[str, list[Tensor]] = {name: [] for name in self.stores}  # read by `own`
         self._late: list[Late] = []
 
