@@ -118,23 +118,18 @@ class NeuMF(Model):
         first, *rest = [layer for layer in self.mlp if isinstance(layer, nn.Linear)]
         user_half, item_half = first.weight.chunk(2, 1)
         # Pairs are columns: products with few rows and many columns are the quicker ones.
-        users = (users @ user_half.T).permute(2, 1, 0).contiguous()  # [width, 1, b]
-        # relu(x + s) = max(x, -s) + s: what the items add, s, goes through a layer without pairs.
-        shift = (items @ item_half.T + first.bias).permute(2, 1, 0)  # [width, n, b or 1]
-        bounds = [-shift]
-        for layer in rest:
-            shift = torch.einsum("oi,inb->onb", layer.weight, shift) + layer.bias[:, None, None]
-            bounds.append(-shift)
-        blocks = [bounds]  # in an export, where the size of a batch is a symbol, all at once
+        users = (users @ user_half.T + first.bias).permute(2, 1, 0).contiguous()  # [width, 1, b]
+        items = (items @ item_half.T).permute(2, 1, 0).contiguous()  # [width, n, b or 1]
+        blocks = (items,)  # in an export, where the size of a batch is a symbol, all at once
         if isinstance(size := users.shape[2], int):
             widest = max(self.options.mlp_hidden_size)
-            count = max(1, SCORE_BLOCK // max(1, size * widest))
-            blocks = [list(some) for some in zip(*(bound.split(count, 1) for bound in bounds))]
+            blocks = items.split(max(1, SCORE_BLOCK // max(1, size * widest)), 1)
         parts = []
-        for below, *others in blocks:
-            hidden = torch.maximum(users, below)  # [width, block, b]
-            for layer, bound in zip(rest, others):
-                made = layer.weight @ hidden.flatten(1)
-                hidden = torch.maximum(made.view(len(made), *hidden.shape[1:]), bound)
-            parts.append((weights @ hidden.flatten(1)).view(hidden.shape[1:]))
-        return (torch.cat(parts) + torch.tensordot(weights, shift, 1)).T
+        for some in blocks:
+            hidden = (users + some).relu_()  # [width, block, b]
+            pairs = hidden.shape[1:]
+            hidden = hidden.flatten(1)
+            for layer in rest:
+                hidden = torch.addmm(layer.bias.unsqueeze(1), layer.weight, hidden).relu_()
+            parts.append((weights @ hidden).view(pairs))
+        return torch.cat(parts).T
