@@ -69,6 +69,8 @@ MODELS: dict[str, dict[str, Any]] = {
 # RecBole's defaults in the words of Shoal, vectors as large at the start as there.
 BEGIN: dict[str, Any] = {"dim": 10, "initial_range": 0.047}
 HERE: dict[str, dict[str, Any]] = {
+    # RecBole gives half of the latent dimension to means, half to variances, and next to no noise.
+    "MultiVAE": {"latent_dimension": 64, "noise": 0.01},
     "FM": BEGIN,
     "FwFM": BEGIN,
     "FFM": BEGIN,
@@ -92,6 +94,8 @@ HERE: dict[str, dict[str, Any]] = {
 # of xDeepFM hands on all that it has. Where samples have labels, RecBole counts the negatives that
 # it draws as samples of the batch.
 THERE: dict[str, dict[str, Any]] = {
+    # RecBole gives half of the latent dimension to means, half to variances, and next to no noise.
+    "MultiVAE": {"latent_dimension": 64, "noise": 0.01},
     **{name: {"train_batch_size": 4096} for name in ("NeuMF", "MKR", "RippleNet")},
     **{name: {"reg_weight": 0.0} for name in ("DCN", "DCNV2", "AFM")},
     "xDeepFM": {"reg_weight": 0.0, "direct": True},

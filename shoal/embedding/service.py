@@ -74,6 +74,8 @@ class Late(Protocol):
 class RowService(ABC):
     """Reads and updates the tables of one model; where ranks share rows, all of them call it."""
 
+    looks_ahead = True  # whether `announce` and `begin` read the lookups of a batch
+
     def __init__(
         self,
         stores: Mapping[str, Store],

@@ -30,4 +30,7 @@ class LR(ClickModel):
 
     def logits(self, batch: Batch) -> Tensor:
         weights = self.slots(self.linear, batch)  # [b, s, 1]
-        return self.bias + weights.sum((1, 2)) + self.dense(batch) @ self.dense_weights
+        logits = self.bias + weights.sum((1, 2))
+        if not self.facts.num_dense:
+            return logits
+        return logits + self.dense(batch) @ self.dense_weights

@@ -44,5 +44,7 @@ class Vectors(ClickModel):
 
     def vectors(self, batch: Batch) -> Tensor:
         """The vectors of all features: [b, num_slots + num_dense, dim]."""
-        of_dense = self.dense(batch).unsqueeze(2) * self.dense_vectors
-        return torch.cat([self.slots(self.embed, batch), of_dense], 1)
+        rows = self.slots(self.embed, batch)
+        if not self.facts.num_dense:
+            return rows
+        return torch.cat([rows, self.dense(batch).unsqueeze(2) * self.dense_vectors], 1)

@@ -3,7 +3,7 @@
 A user's items are drawn from a multinomial whose logits a network makes of a latent vector, which
 another network makes of the items:
 
-    h = tanh(sum of item rows / sqrt(items))    mu, ln sigma^2 = W h    z = mu + sigma * noise
+    h = tanh(sum of item rows / sqrt(items))    mu, ln sigma^2 = W h    z = mu + sigma * normal
     loss = - sum of ln softmax(decoder(z))_i over the items + beta * KL(q(z) | N(0, 1))
 
 The first and the last layer are tables, so that they shard.
@@ -24,7 +24,7 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Facts, Output, Retrieval, Samples
 from shoal.models.nn.dropout import dropout, normal_like
-from shoal.models.nn.taken import Taken, owners, summed
+from shoal.models.nn.taken import Taken, even, owners, summed
 
 
 class MultiVAE(Retrieval):
@@ -40,6 +40,7 @@ class MultiVAE(Retrieval):
         dropout_prob: float = 0.5  # of the items that the encoder is shown
         anneal_cap: float = 0.2  # beta grows to this
         total_anneal_steps: int = 200_000  # in so many steps it would be 1
+        noise: float = 1.0  # times sigma: the latent vector's in training; RecBole has 0.01
 
         DEFAULTS: ClassVar[dict[str, Any]] = {"train.negatives": None}
 
@@ -56,33 +57,36 @@ class MultiVAE(Retrieval):
         self.decoder = nn.Sequential(layers(sizes[::-1]), nn.Tanh())
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
 
-    def latent(self, lists: Jagged) -> tuple[Tensor, Tensor]:
+    def latent(self, lists: Jagged, owner: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and ln of the variance of users by their items: [b, latent] each."""
-        owner = owners(lists)
-        weights = lists.lengths.clamp(min=1).float().rsqrt()[owner]
+        weights = even(lists, owner)
         if self.training:
             grid = torch.ones(len(lists), self.facts.num_items, device=weights.device)
             kept = dropout(grid, self.options.dropout_prob)
             weights = weights * kept[owner, lists.values]
-        hidden = summed(partial(self.embed.rows, "shown"), lists, weights)
+        hidden = summed(partial(self.embed.rows, "shown"), lists, owner, weights)
         mean, logvar = self.encoder(torch.tanh(hidden + self.bias)).chunk(2, 1)
         return mean, logvar
 
     def forward(self, batch: Batch) -> Output:
         lists = batch.ids["taken"]
         assert isinstance(lists, Jagged)
-        mean, logvar = self.latent(lists)
-        decoded = self.decoder(mean + normal_like(mean) * torch.exp(0.5 * logvar))
-        bias = self.embed.whole("output_bias")[1:].squeeze(1)
-        logits = decoded @ self.embed.whole("output")[1:].T + bias
-        loss = -logits.log_softmax(1)[owners(lists), lists.values - 1].sum()
-        apart = -0.5 * (1.0 + logvar - mean.square() - logvar.exp()).sum()
+        owner = owners(lists)
+        mean, logvar = self.latent(lists, owner)
+        apart = normal_like(mean) * self.options.noise
+        decoded = self.decoder(mean + apart * torch.exp(0.5 * logvar))
+        bias = self.embed.whole("output_bias").squeeze(1)
+        logits = torch.addmm(bias, decoded, self.embed.whole("output").T)
+        logits[:, 0] = -torch.inf  # the padding is no item
+        loss = -logits.log_softmax(1)[owner, lists.values].sum()
+        distance = -0.5 * (1.0 + logvar - mean.square() - logvar.exp()).sum()
         self.updates += 1
         grown = self.updates / max(1, self.options.total_anneal_steps)
-        return Output(loss + grown.clamp(max=self.options.anneal_cap) * apart, batch.size)
+        return Output(loss + grown.clamp(max=self.options.anneal_cap) * distance, batch.size)
 
     def encode_query(self, batch: Batch) -> Tensor:
-        mean, _ = self.latent(self.taken.lists(batch.tensor(self.facts.user_field)))
+        lists = self.taken.lists(batch.tensor(self.facts.user_field))
+        mean, _ = self.latent(lists, owners(lists))
         return nn.functional.pad(self.decoder(mean), (0, 1), value=1.0)  # meets the bias
 
     def encode_item(self, ids: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Facts, Output, Retrieval, Samples
 from shoal.models.nn.dropout import dropout, normal_like, uniform_like
-from shoal.models.nn.taken import Taken, owners, summed
+from shoal.models.nn.taken import Taken, even, owners, summed
 
 NOISE = 0.01  # of z, as the authors have it
 
@@ -83,12 +83,13 @@ class RecVAE(Retrieval):
 
         whole: users of whom nothing is hidden, bool [b, 1]; None: of nobody.
         """
-        weights = _even(lists)
+        owner = owners(lists)
+        weights = even(lists, owner)
         if whole is not None:
             grid = torch.ones(len(lists), self.facts.num_items, device=weights.device)
             kept = torch.where(whole, grid, dropout(grid, self.options.dropout_prob))
-            weights = weights * kept[owners(lists), lists.values]
-        return self.encoder(summed(partial(self.embed.rows, "shown"), lists, weights))
+            weights = weights * kept[owner, lists.values]
+        return self.encoder(summed(partial(self.embed.rows, "shown"), lists, owner, weights))
 
     def old_posterior(self, lists: Jagged) -> tuple[Tensor, Tensor]:
         """The same by the encoder of some steps ago, of which nothing learns."""
@@ -98,7 +99,8 @@ class RecVAE(Retrieval):
                 for name, value in self.encoder.named_parameters():
                     self.get_buffer(_old(name)).copy_(value)
             self.updates += 1
-            pooled = summed(lambda ids: self.old_rows[ids], lists, _even(lists))
+            owner = owners(lists)
+            pooled = summed(lambda ids: self.old_rows[ids], lists, owner, even(lists, owner))
             old = {n: self.get_buffer(_old(n)) for n, _ in self.encoder.named_parameters()}
             return functional_call(self.encoder, old, (pooled,))
 
@@ -179,11 +181,6 @@ class Encoder(nn.Module):
 def log_normal(x: Tensor, mean: Tensor, logvar: Tensor) -> Tensor:
     """ln of the density of a normal, elementwise."""
     return -0.5 * (logvar + math.log(2 * math.pi) + (x - mean).square() / logvar.exp())
-
-
-def _even(lists: Jagged) -> Tensor:
-    """Weights of a list's values, equal and of length 1 together: [total]."""
-    return lists.lengths.clamp(min=1).float().rsqrt()[owners(lists)]
 
 
 def _old(name: str) -> str:

@@ -11,16 +11,33 @@ from shoal.models.nn.mlp import begin_by_width
 
 
 def sum_of_dots(vectors: Tensor) -> Tensor:
-    """The dot products of all pairs i < j, summed: [b, n, d] -> [b].
-
-    sum over pairs of <v_i, v_j>  =  (|sum of v_i|^2 - sum of |v_i|^2) / 2, so n steps, not n^2.
-    """
-    return 0.5 * (vectors.sum(1).square().sum(1) - vectors.square().sum((1, 2)))
+    """The dot products of all pairs i < j, summed: [b, n, d] -> [b]."""
+    return sum_of_products(vectors).sum(1)
 
 
 def sum_of_products(vectors: Tensor) -> Tensor:
-    """The products of all pairs i < j, element by element, summed: [b, n, d] -> [b, d]."""
+    """The products of all pairs i < j, element by element, summed: [b, n, d] -> [b, d].
+
+    sum over pairs of v_i * v_j  =  ((sum of v_i)^2 - sum of v_i^2) / 2, so n steps, not n^2.
+    """
+    if vectors.requires_grad and not torch.compiler.is_compiling():
+        return _Pairs.apply(vectors)
     return 0.5 * (vectors.sum(1).square() - vectors.square().sum(1))
+
+
+class _Pairs(torch.autograd.Function):
+    """sum_of_products; its gradient of v_i is what the other vectors sum up to: two passes."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor) -> Tensor:
+        total = vectors.sum(1)
+        ctx.save_for_backward(vectors, total)
+        return 0.5 * (total * total - (vectors * vectors).sum(1))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        vectors, total = ctx.saved_tensors
+        return (total.unsqueeze(1) - vectors).mul_(grads[0].unsqueeze(1))
 
 
 class Products(nn.Module):

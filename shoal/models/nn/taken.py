@@ -64,16 +64,46 @@ def owners(lists: Jagged) -> Tensor:
     return numbers.repeat_interleave(lists.lengths)
 
 
-def summed(rows_of: Callable[[Tensor], Tensor], lists: Jagged, weights: Tensor) -> Tensor:
-    """Sums of the rows of lists, each value times its weight [total]: [lists, d].
+def even(lists: Jagged, owner: Tensor) -> Tensor:
+    """Weights of a list's values, equal and of length 1 together: [total]."""
+    return lists.lengths.clamp(min=1).float().rsqrt()[owner]
+
+
+def summed(
+    rows_of: Callable[[Tensor], Tensor], lists: Jagged, owner: Tensor, weights: Tensor
+) -> Tensor:
+    """Sums of the rows of lists, each value times its weight [total]: [lists, d]. owner: `owners`.
 
     No list has a value twice. Lists of a batch have most of their values in common, so a row is
-    read, and its gradient given back, once.
+    read, and its gradient given back, once. Where rows learn, the sums and their gradients are
+    products of matrices; where they do not, on a CPU, only what the lists name is read.
     """
-    ids, place = torch.unique(lists.values, return_inverse=True)
+    ids, place = distinct(lists.values)
+    rows = rows_of(ids)
+    if rows.is_cpu and not rows.requires_grad:
+        return F.embedding_bag(
+            place,
+            rows,
+            lists.offsets,
+            mode="sum",
+            per_sample_weights=weights,
+            include_last_offset=True,
+        )
     matrix = weights.new_zeros(len(lists), len(ids))
-    matrix[owners(lists), place] = weights
-    return matrix @ rows_of(ids)
+    matrix[owner, place] = weights
+    return matrix @ rows
+
+
+def distinct(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Different values, ascending [n], and the place of each one given [total]."""
+    if values.is_cpu and not torch.compiler.is_compiling() and len(values):
+        top = int(values.max())
+        if top < 16 * len(values):  # no sorting then
+            there = torch.zeros(top + 1, dtype=torch.bool)
+            there[values] = True
+            return there.nonzero().squeeze(1), there.cumsum(0)[values] - 1
+    ids, place = torch.unique(values, return_inverse=True)
+    return ids, place
 
 
 def multi_hot(lists: Jagged, width: int) -> Tensor:

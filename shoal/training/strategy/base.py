@@ -169,7 +169,8 @@ class Strategy(ABC):
 
     def prefetch(self, batch: Batch) -> None:
         """A hint: this batch comes after the next `train_step`. What can travel ahead does."""
-        self.rows.announce(batch, self.lookups(batch))
+        if self.rows.looks_ahead:
+            self.rows.announce(batch, self.lookups(batch))
 
     def train_step(self, batch: Batch, lr: float | None = None) -> Tensor:
         """Forward, backward and update on this rank's slice; the mean loss of the global batch."""
@@ -195,7 +196,8 @@ class Strategy(ABC):
 
     def forward(self, batch: Batch, lr: float) -> Output:
         """The summed loss of this rank's slice, its rows looked up."""
-        self.rows.begin(batch, self.lookups(batch), self.labels(batch), lr)
+        lookups = self.lookups(batch) if self.rows.looks_ahead else []
+        self.rows.begin(batch, lookups, self.labels(batch), lr)
         begin_slice(batch.first)
         if self.precision == "float32":
             return self._call(batch)
