@@ -17,6 +17,8 @@ from shoal.models.base import Facts, Model
 class MemoryStore:
     """The least that a model needs of a store: a matrix of rows and Adagrad."""
 
+    far = False
+
     def __init__(self, table: Table):
         assert table.rows is not None
         self.table = table

@@ -23,7 +23,7 @@ class Leaf(ABC):
     """A Store that holds its rows in this process. Subclasses hold the memory."""
 
     recordable = False  # whether a push may be part of a CUDA graph; see `begin_many`
-    far = False  # of a recordable one: whether rows must be brought before it is replayed
+    far = False  # whether rows may lie elsewhere, and are brought where they are used
 
     def __init__(
         self,

@@ -44,6 +44,8 @@ class Tiered(Leaf):
     rows are in host memory. `below`: they are those of another Tiered leaf.
     """
 
+    far = True
+
     def __init__(
         self,
         table: Table,

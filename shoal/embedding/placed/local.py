@@ -47,7 +47,7 @@ class LocalRows(RowService):
     ):
         super().__init__(leaves, rules, device)
         self.leaves = dict(leaves)
-        self.looks_ahead = any(type(leaf).announce is not Leaf.announce for leaf in leaves.values())
+        self.looks_ahead = any(leaf.far for leaf in self.leaves.values())
         self._labels: Labels = {}
         self._pulled: dict[str, list[Pulled]] = {name: [] for name in self.leaves}
 
