@@ -160,7 +160,9 @@ def text_batches(shape: dict[str, Any], path: str) -> Iterator[Any]:
         yield from reader.batches(epoch)
 
 
-def serve(queue: Any, index: int, bind: str, keys: str | None, journal: str | None) -> None:
+def serve(
+    queue: Any, number: int, index: int, bind: str, keys: str | None, journal: str | None
+) -> None:
     from shoal.ps.keys import read_keys
     from shoal.ps.server.server import Server
 
@@ -168,7 +170,7 @@ def serve(queue: Any, index: int, bind: str, keys: str | None, journal: str | No
     known = None if keys is None else read_keys(keys, "server")
     how = {"folder": journal, "journal": journal is not None}
     server = Server(bind, index, known, threads=1, timeout=60, **how)
-    queue.put((index, server.address))
+    queue.put((number, server.address))
     sys.exit(server.serve())
 
 
@@ -190,18 +192,20 @@ def measure(workers: int, servers: int, task: dict[str, Any]) -> dict[str, Any]:
             from shoal.ps.keys import make_keys
 
             keys = str(make_keys(f"{folder}/keys"))
-        binds = ["127.0.0.1:0"] * servers
+        count = servers * task.get("ps", {}).get("replicas", 1)
+        binds = ["127.0.0.1:0"] * count
         if guard == "socket":
-            binds = [f"ipc://{folder}/{k}.socket" for k in range(servers)]
+            binds = [f"ipc://{folder}/{k}.socket" for k in range(count)]
+        more = keys, task.get("journal")
         serving = [
-            context.Process(target=serve, args=(queue, k, bind, keys, task.get("journal")))
+            context.Process(target=serve, args=(queue, k, k % servers, bind, *more))
             for k, bind in enumerate(binds)
         ]
         for process in serving:
             process.start()
         addresses = dict(queue.get(timeout=120) for _ in serving)
         if servers:
-            found = [addresses[k] for k in range(servers)]
+            found = [addresses[k] for k in range(count)]
             task["ps"] = {**task.get("ps", {}), "addresses": found, "timeout": 60.0, "keys": keys}
         outs = [f"{folder}/{k}" for k in range(workers)]
         port = free_port()

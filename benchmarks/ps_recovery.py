@@ -1,20 +1,24 @@
-"""What a killed server costs: it alone comes back, or the whole run; and what its journal costs.
+"""What a killed server costs: it alone comes back, its replica goes on, or the whole run restarts.
 
     python benchmarks/ps_recovery.py [--kills 5] [--seconds 3] [--repeats 1]
 
 One epoch of NeuMF on planted data with two workers and two servers (sync), 1000 steps, a checkpoint
 every 50. Server 1 is killed so often, evenly over the epoch: with `strategy.ps.journal` it is
 started again and workers wait, with `launch.max_restarts` everything begins again from the last
-checkpoint.
-Seconds lost per kill: of the whole command, beyond the same command without kills. Then what the
-journal costs: processor time of a push at the server, which other programs on the machine hardly
-change, and samples per second, both of the click model of ps_dnn.py, with and without, in turn.
+checkpoint. With `strategy.ps.replicas: 2` one of its two processes is killed once, after which
+there is no other.
+Seconds lost per kill: of the whole command, beyond the same command without kills. For replicas,
+where that is less than such commands differ by: the slowest step of a worker, one of whose two
+servers is killed. Then what both cost: processor time of a push at the server with a journal, which
+other programs on the machine hardly change, and samples per second, all of the click model of
+ps_dnn.py, with and without, in turn.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing as mp
 import os
 import platform
 import signal
@@ -28,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ps_dnn import IDS, SHAPES, make_batches, measure
+from ps_dnn import IDS, SHAPES, make_batches, make_strategy, measure, serve
 
 EVERY = 50  # steps between checkpoints
 CONFIG = {
@@ -50,11 +54,13 @@ RUNS: dict[str, dict[str, Any]] = {
     "whole run restarted": {"launch.max_restarts": 100},
     "journal": {"strategy.ps.journal": True},
     "journal, server restarted": {"strategy.ps.journal": True, "strategy.ps.restarts": 100},
+    "replicas: 2": {"strategy.ps.replicas": 2},
+    "replicas: 2, one killed": {"strategy.ps.replicas": 2},
 }
 
 
 def server(launcher: int, index: int) -> int | None:
-    """The process of a server that a launcher started."""
+    """The process of a server that a launcher started; of its replicas the first."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -63,6 +69,7 @@ def server(launcher: int, index: int) -> int | None:
             except OSError:
                 continue
             mine = int(parent) == launcher and f"--index={index}".encode() in words
+            mine = mine and b"--replica=1" not in words
             if mine and b"serve" in words:
                 return int(entry.name)
     return None
@@ -110,6 +117,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         if options.kills:
             recovered(Path(place), options.kills)
+        slowest_step()
         push_costs(Path(place))
         if options.seconds:
             rates(options.seconds, options.repeats, place)
@@ -121,8 +129,8 @@ def recovered(place: Path, kills: int) -> None:
     last = int(0.8 * CONFIG["data.planted.interactions"] / CONFIG["train.batch_size"])  # type: ignore[operator]
     seconds, killed, metrics = {}, {}, {}
     for number, (name, more) in enumerate(RUNS.items()):
-        folder = place / f"run{number}"
-        seconds[name], killed[name] = run(config, folder, more, kills * (number % 2), last)
+        folder, most = place / f"run{number}", 1 if "strategy.ps.replicas" in more else kills
+        seconds[name], killed[name] = run(config, folder, more, most * (number % 2), last)
         metrics[name] = json.loads((folder / "result.json").read_text())["test"]
     print("| | seconds | kills | seconds lost per kill | test metrics |")
     print("| --- | --- | --- | --- | --- |")
@@ -131,6 +139,39 @@ def recovered(place: Path, kills: int) -> None:
         lost = f"{beyond / killed[name]:.1f}" if killed[name] else "–"
         same = "the same" if metrics[name] == metrics["as it is"] else "others"
         print(f"| {name} | {seconds[name]:.1f} | {killed[name]} | {lost} | {same} |")
+
+
+STEPS = 120
+
+
+def slowest_step() -> None:
+    """What a worker notices of the loss of one of two servers."""
+    context = mp.get_context("spawn")
+    queue = context.Queue()
+    processes = [
+        context.Process(target=serve, args=(queue, k, 0, "127.0.0.1:0", None, None))
+        for k in range(2)
+    ]
+    for process in processes:
+        process.start()
+    addresses = dict(queue.get(timeout=600) for _ in processes)
+    from shoal.world.world import World
+
+    how = {"addresses": [addresses[0], addresses[1]], "replicas": 2, "timeout": 60.0}
+    strategy = make_strategy(SHAPES["dnn"], World(), {"ps": how})
+    batches, spent = make_batches(SHAPES["dnn"], 0), []
+    for step in range(STEPS):
+        if step == STEPS // 2:
+            processes[0].kill()  # which is read from
+        begun = time.perf_counter()
+        strategy.train_step(batches[step % len(batches)])
+        spent.append(1000 * (time.perf_counter() - begun))
+    strategy.close()
+    for process in processes:
+        process.join()
+    usual, after = statistics.median(spent), max(spent[STEPS // 2 :])
+    print(f"\nreplicas: 2, sync, a step: {usual:.0f} ms (median of {STEPS}); the slowest ", end="")
+    print(f"after one of two servers is killed: {after:.0f} ms")
 
 
 PUSHES = 200
@@ -192,16 +233,16 @@ def rates(seconds: float, repeats: int, place: str) -> None:
     found: dict[str, list[float]] = {}
     for _ in range(repeats):
         for mode in ("sync", "async"):
-            for kept in (False, True):
-                task = {"ps": {"mode": mode}, "shape": "dnn", "seconds": seconds}
-                if kept:
+            for more in ("", ", journal", ", replicas: 2"):
+                how = {"mode": mode, "replicas": 2 if "replicas" in more else 1}
+                task: dict[str, Any] = {"ps": how, "shape": "dnn", "seconds": seconds}
+                if "journal" in more:
                     task["journal"] = place
-                rate = measure(1, 1, task)["rate"]
-                found.setdefault(f"{mode}, journal" if kept else mode, []).append(rate)
-    print(f"\nsamples per second, 1 worker and 1 server, median of {repeats}")
+                found.setdefault(mode + more, []).append(measure(1, 1, task)["rate"])
+    print(f"\nsamples per second, 1 worker and 1 server (with replicas 2), median of {repeats}")
     for name, some in found.items():
         base = statistics.median(found[name.split(",")[0]])
-        print(f"{name:<20}{statistics.median(some):12,.0f}{statistics.median(some) / base:8.2f}")
+        print(f"{name:<22}{statistics.median(some):12,.0f}{statistics.median(some) / base:8.2f}")
 
 
 if __name__ == "__main__":

@@ -49,13 +49,14 @@ def make_spec(optimizer: str = "sgd", **values: Any) -> Spec:
 
 
 class Threads:
-    """Servers of this process, each a thread."""
+    """Servers of this process, each a thread; with replicas, k and k + count have the same rows."""
 
-    def __init__(self, count: int = 1, **options: Any):
-        self.servers = [Server(index=k, threads=1, **options) for k in range(count)]
+    def __init__(self, count: int = 1, replicas: int = 1, **options: Any):
+        numbers = range(count * replicas)
+        self.servers = [Server(index=k % count, threads=1, **options) for k in numbers]
         self.addresses = [server.address for server in self.servers]
         self.statuses: dict[int, int] = {}
-        self._threads = [threading.Thread(target=self._serve, args=(k,)) for k in range(count)]
+        self._threads = [threading.Thread(target=self._serve, args=(k,)) for k in numbers]
         for thread in self._threads:
             thread.start()
 

@@ -168,6 +168,7 @@ def serve(
     timeout: Annotated[float, typer.Option(hidden=True)] = 10.0,
     patience: Annotated[float, typer.Option(hidden=True)] = math.inf,
     folder: Annotated[str | None, typer.Option(hidden=True)] = None,
+    replica: Annotated[int, typer.Option(hidden=True)] = 0,
     journal: Annotated[bool, typer.Option("--journal", hidden=True)] = False,
     tiers_host: Annotated[str | None, typer.Option(hidden=True)] = None,
     tiers_ssd: Annotated[str | None, typer.Option(hidden=True)] = None,
@@ -180,7 +181,7 @@ def serve(
         from shoal.command import training
 
         bind = bind or "127.0.0.1:0"
-        how = (announce, patience, folder, plain, journal, tiers_host, tiers_ssd)
+        how = (announce, patience, folder, plain, replica, journal, tiers_host, tiers_ssd)
         training.serve(bind, index, keys, timeout, threads or 1, *how)
         return
     try:

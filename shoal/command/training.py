@@ -199,6 +199,7 @@ def serve(
         str | None, typer.Option(help="Folder of checkpoints; nothing is written elsewhere.")
     ] = None,
     plain: Annotated[bool, typer.Option(help="Listen beyond this host without keys.")] = False,
+    replica: Annotated[int, typer.Option(help="Which of the servers of this number.")] = 0,
     journal: Annotated[
         bool,
         typer.Option("--journal", help="Keep a journal: started again, it continues where it was."),
@@ -219,7 +220,7 @@ def serve(
         from shoal.training.run_folder import start_logging
 
     if is_launched():
-        follow_launcher(f"server-{index}")
+        follow_launcher(f"server-{index}" + f"-{replica}" * bool(replica))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us hears it, and tells us
     start_logging("info", 0)
     found = None if keys is None else read_keys(keys, "server")

@@ -256,6 +256,33 @@ def elastic(config: Config) -> Iterator[Problem]:
         )
 
 
+def replicas(config: Config) -> Iterator[Problem]:
+    """What does not go with servers that hold the same rows."""
+    key, servers = "strategy.ps.replicas", config.strategy.ps
+    count = servers.replicas
+    if config.strategy.name != "ps" or count == 1:
+        return
+    if servers.journal:
+        yield (
+            "strategy.ps.journal",
+            f"is for servers that come back, and with {key}={count} others go on in their place: "
+            "choose one of the two",
+        )
+    if servers.elastic:
+        yield (
+            key,
+            f"given {count}; what strategy.ps.elastic lends to workers is kept by one server "
+            "alone: set one of the two back (replicas=1, or elastic=false)",
+        )
+    if len(servers.addresses) % count:
+        yield (
+            key,
+            f"given {count}, and there are {len(servers.addresses)} servers: name all of them, "
+            f"{count} for each part of the rows (--servers: first one of each part, then, in the "
+            "same order, the next)",
+        )
+
+
 def row_rules(config: Config) -> Iterator[Problem]:
     """Rules of growing tables that could never do anything."""
     section = config.rows
@@ -324,6 +351,7 @@ CHECKS: dict[Callable[[Config], Iterator[Problem]], tuple[str, ...]] = {
     single: ("launch.", "strategy.name"),
     row_rules: ("rows.",),
     elastic: ("strategy.", "data.clicks", "train.ema", "start."),
+    replicas: ("strategy.",),
 }
 # Those of click models besides.
 CLICK_CHECKS: dict[Callable[[Config], Iterator[Problem]], tuple[str, ...]] = {

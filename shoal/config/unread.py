@@ -62,6 +62,7 @@ READ_BY = {
     "strategy.ps.bfloat16": SERVERS,
     "strategy.ps.compress": SERVERS,
     "strategy.ps.timeout": SERVERS,
+    "strategy.ps.replicas": SERVERS,
     "strategy.ps.journal": SERVERS,
     "strategy.ps.restarts": SERVERS,
     "launch.servers": Readers(("ps",), refused=True),  # servers that no worker ever calls

@@ -3,7 +3,8 @@
 They are processes of the command `shoal serve`. Where all is on one host they listen on Unix
 sockets in a folder that only this user may enter. They end by themselves when every worker said
 goodbye; they are ended when the run fails, and they end when whoever started them is gone. One that
-keeps a journal is started again when it was killed, and goes on where it was.
+keeps a journal is started again when it was killed, and goes on where it was. Where several hold
+the same rows (replicas), one that fails is told of, and the run goes on without it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from shoal.config.schema import Config
 from shoal.launch.hosts import LaunchError
@@ -44,8 +46,14 @@ class Servers:
         self.folder = self._find_folder(config)
         # Its own: nobody else may enter it. Short: the path of a socket takes 107 bytes.
         self._scratch = tempfile.TemporaryDirectory(prefix="shoal-servers-", dir=_short_folder())
-        own = [f"ipc://{self._scratch.name}/{k}.socket" for k in range(section.servers)]
+        self.replicas = config.strategy.ps.replicas
+        count = section.servers * self.replicas
+        own = [f"ipc://{self._scratch.name}/{k}.socket" for k in range(count)]
         self.binds = binds or own
+        # Of all hosts. Server k of the list has the rows of number k % shards.
+        self._total = len(config.strategy.ps.addresses) or count
+        self._shards = self._total // self.replicas
+        self._left_out: set[int] = set()  # that have failed, and others go on
         self.timeout, self.keys = config.strategy.ps.timeout, config.strategy.ps.keys
         self.plain, self.journal = config.strategy.ps.plain, config.strategy.ps.journal
         self.tiers = config.rows.tiers
@@ -114,7 +122,9 @@ class Servers:
         environment.setdefault("OMP_NUM_THREADS", str(self.threads))
         # It leaves its error there, so that only we tell of it. Ctrl-C is for us alone.
         environment["TORCHELASTIC_ERROR_FILE"] = str(self._failed(number))
-        words = ["serve", f"--bind={self.binds[number]}", f"--index={self.first + number}"]
+        replica, shard = divmod(self.first + number, self._shards)
+        words = ["serve", f"--bind={self.binds[number]}", f"--index={shard}"]
+        words += [f"--replica={replica}"] if replica else []
         words += [f"--timeout={self.timeout}", f"--threads={self.threads}"]
         words += [f"--announce={self._announce(number)}", f"--patience={self.patience}"]
         words += [f"--folder={self.folder}"]
@@ -135,11 +145,34 @@ class Servers:
             self.restarts -= 1
             what = self._describe(number, f"it is started again (restarts left: {self.restarts})")
             print(what, file=sys.stderr, flush=True)
-            if self._processes[number].pid in self._hangs.hung:  # with that the watch has ended
-                self._hangs = self._new_watch()
-                self._hangs.start()
+            self._watch_on(number)
             self._processes[number] = self._start(number)
             return True
+
+    def _watch_on(self, number: int) -> None:
+        """After a server was found to hang: with that the watch has ended."""
+        if self._processes[number].pid in self._hangs.hung:
+            self._hangs = self._new_watch()
+            self._hangs.start()
+
+    def _leave_out(self, number: int) -> bool:
+        """Whether the run goes on without a server that failed, because another has its rows."""
+        with self._lock:
+            if number in self._left_out or self._over.is_set():
+                return True
+            others = range((self.first + number) % self._shards, self._total, self._shards)
+            if not any(self._may_live(one - self.first) for one in others):
+                return False
+            self._left_out.add(number)
+            text = "its replica goes on, and no other is started in its place"
+            print(self._describe(number, text), file=sys.stderr, flush=True)
+            self._watch_on(number)
+            return True
+
+    def _may_live(self, number: int) -> bool:
+        """Whether a server of this host lives; of one elsewhere the workers know."""
+        here = 0 <= number < len(self._processes)
+        return not here or self._processes[number].poll() in (None, 0)
 
     def _announce(self, number: int) -> Path:
         return Path(self._scratch.name) / f"server-{number}"
@@ -180,7 +213,9 @@ class Servers:
         while not self._over.wait(0.1):
             for number in range(len(self._processes)):
                 failed = self._processes[number].poll() not in (None, 0)
-                if failed and self.culprit is None and not self._start_again(number):
+                if not failed or self.culprit is not None:
+                    continue
+                if not self._start_again(number) and not self._leave_out(number):
                     with self._lock:
                         self.culprit = self._describe(number)
                         if self._stops_us:
@@ -207,7 +242,9 @@ class Servers:
 
     def _name(self, number: int) -> str:
         pid = self._processes[number].pid
-        return f"server {self.first + number} on host {socket.gethostname()} (pid {pid})"
+        replica, shard = divmod(self.first + number, self._shards)
+        which = f" (replica {replica + 1} of {self.replicas})" if self.replicas > 1 else ""
+        return f"server {shard}{which} on host {socket.gethostname()} (pid {pid})"
 
     def wait(self, seconds: float | None = END_SECONDS) -> None:
         """Until they have ended, as they do when all workers are done."""
@@ -219,11 +256,13 @@ class Servers:
                     pass
             except subprocess.TimeoutExpired:
                 raise LaunchError(
-                    f"server {self.first + number} did not end within {seconds:.0f} s after its "
-                    "workers, and was stopped"
+                    f"{self._name(number)} did not end within {seconds:.0f} s after its workers, "
+                    "and was stopped"
                 ) from None
-            if self._processes[number].wait():
+            if self._processes[number].wait() and not self._leave_out(number):
                 raise LaunchError(self._describe(number))
+        if seconds is None and len(self._left_out) == len(self._processes):
+            raise LaunchError("none of the servers of this host is left; see above which failed")
 
     def __exit__(
         self,
@@ -267,7 +306,8 @@ def knocking(config: Config, rank: int) -> Iterator[None]:
 
     keep_freed_memory()
     keys = None if section.keys is None else read_keys(section.keys, "worker")
-    client = Client(section.addresses, rank, keys, section.timeout, plain=section.plain)
+    how: Any = {"plain": section.plain, "replicas": section.replicas}
+    client = Client(section.addresses, rank, keys, section.timeout, **how)
     client.knock()
     try:
         yield

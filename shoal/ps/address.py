@@ -11,6 +11,7 @@ import socket
 from collections.abc import Iterable
 
 IPC = "ipc://"
+PROBE_SECONDS = 1.0
 
 
 def endpoint(address: str) -> str:
@@ -41,3 +42,21 @@ def check_private(addresses: Iterable[str], what: str, remedy: str) -> None:
             "`shoal keys make FOLDER`, give servers its part for-servers and workers for-workers, "
             f"and {remedy}"
         )
+
+
+def nobody_listens(address: str) -> bool:
+    """Whether an address refuses connections: the process that listened there is gone."""
+    unix = address.startswith(IPC)
+    host, _, port = address.rpartition(":")
+    try:
+        if unix:
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(PROBE_SECONDS)
+                probe.connect(address.removeprefix(IPC))
+        else:
+            socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS).close()
+    except (ConnectionRefusedError, FileNotFoundError):
+        return True
+    except OSError:  # anything else may be the network's fault
+        return False
+    return False

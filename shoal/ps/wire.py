@@ -77,8 +77,8 @@ class Kind(IntEnum):
     PUSH = 3  # numbers, parts, ids, rows, dense gradients; counts, place (where there are any)
     DENSE = 4  # -> this server's dense parameters
     SET_DENSE = 5  # dense parameters, their optimizer's state
-    SAVE = 6  # JSON: name of a folder; the rows as they are now are written there
-    SAVED = 7  # is it written? -> JSON: files
+    SAVE = 6  # JSON: name of a folder; the rows as they are now are written there, or held
+    SAVED = 7  # is it written? -> JSON: files; with JSON: a replica has written these
     LOAD = 8  # JSON: name of a folder, files; takes over the rows that belong here
     STATE = 9  # -> the dense optimizer's state
     STATS = 10  # -> JSON: rows and bytes held, messages handled

@@ -60,7 +60,8 @@ def _with_addresses(resolved: Resolved, servers: Servers | None) -> Resolved:
     """With the addresses that servers of this host have chosen."""
     if servers is None or resolved.config.strategy.ps.addresses:
         return resolved
-    return resolved.with_values({"strategy.ps.addresses": servers.addresses}, "the launcher")
+    here = {"strategy.ps.addresses": servers.addresses, "launch.servers": len(servers.addresses)}
+    return resolved.with_values(here, "the launcher")
 
 
 def _write_config(resolved: Resolved, scratch: str) -> Path:

@@ -143,12 +143,13 @@ def _holders(
     here = max(1, launch.nproc)
     size = max(here, launch.world_size)
     if name == "ps":
-        servers = max(launch.servers, len(config.strategy.ps.addresses or ()), 1)
+        section, copies = config.strategy.ps, config.strategy.ps.replicas
+        servers = max(len(section.addresses) // copies if section.addresses else launch.servers, 1)
         part = {
             key: replace(table, rows=None if table.rows is None else -(-table.rows // servers))
             for key, table in tables.items()
         }
-        return "server", part, max(1, launch.servers)
+        return "server", part, max(1, launch.servers) * (1 if section.addresses else copies)
     if name != "sharded" or size == 1:
         return ("process" if size == 1 else "rank"), dict(tables), here
     plan = plan_tables(tables, size, config.strategy, optimizers)

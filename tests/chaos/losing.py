@@ -18,6 +18,7 @@ from chaos.hitting import (
     check_weights,
     ended,
     environment_of,
+    find,
     finish,
     leftovers,
     send,
@@ -38,6 +39,7 @@ def carry_out(trials: list[Trial], place: Path, reference: Reference) -> Iterato
         "full disk": lose_room,
         "clock": lose_time,
         "alone": bring_itself_back,
+        "replica": go_on_without,
     }
     way = ways.get(trials[0].victim)
     if way is None:
@@ -143,3 +145,25 @@ def bring_itself_back(trial: Trial, place: Path, reference: Reference) -> Proble
     if trial.shape.is_exact:  # samples of steps that were done again are counted twice by design
         problems += check_weights(folder, reference)
     return problems
+
+
+def go_on_without(trial: Trial, place: Path, reference: Reference) -> Problems:
+    """One of two servers that hold the same rows is killed: the run ends as if nobody had."""
+    folder = place / "run"
+    words = ("--strategy.ps.replicas=2",)
+    command = start(trial.shape, reference.config, folder, place, *words)
+    fell = wait_for_moment(trial, command, folder, reference.steps)
+    pid = find("server 0", command)
+    if pid is not None:
+        with suppress(ProcessLookupError):  # it has ended just now
+            os.kill(pid, trial.signal)
+    status = ended(command)
+    if status != 0:
+        return [f"it ended with status {status}; see {command.file}"]
+    problems = tracebacks(command) + leftovers(place)
+    told = command.output.count("its replica goes on")
+    if not fell or not told:
+        return problems or None
+    if told > 1 or f"pid {pid}" not in command.output:
+        problems.append(f"the wrong culprit; see {command.file}")
+    return problems + check_end(trial, folder, place, [command.output], reference)

@@ -9,6 +9,7 @@ process; some fall on what a run stands on, and are the only one of their run:
     full disk                   the file system of the run's folder
     clock                       the time of day jumps by an hour, forwards or back
     alone                       a rank is killed, and the run must bring itself back
+    replica                     one of two servers with the same rows is killed: all goes on
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass, replace
 KINDS = ["single", "ddp", "sharded", "ps sync", "ps async", "ps geo"]
 MOMENTS = ["start", "step", "save", "epoch"]
 LINE = ("cut", "flaps", "cut for good")
-OTHERS = (*LINE, "full disk", "full disk", "clock", "alone", "alone")
+OTHERS = (*LINE, "full disk", "full disk", "clock", "alone", "alone", "replica")
 RARE = 0.5  # of the runs: a quarter of the trials
 BLOWS = 3  # signals that a run meets
 
@@ -110,6 +111,9 @@ def _other(trial: Trial, chance: random.Random) -> Trial:
     if victim == "alone":
         kind = shape.kind if shape.kind != "single" else "ddp"
         shape = replace(shape, kind=kind, workers=max(2, shape.workers))
+    if victim == "replica":
+        kind = shape.kind if shape.servers else "ps sync"
+        shape = Shape(kind, min(shape.workers, 2), 1)
     return replace(
         trial,
         shape=shape,

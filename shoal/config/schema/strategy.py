@@ -63,6 +63,12 @@ class ServersSection(Section):
     bfloat16: bool = Field(False, description="rows and gradients travel in half the bytes")
     compress: bool = Field(False, description="ids and rows travel compressed")
     timeout: float = Field(10.0, gt=0, description="seconds of silence before a peer is given up")
+    replicas: int = Field(
+        1,
+        ge=1,
+        description="servers that hold the same rows: where one dies, workers go on at once with "
+        "another",
+    )
     journal: bool = Field(
         False,
         description="servers write down what changes them: one that dies is started again alone, "

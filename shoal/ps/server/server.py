@@ -337,6 +337,8 @@ class Server:
         state = self._state()
         if self.writer is not None and self.writer.running():
             raise WireError("the last save is still being written")
+        if self.writer is not None:
+            self.writer.abandon()  # one that was held, and that nobody asked for
         self.writer = self.recovery.saved_before(state, values)
         if self.writer is None:
             again = self.recovery.replaying
@@ -346,6 +348,13 @@ class Server:
     def _saved(self, request: Request) -> None:
         if self.writer is None:
             raise WireError("nothing was saved")
+        if request.frames:  # a replica has written the same files
+            files = parse_json(request.only(1)[0]).get("files")
+            if not isinstance(files, dict):
+                raise WireError("of what another server saved, its files must be told")
+            self.writer.abandon()
+            self.writer = Written(files)
+        self.writer.release()
         report = self.writer.report()
         self.recovery.know_files(report.get("files"))
         self.answers.give(request, [json.dumps(report).encode()])

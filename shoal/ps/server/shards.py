@@ -44,19 +44,25 @@ class ShardWriter:
         """root: this server's folder, in which the save names another.
 
         again: it was begun by a process that was killed, whose files are written anew.
+        A save may be held: the child has the rows and waits, in case another server, which writes
+        the same files, is lost.
         """
         name, delta = values.get("name"), values.get("delta", False)
-        if not isinstance(name, str) or not isinstance(delta, bool) or len(values) > 2:
-            raise WireError("a save is {name: text, delta: true or false}")
+        held = values.get("held", False)
+        switches = isinstance(delta, bool) and isinstance(held, bool)
+        known = values.keys() <= {"name", "delta", "held"}
+        if not isinstance(name, str) or not switches or not known:
+            raise WireError("a save is {name: text, delta: true or false, held: true or false}")
         if delta and state.marks is None:
             raise WireError("a delta needs a whole save before it")
         if delta and state.rewritten:
             raise WireError("rows were dropped, or counts faded, since the last save: save whole")
         self._found: dict[str, Any] | None = None
+        self._gate = -1  # of a save that is held: the end of a pipe whose other one the child reads
         self._report = tempfile.TemporaryFile()  # noqa: SIM115 (the child leaves its report there)
         try:
-            with opened(root, name, again) as folder:
-                self._fork(state, folder, state.marks if delta else None)
+            with opened(root, name, again or held) as folder:
+                self._fork(state, folder, state.marks if delta else None, held)
         except OSError as error:
             self._report.close()
             raise WireError(
@@ -65,20 +71,29 @@ class ShardWriter:
             ) from None
         state.mark_saved()
 
-    def _fork(self, state: State, folder: Folder, marks: list[int] | None) -> None:
+    def _fork(self, state: State, folder: Folder, marks: list[int] | None, held: bool) -> None:
         server = os.getpid()
+        told, self._gate = os.pipe() if held else (-1, -1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the child starts no thread
             self._pid = os.fork()
         if self._pid == 0:
-            self._write(state, folder, marks, server)
+            self._write(state, folder, marks, server, told)
+        if held:
+            os.close(told)
 
-    def _write(self, state: State, folder: Folder, marks: list[int] | None, server: int) -> None:
+    def _write(
+        self, state: State, folder: Folder, marks: list[int] | None, server: int, told: int
+    ) -> None:
         """In the child: write, report, and be gone without any clean-up of the parent's things."""
         status = 1
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             _follow(server)
+            if self._gate >= 0:
+                os.close(self._gate)
+                if not os.read(told, 1):
+                    os._exit(1)
             torch.set_num_threads(1)
             report: dict[str, Any] = {"files": write_shards(state, folder, marks)}
             status = 0
@@ -91,8 +106,19 @@ class ShardWriter:
             os._exit(status)
 
     def running(self) -> bool:
-        """Whether the child is still at it."""
-        return self.report()["running"]
+        """Whether the child is still at it; not while the save is held."""
+        return self._gate < 0 and self.report()["running"]
+
+    def release(self) -> None:
+        """Let a save that is held be written."""
+        if self._gate >= 0:
+            os.write(self._gate, b"\n")
+            self._close_gate()
+
+    def _close_gate(self) -> None:
+        if self._gate >= 0:
+            os.close(self._gate)
+            self._gate = -1
 
     def report(self) -> dict[str, Any]:
         """running, and when it is over: files (name -> bytes, sha256) or error."""
@@ -110,7 +136,8 @@ class ShardWriter:
         return {"running": False, **self._found}
 
     def abandon(self) -> None:
-        """The server ends: so does the child."""
+        """The server ends, or nobody needs the save: so does the child."""
+        self._close_gate()
         if self._found is None:
             try:
                 os.kill(self._pid, signal.SIGKILL)
@@ -120,13 +147,16 @@ class ShardWriter:
 
 
 class Written:
-    """A save of an earlier process of this server, whose files are known."""
+    """A save of an earlier process of this server, or of its replica, whose files are known."""
 
     def __init__(self, files: dict[str, Any]):
         self._found = {"running": False, "files": files}
 
     def running(self) -> bool:
         return False
+
+    def release(self) -> None:
+        """Nothing is held."""
 
     def report(self) -> dict[str, Any]:
         return self._found

@@ -14,6 +14,7 @@ from shoal.ps.keys import Keys
 from shoal.ps.wire import Header, Kind
 
 PING_SECONDS = 1.0
+LOOK_SECONDS = 0.05  # the same, where another server has the same rows
 
 
 class Caller:
@@ -29,10 +30,12 @@ class Caller:
         plain: bool,
         recovery: float = 0.0,
         shared_memory: bool = True,
+        replicas: int = 1,
     ):
         """recovery: seconds that a server may take to come back; 0: one that is gone is lost.
 
         shared_memory: whether rows of servers on this host may come through it.
+        replicas: servers that hold the same rows.
         """
         if keys is None and not plain:
             remedy = (
@@ -41,10 +44,13 @@ class Caller:
             )
             check_private(addresses, "strategy.ps.addresses: the server", remedy)
         self.worker, self.keys, self.timeout, self.plain = worker, keys, timeout, plain
-        self.recovery, self.shared_memory = recovery, shared_memory
+        self.recovery, self.replicas = recovery, replicas
+        # What one server was told of memory, another would have to be told when the first is lost.
+        self.shared_memory = shared_memory and replicas == 1
         self.session = session or secrets.randbits(63) | 1
         self.context = Context()
         self.bytes_sent = 0
+        self.quiet = False  # another connection of this worker tells of servers that are lost
         self.failure = ""  # what a server said while nothing was asked
         # Called from the heartbeat when a failure stays unheard, as in a collective that never ends
         self.on_lost: Callable[[str], None] | None = None
@@ -61,7 +67,8 @@ class Caller:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.RCVTIMEO, int(1000 * PING_SECONDS))
+        wait = PING_SECONDS if self.replicas == 1 else LOOK_SECONDS
+        socket.setsockopt(zmq.RCVTIMEO, int(1000 * wait))
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         if self.keys is not None:

@@ -37,6 +37,7 @@ from shoal.ps.worker.caller import Caller
 from shoal.ps.worker.heartbeat import Heartbeat
 from shoal.ps.worker.lease import Lease
 from shoal.ps.worker.link import Link, ServerError
+from shoal.ps.worker.replicas import Replicas
 from shoal.ps.worker.transfer import (
     PACKED_VALUES,
     REQUEST_VALUES,
@@ -70,12 +71,24 @@ class Client(Caller):
         plain: bool = False,
         recovery: float = 0.0,
         shared_memory: bool = True,
+        replicas: int = 1,
     ):
-        """plain: go to other hosts without keys; recovery, shared_memory: see Caller."""
-        super().__init__(addresses, worker, keys, timeout, session, plain, recovery, shared_memory)
+        """plain: go to other hosts without keys; recovery, shared_memory, replicas: see Caller.
+
+        addresses: of the servers, then of the first replica of each, and so on.
+        """
+        how = (recovery, shared_memory, replicas)
+        super().__init__(addresses, worker, keys, timeout, session, plain, *how)
         self.flags = 0  # of rows on the wire
         self.pushes = 0  # made so far: the step that the servers count
-        self.links = [Link(self, k, one, AGAIN_SECONDS) for k, one in enumerate(addresses)]
+        count = len(addresses) // replicas
+        self.servers = [
+            Link(self, k % count, one, AGAIN_SECONDS) for k, one in enumerate(addresses)
+        ]
+        self._shards = [self.servers[k::count] for k in range(count)]
+        self.links: Sequence[Link | Replicas] = (
+            self.servers if replicas == 1 else [Replicas(some) for some in self._shards]
+        )
         self._heartbeat: Heartbeat | None = None
         self.spec: Spec | None = None
         self.lease: Lease | None = None  # of which pushes are, where workers come and go
@@ -101,7 +114,7 @@ class Client(Caller):
 
     def knock(self) -> None:
         """Let the servers hear of this worker: it says hello when it has read its data."""
-        self._heartbeat = Heartbeat(self, self.links)
+        self._heartbeat = Heartbeat(self, self._shards)
 
     def hello(self, spec: Spec, join_timeout: float = 60.0) -> None:
         """Describe the model to every server; waits for servers that are not up yet."""
@@ -112,17 +125,17 @@ class Client(Caller):
         values = {**json.loads(spec.json()), "host": host}
         try:
             if spec.elastic:  # server 0 says which number it has
-                self._greet(self.links[:1], values, join_timeout)
+                self._greet(self.servers[:1], values, join_timeout)
             else:
                 # Servers that are up must hear of this worker while it waits for others.
-                self._heartbeat = Heartbeat(self, self.links)
-            self._greet(self.links[spec.elastic :], values, join_timeout)
+                self._heartbeat = Heartbeat(self, self._shards)
+            self._greet(self.servers[spec.elastic :], values, join_timeout)
         except PeerLost as error:
             raise PeerLost(
                 f"{error}. Start the servers, check their addresses and keys, or raise "
                 "launch.join_timeout"
             ) from None
-        self._heartbeat = self._heartbeat or Heartbeat(self, self.links)
+        self._heartbeat = self._heartbeat or Heartbeat(self, self._shards)
         self._heartbeat.greeted = True
 
     def _greet(self, links: Sequence[Link], values: dict[str, Any], patience: float) -> None:
@@ -160,13 +173,28 @@ class Client(Caller):
 
     def second(self) -> Client:
         """A client of the same worker for another thread: sockets must not be shared."""
-        addresses = [link.address for link in self.links]
+        addresses = [link.address for link in self.servers]
         how = (self.worker, self.keys, self.timeout, self.session, self.plain, self.recovery)
-        other = Client(addresses, *how)
-        for link, mine in zip(other.links, self.links):
+        other = Client(addresses, *how, replicas=self.replicas)
+        for link, mine in zip(other.servers, self.servers):
             link.life, link.pushed = mine.life, mine.pushed
+        other.quiet = True
+        other.leave_out(self.left_out)
         other._number = secrets.randbits(40) << 20  # requests of its own
         return other
+
+    @property
+    def left_out(self) -> list[bool]:
+        """Of every server: whether it is lost, and its replica goes on."""
+        live = [one for link in self.links if isinstance(link, Replicas) for one in link.live]
+        return [self.replicas > 1 and link not in live for link in self.servers]
+
+    def leave_out(self, which: Sequence[bool]) -> None:
+        """Go on without some servers, which this worker or another one has lost."""
+        for link, lost, known in zip(self.servers, which, self.left_out):
+            replicas = self.links[link.index]
+            if lost and not known and isinstance(replicas, Replicas):
+                replicas.lose(link, link.failure or f"{link.name} is lost to another worker")
 
     # ---- rows -----------------------------------------------------------------------------------
 
@@ -292,6 +320,9 @@ class Client(Caller):
                 time.sleep(0.02)
             if "error" in report:
                 raise ServerError(f"{link.name}: {report['error']}")
+            if isinstance(link, Replicas):
+                written = json.dumps({"files": report["files"]}).encode()
+                link.tell_others(self.header(Kind.SAVED), [written])
             files |= report["files"]
         return files
 

@@ -17,8 +17,9 @@ from shoal.ps.worker.link import Link
 class Heartbeat:
     """A thread with connections of its own: sockets must not be shared."""
 
-    def __init__(self, caller: Caller, links: Sequence[Link]):
-        self.caller, self.links = caller, links
+    def __init__(self, caller: Caller, shards: Sequence[Sequence[Link]]):
+        """shards: of each the links to the servers that hold its rows."""
+        self.caller, self.shards = caller, shards
         self.greeted = False  # whether all servers know the worker: from then on silence counts
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -31,21 +32,26 @@ class Heartbeat:
     def _beat(self) -> None:
         """Tell the servers that this worker lives, and notice when they do not."""
         caller = self.caller
-        links = [(link, caller.connect(link.address)) for link in self.links]
+        links = [(one, caller.connect(one.address)) for shard in self.shards for one in shard]
         header = Header(Kind.PING, caller.worker, session=caller.session).pack()
-        heard, failed = dict.fromkeys(range(len(links)), 0.0), 0.0
+        heard, failed = {link: 0.0 for link, _ in links}, 0.0
         while not self._stop.wait(PING_SECONDS):
             for link, socket in links:
+                if caller.replicas > 1 and link.failure:  # it is left out
+                    continue
                 with contextlib.suppress(zmq.Again):
                     socket.send(header, zmq.NOBLOCK)
                 while socket.poll(0):
-                    answer, heard[link.index] = socket.recv_multipart(), time.monotonic()
+                    answer, heard[link] = socket.recv_multipart(), time.monotonic()
                     told = parse_header(answer[0]).kind == Kind.OK and answer[1]
-                    if told and not caller.failure:  # an error: hello is still on its way
-                        caller.failure = f"{link.name}: {answer[1].decode(errors='replace')}"
-                silent = time.monotonic() - (heard[link.index] or time.monotonic())
-                if self.greeted and silent > caller.patience and not caller.failure:
-                    caller.failure = f"{link.name} has not answered for {silent:.0f} s"
+                    if told and not link.failure:  # an error: hello is still on its way
+                        link.failure = f"{link.name}: {answer[1].decode(errors='replace')}"
+                silent = time.monotonic() - (heard[link] or time.monotonic())
+                if self.greeted and silent > caller.patience and not link.failure:
+                    link.failure = f"{link.name} has not answered for {silent:.0f} s"
+            for shard in self.shards:
+                if not caller.failure and all(link.failure for link in shard):
+                    caller.failure = "; ".join(link.failure for link in shard)
             failed = failed or (time.monotonic() if caller.failure else 0.0)
             if failed and caller.on_lost and time.monotonic() - failed > caller.timeout:
                 caller.on_lost(caller.failure)

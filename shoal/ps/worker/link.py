@@ -14,6 +14,7 @@ from typing import Any
 
 import zmq
 
+from shoal.ps.address import nobody_listens
 from shoal.ps.native import native_inlet, native_outlet
 from shoal.ps.wire import (
     COMPRESSED,
@@ -30,7 +31,7 @@ from shoal.ps.wire import (
     pull_message,
 )
 from shoal.ps.worker.arriving import ArrivingRows
-from shoal.ps.worker.caller import Caller
+from shoal.ps.worker.caller import LOOK_SECONDS, Caller
 from shoal.ps.worker.offering import Offering
 from shoal.world.beat import BEAT
 from shoal.world.world import PeerLost
@@ -53,6 +54,7 @@ class Link:
         self.rows: dict[int, ArrivingRows] = {}  # of requests that are due
         self.pushed = 0  # pushes that were answered: no process of the server may know of fewer
         self._ping = 0  # number of the last request for a sign of life
+        self.failure = ""  # why it is lost, as the heartbeat found
         self.life = b""  # which process of the server it is that answers
         self.inlet, self.outlet = native_inlet(self.socket), native_outlet(self.socket)
         self.offering = Offering(self.name, address, caller.shared_memory)
@@ -66,6 +68,10 @@ class Link:
     @property
     def name(self) -> str:
         return f"server {self.index} at {self.address}"
+
+    def expect(self, number: int, rows: ArrivingRows) -> None:
+        """Say where the rows of a request belong."""
+        self.rows[number] = rows
 
     def ask(self, header: Header, frames: Sequence[Any]) -> None:
         """Send a request; `answer` has what comes back."""
@@ -131,8 +137,10 @@ class Link:
                 BEAT.tick()
                 continue
             now = time.monotonic()
-            if self.caller.failure:
-                raise PeerLost(self.caller.failure)
+            if self.failure or self.caller.failure:
+                raise PeerLost(self.failure or self.caller.failure)
+            if self._is_gone(now - heard):
+                raise PeerLost(f"{self.name} is gone")
             if now - heard > patience:
                 raise PeerLost(
                     f"{self.name} has not answered for {now - heard:.0f} s: it died, or the "
@@ -146,6 +154,11 @@ class Link:
             if now - asked_again > self.again_after:
                 asked_again = now
                 self._ask_again()
+
+    def _is_gone(self, silent: float) -> bool:
+        """Whether the process is no more; looked at only where another one has the same rows."""
+        alone = self.caller.replicas == 1 or not self.life  # b"": it may not be there yet
+        return not alone and silent > 2 * LOOK_SECONDS and nobody_listens(self.address)
 
     def _ask_again(self) -> None:
         if self.offering.made:  # what came of it is as little known as what came of the others

@@ -13,6 +13,7 @@ from shoal.ps.wire import WITH_DENSE, Header, Kind, Wanted, WireError, numbers, 
 from shoal.ps.worker.arriving import ArrivingRows
 from shoal.ps.worker.lease import Lease
 from shoal.ps.worker.link import Link
+from shoal.ps.worker.replicas import Replicas
 
 # Values of rows in one request, about. A server answers others in between; it sends such an answer
 # in parts by itself, but rows that it has to pack travel as one message each.
@@ -75,7 +76,7 @@ def cut(shares: list[Share], dims: list[int], server: int, most: int) -> list[Pi
 class Asked(NamedTuple):
     """A request for some of a pull's rows."""
 
-    link: Link
+    link: Link | Replicas
     header: Header
     wanted: Wanted
     pieces: Pieces
@@ -95,7 +96,7 @@ class Pulling:
         for one in chain.from_iterable(asked):
             places = [(starts[k] + i * dims[k], (j - i) * dims[k]) for k, i, j in one.pieces]
             answer = one.header.answer(Kind.OK, one.header.flags)
-            one.link.rows[one.header.sequence] = ArrivingRows(answer, self.rows, places)
+            one.link.expect(one.header.sequence, ArrivingRows(answer, self.rows, places))
 
     def wait(self) -> list[Tensor]:
         """Rows [n, dim] of every share, only to be read."""
@@ -117,7 +118,7 @@ class Pushing:
     def __init__(self, flags: int, step: int, lease: Lease | None = None):
         self.flags, self.step, self.lease = flags, step, lease
         self.until = 0 if lease is None else lease.computed  # batches of the lease before this
-        self.asked: list[tuple[Link, int]] = []
+        self.asked: list[tuple[Link | Replicas, int]] = []
 
     def wait(self) -> tuple[float, float, list[Tensor]]:
         """Loss and count of the step they were applied in, and the servers' dense parameters."""

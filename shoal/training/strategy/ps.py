@@ -74,7 +74,7 @@ class ParameterServers(Strategy):
             self.dense_optimizer = None
             if self.world.is_main and not self.elastic:
                 self.begin_dense()
-        self.world.barrier()
+        self._agree()
 
     def begin_dense(self) -> None:
         """Let the servers begin with the dense parameters of this worker."""
@@ -92,7 +92,7 @@ class ParameterServers(Strategy):
         self.spec = Spec(
             seed=self.seed,
             workers=MOST_WORKERS if self.elastic else self.world.size,
-            servers=len(section.addresses),
+            servers=len(section.addresses) // section.replicas,
             mode=section.mode,
             staleness=section.staleness,
             elastic=self.elastic,
@@ -109,6 +109,7 @@ class ParameterServers(Strategy):
             plain=section.plain,
             recovery=self.join_timeout if section.journal else 0.0,
             shared_memory=self.world.shared_memory,
+            replicas=section.replicas,
         )
         client.flags = BFLOAT16 * section.bfloat16 | COMPRESSED * section.compress
         client.hello(self.spec, self.join_timeout)
@@ -174,7 +175,7 @@ class ParameterServers(Strategy):
     def _split(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """One flat tensor per server: of those parameters that are its own."""
         owners = self.spec.owners()
-        flat: list[list[Tensor]] = [[] for _ in self.section.addresses]
+        flat: list[list[Tensor]] = [[] for _ in range(self.spec.servers)]
         for owner, tensor in zip(owners, tensors):
             flat[owner].append(tensor.detach().reshape(-1).cpu())
         return [torch.cat(some) if some else torch.empty(0) for some in flat]
@@ -197,7 +198,7 @@ class ParameterServers(Strategy):
         super().settle()
         while self._under_way:
             self._under_way.popleft().wait()
-        self.world.barrier()
+        self._agree()
         if self.dense_at_servers:
             self._take_dense(self.client.dense())
 
@@ -209,7 +210,7 @@ class ParameterServers(Strategy):
             super().restore_dense(tensors)
         elif self.world.is_main:
             self.client.set_dense(self._split(self.dense), tensors)
-        self.world.barrier()
+        self._agree()
 
     def can_save_delta(self) -> bool:
         """Not after rows were dropped or counts faded, of which a delta does not tell."""
@@ -229,7 +230,18 @@ class ParameterServers(Strategy):
         """Let the servers take over the rows of a checkpoint."""
         if self.world.is_main:
             self.client.load(str(folder), files, steps, fresh)
-        self.world.barrier()
+        self._agree()
+
+    def _agree(self) -> None:
+        """Wait for all workers; a server that one of them has lost is left out by all.
+
+        It may live, and lack what worker 0 has just told the others.
+        """
+        if self.section.replicas == 1:
+            self.world.barrier()
+            return
+        lost = torch.tensor(self.client.left_out, dtype=torch.float32, device=self.world.device)
+        self.client.leave_out([number > 0 for number in self.world.all_reduce(lost).tolist()])
 
     def on_peer_lost(self, leave: Callable[[str], None]) -> None:
         self.client.on_lost = leave
