@@ -6,11 +6,13 @@ answers on. Files are keyed by id, so any number of servers can load what any nu
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import json
 import os
 import signal
+import stat
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -90,6 +92,7 @@ class ShardWriter:
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             _follow(server)
+            _close_sockets()
             if self._gate >= 0:
                 os.close(self._gate)
                 if not os.read(told, 1):
@@ -144,6 +147,14 @@ class ShardWriter:
                 os.waitpid(self._pid, 0)
             except (ProcessLookupError, ChildProcessError):
                 pass
+
+
+def _close_sockets() -> None:
+    """In the child: where the server is gone, nobody shall find its sockets still open."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself is closed by now
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                os.close(int(name))
 
 
 class Written:
