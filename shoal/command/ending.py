@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import typer
 
 import shoal
+from shoal.command import starting
 
 raised: list[shoal.Interrupted] = []  # a library whose import it ends may make another error of it
 
@@ -68,6 +69,8 @@ def stop(number: int, frame: FrameType | None) -> None:
     if number == signal.SIGTERM and stopping is not None and stopping.ask(number):
         return  # a run that trains: it saves, and stops
     raised.append(shoal.Interrupted(number))
+    if starting.under_way:  # torch's native code calls Python there, and aborts where that raises
+        tell_stopped(raised[0])
     raise raised[0]
 
 

@@ -14,6 +14,7 @@ from threading import Thread
 
 # Modules with libraries of their own that come in with the schema of a config.
 LIBRARIES = ("pydantic_core", "yaml", "binascii", "contextvars", "hashlib", "random", "zoneinfo")
+under_way: list[bool] = []  # imports
 
 
 def begin() -> None:
@@ -26,9 +27,11 @@ def begin() -> None:
 def importing() -> Iterator[None]:
     """What is imported stays. The collector would walk through all of it again and again."""
     gc.disable()
+    under_way.append(True)
     try:
         yield
     finally:
+        under_way.pop()
         begin()
 
 

@@ -221,6 +221,31 @@ def test_ranks_that_start_say_nothing_of_ctrl_c() -> None:
     assert rank.communicate(timeout=60) == ("", "") and rank.returncode == 130
 
 
+def test_ctrl_c_while_a_command_imports() -> None:
+    """Nothing is raised: native code that is importing would abort."""
+    code = (
+        "import signal, time; from shoal.command import ending, starting\n"
+        "signal.signal(signal.SIGINT, ending.stop)\n"
+        "try:\n"
+        "    with starting.importing():\n"
+        "        print('here', flush=True)\n"
+        "        time.sleep(60)\n"
+        "except BaseException as error:\n"
+        "    print('raised', error, flush=True)\n"
+    )
+    command = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert command.stdout is not None and command.stdout.readline() == "here\n"
+    command.send_signal(signal.SIGINT)
+    output, errors = command.communicate(timeout=60)
+    assert output == "" and errors.startswith("stopped by SIGINT") and command.returncode == 130
+
+
 def test_data_fetch_from_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder of archives serves machines without internet; a wrong archive is refused."""
     from dataclasses import replace
