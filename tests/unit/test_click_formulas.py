@@ -28,6 +28,8 @@ from shoal.world.world import World
 class Weights:
     """A store of given rows; row 0 of a table with padding is zeros."""
 
+    far = False
+
     def __init__(self, table: Table):
         self.table = table
         random = np.random.default_rng(sum(map(ord, table.name)))

@@ -47,6 +47,8 @@ def plain(case: str, facts: Facts = FACTS, **options) -> ClickModel:
 class Weights:
     """A store of given rows."""
 
+    far = False
+
     def __init__(self, table: Table):
         self.table = table
         random = np.random.default_rng(sum(map(ord, table.name)))

@@ -116,7 +116,7 @@ def test_what_is_wrong_is_told(text: str, told: str, tmp_path: Path) -> None:
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="No such file"):
         find(f"{tmp_path}/none.py:MyModel")
-    with pytest.raises(ValueError, match="models of your own"):
+    with pytest.raises(ValueError, match="names one of your own"):
         find("my_models.py")
 
 

@@ -223,7 +223,7 @@ def test_without_memory_one_line_says_so(
     monkeypatch.setattr(shoal.ps.server.steps, "open_offered", elsewhere)
     before = descriptors()
     with (
-        caplog.at_level(logging.INFO),
+        caplog.at_level(logging.INFO, "shoal"),
         serving() as running,
         joined(running.addresses, make_spec()) as client,
     ):
