@@ -5,6 +5,7 @@ Graphs are written by hand here; those of whole artifacts are in test_artifact.p
 
 from __future__ import annotations
 
+import os
 import resource
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from shoal.embedding.store import Rows
+from shoal.embedding.table import Init, Table
 from shoal.runs.artifact.files import ArtifactError
 from shoal.runs.artifact.graph import Graph
 from shoal.runs.artifact.histories import FILE, Told
+from shoal.runs.artifact.tables import RowTable, write_table
 
 X = {"node": "x"}
 INTS = {"dtype": {"dtype": "int64"}}
@@ -146,3 +150,16 @@ def test_histories_that_are_none(change: dict[str, Any], tmp_path: Path) -> None
     save_file({name: one for name, one in found.items() if one is not None}, tmp_path / FILE)
     with pytest.raises(ArtifactError, match="is damaged: its histories"):
         Told(tmp_path, {"files": {FILE: {}}}, num_users=2, num_items=5)
+
+
+@pytest.mark.parametrize("ids", [torch.tensor([0.0]), torch.tensor([True]), torch.tensor([1j])])
+def test_ids_that_are_no_whole_numbers(ids: torch.Tensor, tmp_path: Path) -> None:
+    rows = Rows(torch.arange(6), torch.rand(6, 3))
+    table = Table("item", 3, 6, Init("uniform", 0.1))
+    facts = write_table(tmp_path, table, iter([rows]), "float32")
+    found = RowTable(
+        tmp_path, {"files": {name: {} for name in os.listdir(tmp_path)}}, "item", facts
+    )
+    assert found.rows(torch.tensor([5])).shape == (1, 3)
+    with pytest.raises(ArtifactError, match="not whole numbers"):
+        found.rows(ids)

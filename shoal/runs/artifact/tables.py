@@ -147,6 +147,8 @@ class RowTable:
         return self._flat(torch.arange(self.size))
 
     def _flat(self, ids: Tensor) -> Tensor:
+        if ids.dtype not in (torch.int64, torch.int32):
+            raise ArtifactError(f"ids of table {self.name!r} are {ids.dtype}, not whole numbers")
         if self.table.rows is not None and len(ids):
             low, high = int(ids.min()), int(ids.max())
             if low < 0 or high >= self.table.rows:
