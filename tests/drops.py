@@ -9,6 +9,7 @@ from torch import Tensor
 from shoal.world.core import load_core
 
 core = load_core()
+# Without a compiler there is no core: masks are then made by torch, which test_dropout.py tests.
 needs_core = pytest.mark.skipif(core is None, reason="the native core was not built")
 MANY = 1 << 20
 

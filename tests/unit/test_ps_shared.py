@@ -26,6 +26,7 @@ from shoal.ps.wire import SHARED, Header, Kind, WireError
 from shoal.ps.worker.arriving import ArrivingRows
 from shoal.ps.worker.client import Client, Share
 
+# Native code alone reads and writes there; without it all rows come by the socket.
 pytestmark = pytest.mark.skipif(
     not can_share(), reason="no native core, or a system without memory files"
 )
@@ -268,6 +269,7 @@ def large_pages(folder: Path) -> int:
     try:
         file = os.memfd_create(NAME, flags)
     except OSError as error:
+        # What is refused cannot be made here, so nobody can offer it either.
         pytest.skip(f"this system has no large pages: {error}")
     os.ftruncate(file, 1 << 25)
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, SEALS)
