@@ -13,8 +13,7 @@ batch, any rank and any restart. Every epoch draws new masks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -94,15 +93,11 @@ class MaskedWindows(Reader):
             popularity = np.bincount(dataset.item_ids("train"), minlength=dataset.num_items)
             self.logq = log_weights(popularity, negatives.distribution, negatives.alpha)
 
-    def batches(
-        self, epoch: int, rank: int = 0, size: int = 1, start: int = 0, skip: int = 0
-    ) -> Iterator[Batch]:
-        for batch in super().batches(epoch, rank, size, start, skip):
-            asked = batch.tensor("target") > 0
-            offsets = F.pad(asked.sum(1).cumsum(0), (1, 0))
-            places = asked.view(-1).nonzero().view(-1)
-            batch.ids["masked"] = Jagged(places, offsets)
-            yield batch
+    def finish(self, batch: Batch) -> Batch:
+        asked = batch.tensor("target") > 0
+        offsets = F.pad(asked.sum(1).cumsum(0), (1, 0))
+        places = asked.view(-1).nonzero().view(-1)
+        return replace(batch, ids={**batch.ids, "masked": Jagged(places, offsets)})
 
     def make(self, samples: np.ndarray, epoch: int) -> Batch:
         users, starts, stops = self.places(samples, epoch)

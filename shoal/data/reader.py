@@ -64,7 +64,7 @@ class Reader:
             made = self.make(order[np.concatenate(places)], epoch)
             stops = np.cumsum([len(part) for part in places]).tolist()
             return [
-                replace(made.rows(stop - len(part), stop), first=first)
+                self.finish(replace(made.rows(stop - len(part), stop), first=first))
                 for part, stop, first in zip(places, stops, firsts)
             ]
 
@@ -84,6 +84,10 @@ class Reader:
     def make(self, samples: np.ndarray, epoch: int) -> Batch:
         """The batch of the given sample numbers."""
         raise NotImplementedError  # every reader writes its own
+
+    def finish(self, batch: Batch) -> Batch:
+        """One rank's slice of one batch, with what can be said of it alone."""
+        return batch
 
     def empty(self) -> Batch:
         """A batch without samples, where num_batches is None and a rank runs out before others."""

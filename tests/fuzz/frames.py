@@ -69,6 +69,7 @@ def _life(rng: random.Random, folder: Path, elastic: bool) -> Iterator[tuple[int
         known = Fuzzer(rng.getrandbits(32), sessions, hello, str(folder / "nowhere"))
         strange = Fuzzer(rng.getrandbits(32), [5, 6], hello, str(folder / "nowhere"))
         known.open = strange.open = elastic
+        strange.strange = True
         lines = [Bare(address) for _ in range(3)]
         yield 0, process.pid
         for number in range(LIVES):

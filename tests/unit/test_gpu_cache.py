@@ -104,6 +104,19 @@ def test_many_rows_come_while_others_are_updated(optimizer):
 
 
 @slow
+def test_rows_that_came_ahead_may_have_gone_again():
+    ours, whole = make("adagrad")
+    train(ours, whole, 3)  # the last one announces what comes next
+    first = draw(3).to(DEVICE)
+    for start in (30, 45, 60):
+        others = torch.arange(start, start + 15, device=DEVICE)
+        assert torch.equal(ours.pull(others), whole.pull(others))
+    assert torch.equal(ours.pull(first), whole.pull(first))
+    train(ours, whole, 3, first=3)
+    assert_same_rows(ours, whole)
+
+
+@slow
 def test_all_rows_are_read_and_updated_in_parts():
     ours, whole = make("adam")
     train(ours, whole, 3)

@@ -44,6 +44,7 @@ class Fuzzer:
         self.sessions = sessions
         self.steps = {STEPS}  # what workers are at
         self.open = False  # whether anybody may join, and order
+        self.strange = False  # whether its sessions are nobody's, unless one of them joins
         text = json.dumps({"name": folder, "delta": False}).encode()
         load = json.dumps({"name": folder, "files": {"rows-user-0": {}}, "steps": {}}).encode()
         ids, rows = pack_parts(1, 2, 3), struct.pack("<12f", *range(12))
@@ -134,6 +135,8 @@ class Fuzzer:
         known = values[7] in self.sessions
         if values[2] in ORDERS and (known or self.open):
             values[7] = self.random.getrandbits(64)
+        elif values[2] == Kind.PUSH and self.open and (self.strange or not known):
+            values[7] = self.random.getrandbits(64)  # who said hello in this session has joined
         elif values[2] == Kind.PUSH and known and values[6] in self.steps:
             values[6] += self.random.choice((-STEPS, 2, 3))
         return [HEADER.pack(*values) + frames[0][HEADER.size :], *frames[1:]]

@@ -47,13 +47,21 @@ def problem(positions, rows, dim, stop, with_bias, seed=0):
     return hidden, values, bias, targets
 
 
+def test_parts_fill_the_last_round_and_are_few_where_each_costs_much():
+    assert triton_softmax.count_parts(46, 40_982, 264, 16) == 17  # 782 of 792
+    assert triton_softmax.count_parts(641, 5_888, 396, 64) == 3  # 1,923 of 1,980
+    assert triton_softmax.count_parts(3_907, 256, 396, 64) == 1
+    assert triton_softmax.count_parts(2, 500_002, 264, 16) == 132
+
+
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize(
     ("positions", "rows", "dim", "stop"),
     [(1, 2, 16, 2), (7, 33, 16, 33), (19, 130, 32, 100), (33, 70, 64, 70)],
 )
 def test_losses_and_gradients_of_states(positions, rows, dim, stop, with_bias, monkeypatch):
-    monkeypatch.setattr(triton_softmax, "PROGRAMS", 6)
+    monkeypatch.setattr(triton_softmax, "AT_ONCE", 6)
+    monkeypatch.setattr(triton_softmax, "POOL_COST", 1)
     hidden, values, bias, targets = problem(positions, rows, dim, stop, with_bias)
     losses, grads, _, _ = triton_softmax.pool(hidden, values, bias, targets, stop, shape=SHAPES)
     states = hidden.double().requires_grad_()

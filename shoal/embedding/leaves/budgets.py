@@ -15,7 +15,7 @@ from shoal.embedding.table import Table
 
 INDEX_FIXED, INDEX_GROWING = 8, 24  # bytes of the index for a row that host memory may lack
 SLOT = 16  # bytes beside a row in host memory: whose it is, when it was used
-INDEX_GPU, SLOT_GPU = 4, 24  # both likewise in GPU memory
+INDEX_GPU, SLOT_GPU = 4, 13  # both likewise in GPU memory
 FEWEST = 64  # rows in memory below which a tier makes no sense
 
 

@@ -8,8 +8,8 @@ Rows of the batch that comes next come on a stream beside, while this one comput
     beside                                        | stage k+1, rows of k stay    |
 
 What `stage k+1` beside moves is used neither by step k nor, any more, by those before it. The same
-ids are staged once more when their step begins: mostly there is nothing left to do then, and what
-lacked room comes.
+ids are staged once more when their step begins: mostly there is nothing left to do then, which a
+comparison tells, and else what lacked room comes.
 """
 
 from __future__ import annotations
@@ -161,8 +161,10 @@ class CachedGpuTables(GpuTables):
         return True
 
     def _stage(self, ids: Tensor) -> None:
+        before = self._ahead
         self.settle()
-        gpu_staging.stage(ids, self.slots, self.hot, self.memory, self.wrong, self.padding)
+        held = self.slots, self.hot, self.memory, self.wrong, self.padding
+        gpu_staging.stage(ids, *held, before=before)
         self._staged = ids
         self._asked += len(ids)
 

@@ -27,6 +27,8 @@ from shoal.embedding.leaves.gpu_random import Recipes, initial, nearest, widen
 
 ABSENT, UNKNOWN = tl.constexpr(-1), tl.constexpr(-2)
 BLOCK = 1024  # ids that one program locates
+READERS = 792  # programs that read rows: six for each multiprocessor of a large GPU, so that there
+# is room beside them for those that sort
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,8 @@ def read_rows(values, row, here, column, DIM: tl.constexpr, HALF: tl.constexpr):
 
 
 @triton.jit
-def _read(values, rows, ids, starts, tables, place, here, column, recipe_keys, factors, kinds,
+def _read(values, row, ids, starts, tables, place, here, column, recipe_keys, factors, kinds,
           DIM: tl.constexpr, HALF: tl.constexpr, GROWS: tl.constexpr, EVERY: tl.constexpr):
-    row = tl.load(rows + place, mask=here, other=ABSENT)
     value = read_rows(values, row, row >= 0, column, DIM, HALF)
     if GROWS:
         unknown = row == UNKNOWN
@@ -117,13 +118,18 @@ def _read(values, rows, ids, starts, tables, place, here, column, recipe_keys, f
 def _gather(values, rows, ids, starts, tables, count, recipe_keys, factors, kinds, out,
             DIM: tl.constexpr, HALF: tl.constexpr, GROWS: tl.constexpr, EVERY: tl.constexpr,
             WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     column = tl.arange(0, WIDTH)
-    here = place < count
-    value = _read(values, rows, ids, starts, tables, place, here, column, recipe_keys, factors,
-                  kinds, DIM, HALF, GROWS, EVERY)
-    inside = here[:, None] & (column < DIM)[None, :]
-    tl.store(out + place[:, None] * DIM + column[None, :], value, mask=inside)
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(rows + place, mask=place < count, other=ABSENT)
+    for _ in range(tl.program_id(0), tl.cdiv(count, BLOCK), tl.num_programs(0)):
+        here = place < count
+        following = place + tl.num_programs(0) * BLOCK
+        next_row = tl.load(rows + following, mask=following < count, other=ABSENT)
+        value = _read(values, row, ids, starts, tables, place, here, column, recipe_keys, factors,
+                      kinds, DIM, HALF, GROWS, EVERY)
+        inside = here[:, None] & (column < DIM)[None, :]
+        tl.store(out + place[:, None] * DIM + column[None, :], value, mask=inside)
+        place, row = following, next_row
 
 
 @triton.jit
@@ -140,7 +146,8 @@ def _pool(values, rows, ids, starts, tables, count, recipe_keys, factors, kinds,
     for k in range(0, longest):
         place = begin + k
         inside = place < end
-        value = _read(values, rows, ids, starts, tables, place, inside, column, recipe_keys,
+        row = tl.load(rows + place, mask=inside, other=ABSENT)
+        value = _read(values, row, ids, starts, tables, place, inside, column, recipe_keys,
                       factors, kinds, DIM, HALF, GROWS, EVERY)
         if WEIGHTED:
             value = value * tl.load(coefficients + place, mask=inside, other=0.0)[:, None]
@@ -207,7 +214,8 @@ def gather(
     out = torch.empty(len(rows), values.shape[1], device=rows.device)
     if len(rows):
         shape = shape or read_shape(values.shape[1])
-        _gather[(triton.cdiv(len(rows), shape["BLOCK"]),)](
+        programs = min(READERS, triton.cdiv(len(rows), shape["BLOCK"]))
+        _gather[(programs,)](
             *_reading(values, rows, lookup, len(rows), recipes),
             out,
             **_constants(values, recipes, grows),
@@ -270,7 +278,7 @@ def describe_bags(
 def read_shape(dim: int) -> dict[str, int]:
     """How many rows a program reads, and by how many warps; measured on an H200."""
     width = triton.next_power_of_2(dim)
-    return {"WIDTH": width, "BLOCK": max(1, 2048 // width), "num_warps": 4}
+    return {"WIDTH": width, "BLOCK": max(1, 1024 // width), "num_warps": 4}
 
 
 def _reading(

@@ -16,7 +16,8 @@ slots by how cold their rows are; `choose` finds the coldness from which enough 
 order of rows, but for chance between neighbouring blocks: who lies close together in host memory
 is moved at about the same time, and an address need not be looked up for every row. No number
 depends on which slot a row has. Rows of a step that is under way stay (LEAST = 2) while those of
-the next one come.
+the next one come. When that one begins, the same ids are staged once more: a comparison of ids says
+mostly that nothing is left to do.
 """
 
 # mypy: disable-error-code=no-untyped-def
@@ -41,11 +42,14 @@ HALF_LIFE = tl.constexpr(128.0)  # stagings after which a use counts half
 SHORT = -(1 << 63)  # noted in place of an id: a step wants more rows than there are slots
 LONG_AGO = -(1 << 20)
 # What is counted, int64: stagings, rows called, slots older than the bound, the bound; slots listed
-# that are older, and as old; and over all stagings rows called when they were needed, and ahead.
-TIME, WANTED, OLDER, BOUND, LISTED, EQUAL, LATE, EARLY = (tl.constexpr(k) for k in range(8))
+# that are older, and as old; over all stagings rows called when they were needed, and ahead; rows
+# that found no room; whether ids differ from those before; whether there is nothing to do.
+TIME, WANTED, OLDER, BOUND, LISTED, EQUAL, LATE, EARLY, LACKING, DIFFER, DONE = (
+    tl.constexpr(k) for k in range(11)
+)
 PROGRAMS = 264  # that exchange when nobody computes
 # And when somebody does: who waits for the bus keeps others of its multiprocessor waiting.
-BESIDE = 66
+BESIDE = 33
 BLOCK = 1024
 SCAN = 2048  # rows that one program looks at
 
@@ -55,32 +59,45 @@ class Slots:
     """Where the rows of one table are."""
 
     slot_of: Tensor  # [rows] int32
-    owner: Tensor  # [slots] int64
+    owner: Tensor  # [slots] int32, or int64 where there are too many rows
     used: Tensor  # [slots] int32
     heat: Tensor  # [slots] float32
-    counts: Tensor  # [8] int64
+    counts: Tensor  # [11] int64
     ages: Tensor  # [AGES] int32
-    levels: Tensor  # [slots] int32: how cold their rows are
-    chosen: Tensor  # [slots] int32: slots whose rows go
+    levels: Tensor  # [slots] uint8: how cold their rows are
 
     @classmethod
     def make(cls, rows: int, slots: int, device: torch.device) -> Slots:
+        number = torch.int32 if rows < 1 << 31 else torch.int64
         return cls(
             torch.full((rows,), AWAY.value, dtype=torch.int32, device=device),
-            torch.full((slots,), -1, dtype=torch.int64, device=device),
+            torch.full((slots,), -1, dtype=number, device=device),
             torch.full((slots,), LONG_AGO, dtype=torch.int32, device=device),
             torch.zeros(slots, device=device),
-            torch.zeros(8, dtype=torch.int64, device=device),
+            torch.zeros(11, dtype=torch.int64, device=device),
             torch.zeros(AGES.value, dtype=torch.int32, device=device),
-            torch.zeros(slots, dtype=torch.int32, device=device),
-            torch.zeros(slots, dtype=torch.int32, device=device),
+            torch.zeros(slots, dtype=torch.uint8, device=device),
         )
 
 
 # fmt: off
 @triton.jit
-def _begin(counts, ages):
-    tl.store(counts, tl.load(counts) + 1)
+def _compare(ids, before, counts, count, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    one = tl.load(ids + place, mask=place < count, other=0)
+    other = tl.load(before + place, mask=place < count, other=0)
+    if tl.max((one != other).to(tl.int32), 0) != 0:
+        tl.store(counts + DIFFER, 1)
+
+
+@triton.jit
+def _begin(counts, ages, COMPARED: tl.constexpr):
+    """COMPARED: 1 where ids were compared with those before, else 0."""
+    done = (tl.load(counts + DIFFER) + tl.load(counts + LACKING) == 0).to(tl.int64) * COMPARED
+    tl.store(counts + TIME, tl.load(counts + TIME) + 1 - done)
+    tl.store(counts + DONE, done)
+    tl.store(counts + DIFFER, 0)
+    tl.store(counts + LACKING, 0)
     for k in tl.static_range(1, 6):
         tl.store(counts + k, 0)
     place = tl.arange(0, AGES)
@@ -89,25 +106,27 @@ def _begin(counts, ages):
 
 @triton.jit
 def _call(ids, slot_of, used, counts, wrong, count, rows, padding, BLOCK: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    here = place < count
-    id_ = tl.load(ids + place, mask=here, other=0)
-    outside = here & ((id_ < 0) | (id_ >= rows))
-    note_wrong(wrong, 0 * tl.program_id(0), id_, outside)
-    here = here & (outside == 0) & (id_ != padding)
-    id_ = tl.where(here, id_, 0)
-    slot = tl.load(slot_of + id_, mask=here, other=CALLED)
-    now = tl.load(counts + TIME).to(tl.int32)
-    tl.store(used + slot, tl.zeros_like(slot) + now, mask=slot >= 0)
-    tl.store(slot_of + id_, tl.zeros_like(slot) + CALLED, mask=slot == AWAY)
+    if tl.load(counts + DONE) == 0:
+        place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        here = place < count
+        id_ = tl.load(ids + place, mask=here, other=0)
+        outside = here & ((id_ < 0) | (id_ >= rows))
+        note_wrong(wrong, 0 * tl.program_id(0), id_, outside)
+        here = here & (outside == 0) & (id_ != padding)
+        id_ = tl.where(here, id_, 0)
+        slot = tl.load(slot_of + id_, mask=here, other=CALLED)
+        now = tl.load(counts + TIME).to(tl.int32)
+        tl.store(used + slot, tl.zeros_like(slot) + now, mask=slot >= 0)
+        tl.store(slot_of + id_, tl.zeros_like(slot) + CALLED, mask=slot == AWAY)
 
 
 @triton.jit
 def _list(slot_of, wanted, counts, rows, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    calls = tl.load(slot_of + row, mask=row < rows, other=AWAY) == CALLED
-    if tl.max(calls.to(tl.int32), 0) != 0:
-        tl.store(wanted + _append(counts + WANTED, calls), row, mask=calls)
+    if tl.load(counts + DONE) == 0:
+        row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        calls = tl.load(slot_of + row, mask=row < rows, other=AWAY) == CALLED
+        if tl.max(calls.to(tl.int32), 0) != 0:
+            tl.store(wanted + _append(counts + WANTED, calls), row, mask=calls)
 
 
 @triton.jit
@@ -169,7 +188,7 @@ def _dismiss(slot_of, levels, counts, chosen, size, ROWS: tl.constexpr, BLOCK: t
         slot = place.to(tl.int32)
         if ROWS:
             slot = tl.load(slot_of + place, mask=place < size, other=AWAY)
-        age = tl.load(levels + slot, mask=(place < size) & (slot >= 0), other=0)
+        age = tl.load(levels + slot, mask=(place < size) & (slot >= 0), other=0).to(tl.int32)
         if not ROWS:
             age = tl.where(age == AGES - 1, age, 0)
         older = age > bound
@@ -185,18 +204,20 @@ def _exchange(slot_of, heat, owner, used, counts, chosen, wanted, values, state_
               WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     count = tl.load(counts + WANTED)
     free = tl.load(counts + OLDER) + tl.load(counts + EQUAL)
+    if (tl.program_id(0) == 0) & (count > free):
+        tl.store(counts + LACKING, count - free)
     now = tl.load(counts + TIME)
     column = tl.arange(0, WIDTH)
     wide = (column < DIM)[None, :]
     for block in range(tl.program_id(0), tl.cdiv(count, BLOCK).to(tl.int32), tl.num_programs(0)):
         place = block * BLOCK + tl.arange(0, BLOCK)
         here = place < count
-        row = tl.load(wanted + place, mask=here, other=0)
+        row = tl.load(wanted + place, mask=here, other=0).to(tl.int64)
         without = here & (place >= free)
         tl.store(slot_of + row, tl.zeros_like(place) + AWAY, mask=without)
         here = here & (place < free)
         slot = tl.load(chosen + place, mask=here, other=0).to(tl.int64)
-        old = tl.load(owner + slot, mask=here, other=-1)
+        old = tl.load(owner + slot, mask=here, other=-1).to(tl.int64)
         goes = here & (old >= 0)
         to = old[:, None] * PITCH + column[None, :]
         at = slot[:, None] * DIM + column[None, :]
@@ -278,16 +299,21 @@ def stage(
     wrong: Tensor,
     padding: int,
     ahead: bool = False,
+    before: Tensor | None = None,
 ) -> None:
     """Rows of ids [n] into slots. hot: values and pieces of state; host [rows, pitch]: all of them.
 
     ahead: for a step to come; rows that the staging before called stay. Where room is short, some
-    do not come.
+    do not come. before: ids of the staging before, which may be the same.
     """
     n, number, rows = len(ids), len(slots.owner), len(slots.slot_of)
-    wanted = torch.empty(n, dtype=torch.int64, device=ids.device)
+    wanted = torch.empty(n, dtype=slots.owner.dtype, device=ids.device)
+    chosen = torch.empty(n, dtype=torch.int32, device=ids.device)  # slots whose rows go
     least, where = (2, EARLY) if ahead else (1, LATE)
-    _begin[(1,)](slots.counts, slots.ages)
+    compared = before is not None and before.shape == ids.shape
+    if compared:
+        _compare[(triton.cdiv(n, SCAN),)](ids, before, slots.counts, n, BLOCK=SCAN)
+    _begin[(1,)](slots.counts, slots.ages, COMPARED=int(compared))
     _call[(triton.cdiv(n, BLOCK),)](
         ids,
         slots.slot_of,
@@ -305,7 +331,7 @@ def stage(
     known = slots.heat, slots.owner, slots.used, slots.counts
     _age[every](*known, slots.levels, slots.ages, number, LEAST=least, BLOCK=BLOCK)
     _choose[(1,)](slots.counts, slots.ages, WHERE=where.value)
-    lists = slots.slot_of, slots.levels, slots.counts, slots.chosen
+    lists = slots.slot_of, slots.levels, slots.counts, chosen
     _dismiss[every](*lists, number, ROWS=False, BLOCK=BLOCK)
     _dismiss[in_order](*lists, rows, ROWS=True, BLOCK=SCAN)
     how = exchange_shape(hot[0].shape[1])
@@ -314,7 +340,7 @@ def stage(
     _exchange[(programs,)](
         slots.slot_of,
         *known,
-        slots.chosen,
+        chosen,
         wanted,
         *[*hot, none, none][:3],
         host,
@@ -361,4 +387,4 @@ def peek(ids: Tensor, slots: Slots, values: Tensor, host: Tensor, padding: int) 
 def exchange_shape(dim: int) -> dict[str, Any]:
     """Rows that a program moves at a time."""
     width = triton.next_power_of_2(dim)
-    return {"WIDTH": width, "BLOCK": max(1, 1024 // width), "num_warps": 4}
+    return {"WIDTH": width, "BLOCK": max(1, 2048 // width), "num_warps": 4}

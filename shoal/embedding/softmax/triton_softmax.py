@@ -17,6 +17,8 @@ be rounded (torch.set_float32_matmul_precision("high")), two parts and three pro
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -29,7 +31,10 @@ from shoal.embedding.optim.rows import RowOptimizer
 DIMS = (16, 32, 64, 128, 256)  # of rows that the kernels are written for
 LOWEST = tl.constexpr(-1e30)  # below any logit, and finite: differences of it are numbers
 INTERPRETED = tl.constexpr(triton_rows.INTERPRETED)
-PROGRAMS = 264  # that share the rows: two for each multiprocessor of a large GPU
+AT_ONCE = 264  # programs: two for each multiprocessor of a large GPU
+SMALL_AT_ONCE = 396  # of those that write gradients: three for each
+POOL_COST, GRADIENT_COST = 16, 64  # of a part more: as so many rows, or positions
+MOST_PARTS = 512
 FEW = 64  # positions; a step of all rows is bound by memory then, else by products
 
 
@@ -243,10 +248,11 @@ def _update(parts, targets, normalizers, scale, rows, firsts, seconds, bias, bia
 def pool_shape(count: int, dim: int) -> dict[str, int]:
     """Tiles of the forward kernel, and how it is launched; measured on an H200."""
     if dim > 128:
-        return {"POSITIONS": 64, "ROWS": 32, "num_warps": 4, "num_stages": 2}
+        return {"POSITIONS": 64, "ROWS": 32, "num_warps": 4, "num_stages": 3}
     if count <= 32:
         return {"POSITIONS": 32, "ROWS": 64, "num_warps": 4, "num_stages": 3}
-    return {"POSITIONS": 128, "ROWS": 64, "num_warps": 8, "num_stages": 2}
+    rows = 32 if dim <= 64 and is_full() else 64
+    return {"POSITIONS": 128, "ROWS": rows, "num_warps": 8, "num_stages": 3}
 
 
 def update_shape(count: int, dim: int) -> dict[str, int]:
@@ -257,6 +263,29 @@ def update_shape(count: int, dim: int) -> dict[str, int]:
         return {"POSITIONS": 32, "ROWS": 16, "num_warps": 2, "num_stages": 2}
     stages = 2 if is_full() else 3
     return {"POSITIONS": 64, "ROWS": 128, "num_warps": 8, "num_stages": stages}
+
+
+def gradient_shape(dim: int) -> dict[str, int]:
+    """Tiles of the kernel that writes gradients, and how it is launched."""
+    if dim > 128:
+        return {"POSITIONS": 32, "ROWS": 32, "num_warps": 4, "num_stages": 2}
+    if dim > 64 and is_full():
+        return {"POSITIONS": 64, "ROWS": 128, "num_warps": 8, "num_stages": 2}
+    return {"POSITIONS": 64, "ROWS": 64, "num_warps": 4, "num_stages": 2}
+
+
+@functools.lru_cache(1024)
+def count_parts(tiles: int, length: int, at_once: int, cost: int) -> int:
+    """Into how many parts a length is cut that each of so many tiles goes along.
+
+    Programs come in rounds of at_once, which are the shorter the more parts there are, and the last
+    round should not be of few. A part more costs as much as `cost` of the length.
+    """
+
+    def estimate(parts: int) -> float:
+        return -(-tiles * parts // at_once) / parts + parts * cost / length
+
+    return min(range(1, MOST_PARTS + 1), key=estimate)
 
 
 def is_full() -> bool:
@@ -285,8 +314,8 @@ def pool(
         return losses, grads, normalizers, parts
     shape = shape or pool_shape(count, dim)
     tiles = triton.cdiv(count, shape["POSITIONS"])
-    share = triton.cdiv(triton.cdiv(stop, max(1, PROGRAMS // tiles)), shape["ROWS"])
-    share *= shape["ROWS"]
+    share = triton.cdiv(stop, count_parts(tiles, stop, AT_ONCE, POOL_COST))
+    share = triton.cdiv(share, shape["ROWS"]) * shape["ROWS"]
     splits = triton.cdiv(stop, share)
     tops, sums = hidden.new_empty(2, splits, count).unbind()
     pools = hidden.new_empty(splits, count, dim)
@@ -336,6 +365,7 @@ def row_gradients(
     rows: Tensor,
     bias: Tensor | None,
     stop: int,
+    shape: dict[str, int] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of rows [k, d] and bias [k] of the summed losses of `pool`, written down.
 
@@ -343,13 +373,11 @@ def row_gradients(
     """
     _, count, dim = parts.shape
     num_rows = len(rows)
-    shape = {"POSITIONS": 32, "ROWS": 32, "num_warps": 4, "num_stages": 2}
-    if dim <= 128:
-        stages = 2 if is_full() else 3
-        shape = {"POSITIONS": 64, "ROWS": 128, "num_warps": 8, "num_stages": stages}
+    shape = shape or gradient_shape(dim)
     blocks = triton.cdiv(num_rows, shape["ROWS"])
     tiles = triton.cdiv(count, shape["POSITIONS"])
-    share = triton.cdiv(tiles, max(1, min(16, PROGRAMS // blocks))) * shape["POSITIONS"]
+    shares = count_parts(blocks, count, SMALL_AT_ONCE, GRADIENT_COST)
+    share = triton.cdiv(tiles, shares) * shape["POSITIONS"]
     splits = triton.cdiv(count, share)
     grads = rows.new_empty(splits, num_rows, dim)
     bias_grads = None if bias is None else rows.new_empty(splits, num_rows)

@@ -99,8 +99,17 @@ class Graphed(Single):
         return None
 
     def receive(self, batch: Batch) -> Batch:
-        """As it is: it goes to the GPU when its step does."""
+        """As it is: it goes to the GPU when its step does, or when it is announced."""
         return batch if self.records else super().receive(batch)
+
+    def prefetch(self, batch: Batch) -> None:
+        """Where rows come ahead the batch does, too, and its ids are looked up there."""
+        if self.records and self._far and not self._asks and pad(batch) is batch:
+            found = self._recorded.get(shape_of(batch))
+            if found is not None:
+                batch = found.send(batch)
+                torch.cuda.current_stream().wait_stream(self._copies)
+        super().prefetch(batch)
 
     def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
         if not self.records:
@@ -116,28 +125,33 @@ class Graphed(Single):
         # host; and of a batch in parts the host adds up the counts.
         if len(parts) > 1 or self.model._forward_hooks or has_lists(parts[0]):
             return super().train_parts([part.to(self.world.device) for part in parts], lr)
-        asks = self.model.kind == "sequential" and self.model.steady
-        batch = pad(ask(parts[0]) if asks else parts[0])
+        batch = pad(ask(parts[0]) if self._asks else parts[0])
         if self._far and any(isinstance(ids, Every) for ids in self._far_ids(batch)):
             return super().train_parts([batch.to(self.world.device)], lr)  # too many to bring
-        shape = tuple((key, tuple(x.shape), x.dtype) for key, x in tensors(batch).items())
+        shape = shape_of(batch)
         found = self._recorded.get(shape)
         if found is None and (shape not in self._seen or len(self._recorded) == SHAPES):
             self._seen.add(shape)
             return super().train_parts([batch.to(self.world.device)], lr)
         if found is None:
             found = self._recorded[shape] = Recorded(batch, self.world.device, self._copies)
-            found.feed(batch)
+            found.take(batch)
             # A thread that makes the next batches may pin their memory meanwhile.
             with torch.cuda.graph(found.graph, self._pool, capture_error_mode="thread_local"):
                 self._loss.copy_(super().train_parts([found.batch], lr))
         else:
-            found.feed(batch)
+            found.take(batch)
         begin_all(self._leaves, lr)
         for name, leaf in self._far.items():
             leaf.bring([ids for ids in self._far_ids(found.batch, name) if isinstance(ids, Tensor)])
+        found.release()
         found.graph.replay()
         return self._loss.clone()
+
+    @property
+    def _asks(self) -> bool:
+        """Whether a batch gets a list of the places that are asked for."""
+        return self.model.kind == "sequential" and self.model.steady
 
     def _far_ids(self, batch: Batch, name: str | None = None) -> list[Ids]:
         """Ids of a table whose rows may be in host memory, or of all those tables."""
@@ -151,6 +165,8 @@ class Graphed(Single):
             now = next((x for key, x in state.items() if key != "step"), None)
             if now is not self._memory:
                 self._memory = now
+                if self._recorded:
+                    torch.cuda.synchronize(self.world.device)  # a batch may be on its way to one
                 self._recorded.clear()
                 self._seen.clear()
 
@@ -189,7 +205,8 @@ class Recorded:
             self._staged.append((there, self._views(there, batch), torch.cuda.Event()))
         # Memory comes from those who had it before on this stream, and they may still be at work.
         copies.wait_stream(torch.cuda.current_stream(device))
-        self._turn = 0
+        self._turn, self._now = 0, 0
+        self._held: list[Batch | None] = [None] * STAGED  # which batch is there, or comes
 
     def _views(self, memory: Tensor, like: Batch) -> dict[str, Tensor]:
         views = {}
@@ -198,10 +215,16 @@ class Recorded:
             views[key] = memory[start : start + length].view(x.dtype).view(x.shape)
         return views
 
-    def feed(self, batch: Batch) -> None:
-        """Copies to the device which nobody waits for: one, or of pinned tensors as they are."""
-        staged, views, taken = self._staged[self._turn % STAGED]
+    def send(self, batch: Batch) -> Batch:
+        """Let it go to the device, by copies which nobody waits for: one, or of pinned tensors as
+        they are. The batch there, until it is released; whoever reads it waits for the copies.
+        """
+        free = (k for k, one in enumerate(self._held) if one is None)
+        place = next(free, self._turn % STAGED)
+        staged, views, taken = self._staged[place]
         parts = tensors(batch)
+        if self._held[place] is not None:  # sent, and never trained on: somebody may read its ids
+            torch.cuda.synchronize(staged.device)
         with torch.cuda.stream(self.copies):
             taken.wait()  # the batch that was there before
             if all(x.is_pinned() for x in parts.values()):
@@ -214,10 +237,27 @@ class Recorded:
                     on_host[key].copy_(x)
                 staged.copy_(host, non_blocking=True)
                 gone.record()
-        torch.cuda.current_stream().wait_stream(self.copies)
-        self.memory.copy_(staged)
-        taken.record()
+        self._held[place] = batch
         self._turn += 1
+        return with_tensors(batch, views)
+
+    def take(self, batch: Batch) -> None:
+        """Into the graph's memory; it is sent unless it was."""
+        if not any(one is batch for one in self._held):
+            self.send(batch)
+        self._now = next(k for k, one in enumerate(self._held) if one is batch)
+        torch.cuda.current_stream().wait_stream(self.copies)
+        self.memory.copy_(self._staged[self._now][0])
+
+    def release(self) -> None:
+        """Nobody reads what was taken where it came from, from here on."""
+        self._staged[self._now][2].record()
+        self._held[self._now] = None
+
+
+def shape_of(batch: Batch) -> tuple:
+    """What batches that one graph computes have in common."""
+    return tuple((key, tuple(x.shape), x.dtype) for key, x in tensors(batch).items())
 
 
 def has_lists(batch: Batch) -> bool:
