@@ -48,10 +48,14 @@ def problem(positions, rows, dim, stop, with_bias, seed=0):
 
 
 def test_parts_fill_the_last_round_and_are_few_where_each_costs_much():
-    assert triton_softmax.count_parts(46, 40_982, 264, 16) == 17  # 782 of 792
-    assert triton_softmax.count_parts(641, 5_888, 396, 64) == 3  # 1,923 of 1,980
-    assert triton_softmax.count_parts(3_907, 256, 396, 64) == 1
-    assert triton_softmax.count_parts(2, 500_002, 264, 16) == 132
+    pooled = triton_softmax.AT_ONCE, triton_softmax.POOL_COST
+    assert triton_softmax.count_parts(46, 40_982, *pooled) == 17  # 782 programs: of 792
+    assert triton_softmax.count_parts(2, 500_002, *pooled) == 132
+    assert triton_softmax.count_parts(1, 500_002, *pooled) == 264
+    assert triton_softmax.count_parts(92, 3_417, *pooled) == 11
+    written = triton_softmax.SMALL_AT_ONCE, triton_softmax.GRADIENT_COST
+    assert triton_softmax.count_parts(641, 5_888, *written) == 3  # 1,923 programs: of 1,980
+    assert triton_softmax.count_parts(3_907, 256, *written) == 1
 
 
 @pytest.mark.parametrize("with_bias", [True, False])
@@ -61,7 +65,8 @@ def test_parts_fill_the_last_round_and_are_few_where_each_costs_much():
 )
 def test_losses_and_gradients_of_states(positions, rows, dim, stop, with_bias, monkeypatch):
     monkeypatch.setattr(triton_softmax, "AT_ONCE", 6)
-    monkeypatch.setattr(triton_softmax, "POOL_COST", 1)
+    monkeypatch.setattr(triton_softmax, "LEAST", 16)
+    triton_softmax.count_parts.cache_clear()
     hidden, values, bias, targets = problem(positions, rows, dim, stop, with_bias)
     losses, grads, _, _ = triton_softmax.pool(hidden, values, bias, targets, stop, shape=SHAPES)
     states = hidden.double().requires_grad_()

@@ -33,8 +33,8 @@ LOWEST = tl.constexpr(-1e30)  # below any logit, and finite: differences of it a
 INTERPRETED = tl.constexpr(triton_rows.INTERPRETED)
 AT_ONCE = 264  # programs: two for each multiprocessor of a large GPU
 SMALL_AT_ONCE = 396  # of those that write gradients: three for each
-POOL_COST, GRADIENT_COST = 16, 64  # of a part more: as so many rows, or positions
-MOST_PARTS = 512
+POOL_COST, GRADIENT_COST = 4, 64  # of a part more: as so many rows, or positions
+LEAST = 256  # rows or positions of a part
 FEW = 64  # positions; a step of all rows is bound by memory then, else by products
 
 
@@ -285,7 +285,7 @@ def count_parts(tiles: int, length: int, at_once: int, cost: int) -> int:
     def estimate(parts: int) -> float:
         return -(-tiles * parts // at_once) / parts + parts * cost / length
 
-    return min(range(1, MOST_PARTS + 1), key=estimate)
+    return min(range(1, max(1, length // LEAST) + 1), key=estimate)
 
 
 def is_full() -> bool:
