@@ -42,8 +42,8 @@ REASONS: dict[str, str] = {
     "RecVAE": "an epoch is four passes over the users there, one here",
     "NGCF": "each layer of RecBole reads the normalised vectors of the one before it; here, as in "
     "the paper's code, plain ones",
-    "MultiVAE": "RecBole's latent vectors are half as wide, and their noise is 0.01 of sigma; "
-    "these runs had the paper's",
+    "SGL": "views of the graph are drawn anew for every step here, for every epoch there",
+    "KGCN": "neighbours are drawn with replacement here, and there is no penalty",
 }
 
 
