@@ -133,6 +133,23 @@ def test_bad_rows(tmp_path, caplog, monkeypatch) -> None:
     assert samples.ids[:, 0].tolist() == list(range(1, 301))
 
 
+def test_bad_rows_of_parquet(tmp_path) -> None:
+    polars = pytest.importorskip("polars")
+    clicks, numbers = [1, 0, None, 1, 7, 0], [0.5, float("nan"), 1.0, None, 2.0, 3.0]
+    columns = {"click": clicks, "price": numbers, "item": [11, 12, 13, 14, 15, 16]}
+    polars.DataFrame(columns).write_parquet(tmp_path / "log.parquet")
+    given = {"data__format": "auto", "data__clicks__slots": ["item"]}
+    given |= {"data__clicks__dense": ["price"], "data__clicks__label": "click"}
+    with pytest.raises(ValueError, match=r"row 3: click is None.*data\.bad_rows=skip"):
+        prepare_log(job(tmp_path, "to", "log.parquet", config=config_of(tmp_path, **given)))
+    skip = config_of(tmp_path, **given, data__bad_rows="skip")
+    made = prepare_log(job(tmp_path, "to", "log.parquet", config=skip))
+    assert (made["rows"], made["bad_rows"]) == (3, 3)
+    samples, _, _ = open_log(tmp_path / "to")
+    assert samples.ids[:, 0].tolist() == [11, 14, 16]
+    assert samples.labels.tolist() == [1.0, 1.0, 0.0]
+
+
 @pytest.mark.slow
 def test_losses_and_figures_equal_those_of_the_files(tmp_path) -> None:
     write(tmp_path)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from shoal.data.clicks.samples import Layout, Samples
+from shoal.data.clicks.samples import Layout, Samples, join
 from shoal.data.random import hash64
 
 BLOCK_BYTES = 4 << 20  # read at a time
@@ -65,6 +65,25 @@ class LineBlock:
             index = start + error.index
             number = index if self.numbers is None else int(self.numbers[index])
             raise ValueError(f"{self.name}, line {self.first_line + number}: {error}") from None
+
+    def sound(self) -> tuple[Samples | None, int]:
+        """The samples of lines that can be read, None: of none; and how many cannot."""
+        parts, bad = self._sound(0, len(self))
+        return (join(parts) if parts else None), bad
+
+    def _sound(self, start: int, stop: int) -> tuple[list[Samples], int]:
+        """Found by halving."""
+        if start >= stop:
+            return [], 0
+        try:
+            return [self.samples(start, stop)], 0
+        except ValueError:
+            if stop - start == 1:
+                return [], 1
+        middle = (start + stop) // 2
+        first, before = self._sound(start, middle)
+        second, after = self._sound(middle, stop)
+        return first + second, before + after
 
     def num_bytes(self, start: int, stop: int) -> int:
         """How many bytes those lines have."""

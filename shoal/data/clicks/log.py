@@ -29,10 +29,17 @@ HEAD_BYTES = 1 << 16  # of a file, that tell it from another
 class Block(Protocol):
     """Some samples of a file that are not read yet."""
 
+    @property
+    def name(self) -> str:
+        """Of the file."""
+
     def __len__(self) -> int: ...
 
     def samples(self, start: int, stop: int) -> Samples:
         """Samples start to stop - 1."""
+
+    def sound(self) -> tuple[Samples | None, int]:
+        """The samples that can be read, None: no one can; and how many cannot."""
 
     def num_bytes(self, start: int, stop: int) -> int:
         """How many bytes those are."""

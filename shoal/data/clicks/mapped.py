@@ -22,9 +22,8 @@ import numpy as np
 
 from shoal.config.schema import DataSection
 from shoal.data.clicks.ahead import ahead
-from shoal.data.clicks.lines import LineBlock
 from shoal.data.clicks.log import Block, ClickLog, looks_like, make_layout
-from shoal.data.clicks.samples import Layout, Samples, join
+from shoal.data.clicks.samples import Layout, Samples
 from shoal.data.prepared.dataset import MANIFEST, REMEDY, VERSION, all_stored
 from shoal.data.prepared.files import (
     Appender,
@@ -96,11 +95,11 @@ class LogSteps:
 
         def parse(block: Block) -> tuple[Samples, int, int]:
             size = block.num_bytes(0, len(block))
-            if config.bad_rows != "skip" or not isinstance(block, LineBlock):
+            if config.bad_rows != "skip":
                 return block.samples(0, len(block)), 0, size
-            parts, bad = sound(block, 0, len(block))
+            samples, bad = block.sound()
             skipped[block.name] += bad
-            return join(parts) if parts else Samples.none(layout), bad, size
+            return samples or Samples.none(layout), bad, size
 
         bad_rows = 0
         for samples, bad, size in ahead(parse, _blocks(log), config.clicks.threads):
@@ -140,21 +139,6 @@ def _form(job: Job) -> str:
 def _blocks(log: ClickLog) -> Iterator[Block]:
     for file in log.files:
         yield from log.blocks(file)
-
-
-def sound(block: LineBlock, start: int, stop: int) -> tuple[list[Samples], int]:
-    """The samples of lines that can be read, and how many cannot: found by halving."""
-    if start >= stop:
-        return [], 0
-    try:
-        return [block.samples(start, stop)], 0
-    except ValueError:
-        if stop - start == 1:
-            return [], 1
-    middle = (start + stop) // 2
-    first, before = sound(block, start, middle)
-    second, after = sound(block, middle, stop)
-    return first + second, before + after
 
 
 class _Writer:

@@ -35,8 +35,22 @@ class FrameBlock:
         # Two threads may both decode; the results are the same, and the later one is kept.
         decoded = getattr(self, "_decoded", None)
         if decoded is None:
-            decoded = self._decoded = _decode(self.path, self.first, self.count, self.layout)
+            frame = _load(self.path, self.first, self.count, self.layout)
+            decoded = self._decoded = _decode(frame, self.path, self.first, self.layout)
         return decoded.slice(start, stop)
+
+    def sound(self) -> tuple[Samples, int]:
+        """The samples of rows whose label and numbers can be read, and how many cannot."""
+        frame = _load(self.path, self.first, self.count, self.layout)
+        good = _is_label(frame[self.layout.label], self.path)
+        for name in self.layout.dense:
+            good &= np.isfinite(_numbers(frame[name], self.path))
+        kept = frame if good.all() else frame.filter(good)
+        return _decode(kept, self.path, self.first, self.layout), int((~good).sum())
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
 
     def num_bytes(self, start: int, stop: int) -> int:
         """About how many bytes those rows have."""
@@ -74,25 +88,31 @@ def _read(path: Path, read: Any) -> Any:
         raise ValueError(f"{path} is damaged: not readable as Parquet ({error})") from None
 
 
-def _decode(path: Path, first: int, count: int, layout: Layout) -> Samples:
+def _load(path: Path, first: int, count: int, layout: Layout) -> Any:
+    """The rows as a frame of the columns that are read."""
     import polars as pl
 
     names = [*dict.fromkeys([layout.label, *layout.slots, *layout.dense])]
-    frame = _read(path, lambda: pl.scan_parquet(path).select(names).slice(first, count).collect())
-    labels = _floats(frame[layout.label], path, first)
-    if len(odd := np.flatnonzero((labels != 0) & (labels != 1))) or frame[layout.label].has_nulls():
-        row = int(odd[0]) if len(odd) else int(frame[layout.label].is_null().arg_max() or 0)
-        value = frame[layout.label][row]
+    return _read(path, lambda: pl.scan_parquet(path).select(names).slice(first, count).collect())
+
+
+def _decode(frame: Any, path: Path, first: int, layout: Layout) -> Samples:
+    """The samples of a frame, whose first row is row `first` of its file."""
+    given = frame[layout.label]
+    if len(odd := np.flatnonzero(~_is_label(given, path))):
+        row = int(odd[0])
         raise ValueError(
-            f"{path}, row {first + row + 1}: {layout.label} is {value}; a label is 0 or 1"
+            f"{path}, row {first + row + 1}: {layout.label} is {given[row]}; a label is 0 or 1; "
+            "correct it, or prepare the log with data.bad_rows=skip to leave such rows out"
         )
+    labels = _numbers(given, path)
     dense = np.zeros((len(frame), len(layout.dense)), np.float32)
     for k, name in enumerate(layout.dense):
         dense[:, k] = _floats(frame[name], path, first)
     columns = [_ids(frame[name], k, layout, path) for k, name in enumerate(layout.slots)]
     slots = len(columns)
     if all(lengths is None for _, lengths in columns):
-        ids = np.stack([ids for ids, _ in columns], axis=1) if columns else np.zeros((count, 0))
+        ids = np.stack([ids for ids, _ in columns], axis=1) if columns else np.zeros((len(frame), 0))
         return Samples(slots, labels, dense, ids.astype(np.int64))
     every = [np.ones(len(frame), np.int64) if each is None else each for _, each in columns]
     offsets = np.concatenate([[0], np.cumsum(np.stack(every, axis=1).reshape(-1))])
@@ -104,18 +124,29 @@ def _decode(path: Path, first: int, count: int, layout: Layout) -> Samples:
     return Samples(slots, labels, dense, flat, offsets)
 
 
+def _is_label(series: Any, path: Path) -> np.ndarray:
+    """Whether each of a column is 0 or 1: [n]."""
+    values = _numbers(series, path)
+    return ((values == 0) | (values == 1)) & ~series.is_null().to_numpy()
+
+
 def _floats(series: Any, path: Path, first: int) -> np.ndarray:
-    if not series.dtype.is_numeric() and str(series.dtype) != "Boolean":
-        raise ValueError(f"{path}: column {series.name} is {series.dtype}; it must hold numbers")
-    filled = series.cast(_float64()).fill_null(0.0).to_numpy()
-    with np.errstate(over="ignore"):
-        values = filled.astype(np.float32)
+    values = _numbers(series, path)
     if len(odd := np.flatnonzero(~np.isfinite(values))):
         row = int(odd[0])
         raise ValueError(
-            f"{path}, row {first + row + 1}: {series.name} is {filled[row]}; it must be finite"
+            f"{path}, row {first + row + 1}: {series.name} is {series[row]}; it must be finite; "
+            "correct it, or prepare the log with data.bad_rows=skip to leave such rows out"
         )
     return values
+
+
+def _numbers(series: Any, path: Path) -> np.ndarray:
+    """A column as float32, null as 0: [n]."""
+    if not series.dtype.is_numeric() and str(series.dtype) != "Boolean":
+        raise ValueError(f"{path}: column {series.name} is {series.dtype}; it must hold numbers")
+    with np.errstate(over="ignore"):
+        return series.cast(_float64()).fill_null(0.0).to_numpy().astype(np.float32)
 
 
 def _float64() -> Any:
