@@ -112,7 +112,9 @@ def _decode(frame: Any, path: Path, first: int, layout: Layout) -> Samples:
     columns = [_ids(frame[name], k, layout, path) for k, name in enumerate(layout.slots)]
     slots = len(columns)
     if all(lengths is None for _, lengths in columns):
-        ids = np.stack([ids for ids, _ in columns], axis=1) if columns else np.zeros((len(frame), 0))
+        ids = (
+            np.stack([ids for ids, _ in columns], axis=1) if columns else np.zeros((len(frame), 0))
+        )
         return Samples(slots, labels, dense, ids.astype(np.int64))
     every = [np.ones(len(frame), np.int64) if each is None else each for _, each in columns]
     offsets = np.concatenate([[0], np.cumsum(np.stack(every, axis=1).reshape(-1))])
