@@ -185,12 +185,17 @@ def _bounded(kind: Any, bounds: list[Any]) -> str:
 def _range(bounds: list[Any]) -> str:
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     parts = [
-        f"{sign} {getattr(bound, name):g}"
+        f"{sign} {_number(getattr(bound, name))}"
         for bound in bounds
         for name, sign in signs.items()
         if getattr(bound, name, None) is not None
     ]
     return " " + " and ".join(parts) if parts else ""
+
+
+def _number(bound: float) -> str:
+    """As people write it: 1,099,511,627,776 and 0.5."""
+    return f"{int(bound):,}" if bound == int(bound) else f"{bound:g}"
 
 
 def _size(bounds: list[Any]) -> str:
