@@ -317,3 +317,11 @@ def test_histories_bring_times_and_that_of_the_request() -> None:
     for row, user in enumerate([1, 2]):
         length = int((asked.tensor("history")[row] > 0).sum())
         assert int(asked.tensor("history_time")[row, length]) == when[user, tested[user]]
+
+
+def test_ngcf_has_as_many_layers_as_sizes():
+    options = find("NGCF").Options
+    assert options().n_layers == options(n_layers=3).n_layers == 3
+    assert options(hidden_size_list=[8]).n_layers == 1
+    with pytest.raises(ValueError, match="n_layers is 2, and .*has 3 sizes"):
+        options(n_layers=2)

@@ -25,11 +25,17 @@ class NGCF(LightGCN):
 
     @dataclass
     class Options(LightGCN.Options):
+        n_layers: int = 0  # 0: as many as hidden_size_list has
         hidden_size_list: list[int] = field(default_factory=lambda: [64, 64, 64])
         message_dropout: float = 0.1
         require_pow: bool = True
 
         def __post_init__(self) -> None:
+            if self.n_layers not in (0, len(self.hidden_size_list)):
+                raise ValueError(
+                    f"model.n_layers is {self.n_layers}, and model.hidden_size_list has "
+                    f"{len(self.hidden_size_list)} sizes, one for each layer; leave n_layers out"
+                )
             self.n_layers = len(self.hidden_size_list)
 
     def __init__(self, options: Options, facts: Facts):
