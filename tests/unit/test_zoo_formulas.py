@@ -16,6 +16,7 @@ from shoal.data.batch import Batch, Jagged
 from shoal.models.base import Facts
 from shoal.models.general.ease import EASE
 from shoal.models.general.ials import IALS
+from shoal.models.general.ngcf import NGCF
 from shoal.models.general.slim import SLIM
 from shoal.models.nn.dropout import (
     begin_slice,
@@ -320,7 +321,7 @@ def test_histories_bring_times_and_that_of_the_request() -> None:
 
 
 def test_ngcf_has_as_many_layers_as_sizes():
-    options = find("NGCF").Options
+    options = NGCF.Options
     assert options().n_layers == options(n_layers=3).n_layers == 3
     assert options(hidden_size_list=[8]).n_layers == 1
     with pytest.raises(ValueError, match="n_layers is 2, and .*has 3 sizes"):
