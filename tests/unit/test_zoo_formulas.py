@@ -324,5 +324,5 @@ def test_ngcf_has_as_many_layers_as_sizes():
     options = NGCF.Options
     assert options().n_layers == options(n_layers=3).n_layers == 3
     assert options(hidden_size_list=[8]).n_layers == 1
-    with pytest.raises(ValueError, match="n_layers is 2, and .*has 3 sizes"):
+    with pytest.raises(ValueError, match=r"n_layers is 2, and .*has 3 sizes"):
         options(n_layers=2)
