@@ -4,7 +4,7 @@
     python benchmarks/against.py main --cases bpr "bpr, 2 processes" --rounds 9
 
 Both commits are put into folders of their own, each with its native core, and are used through the
-command line alone. Times are seconds of an epoch as result.json has them, but for `start`: those
+command line alone; with `--keep FOLDER` they stay there for the next time. Times are seconds of an epoch as result.json has them, but for `start`: those
 from the command to the first step. Medians over rounds; a ratio above 1 is slower than before.
 """
 
@@ -52,9 +52,12 @@ CASES = {
 
 def make_side(commit: str | None, folder: Path) -> Path:
     """A tree (None: this one as it is committed) with its core and an environment of its own."""
-    subprocess.run(["git", "-C", ROOT, "clone", "-q", str(ROOT), folder], check=True)
-    if commit is not None:
-        subprocess.run(["git", "-C", folder, "checkout", "-q", commit], check=True)
+    if not folder.exists():
+        subprocess.run(["git", "-C", ROOT, "clone", "-q", str(ROOT), folder], check=True)
+    named = ["git", "-C", ROOT, "rev-parse", commit or "HEAD"]
+    wanted = subprocess.run(named, capture_output=True, text=True, check=True).stdout.strip()
+    for words in (["fetch", "-q", "origin"], ["checkout", "-q", wanted]):
+        subprocess.run(["git", "-C", folder, *words], check=True)
     site = sysconfig.get_paths()["purelib"]
     venv.create(folder / ".side", with_pip=False)
     inner = next((folder / ".side" / "lib").glob("python*")) / "site-packages"
@@ -87,13 +90,13 @@ def main() -> None:
     parser.add_argument("commit")
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--keep", type=Path, help="folder for both, used again if it is there")
     options = parser.parse_args()
     print(f"{platform.machine()}, {os.cpu_count()} cores, {options.rounds} rounds in turn")
     with tempfile.TemporaryDirectory(prefix="against-") as scratch:
-        sides = [
-            make_side(options.commit, Path(scratch) / "before"),
-            make_side(None, Path(scratch) / "now"),
-        ]
+        place = (options.keep or Path(scratch)).resolve()
+        place.mkdir(exist_ok=True)
+        sides = [make_side(options.commit, place / "before"), make_side(None, place / "now")]
         print(
             f"\n| case | {options.commit}, s | now, s | now ÷ before |\n| --- | --- | --- | --- |"
         )
