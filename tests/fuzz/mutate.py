@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import struct
@@ -102,7 +103,7 @@ def mutate_json(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
             another, other = rng.choice(places)
             holder[key] = json.loads(json.dumps(another[other]))
         else:
-            holder[key] = rng.choice(ODD)
+            holder[key] = copy.deepcopy(rng.choice(ODD))  # or it might come to hold itself
     return json.dumps(document).encode()[:LONGEST]
 
 
