@@ -57,7 +57,8 @@ KNOWLEDGE: dict[str, Any] = {
 # for click models: see HERE.
 MODELS: dict[str, dict[str, Any]] = {
     **{name: RUNS[name] for name in ("BPR", "LightGCN", "NGCF", "ENMF", "MultiVAE")},
-    **{name: GENERAL for name in ("NeuMF", "SGL", "SimpleX")},
+    **{name: GENERAL for name in ("NeuMF", "SGL")},
+    "SimpleX": {**GENERAL, "margin": 0.9, "train_neg_sample_args": {"sample_num": 100}},
     "RecVAE": {**GENERAL, **USERS},
     **{name: RUNS[name] for name in ("GRU4Rec", "NARM", "STAMP")},
     "FPMC": {**SEQUENTIAL, "loss_type": "BPR", "train_neg_sample_args": {"sample_num": 1}},
@@ -97,6 +98,7 @@ THERE: dict[str, dict[str, Any]] = {
     # RecBole gives half of the latent dimension to means, half to variances, and next to no noise.
     "MultiVAE": {"latent_dimension": 64, "noise": 0.01},
     **{name: {"train_batch_size": 4096} for name in ("NeuMF", "MKR", "RippleNet")},
+    "SimpleX": {"train_batch_size": 204_800},
     **{name: {"reg_weight": 0.0} for name in ("DCN", "DCNV2", "AFM")},
     "xDeepFM": {"reg_weight": 0.0, "direct": True},
 }

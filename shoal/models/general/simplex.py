@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -20,7 +21,7 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Facts, Output, Retrieval
 from shoal.models.nn.dropout import Dropout
-from shoal.models.nn.taken import Taken
+from shoal.models.nn.taken import Taken, distinct
 
 
 class SimpleX(Retrieval):
@@ -42,9 +43,7 @@ class SimpleX(Retrieval):
         width, init = options.embedding_size, Init("xavier_normal")
         users = Table("user", width, facts.num_users, init)
         items = Table("item", width, facts.num_items, init, padding=0)
-        self.embed = Embeddings(
-            {facts.user_field: users, facts.item_field: items, "neg_item": items, "taken": items}
-        )
+        self.embed = Embeddings(user=users, item=items)
         self.taken = Taken(facts.train_users, facts.train_items, facts.num_users, facts.num_items)
         self.mix = nn.Linear(width, width, bias=False)
         self.dropout = Dropout(options.dropout_prob)
@@ -54,22 +53,46 @@ class SimpleX(Retrieval):
             raise ValueError(
                 "SimpleX learns from negatives and has none; set train.negatives.num to 100"
             )
-        users = self.encode_query(batch)
-        items = F.normalize(self.embed.field(self.facts.item_field, batch), dim=-1)
-        negatives = F.normalize(self.embed.field("neg_item", batch), dim=-1)  # [b, k, d]
-        right = 1.0 - (users * items).sum(1)
-        wrong = (negatives @ users.unsqueeze(2)).squeeze(2) - self.options.margin
+        items, negatives = batch.tensor(self.facts.item_field), batch.tensor("neg_item")
+        users, place_users = distinct(batch.tensor(self.facts.user_field))
+        taken = self.taken.lists(users, self.options.history_len)
+        # one lookup for all: most items of a batch are there many times
+        parts = [items, negatives.flatten(), taken.values]
+        ids, place = distinct(torch.cat(parts))
+        rows = self.embed.rows("item", ids)
+        of_items, of_negatives, of_taken = place.split([len(part) for part in parts])
+        mean = F.embedding_bag(of_taken, rows, taken.offsets, mode="mean", include_last_offset=True)
+        queries = self._queries(F.embedding(place_users, self._mixed(users, mean)))
+        vectors = F.normalize(rows, dim=-1)
+        right = 1.0 - (queries * F.embedding(of_items, vectors)).sum(1)
+        wrong = cosines(queries, vectors, of_negatives.view_as(negatives)) - self.options.margin
         weight = self.options.negative_weight / negatives.shape[1]
         return Output(right.sum() + weight * F.relu(wrong).sum(), batch.size)
 
     def encode_query(self, batch: Batch) -> Tensor:
-        ids = batch.tensor(self.facts.user_field)
-        taken = self.taken.latest(ids, self.options.history_len)
-        total = self.embed.rows("taken", taken).sum(1)
+        users = batch.tensor(self.facts.user_field)
+        taken = self.taken.latest(users, self.options.history_len)
+        total = self.embed.rows("item", taken).sum(1)
         mean = total / (taken > 0).sum(1, keepdim=True).clamp(min=1)
-        users, gamma = self.embed.field(self.facts.user_field, batch), self.options.gamma
-        mixed = gamma * users + (1.0 - gamma) * self.mix(mean)
+        return self._queries(self._mixed(users, mean))
+
+    def _mixed(self, users: Tensor, mean: Tensor) -> Tensor:
+        """Users [n] with the mean of their items [n, d]: [n, d]."""
+        own, gamma = self.embed.rows("user", users), self.options.gamma
+        return gamma * own + (1.0 - gamma) * self.mix(mean)
+
+    def _queries(self, mixed: Tensor) -> Tensor:
         return F.normalize(self.dropout(mixed), dim=-1)
 
     def encode_item(self, ids: Tensor) -> Tensor:
-        return F.normalize(self.embed.rows(self.facts.item_field, ids), dim=-1)
+        return F.normalize(self.embed.rows("item", ids), dim=-1)
+
+
+def cosines(queries: Tensor, vectors: Tensor, places: Tensor) -> Tensor:
+    """Products of queries [b, d] with some of the vectors [n, d], by their places [b, k]: [b, k].
+
+    A product with all of them is quicker where it takes no more memory than those gathered.
+    """
+    if len(vectors) <= places.shape[1] * vectors.shape[1]:
+        return (queries @ vectors.T).gather(1, places)
+    return (F.embedding(places, vectors) @ queries.unsqueeze(2)).squeeze(2)

@@ -26,10 +26,11 @@ class Taken(nn.Module):
         for name, value in (("starts", starts), ("items", pairs % num_items)):
             self.register_buffer(name, value, persistent=False)  # the data makes it anew
 
-    def lists(self, users: Tensor) -> Jagged:
-        """The items of users [b]: b lists."""
+    def lists(self, users: Tensor, most: int | None = None) -> Jagged:
+        """The items of users [b], at most so many of each: b lists."""
         starts = self.starts[users]
         counts = self.starts[users + 1] - starts
+        counts = counts if most is None else counts.clamp(max=most)
         offsets = F.pad(counts.cumsum(0), (1, 0))
         places = torch.arange(int(offsets[-1]), device=users.device)
         places = places + (starts - offsets[:-1]).repeat_interleave(counts)
