@@ -19,6 +19,7 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 
 Samples = Literal["interactions", "windows", "prefixes", "users"]  # what one sample is
+SCORE_BLOCK = 1 << 17  # floats of pairs made at a time while scoring: what a cache holds
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,8 +62,8 @@ def ready(name: str, **options: object) -> tuple[ClickModel, Batch]:
     return model.eval(), batch_of(name, 2)
 
 
-def parts_of(name: str) -> Parts:
-    return build(zoo_config(name), World())
+def parts_of(name: str, **values: Any) -> Parts:
+    return build(zoo_config(name, **values), World())
 
 
 def first_order(model: ClickModel, batch: Batch) -> Tensor:
@@ -257,8 +258,9 @@ def test_cross_and_compress_is_of_the_outer_product() -> None:
     torch.testing.assert_close(entity[0], outer @ ve + outer.T @ ee)
 
 
-def test_items_as_a_user_sees_them() -> None:
-    parts = parts_of("KGCN concat")
+@pytest.mark.parametrize("how", ["sum", "concat", "neighbor"])
+def test_items_as_a_user_sees_them(how: str) -> None:
+    parts = parts_of("KGCN concat", model__aggregator=how)
     model = parts.model.eval()
     users = torch.tensor([3, 5])
     batch, items = Batch(2, {"user_id": users}), torch.tensor([[4, 9], [1, 2]])
@@ -271,8 +273,12 @@ def test_items_as_a_user_sees_them() -> None:
                 node = int(model.item_node[items[b, n]])  # type: ignore
                 shares = (relations[model.by[node]] @ of_users[b]).softmax(0)  # type: ignore
                 near = (shares.unsqueeze(1) * table[model.near[node]]).sum(0)  # type: ignore
-                made = model.rounds[0](torch.cat([table[node], near])).tanh()  # type: ignore
+                joined = {"sum": table[node] + near, "neighbor": near}.get(how)
+                joined = torch.cat([table[node], near]) if joined is None else joined
+                made = model.rounds[0](joined).tanh()  # type: ignore
                 torch.testing.assert_close(found[b, n], made @ of_users[b])
+        every = model.score(batch, items.flatten())  # one list for both users
+        torch.testing.assert_close(every.view(2, 2, 2)[[0, 1], [0, 1]], found)
 
 
 def test_walks_go_along_triples() -> None:

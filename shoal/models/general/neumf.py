@@ -18,10 +18,8 @@ from torch import Tensor, nn
 from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
-from shoal.models.base import Facts, Model, Output
+from shoal.models.base import SCORE_BLOCK, Facts, Model, Output
 from shoal.models.nn.mlp import MLP
-
-SCORE_BLOCK = 1 << 17  # floats of pair vectors made at a time while scoring: what a cache holds
 
 
 class NeuMF(Model):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
-from shoal.models.base import Facts, Output
+from shoal.models.base import SCORE_BLOCK, Facts, Output
 from shoal.models.knowledge.base import KnowledgeModel, pointwise
 from shoal.models.nn.edges import Edges
 from shoal.models.nn.mlp import begin_by_width
@@ -69,8 +69,32 @@ class KGCN(KnowledgeModel):
 
     def score(self, batch: Batch, items: Tensor) -> Tensor:
         users = self.embed.field(self.facts.user_field, batch)
+        if items.dim() == 1 and len(self.rounds) == 1 and not torch.compiler.is_exporting():
+            return self._one_round(users, items)
         every = items.expand(users.shape[0], -1) if items.dim() == 1 else items
         return (self.seen_by(users, every) * users.unsqueeze(1)).sum(-1)
+
+    def _one_round(self, users: Tensor, items: Tensor) -> Tensor:
+        """Scores of users [b, d] for items [n]: [b, n].
+
+        The layer is linear in an item and in its neighbours, so each is taken through it once and
+        only their sum is made for every pair. Users are columns: what is theirs lies together.
+        """
+        nodes, layer = self.item_node[items], self.rounds[0]
+        rows = self.embed.rows("node", torch.cat([nodes.unsqueeze(1), self.near[nodes]], 1))
+        of_own = of_near = layer.weight
+        if self.options.aggregator == "concat":
+            of_own, of_near = layer.weight.chunk(2, 1)
+        own = rows[:, 0] @ of_own.T * float(self.options.aggregator != "neighbor") + layer.bias
+        near = (rows[:, 1:] @ of_near.T).mT.contiguous()  # [n, d, neighbours]
+        columns = users.T.contiguous()
+        minds, by = self.by_relation @ columns, self.by[nodes]  # [relations, b], [n, neighbours]
+        block, parts = max(1, SCORE_BLOCK // max(1, users.numel())), []
+        for some in torch.arange(len(items), device=items.device).split(block):
+            weights = minds[by[some]].softmax(1)  # [block, neighbours, b]
+            seen = (near[some] @ weights).add_(own[some].unsqueeze(2)).tanh_()  # [block, d, b]
+            parts.append(seen.mul_(columns).sum(1))
+        return torch.cat(parts).T.contiguous()
 
     def seen_by(self, users: Tensor, items: Tensor) -> Tensor:
         """What items [b, n] are for users [b, d]: [b, n, d]."""

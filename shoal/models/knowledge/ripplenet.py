@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
-from shoal.models.base import Facts, Output
+from shoal.models.base import SCORE_BLOCK, Facts, Output
 from shoal.models.knowledge.base import KnowledgeModel, pointwise
 from shoal.models.nn.edges import Edges
 from shoal.models.nn.mlp import begin_by_width
@@ -80,8 +80,10 @@ class RippleNet(KnowledgeModel):
 
     def score(self, batch: Batch, items: Tensor) -> Tensor:
         users = batch.tensor(self.facts.user_field)
-        every = items.expand(users.shape[0], -1) if items.dim() == 1 else items
         _, tails, sent = self._memory(users)
+        if items.dim() == 1 and not torch.compiler.is_exporting():
+            return self._ranked(items, tails, sent, users)
+        every = items.expand(users.shape[0], -1) if items.dim() == 1 else items
         return self._scores(every, tails, sent, users)
 
     def _by(self, users: Tensor) -> Tensor:
@@ -116,3 +118,33 @@ class RippleNet(KnowledgeModel):
             total = total + found
             vectors = self.change(vectors + found)
         return (vectors * total).sum(2)
+
+    def _ranked(self, items: Tensor, tails: Tensor, sent: Tensor, users: Tensor) -> Tensor:
+        """Of items [n] for everyone: [b, n].
+
+        Whatever a candidate becomes is its own vector, changed so often, and a mixture of the
+        user's tails, changed too: `change` is taken once for each of these, not once for each pair,
+        and only shares are made of pairs. Items are columns.
+        """
+        own = [self.embed.rows("node", self.item_node[items])]  # after so many changes
+        for _ in range(self.options.n_hop):
+            own.append(self.change(own[-1]))
+        columns = [vectors.T.contiguous() for vectors in own]  # [d, n]
+        gone = (self.memory[users][..., 2] == 0).unsqueeze(3)  # [b, hops, memory, 1]
+        per_user = self.options.n_hop * self.options.n_memory * len(items)
+        block = max(1, SCORE_BLOCK // max(1, per_user))
+        parts = zip(tails.split(block), sent.split(block), gone.split(block))
+        return torch.cat([self._mixed(columns, *part) for part in parts])
+
+    def _mixed(self, columns: list[Tensor], tails: Tensor, sent: Tensor, gone: Tensor) -> Tensor:
+        """Scores of items, given [d, n] after every number of changes, for some users: [b, n]."""
+        shares, ends = [], tails[:, 0, :0]  # [b, memory, n] each; [b, memory of hops, d]
+        for hop, now in enumerate(columns[:-1]):
+            scores = sent[:, hop] @ now
+            if shares:
+                scores = scores.baddbmm_(sent[:, hop] @ ends.mT, torch.cat(shares, 1))
+            shares.append(scores.masked_fill_(gone[:, hop], -1e9).softmax(1))
+            ends = self.change(torch.cat([ends, tails[:, hop]], 1))
+        every, heard = torch.cat(shares, 1), tails.flatten(1, 2)  # their sum over memory: all o
+        products = (heard @ columns[-1]).baddbmm_(heard @ ends.mT, every)
+        return products.mul_(every).sum(1)
