@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.data.batch import Batch
-from shoal.models.base import Facts, Output
+from shoal.models.base import SCORE_BLOCK, Facts, Output
 from shoal.models.knowledge.base import TransR
 from shoal.models.knowledge.spread import Spread
 from shoal.models.nn.dropout import shared_dropout
@@ -27,6 +27,13 @@ from shoal.models.nn.mlp import begin_by_width
 
 class KGAT(Spread):
     """Attention is made anew in every step and, as in the paper, learned by TransR alone."""
+
+    head_nodes: Tensor  # [n]: the heads of every relation, relation after relation
+    head_counts: Tensor  # [relations]: how many each has
+    head_place: Tensor  # [edges]: where among them an edge's head is
+    tail_nodes: Tensor  # likewise
+    tail_counts: Tensor
+    tail_place: Tensor
 
     @dataclass
     class Options(Spread.Options):
@@ -50,6 +57,13 @@ class KGAT(Spread):
         relations = [by, by + number, self.relations, self.relations + number]
         nodes = users + self.num_nodes
         self.edges = Edges(torch.cat(heads), torch.cat(relations), torch.cat(tails), nodes)
+        # a relation's matrix is taken once for every node that has it, not once for every edge
+        for name, ends in (("head", self.edges.heads), ("tail", self.edges.tails)):
+            pairs, place = torch.unique(self.edges.relations * nodes + ends, return_inverse=True)
+            self.register_buffer(f"{name}_nodes", pairs % nodes, persistent=False)
+            self.register_buffer(f"{name}_place", place, persistent=False)
+            counts = torch.bincount(pairs // nodes, minlength=2 * number)
+            self.register_buffer(f"{name}_counts", counts, persistent=False)
         self.translation = TransR(2 * number, options.embedding_size, options.kg_embedding_size)
         sizes = [options.embedding_size, *options.layers]
         self.add = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
@@ -66,10 +80,10 @@ class KGAT(Spread):
 
     def propagate(self, users: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
         x, edges = torch.cat([users, nodes]), self.edges
-        shares = self._attention(x).unsqueeze(1)
+        shares = self._attention(x)
         layers = [x]
         for add, times in zip(self.add, self.times):
-            near = edges.total(shares * F.embedding(edges.tails, x))
+            near = edges.mixed(x, shares)
             x = F.leaky_relu(add(x + near)) + F.leaky_relu(times(x * near))
             if self.training:
                 x = shared_dropout(x, self.options.mess_dropout)
@@ -80,11 +94,16 @@ class KGAT(Spread):
     @torch.no_grad()
     def _attention(self, x: Tensor) -> Tensor:
         """How much every edge counts among those of its head: [edges]."""
-        edges, scores = self.edges, torch.empty(len(self.edges), device=x.device)
+        relations = self.translation.relations.repeat_interleave(self.head_counts, 0)
+        heads = (self._moved(x, self.head_nodes, self.head_counts) + relations).tanh_()
+        tails = self._moved(x, self.tail_nodes, self.tail_counts)
+        some = SCORE_BLOCK // x.shape[1]  # edges at a time: what a cache holds
+        places = zip(self.head_place.split(some), self.tail_place.split(some))
+        scores = [(F.embedding(h, heads) * F.embedding(t, tails)).sum(1) for h, t in places]
+        return self.edges.shares(torch.cat(scores))
+
+    def _moved(self, x: Tensor, nodes: Tensor, counts: Tensor) -> Tensor:
+        """Nodes [n], so many of each relation, in their relation's space: [n, kg d]."""
         assert self.translation.matrices is not None
-        for relation, matrix in enumerate(self.translation.matrices):
-            of_it = (edges.relations == relation).nonzero().squeeze(1)
-            heads, tails = x[edges.heads[of_it]] @ matrix, x[edges.tails[of_it]] @ matrix
-            moved = (heads + self.translation.relations[relation]).tanh()
-            scores[of_it] = (tails * moved).sum(1)
-        return edges.shares(scores)
+        parts = zip(nodes.split(counts.tolist()), self.translation.matrices)
+        return torch.cat([F.embedding(some, x) @ matrix for some, matrix in parts])

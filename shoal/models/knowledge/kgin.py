@@ -24,6 +24,9 @@ from shoal.models.nn.edges import Edges
 class KGIN(Spread):
     """Intents are kept apart by the squares of their cosines; edges are gone both ways."""
 
+    by: Tensor  # [messages]: the relation of each thing that edges say
+    about: Tensor  # and the node
+
     @dataclass
     class Options(Spread.Options):
         embedding_size: int = 64
@@ -36,10 +39,15 @@ class KGIN(Spread):
         super().__init__(options, facts)
         both = torch.cat([self.heads, self.tails]), torch.cat([self.tails, self.heads])
         by = torch.cat([self.relations, self.relations + self.num_relations])
-        self.known = Edges(both[0], by, both[1], self.num_nodes)
+        # what an edge says depends on its relation and tail alone, and many edges have both alike
+        said, place = torch.unique(by * self.num_nodes + both[1], return_inverse=True)
+        self.known = Edges(both[0], by, place, self.num_nodes, len(said))
+        for name, value in (("by", said // self.num_nodes), ("about", said % self.num_nodes)):
+            self.register_buffer(name, value, persistent=False)  # the data makes it anew
         users, nodes = facts.train_users.long(), self.item_node[facts.train_items.long()]
         pairs = torch.unique(torch.stack([users, nodes]), dim=1)
-        self.taken = Edges(pairs[0], torch.zeros_like(pairs[0]), pairs[1], facts.num_users)
+        none = torch.zeros_like(pairs[0])
+        self.taken = Edges(pairs[0], none, pairs[1], facts.num_users, self.num_nodes)
         size, relations = options.embedding_size, 2 * self.num_relations
         self.by_relation = nn.Parameter(1.0 + torch.randn(relations, size) * 0.1)
         self.mixtures = nn.Parameter(torch.randn(options.n_factors, relations))
@@ -58,15 +66,14 @@ class KGIN(Spread):
         intents = self._intents()
         minded = (users @ intents.T).softmax(1) @ intents  # [num_users, d]
         total_users, total_nodes = users, nodes
-        known, taken = self.known, self.taken
         for _ in range(self.options.context_hops):
-            heard = self._mean(taken, F.embedding(taken.tails, nodes))
-            messages = self.by_relation[known.relations] * F.embedding(known.tails, nodes)
-            nodes = F.normalize(self._mean(known, messages), dim=1)
+            heard = self._mean(self.taken, nodes)
+            messages = F.embedding(self.by, self.by_relation) * F.embedding(self.about, nodes)
+            nodes = F.normalize(self._mean(self.known, messages), dim=1)
             users = F.normalize(minded * heard, dim=1)
             total_users, total_nodes = total_users + users, total_nodes + nodes
         return total_users, total_nodes
 
     def _mean(self, edges: Edges, messages: Tensor) -> Tensor:
         degrees = (edges.starts[1:] - edges.starts[:-1]).clamp(min=1)
-        return edges.total(messages) / degrees.unsqueeze(1)
+        return edges.mixed(messages) / degrees.unsqueeze(1)

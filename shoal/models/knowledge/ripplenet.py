@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.data.batch import Batch
@@ -23,6 +24,7 @@ from shoal.models.base import SCORE_BLOCK, Facts, Output
 from shoal.models.knowledge.base import KnowledgeModel, pointwise
 from shoal.models.nn.edges import Edges
 from shoal.models.nn.mlp import begin_by_width
+from shoal.models.nn.taken import distinct
 
 
 class RippleNet(KnowledgeModel):
@@ -69,13 +71,18 @@ class RippleNet(KnowledgeModel):
 
     def forward(self, batch: Batch) -> Output:
         users, items, negatives = self.samples_of(batch)
-        heads, tails, sent = self._memory(users)
+        who, place = distinct(users)  # what is made of a user's triples is made once
+        heads, tails, sent = self._memory(who)
         every = torch.cat([items.unsqueeze(1), negatives], 1)
-        scores = self._scores(every, tails, sent, users)
+        of_samples = [
+            F.embedding(place, x.flatten(1)).unflatten(1, x.shape[1:]) for x in (tails, sent)
+        ]
+        scores = self._scores(every, *of_samples, users)
         output = pointwise(scores[:, 0], scores[:, 1:])
-        real = self.memory[users][..., 2] > 0
-        known = (heads * self._moved(tails, self._by(users))).sum(3)
-        of_graph = (known.sigmoid() * real).sum()
+        real = self.memory[who][..., 2] > 0
+        known = (heads * self._moved(tails, self._by(who))).sum(3)
+        times = torch.bincount(place, minlength=len(who))
+        of_graph = ((known.sigmoid() * real).sum((1, 2)) * times).sum()
         return Output(output.loss - self.options.kg_weight * of_graph, output.count)
 
     def score(self, batch: Batch, items: Tensor) -> Tensor:

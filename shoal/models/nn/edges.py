@@ -2,9 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+
+class _Mixed(torch.autograd.Function):
+    """Sums of tails' vectors by head; backward sums heads' gradients by tail. Both are bags."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weights: Tensor | None, tails: Tensor, starts: Tensor, *back: Tensor
+    ) -> Tensor:
+        order, heads, starts_back = back
+        turned = None if weights is None else weights[order]
+        ctx.save_for_backward(turned, heads, starts_back)
+        return _bags(tails, x, starts, weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        weights, heads, starts = ctx.saved_tensors
+        return _bags(heads, grads[0].contiguous(), starts, weights), *[None] * 6
+
+
+def _bags(ids: Tensor, x: Tensor, starts: Tensor, weights: Tensor | None) -> Tensor:
+    """Sums of x[ids], one from each start to the next."""
+    return F.embedding_bag(
+        ids, x, starts, mode="sum", per_sample_weights=weights, include_last_offset=True
+    )
 
 
 class Edges(nn.Module):
@@ -14,15 +41,22 @@ class Edges(nn.Module):
     heads: Tensor  # [edges]
     relations: Tensor
     tails: Tensor
+    back: Tensor  # [edges]: their order by tail
+    starts_back: Tensor  # likewise
 
-    def __init__(self, heads: Tensor, relations: Tensor, tails: Tensor, nodes: int):
+    def __init__(
+        self, heads: Tensor, relations: Tensor, tails: Tensor, nodes: int, ends: int | None = None
+    ):
+        """nodes: heads are below it; ends: tails are below it, where those are others."""
         super().__init__()
         self.nodes = nodes
         order = torch.argsort(heads, stable=True)
-        starts = F.pad(torch.bincount(heads, minlength=nodes).cumsum(0), (1, 0))
-        made = {"starts": starts, "heads": heads, "relations": relations, "tails": tails}
+        made = {"heads": heads[order], "relations": relations[order], "tails": tails[order]}
+        made["starts"] = F.pad(torch.bincount(heads, minlength=nodes).cumsum(0), (1, 0))
+        made["back"] = torch.argsort(made["tails"], stable=True)
+        met = torch.bincount(tails, minlength=nodes if ends is None else ends)
+        made["starts_back"] = F.pad(met.cumsum(0), (1, 0))
         for name, value in made.items():
-            value = value if name == "starts" else value[order]
             self.register_buffer(name, value, persistent=False)  # the data makes it anew
 
     def __len__(self) -> int:
@@ -45,3 +79,14 @@ class Edges(nn.Module):
         """Sums over the edges of every head: [edges, ...] -> [nodes, ...]."""
         zeros = values.new_zeros(self.nodes, *values.shape[1:])
         return zeros.index_add(0, self.heads, values)
+
+    def mixed(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Sums over the edges of every head of its tails' vectors: [ends, d] -> [nodes, d].
+
+        weights [edges] learn nothing. On a CPU no vector is made for each edge.
+        """
+        if x.is_cpu:
+            back = self.back, self.heads[self.back], self.starts_back
+            return _Mixed.apply(x, weights, self.tails, self.starts, *back)
+        near = F.embedding(self.tails, x)
+        return self.total(near if weights is None else near * weights.unsqueeze(1))
