@@ -84,6 +84,31 @@ def pointwise(right: Tensor, wrong: Tensor) -> Output:
     return Output(loss, right.numel() + wrong.numel())
 
 
+class _Ordered(torch.autograd.Function):
+    """x[order] of a permutation: the gradient is put back in order, not added up."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        return x.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return grads[0].index_select(0, ctx.saved_tensors[0]), None, None
+
+
+def moved_by(vectors: Tensor, by: Tensor, matrices: Tensor) -> Tensor:
+    """Vectors [n, ..., d] times the matrix [relations, d, e] of each relation [n]: [n, ..., e]."""
+    if torch.compiler.is_exporting():  # a graph has no sizes that depend on values
+        return torch.einsum("n...d,nde->n...e", vectors, matrices[by])
+    order = by.argsort(stable=True)  # a product for each relation, not one for each vector
+    inverse = torch.empty_like(order).index_copy_(0, order, torch.arange(len(by), device=by.device))
+    sizes = torch.bincount(by, minlength=len(matrices)).tolist()
+    parts = _Ordered.apply(vectors, order, inverse).split(sizes)
+    moved = torch.cat([part @ matrix for part, matrix in zip(parts, matrices)])
+    return _Ordered.apply(moved, inverse, order)
+
+
 class TransR(nn.Module):
     """A relation moves heads to tails, in a space of its own: |M_r h + r - M_r t|^2 is small.
 
@@ -101,7 +126,7 @@ class TransR(nn.Module):
         """Sum of -ln sigmoid(distance of the other tail - distance of the tail): [n, d] each."""
         if self.matrices is not None:
             every = torch.stack([heads, tails, others], 1)  # [n, 3, d]
-            heads, tails, others = torch.bmm(every, self.matrices[relations]).unbind(1)
+            heads, tails, others = moved_by(every, relations, self.matrices).unbind(1)
         moved = heads + self.relations[relations]
         near, far = (moved - tails).square().sum(1), (moved - others).square().sum(1)
         return -F.logsigmoid(far - near).sum()

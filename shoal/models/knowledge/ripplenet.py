@@ -21,7 +21,7 @@ from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import SCORE_BLOCK, Facts, Output
-from shoal.models.knowledge.base import KnowledgeModel, pointwise
+from shoal.models.knowledge.base import KnowledgeModel, moved_by, pointwise
 from shoal.models.nn.edges import Edges
 from shoal.models.nn.mlp import begin_by_width
 from shoal.models.nn.taken import distinct
@@ -104,14 +104,8 @@ class RippleNet(KnowledgeModel):
 
     def _moved(self, vectors: Tensor, by: Tensor) -> Tensor:
         """R of each vector's relation times the vector: [..., d] of relations [...]."""
-        if torch.compiler.is_exporting():  # a graph has no sizes that depend on values
-            return torch.einsum("...d,...ed->...e", vectors, self.forms[by])
-        flat = by.reshape(-1)
-        order = flat.argsort(stable=True)  # a product for each relation, not one for each vector
-        sizes = torch.bincount(flat, minlength=self.num_relations).tolist()
-        parts = vectors.flatten(0, -2)[order].split(sizes)
-        moved = torch.cat([part @ form.T for part, form in zip(parts, self.forms)])
-        return moved[order.argsort()].view(vectors.shape)
+        moved = moved_by(vectors.flatten(0, -2), by.flatten(), self.forms.mT)
+        return moved.view(vectors.shape)
 
     def _scores(self, items: Tensor, tails: Tensor, sent: Tensor, users: Tensor) -> Tensor:
         """Of items [b, n]: [b, n]."""
