@@ -26,6 +26,7 @@ from shoal.data.batch import Batch
 from shoal.data.fingerprint import mismatch, without_later
 from shoal.data.reader import Reader
 from shoal.models.nn.dropout import end_steps
+from shoal.ps.memory import keep_freed_memory
 from shoal.training.averages import Averages
 from shoal.training.checkpoint import CheckpointError, Checkpoints, give
 from shoal.training.cursor import Cursor
@@ -105,6 +106,7 @@ class Trainer:
             self.checkpoints.claim()
         if self._rows_are_elsewhere and not self.resumed:
             self._save()  # a server that cannot write there says so now, not after an epoch
+        keep_freed_memory()  # a step takes as much as the one before
         gc.freeze()  # what stands now stays: the collector need not walk all of it every time
         try:
             with STOPPING.heeded(self.config.launch.grace):
