@@ -4,8 +4,9 @@
     python benchmarks/against.py main --cases bpr "bpr, 2 processes" --rounds 9
 
 Both commits are put into folders of their own, each with its native core, and are used through the
-command line alone; with `--keep FOLDER` they stay there for the next time. Times are seconds of an epoch as result.json has them, but for `start`: those
-from the command to the first step. Medians over rounds; a ratio above 1 is slower than before.
+command line alone; with `--keep FOLDER` they stay there for the next time. Times are seconds of an
+epoch as result.json has them, but for `start`: those from the command to the first step. Medians
+over rounds; a ratio above 1 is slower than before.
 """
 
 from __future__ import annotations

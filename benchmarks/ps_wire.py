@@ -37,10 +37,10 @@ from shoal.embedding.table import Init, Table
 from shoal.ps.address import endpoint
 from shoal.ps.curve import Gate, use_keys
 from shoal.ps.keys import make_keys, read_keys
-from shoal.ps.memory import keep_freed_memory
 from shoal.ps.server.server import Server
 from shoal.ps.spec import Spec, TableSpec
 from shoal.ps.worker.client import Client, Share
+from shoal.world.memory import keep_freed_memory
 
 
 def echo(queue: Any, size: int, folder: str | None, bind: str) -> None:

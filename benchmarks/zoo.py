@@ -140,7 +140,8 @@ def speeds(stored: dict[str, Any]) -> list[str]:
         "items. Where layers are wide (DCN, DeepFM, NeuMF, MultiVAE) most of an epoch goes into"
         " the same products of matrices on both sides, by the same library. An epoch of "
         "RecBole's RecVAE is four passes over the users, here it is one. Models in closed form "
-        "are made at the start, and have no epoch.",
+        "are made at the start, and have no epoch. Of AFM, AutoInt, CFKG, DCN, DCNV2, FFM, FwFM, "
+        "NGCF, PNN and SGL the sides ran one after the other, on two machines of one kind.",
         "",
         "| model | epoch, RecBole | here | ratio | evaluation, RecBole | here | ratio |",
         "| --- " * 7 + "|",

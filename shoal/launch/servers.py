@@ -301,8 +301,8 @@ def knocking(config: Config, rank: int) -> Iterator[None]:
         yield
         return
     from shoal.ps.keys import read_keys
-    from shoal.ps.memory import keep_freed_memory
     from shoal.ps.worker.client import Client  # only here is pyzmq needed
+    from shoal.world.memory import keep_freed_memory
 
     keep_freed_memory()
     keys = None if section.keys is None else read_keys(section.keys, "worker")

@@ -26,7 +26,6 @@ from shoal.data.batch import Batch
 from shoal.data.fingerprint import mismatch, without_later
 from shoal.data.reader import Reader
 from shoal.models.nn.dropout import end_steps
-from shoal.ps.memory import keep_freed_memory
 from shoal.training.averages import Averages
 from shoal.training.checkpoint import CheckpointError, Checkpoints, give
 from shoal.training.cursor import Cursor
@@ -38,6 +37,7 @@ from shoal.training.run_folder import RunFolder
 from shoal.training.schedule import learning_rate
 from shoal.training.steps import in_step, keep_hardest, one_ahead, seed_step
 from shoal.training.strategy.base import Strategy
+from shoal.world.memory import keep_freed_memory
 from shoal.world.stopping import STOPPING, Agreement
 
 log = logging.getLogger("shoal")

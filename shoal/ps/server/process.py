@@ -14,8 +14,8 @@ import torch
 
 from shoal.config.tiers import TiersSection
 from shoal.ps.keys import Keys
-from shoal.ps.memory import keep_freed_memory
 from shoal.ps.server.server import Server
+from shoal.world.memory import keep_freed_memory
 
 log = logging.getLogger("shoal")
 

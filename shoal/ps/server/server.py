@@ -23,7 +23,6 @@ from safetensors.torch import save as format_tensors
 from shoal.config.tiers import TiersSection
 from shoal.ps.context import Context
 from shoal.ps.keys import Keys
-from shoal.ps.memory import half_of_memory
 from shoal.ps.server.answers import Answers, Request
 from shoal.ps.server.greeting import make_state, read_hello
 from shoal.ps.server.listening import listen
@@ -49,6 +48,7 @@ from shoal.ps.wire import (
     send_rows,
 )
 from shoal.world.beat import BEAT
+from shoal.world.memory import half_of_memory
 
 log = logging.getLogger("shoal")
 LOOK_SECONDS = 0.5  # between looks for workers that went silent
