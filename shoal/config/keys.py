@@ -194,8 +194,8 @@ def _range(bounds: list[Any]) -> str:
 
 
 def _number(bound: float) -> str:
-    """As people write it: 1,099,511,627,776 and 0.5."""
-    return f"{int(bound):,}" if bound == int(bound) else f"{bound:g}"
+    """Whole ones in full: 1099511627776, and 0.5."""
+    return str(int(bound)) if bound == int(bound) else f"{bound:g}"
 
 
 def _size(bounds: list[Any]) -> str:

@@ -81,6 +81,7 @@ class KGCN(KnowledgeModel):
         only their sum is made for every pair. Users are columns: what is theirs lies together.
         """
         nodes, layer = self.item_node[items], self.rounds[0]
+        assert isinstance(layer, nn.Linear)
         rows = self.embed.rows("node", torch.cat([nodes.unsqueeze(1), self.near[nodes]], 1))
         of_own = of_near = layer.weight
         if self.options.aggregator == "concat":

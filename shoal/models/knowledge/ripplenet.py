@@ -74,10 +74,10 @@ class RippleNet(KnowledgeModel):
         who, place = distinct(users)  # what is made of a user's triples is made once
         heads, tails, sent = self._memory(who)
         every = torch.cat([items.unsqueeze(1), negatives], 1)
-        of_samples = [
+        their_tails, their_sent = (
             F.embedding(place, x.flatten(1)).unflatten(1, x.shape[1:]) for x in (tails, sent)
-        ]
-        scores = self._scores(every, *of_samples, users)
+        )
+        scores = self._scores(every, their_tails, their_sent, users)
         output = pointwise(scores[:, 0], scores[:, 1:])
         real = self.memory[who][..., 2] > 0
         known = (heads * self._moved(tails, self._by(who))).sum(3)
@@ -139,7 +139,8 @@ class RippleNet(KnowledgeModel):
 
     def _mixed(self, columns: list[Tensor], tails: Tensor, sent: Tensor, gone: Tensor) -> Tensor:
         """Scores of items, given [d, n] after every number of changes, for some users: [b, n]."""
-        shares, ends = [], tails[:, 0, :0]  # [b, memory, n] each; [b, memory of hops, d]
+        shares: list[Tensor] = []  # [b, memory, n] each
+        ends = tails[:, 0, :0]  # [b, memory of hops, d]
         for hop, now in enumerate(columns[:-1]):
             scores = sent[:, hop] @ now
             if shares:
