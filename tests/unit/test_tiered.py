@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -189,6 +190,20 @@ def test_folders_of_killed_processes_are_removed_and_those_of_others_stay(tmp_pa
     assert not theirs.exists() and mine.log.folder.exists()
     mine.log.close()
     assert not mine.log.folder.exists()
+
+
+def test_logs_that_begin_at_once_leave_each_other_alone(tmp_path):
+    made: list[RowLog] = []
+
+    def make_some() -> None:
+        made.extend(RowLog(tmp_path, "t", 3, 8) for _ in range(40))
+
+    threads = [threading.Thread(target=make_some) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 320 and all((log.folder / "lock").exists() for log in made)
 
 
 def test_more_than_memory_has_room_for_passes_through(tmp_path, monkeypatch):

@@ -202,15 +202,18 @@ def _own_folder(parent: Path) -> tuple[Path, int]:
                 pass
             finally:
                 os.close(lock)
-        made = Path(tempfile.mkdtemp(prefix="shoal-rows-", dir=parent))
-        lock = os.open(made / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        while True:
+            made = Path(tempfile.mkdtemp(prefix="shoal-rows-", dir=parent))
+            lock = os.open(made / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.fstat(lock).st_nlink:
+                return made, lock
+            os.close(lock)  # another process locked it first, and has removed the folder
     except OSError as error:
         raise ValueError(
             f"rows.tiers.ssd: given {str(parent)!r}, where no file can be written "
             f"({error.strerror}); name a folder on a local disk"
         ) from None
-    return made, lock
 
 
 def _remove_folder(folder: Path, lock: int) -> None:
