@@ -61,6 +61,7 @@ def read_with_datasets(parquet: str, how: str, batch: str, workers: str, seconds
         data.with_format("torch"),
         batch_size=int(batch),
         num_workers=int(workers),
+        persistent_workers=True,  # their time can be read when an epoch has ended
         shuffle=None if streams else True,
     )
     batches = iter(loader)

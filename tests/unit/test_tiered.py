@@ -19,6 +19,7 @@ from shoal.config.tiers import TiersSection, read_size
 from shoal.embedding.leaves import tiered
 from shoal.embedding.leaves.budgets import Share, share_out
 from shoal.embedding.leaves.local import make_local, native_is_built
+from shoal.embedding.leaves.row_log import RowLog
 from shoal.embedding.leaves.tiered import Tiered
 from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
 from shoal.embedding.store import EVERY, Rows
