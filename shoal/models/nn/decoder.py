@@ -45,9 +45,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, memory: Tensor, hidden: Tensor) -> Tensor:
         size, texts, length, width = x.shape
-        x = self.own(x.reshape(size * texts, length, width), length)
+        x = self.own(x.reshape(size * texts, length, width))
         x = self.cross(x.view(size, texts * length, width), memory, hidden)
-        x = self.feed(x.view(size * texts, length, width), length)
+        x = self.feed(x.view(size * texts, length, width))
         return x.view(size, texts, length, width)
 
 

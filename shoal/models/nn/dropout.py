@@ -90,7 +90,7 @@ def dropout(x: Tensor, p: float, rows: Tensor | None = None, each: int = 1) -> T
         first = _draws.first * each
     if torch.compiler.is_compiling():
         return (x * kept(_key_on(x.device, layer), p, x.shape, first, rows)) * (1.0 / (1.0 - p))
-    if x.is_cuda and (kernels := _triton()) is not None and x.dtype in kernels.TYPES:
+    if (kernels := kernels_for(x)) is not None:
         return kernels.Masked.apply(x, p, _key_on(x.device, layer), first, rows)
     if _core is not None and x.is_cpu:
         # The mask is kept for backward. To make it again there takes a function of one's own in
@@ -98,6 +98,15 @@ def dropout(x: Tensor, p: float, rows: Tensor | None = None, each: int = 1) -> T
         mask = _mask_by_core(x, p, _key(layer), first, rows)
         return x * mask if x.dtype == torch.float32 else (x * (mask > 0)) * (1.0 / (1.0 - p))
     return (x * kept(_key_on(x.device, layer), p, x.shape, first, rows)) * (1.0 / (1.0 - p))
+
+
+def draw_on(device: torch.device, values: int) -> tuple[Tensor, int]:
+    """The next mask for a kernel that makes it where it is needed: its key, int64 [1], and the
+    position of the slice's first value, where a sample has so many `values`.
+    """
+    layer = _draws.layer
+    _draws.layer = layer + 1
+    return _key_on(device, layer), _draws.first * values
 
 
 def uniform_like(x: Tensor, shared: bool = False) -> Tensor:
@@ -121,14 +130,14 @@ def shared_dropout(x: Tensor, p: float) -> Tensor:
     return dropout(x, p, torch.arange(len(x), device=x.device), each=0)
 
 
-def recomputed(compute: Callable[..., Tensor], *given: Any) -> Tensor:
+def recomputed(compute: Callable[..., Any], *given: Any) -> Any:
     """compute(*given), of which backward makes anew what is between, instead of keeping it.
 
     The second time masks are those of the first.
     """
     first, layer, again = _draws.first, _draws.layer, False
 
-    def replayed(*given: Any) -> Tensor:
+    def replayed(*given: Any) -> Any:
         nonlocal again
         now = _draws.first, _draws.layer
         _draws.first, _draws.layer = first, layer
@@ -168,12 +177,15 @@ def _key_on(device: torch.device, layer: int) -> Tensor:
     return _draws.on_device[device.type] + signed(layer * INCREMENT)
 
 
-def _triton() -> Any:
+def kernels_for(x: Tensor) -> Any:
+    """Triton's kernels for masks where they, and others that make masks, can take x; else None."""
+    if not x.is_cuda or torch.compiler.is_compiling():
+        return None
     try:
         from shoal.models.nn import triton_dropout
     except ImportError:
         return None
-    return triton_dropout
+    return triton_dropout if x.dtype in triton_dropout.TYPES else None
 
 
 class Dropout(nn.Dropout):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.models.nn.dropout import Dropout, dropout, recomputed
+from shoal.models.nn.dropout import Dropout, draw_on, dropout, kernels_for, recomputed
 from shoal.models.nn.native import products_of
 
 Activation = Literal["gelu", "relu", "swish", "tanh", "sigmoid"]
@@ -21,6 +21,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "sigmoid": nn.Sigmoid,
 }
 assert tuple(ACTIVATIONS) == get_args(Activation)
+WIDEST_HEAD = 128  # that Triton's kernels take: tiles of wider ones do not fit
 HIDDEN = -1e9  # not -inf: a row of pads alone has no position to see, and must not become NaN
 
 
@@ -75,32 +76,60 @@ class Transformer(nn.Module):
         pads, bool [b, l]: positions that no other may see; needed where pads come before items, or
         where a position sees later ones.
         """
-        length = x.shape[1]
-        for attention, feed_forward in zip(self.blocks[::2], self.blocks[1::2]):
+        blocks, normed = cast("list[Residual]", list(self.blocks)), None
+        for number in range(0, len(blocks), 2):
+            attention, feed_forward = blocks[number : number + 2]
+            last = number + 2 == len(blocks)
+            after = self.norm if last else blocks[number + 2].norm
             # After the last look at others positions go their own ways: those not asked for stop.
-            rows = wanted if feed_forward is self.blocks[-1] else None
-            layer = partial(_layer, attention, feed_forward, length, pads, rows)
-            x = recomputed(layer, x) if self.recompute and self.training else layer(x)
-        return self.norm(x)
+            rows = wanted if last else None
+            layer = partial(_layer, attention, feed_forward, after, pads, rows)
+            if self.recompute and self.training:  # of what lies between layers x alone is kept
+                x, normed = recomputed(layer, x, None)
+            else:
+                x, normed = layer(x, normed)
+        return self.norm(x) if normed is None else normed
 
 
 def _layer(
-    attention: nn.Module,
-    feed_forward: nn.Module,
-    length: int,
+    attention: Residual,
+    feed_forward: Residual,
+    after: nn.LayerNorm,
     pads: Tensor | None,
     rows: Tensor | None,
     x: Tensor,
-) -> Tensor:
-    return feed_forward(attention(x, length, pads, rows), length, rows=rows)
+    normed: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """x after both, and its norm for what comes after.
+
+    With `rows` [n], counted in [b * l], only those go on from attention, [n, width]. Their dropout
+    is what it would be among all.
+    """
+    length = x.shape[1]
+    change = attention.layer(attention.norm(x) if normed is None else normed, pads, rows)
+    x = x if rows is None else x.flatten(0, 1).index_select(0, rows)
+    x, normed = _join(x, change, attention.dropout, feed_forward.norm, rows, length)
+    return _join(x, feed_forward.layer(normed), feed_forward.dropout, after, rows, length)
+
+
+def _join(
+    x: Tensor, change: Tensor, dropout: Dropout, norm: nn.LayerNorm, rows: Tensor | None, each: int
+) -> tuple[Tensor, Tensor]:
+    """x + dropout(change), and its norm: as x each."""
+    fused = dropout.training and dropout.p < 1.0 and kernels_for(change) is not None
+    if fused and x.dtype == norm.weight.dtype == torch.float32:
+        from shoal.models.nn.triton_norm import WIDEST, AddedAndNormed
+
+        if x.shape[-1] <= WIDEST:
+            masks = draw_on(x.device, x.shape[1:].numel() if rows is None else each)
+            how = (norm.weight, norm.bias, norm.eps, dropout.p)
+            return AddedAndNormed.apply(x, change, *how, *masks, rows)
+    x = x + dropout(change, rows, each)
+    return x, norm(x)
 
 
 class Residual(nn.Module):
-    """x + dropout(layer(norm(x))): [b, l, width] -> the same.
-
-    With `rows` [n], counted in [b * l], only those go on: attention picks them, [n, width], and a
-    feed-forward layer is given them. Their dropout is what it would be among all.
-    """
+    """x + dropout(layer(norm(x))): [b, l, width] -> the same."""
 
     def __init__(self, layer: nn.Module, width: int, dropout: float, norm_eps: float):
         super().__init__()
@@ -108,16 +137,8 @@ class Residual(nn.Module):
         self.layer = layer
         self.dropout = Dropout(dropout)
 
-    def forward(
-        self, x: Tensor, length: int, pads: Tensor | None = None, rows: Tensor | None = None
-    ) -> Tensor:
-        if isinstance(self.layer, Attention):
-            change = self.layer(self.norm(x), pads, rows)
-            if rows is not None:
-                x = x.flatten(0, 1).index_select(0, rows)
-        else:
-            change = self.layer(self.norm(x))
-        return x + self.dropout(change, rows, length)
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.dropout(self.layer(self.norm(x)))
 
 
 class Attention(nn.Module):
@@ -138,19 +159,29 @@ class Attention(nn.Module):
         self, x: Tensor, pads: Tensor | None = None, wanted: Tensor | None = None
     ) -> Tensor:
         size, length, width = x.shape
-        # [b, l, 3 * width] -> three of [b, heads, l, width / heads]
         split = self.query_key_value(x).view(size, length, 3, self.heads, width // self.heads)
-        query, key, value = split.permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
-        hidden = self._hidden(pads, length, x)
-        if dropout:
-            mixed = _attend_with_dropout(query, key, value, dropout, hidden)
+        if 0.0 < dropout < 1.0 and split.shape[-1] <= WIDEST_HEAD and kernels_for(split):
+            from shoal.models.nn.triton_attention import Attended
+
+            masks = draw_on(x.device, self.heads * length * length)
+            mixed = Attended.apply(split, pads, dropout, *masks, self.causal, HIDDEN)
         else:
-            causal = self.causal and pads is None  # known to the fused one without a mask
-            mask = None if causal or hidden is None else hidden
-            mixed = F.scaled_dot_product_attention(query, key, value, mask, dropout, causal)
-        mixed = mixed.transpose(1, 2).reshape(size, length, width)
+            hidden = self._hidden(pads, length, x)
+            mixed = self._mixed(split, pads, hidden, dropout)
+            mixed = mixed.transpose(1, 2).reshape(size, length, width)
         return self.out(mixed if wanted is None else mixed.flatten(0, 1).index_select(0, wanted))
+
+    def _mixed(
+        self, split: Tensor, pads: Tensor | None, hidden: Tensor | None, dropout: float
+    ) -> Tensor:
+        """By torch's functions: [b, l, 3, heads, d] -> [b, heads, l, d]."""
+        query, key, value = split.permute(2, 0, 3, 1, 4)
+        if dropout:
+            return _attend_with_dropout(query, key, value, dropout, hidden)
+        causal = self.causal and pads is None  # known to the fused one without a mask
+        mask = None if causal or hidden is None else hidden
+        return F.scaled_dot_product_attention(query, key, value, mask, dropout, causal)
 
     def _hidden(self, pads: Tensor | None, length: int, like: Tensor) -> Tensor | None:
         """What is added to the scores of pairs that may not see each other; None: all may."""

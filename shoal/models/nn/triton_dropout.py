@@ -22,13 +22,27 @@ BLOCK = 1024
 
 
 # fmt: off
-@triton.jit(do_not_specialize=["first"])
-def _mask(x, out, key, rows, first, count, THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
-          WIDTH: tl.constexpr, HAS_ROWS: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit
+def mixed_key(key):
+    """The 64 bits that a mask's words are made of."""
     mixed = tl.load(key).to(tl.uint64, bitcast=True) + 0x9E3779B97F4A7C15
     mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9
     mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB
-    mixed = mixed ^ (mixed >> 31)
+    return mixed ^ (mixed >> 31)
+
+
+@triton.jit
+def word_of(mixed, position):
+    """32 random bits for each position; values are kept where they are not below the threshold."""
+    word = position.to(tl.uint32) * 0x9E3779B9 + mixed.to(tl.uint32)
+    word = (word ^ (word >> 16)) * 0x7FEB352D ^ (mixed >> 32).to(tl.uint32)
+    return (word ^ (word >> 15)) * 0x846CA68B
+
+
+@triton.jit(do_not_specialize=["first"])
+def _mask(x, out, key, rows, first, count, THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
+          WIDTH: tl.constexpr, HAS_ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    mixed = mixed_key(key)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     if HAS_ROWS:
@@ -36,11 +50,8 @@ def _mask(x, out, key, rows, first, count, THRESHOLD: tl.constexpr, SCALE: tl.co
         position = (row + first) * WIDTH + at % WIDTH
     else:
         position = at + first
-    word = position.to(tl.uint32) * 0x9E3779B9 + mixed.to(tl.uint32)
-    word = (word ^ (word >> 16)) * 0x7FEB352D ^ (mixed >> 32).to(tl.uint32)
-    word = (word ^ (word >> 15)) * 0x846CA68B
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    value = tl.where(word >= THRESHOLD, value * SCALE, 0.0)
+    value = tl.where(word_of(mixed, position) >= THRESHOLD, value * SCALE, 0.0)
     tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 # fmt: on
 

@@ -1,0 +1,103 @@
+"""Attention, and residual connections with their norms, by kernels: as written out in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from triton_there import DEVICE, ask_for_interpreter, import_kernels
+
+from shoal.models.nn import transformer as room
+from shoal.models.nn.dropout import begin_slice, begin_step, end_steps
+from shoal.models.nn.transformer import Attention, Transformer
+
+kernels = import_kernels("shoal.models.nn.triton_attention")
+import_kernels("shoal.models.nn.triton_norm")
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    ask_for_interpreter(monkeypatch)
+    yield
+    end_steps()
+
+
+def pads_of(size: int, length: int, where: str) -> Tensor | None:
+    """Some pads for every sample but the first; the last has nothing else."""
+    if where == "none":
+        return None
+    number = torch.arange(size, device=DEVICE) * length // max(1, size - 1)
+    place = torch.arange(length, device=DEVICE)
+    place = place.flip(0) if where == "right" else place
+    return place[None, :] < number[:, None]
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, layer: torch.nn.Module, x: Tensor, by_kernels: bool, *given
+) -> list[Tensor]:
+    """Output, and gradients of the input and of all parameters, in a slice of a step."""
+    monkeypatch.setattr(room, "kernels_for", lambda _: kernels if by_kernels else None)
+    begin_step(7, 3, DEVICE)
+    begin_slice(20)
+    x = x.clone().requires_grad_()
+    out = layer(x, *given)
+    weights = torch.linspace(-1.0, 2.0, out.numel(), device=DEVICE).view(out.shape)
+    grads = torch.autograd.grad((out * weights).sum(), [x, *layer.parameters()])
+    return [out.detach(), *grads]
+
+
+@pytest.mark.parametrize(
+    "causal, where, length, heads, dim",
+    [
+        *((causal, where, 7, 2, 4) for causal in (True, False) for where in ("none", "left")),
+        *((True, "none", 70, 1, 16), (True, "left", 70, 1, 16), (False, "right", 20, 1, 20)),
+    ],
+)
+def test_as_written_out(
+    monkeypatch: pytest.MonkeyPatch, causal: bool, where: str, length: int, heads: int, dim: int
+) -> None:
+    torch.manual_seed(1)
+    layer = Attention(heads, heads * dim, 0.3, causal=causal).to(DEVICE)
+    x = torch.randn(3, length, heads * dim, device=DEVICE)
+    pads = pads_of(3, length, where)
+    plain = run(monkeypatch, layer, x, False, pads)
+    fused = run(monkeypatch, layer, x, True, pads)
+    for ours, theirs in zip(fused, plain, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
+    # Another mask is another output: what agrees above is not dropout that drops nothing.
+    begin_step(7, 4, DEVICE)
+    assert not torch.allclose(layer(x, pads), fused[0], atol=1e-3)
+
+
+def test_a_transformer_whose_wanted_places_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(2)
+    layers = Transformer(2, 2, 16, 32, 0.2, 0.4, causal=False).to(DEVICE)
+    x = torch.randn(4, 9, 16, device=DEVICE)
+    wanted = torch.tensor([1, 17, 30], device=DEVICE)
+    given = (pads_of(4, 9, "left"), wanted)
+    plain = run(monkeypatch, layers, x, False, *given)
+    for ours, theirs in zip(run(monkeypatch, layers, x, True, *given), plain, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=5e-5, atol=5e-5)
+
+
+def test_a_slice_is_dropped_as_the_whole_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(3)
+    layer = Attention(2, 8, 0.5, causal=True).to(DEVICE)
+    monkeypatch.setattr(room, "kernels_for", lambda _: kernels)
+    x = torch.randn(6, 5, 8, device=DEVICE)
+    parts = []
+    for first, last in ((0, 6), (0, 2), (2, 6)):
+        begin_step(7, 3, DEVICE)
+        begin_slice(first)
+        parts.append(layer(x[first:last]).detach())
+    assert torch.equal(torch.cat(parts[1:]), parts[0])
+
+
+def test_nothing_to_attend() -> None:
+    packed = torch.zeros(0, 5, 3, 2, 4, device=DEVICE, requires_grad=True)
+    key = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    out = kernels.Attended.apply(packed, None, 0.5, key, 0, True, -1e9)
+    out.sum().backward()
+    assert out.shape == (0, 5, 8) and packed.grad.shape == packed.shape
