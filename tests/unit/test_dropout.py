@@ -15,6 +15,7 @@ from drops import MANY, needs_core, score
 from torch import Tensor, nn
 
 from shoal.models.nn import dropout as room
+from shoal.models.nn import transformer
 from shoal.models.nn.dropout import Dropout, begin_slice, begin_step, dropout, end_steps
 from shoal.models.nn.mlp import MLP
 from shoal.models.nn.positions import signed
@@ -326,7 +327,8 @@ def test_a_gpu_has_the_same_masks() -> None:
 @pytest.mark.parametrize("kernel", [True, False])
 def test_a_model_is_dropped_alike_on_a_gpu(monkeypatch: pytest.MonkeyPatch, kernel: bool) -> None:
     if not kernel:
-        monkeypatch.setattr(room, "_triton", lambda: None)
+        for module in (room, transformer):
+            monkeypatch.setattr(module, "kernels_for", lambda _: None)
     torch.manual_seed(1)
     layers = Transformer(2, 2, 16, 32, 0.4, 0.3, causal=True)
     x, wanted = torch.randn(5, 6, 16), torch.tensor([17, 0, 5, 6])

@@ -7,10 +7,8 @@
                 it before it leaves the chip
     row_gradients   the same gradients, written: where others are added to them before a step
 
-Logits are never written. The tensor cores multiply bfloat16: a float32
-is taken as the sum of three of them (24 bits in all), and a product as the sum of the six partial
-products that matter, so that its error is that of float32 rounding. Where torch's own products may
-be rounded (torch.set_float32_matmul_precision("high")), two parts and three products do.
+Logits are never written. Products are those of triton_products.py: of float32, or rounded where
+torch's own may be.
 """
 
 # mypy: disable-error-code=no-untyped-def
@@ -24,13 +22,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoal.embedding.leaves import triton_rows
 from shoal.embedding.leaves.triton_rows import adam, constants
 from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.softmax.triton_products import dotted, is_full, parts_of
 
 DIMS = (16, 32, 64, 128, 256)  # of rows that the kernels are written for
 LOWEST = tl.constexpr(-1e30)  # below any logit, and finite: differences of it are numbers
-INTERPRETED = tl.constexpr(triton_rows.INTERPRETED)
 AT_ONCE = 264  # programs: two for each multiprocessor of a large GPU
 SMALL_AT_ONCE = 396  # of those that write gradients: three for each
 POOL_COST, GRADIENT_COST = 4, 64  # of a part more: as so many rows, or positions
@@ -39,35 +36,6 @@ FEW = 64  # positions; a step of all rows is bound by memory then, else by produ
 
 
 # fmt: off
-@triton.jit
-def _split(x):
-    """float32 as the sum of three bfloat16."""
-    high = x.to(tl.bfloat16)
-    rest = x - high.to(tl.float32)
-    middle = rest.to(tl.bfloat16)
-    return high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
-
-
-@triton.jit
-def _dot_parts(a, b, total):
-    if INTERPRETED:  # which takes bfloat16 in a product for integers
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
-    else:
-        return tl.dot(a, b, total)
-
-
-@triton.jit
-def _dot(a_high, a_middle, a_low, b_high, b_middle, b_low, total, FULL: tl.constexpr):
-    """total + a @ b, the smallest parts first."""
-    if FULL:
-        total = _dot_parts(a_low, b_high, total)
-        total = _dot_parts(a_high, b_low, total)
-        total = _dot_parts(a_middle, b_middle, total)
-    total = _dot_parts(a_middle, b_high, total)
-    total = _dot_parts(a_high, b_middle, total)
-    return _dot_parts(a_high, b_high, total)
-
-
 @triton.jit
 def _load_states(parts, place, column, count, DIM: tl.constexpr, FULL: tl.constexpr):
     """Three parts of states [POSITIONS, DIM], as _split_states wrote them."""
@@ -85,7 +53,7 @@ def _load_states(parts, place, column, count, DIM: tl.constexpr, FULL: tl.conste
 def _split_states(hidden, parts, size, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
-    high, middle, low = _split(tl.load(hidden + at, mask=inside, other=0.0))
+    high, middle, low = parts_of(tl.load(hidden + at, mask=inside, other=0.0))
     tl.store(parts + at, high, mask=inside)
     tl.store(parts + size + at, middle, mask=inside)
     tl.store(parts + 2 * size + at, low, mask=inside)
@@ -106,9 +74,9 @@ def _pool(parts, rows, bias, tops, sums, pools, count, stop, share, HAS_BIAS: tl
         row = start + tl.arange(0, ROWS)
         inside = (row > 0) & (row < end)
         at = row[:, None].to(tl.int64) * DIM + column[None, :]
-        high, middle, low = _split(tl.load(rows + at, mask=inside[:, None], other=0.0))
-        logits = _dot(s_high, s_middle, s_low, tl.trans(high), tl.trans(middle), tl.trans(low),
-                      tl.zeros([POSITIONS, ROWS], tl.float32), FULL)
+        high, middle, low = parts_of(tl.load(rows + at, mask=inside[:, None], other=0.0))
+        logits = dotted(s_high, s_middle, s_low, tl.trans(high), tl.trans(middle), tl.trans(low),
+                        tl.zeros([POSITIONS, ROWS], tl.float32), FULL)
         if HAS_BIAS:
             logits += tl.load(bias + row, mask=inside, other=0.0)[None, :]
         logits = tl.where(inside[None, :], logits, float("-inf"))
@@ -116,8 +84,8 @@ def _pool(parts, rows, bias, tops, sums, pools, count, stop, share, HAS_BIAS: tl
         shrink = tl.exp(top - higher)
         weight = tl.exp(logits - higher[:, None])
         total = total * shrink + tl.sum(weight, 1)
-        w_high, w_middle, w_low = _split(weight)
-        pooled = _dot(w_high, w_middle, w_low, high, middle, low, pooled * shrink[:, None], FULL)
+        w_high, w_middle, w_low = parts_of(weight)
+        pooled = dotted(w_high, w_middle, w_low, high, middle, low, pooled * shrink[:, None], FULL)
         top = higher
     at = split * count + place
     real = place < count
@@ -161,7 +129,7 @@ def _combine(hidden, rows, bias, targets, tops, sums, pools, losses, normalizers
 def _errors(block, offset, row, candidate, parts, targets, normalizers, column, begin, end, count,
             DIM: tl.constexpr, POSITIONS: tl.constexpr, ROWS: tl.constexpr, FULL: tl.constexpr):
     """Gradients of a block of rows [ROWS, DIM] and of its bias, by positions begin to end."""
-    b_high, b_middle, b_low = _split(block)
+    b_high, b_middle, b_low = parts_of(block)
     grad = tl.zeros([ROWS, DIM], tl.float32)
     bias_grad = tl.zeros([ROWS], tl.float32)
     for start in range(begin, end, POSITIONS):
@@ -169,12 +137,12 @@ def _errors(block, offset, row, candidate, parts, targets, normalizers, column, 
         high, middle, low = _load_states(parts, place, column, count, DIM, FULL)
         normalizer = tl.load(normalizers + place, mask=place < count, other=float("inf"))
         target = tl.load(targets + place, mask=place < count, other=0)
-        logits = _dot(b_high, b_middle, b_low, tl.trans(high), tl.trans(middle), tl.trans(low),
-                      tl.zeros([ROWS, POSITIONS], tl.float32), FULL) + offset[:, None]
+        logits = dotted(b_high, b_middle, b_low, tl.trans(high), tl.trans(middle), tl.trans(low),
+                        tl.zeros([ROWS, POSITIONS], tl.float32), FULL) + offset[:, None]
         error = tl.where(candidate[:, None], tl.exp(logits - normalizer[None, :]), 0.0)
         error -= tl.where(row[:, None] == target[None, :], 1.0, 0.0)  # of row 0: it never learns
-        e_high, e_middle, e_low = _split(error)
-        grad = _dot(e_high, e_middle, e_low, high, middle, low, grad, FULL)
+        e_high, e_middle, e_low = parts_of(error)
+        grad = dotted(e_high, e_middle, e_low, high, middle, low, grad, FULL)
         bias_grad += tl.sum(error, 1)
     return grad, bias_grad
 
@@ -286,11 +254,6 @@ def count_parts(tiles: int, length: int, at_once: int, cost: int) -> int:
         return -(-tiles * parts // at_once) / parts + parts * cost / length
 
     return min(range(1, max(1, length // LEAST) + 1), key=estimate)
-
-
-def is_full() -> bool:
-    """Whether products must be those of float32."""
-    return torch.get_float32_matmul_precision() == "highest"
 
 
 def pool(

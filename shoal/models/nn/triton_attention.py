@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from shoal.embedding.softmax.triton_products import is_full, product
 from shoal.models.nn.positions import WORD, threshold
 from shoal.models.nn.triton_dropout import mixed_key, word_of
 
@@ -46,10 +47,11 @@ def _put(begin, row, column, value, L, STRIDE: tl.constexpr, DIM: tl.constexpr):
 
 @triton.jit
 def _scores(query, key, pads, sample, row, other, L, SCALE: tl.constexpr, HIDDEN: tl.constexpr,
-            CAUSAL: tl.constexpr, PADS: tl.constexpr, PRECISION: tl.constexpr):
+            CAUSAL: tl.constexpr, PADS: tl.constexpr, FULL: tl.constexpr):
     """[queries, keys]; what is hidden is far below the rest, what is not there infinitely."""
-    score = tl.dot(query, tl.trans(key), input_precision=PRECISION) * SCALE
-    hidden = tl.zeros_like(score)
+    nothing = tl.zeros([query.shape[0], key.shape[0]], tl.float32)
+    score = product(query, tl.trans(key), nothing, FULL) * SCALE
+    hidden = nothing
     if CAUSAL:
         hidden = tl.where(other[None, :] > row[:, None], HIDDEN, 0.0)
     if PADS:
@@ -69,7 +71,7 @@ def _kept(mixed, first, pair, row, other, L, THRESHOLD: tl.constexpr, KEEP: tl.c
 def _attend(packed, pads, key, out, top, total, first, L, HEADS: tl.constexpr, DIM: tl.constexpr,
             WIDTH: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr, HIDDEN: tl.constexpr,
             CAUSAL: tl.constexpr, PADS: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
-            PRECISION: tl.constexpr):
+            FULL: tl.constexpr):
     pair = tl.program_id(1).to(tl.int64)
     sample, head = pair // HEADS, pair % HEADS
     mixed = mixed_key(key)
@@ -88,14 +90,13 @@ def _attend(packed, pads, key, out, top, total, first, L, HEADS: tl.constexpr, D
         keys = _tile(begin + HEADS * DIM, other, column, L, 3 * HEADS * DIM, DIM)
         values = _tile(begin + 2 * HEADS * DIM, other, column, L, 3 * HEADS * DIM, DIM)
         score = _scores(query, keys, pads, sample, row, other, L, SCALE, HIDDEN, CAUSAL, PADS,
-                        PRECISION)
+                        FULL)
         higher = tl.maximum(most, tl.max(score, 1))
         weight = tl.exp(score - higher[:, None])
         shrink = tl.exp(most - higher)
         whole = whole * shrink + tl.sum(weight, 1)
         weight *= _kept(mixed, first, pair, row, other, L, THRESHOLD, KEEP)
-        mix = mix * shrink[:, None]
-        mix += tl.dot(weight.to(values.dtype), values, input_precision=PRECISION)
+        mix = product(weight.to(values.dtype), values, mix * shrink[:, None], FULL)
         most = higher
     _put(out + (sample * L * HEADS + head) * DIM, row, column, mix / whole[:, None], L,
          HEADS * DIM, DIM)
@@ -105,12 +106,13 @@ def _attend(packed, pads, key, out, top, total, first, L, HEADS: tl.constexpr, D
 
 @triton.jit
 def _gradients(score, query, values, grad, made, top, total, kept, pair, row, L,
-               PRECISION: tl.constexpr):
+               FULL: tl.constexpr):
     """What dropout left of the softmax, and gradients of the scores: [queries, keys] each."""
     most = tl.load(top + pair * L + row, mask=row < L, other=0.0)
     whole = tl.load(total + pair * L + row, mask=row < L, other=1.0)
     weight = tl.exp(score - most[:, None]) / whole[:, None]
-    of_kept = tl.dot(grad, tl.trans(values), input_precision=PRECISION)
+    nothing = tl.zeros_like(weight)
+    of_kept = product(grad, tl.trans(values), nothing, FULL)
     through = tl.sum(grad.to(tl.float32) * made.to(tl.float32), 1)
     return weight * kept, weight * (of_kept * kept - through[:, None])
 
@@ -120,7 +122,7 @@ def _keys_backward(packed, pads, key, out, top, total, grad, grads, first, L, HE
                    DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
                    SCALE: tl.constexpr, HIDDEN: tl.constexpr, CAUSAL: tl.constexpr,
                    PADS: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
-                   PRECISION: tl.constexpr, ONE: tl.constexpr):
+                   FULL: tl.constexpr, ONE: tl.constexpr):
     """Gradients of a tile of keys and values; of queries too where the tile is the only ONE."""
     pair = tl.program_id(1).to(tl.int64)
     sample, head = pair // HEADS, pair % HEADS
@@ -142,15 +144,16 @@ def _keys_backward(packed, pads, key, out, top, total, grad, grads, first, L, HE
         of_out = _tile(grad + outer, row, column, L, HEADS * DIM, DIM)
         made = _tile(out + outer, row, column, L, HEADS * DIM, DIM)
         score = _scores(query, keys, pads, sample, row, other, L, SCALE, HIDDEN, CAUSAL, PADS,
-                        PRECISION)
+                        FULL)
         kept = _kept(mixed, first, pair, row, other, L, THRESHOLD, KEEP)
         left, of_score = _gradients(score, query, values, of_out, made, top, total, kept, pair,
-                                    row, L, PRECISION)
+                                    row, L, FULL)
         of_score = (of_score * SCALE).to(query.dtype)
-        of_values += tl.dot(tl.trans(left).to(query.dtype), of_out, input_precision=PRECISION)
-        of_keys += tl.dot(tl.trans(of_score), query, input_precision=PRECISION)
+        of_values = product(tl.trans(left).to(query.dtype), of_out, of_values, FULL)
+        of_keys = product(tl.trans(of_score), query, of_keys, FULL)
         if ONE:
-            of_query = tl.dot(of_score, keys, input_precision=PRECISION)
+            nothing = tl.zeros([BLOCK, WIDTH], tl.float32)
+            of_query = product(of_score, keys, nothing, FULL)
             _put(grads + inner, row, column, of_query, L, 3 * HEADS * DIM, DIM)
     _put(grads + inner + HEADS * DIM, other, column, of_keys, L, 3 * HEADS * DIM, DIM)
     _put(grads + inner + 2 * HEADS * DIM, other, column, of_values, L, 3 * HEADS * DIM, DIM)
@@ -161,7 +164,7 @@ def _queries_backward(packed, pads, key, out, top, total, grad, grads, first, L,
                       HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
                       BLOCK: tl.constexpr, SCALE: tl.constexpr, HIDDEN: tl.constexpr,
                       CAUSAL: tl.constexpr, PADS: tl.constexpr, THRESHOLD: tl.constexpr,
-                      KEEP: tl.constexpr, PRECISION: tl.constexpr):
+                      KEEP: tl.constexpr, FULL: tl.constexpr):
     pair = tl.program_id(1).to(tl.int64)
     sample, head = pair // HEADS, pair % HEADS
     mixed = mixed_key(key)
@@ -181,12 +184,12 @@ def _queries_backward(packed, pads, key, out, top, total, grad, grads, first, L,
         keys = _tile(packed + inner + HEADS * DIM, other, column, L, 3 * HEADS * DIM, DIM)
         values = _tile(packed + inner + 2 * HEADS * DIM, other, column, L, 3 * HEADS * DIM, DIM)
         score = _scores(query, keys, pads, sample, row, other, L, SCALE, HIDDEN, CAUSAL, PADS,
-                        PRECISION)
+                        FULL)
         kept = _kept(mixed, first, pair, row, other, L, THRESHOLD, KEEP)
         _, of_score = _gradients(score, query, values, of_out, made, top, total, kept, pair, row,
-                                 L, PRECISION)
+                                 L, FULL)
         of_score = (of_score * SCALE).to(query.dtype)
-        of_query += tl.dot(of_score, keys, input_precision=PRECISION)
+        of_query = product(of_score, keys, of_query, FULL)
     _put(grads + inner, row, column, of_query, L, 3 * HEADS * DIM, DIM)
 # fmt: on
 
@@ -235,7 +238,6 @@ class Attended(torch.autograd.Function):
 
 def _shape(packed: Tensor, causal: bool, pads: bool, p: float, hidden: float) -> dict[str, Any]:
     _, length, _, heads, dim = packed.shape
-    exact = torch.get_float32_matmul_precision() == "highest"
     return {
         "HEADS": heads,
         "DIM": dim,
@@ -247,6 +249,6 @@ def _shape(packed: Tensor, causal: bool, pads: bool, p: float, hidden: float) ->
         "PADS": pads,
         "THRESHOLD": threshold(p),
         "KEEP": 1.0 / (1.0 - p),
-        "PRECISION": "ieee" if exact and packed.dtype == torch.float32 else "tf32",
+        "FULL": is_full(),
         "num_warps": 4,
     }

@@ -24,7 +24,7 @@ from shoal.models.nn.triton_dropout import mixed_key, word_of
 
 WIDEST = 1024  # columns of a row
 TILE = 2048  # values at a time
-PROGRAMS = 528  # that add up gradients of weight and bias
+PROGRAMS = 264  # that add up gradients of weight and bias
 
 
 # fmt: off
