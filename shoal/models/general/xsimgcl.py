@@ -4,7 +4,7 @@
 One noisy pass serves both: its mean of layers is recommended from, and contrasted with one of its
 own layers.
 
-    loss = BPR(E) + cl_weight * contrast(E(layer_cl), E)
+    loss = BPR(E) + cl_weight * contrast(E, E(layer_cl))
 """
 
 from __future__ import annotations
@@ -40,5 +40,5 @@ class XSimGCL(SimGCL):
         layers = self.layers(first, noisy=True)
         final = torch.stack(layers).mean(0)
         output = self.pair_loss(nodes, first, final)
-        term = self.contrasted(nodes, layers[self.options.layer_cl - 1], final)
+        term = self.contrasted(nodes, final, layers[self.options.layer_cl - 1])
         return Output(output.loss + self.options.cl_weight * term, output.count)
