@@ -26,10 +26,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 QUIET = ["--run.progress=false", "--run.tensorboard=false", "--run.log_level=warning"]
 BERT4REC = [
-    *("recipes/random-bert4rec.yaml", "--train.epochs=2", "--train.eval_every=0"),
+    *("recipes/random-bert4rec.yaml", "--train.eval_every=0"),
     *("--data.random.users=400", "--data.random.items=49077", "--data.random.interactions=6400"),
     "--data.max_len=16",
 ]
+SIXTEEN = ["--train.batch_size=16", "--train.epochs=2", "--nproc=2"]
 PLANTED = ["recipes/planted-bpr-single.yaml", "--train.epochs=12"]
 CLICKS = ["recipes/planted-clicks-dnn-ps.yaml", "--train.epochs=8"]
 CASES = {
@@ -37,13 +38,12 @@ CASES = {
     "bpr": ["train", *PLANTED],
     "bpr, 2 processes": ["train", *PLANTED, "--nproc=2"],
     "bpr, 4 processes": ["train", *PLANTED, "--nproc=4"],
-    "bert4rec, batch 8": ["train", *BERT4REC, "--train.batch_size=8"],
+    "bert4rec, batch 8": ["train", *BERT4REC, "--train.batch_size=8", "--train.epochs=2"],
     # Four steps an epoch: two epochs are too few to tell.
     "bert4rec, batch 128": ["train", *BERT4REC, "--train.batch_size=128", "--train.epochs=10"],
-    "bert4rec, ddp": ["train", *BERT4REC, "--train.batch_size=16", "--nproc=2"],
+    "bert4rec, ddp": ["train", *BERT4REC, *SIXTEEN],
     "bert4rec, sharded": [
-        *("train", *BERT4REC, "--train.batch_size=16", "--nproc=2"),
-        "--strategy.name=sharded",
+        *("train", *BERT4REC, *SIXTEEN, "--strategy.name=sharded"),
     ],
     "servers, sync": [
         *("launch", "--worker_num=2", "--server_num=1", *CLICKS, "--strategy.ps.mode=sync"),
