@@ -247,7 +247,7 @@ def find_kernels(optimizer: RowOptimizer, device: torch.device) -> Any | None:
         from shoal.embedding.leaves import triton_rows
     except ImportError:  # torch without Triton
         return None
-    if device.type == "cuda" or (device.type == "cpu" and triton_rows.INTERPRETED):
+    if device.type == "cuda" or (device.type == "cpu" and triton_rows.takes_cpu()):
         return triton_rows
     return None
 

@@ -15,6 +15,11 @@ from shoal.embedding.optim.rows import RowOptimizer
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # when imported: kernels run on the CPU
 
 
+def takes_cpu() -> bool:
+    """Whether rows in a CPU's memory are for the interpreter: it was, and is still, asked for."""
+    return INTERPRETED and os.environ.get("TRITON_INTERPRET") == "1"
+
+
 # fmt: off
 @triton.jit
 def adam(value, first, second, grad, numbers, RATE_1: tl.constexpr, RATE_2: tl.constexpr,
