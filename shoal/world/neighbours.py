@@ -3,16 +3,22 @@
 Between processes of one host a socket costs two copies by the kernel and threads that wake each
 other; here bytes are copied into a ring that the other side reads (csrc/lanes.h). What is started
 is under way without any thread: it is in the ring. Sums are made in order of rank.
+
+What all ranks want from each (rows' gradients) need not be copied at all: beside the rings lies a
+board, where every rank writes its own part and reads those of the others (`lay_out`).
 """
 
 from __future__ import annotations
 
 import json
+import math
+import mmap
 import os
 import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +28,8 @@ from shoal.world.core import load_core
 
 RING = 1 << 20  # bytes between two ranks, where that does not come to more than
 ALL_RINGS = 1 << 27
+BOARD = 1 << 26  # bytes of the board; memory is taken when it is first written to
+LINE = 64  # bytes: tensors begin at whole ones
 SMALL = 1 << 16  # bytes that all ranks may add up for themselves
 SPINS = 2000  # looks before a rank goes to sleep; where ranks share cores, none
 MANY = 16  # trips under way before those that have ended are looked for
@@ -44,7 +52,7 @@ def make_memory(size: int, mark: str) -> int:
     """A file that exists in memory alone, for as long as someone has it open: its descriptor."""
     file = os.memfd_create("shoal")
     try:
-        os.ftruncate(file, _bytes_of(size) + len(mark))
+        os.ftruncate(file, _board_at(size) + BOARD)
         os.pwrite(file, mark.encode(), _bytes_of(size))
     except OSError:
         os.close(file)
@@ -88,6 +96,23 @@ def _bytes_of(size: int) -> int:
     return load_core().Lanes.memory_of(size, capacity_of(size))
 
 
+def _board_at(size: int) -> int:
+    """Where the board begins: after the rings and a mark, on a page of its own."""
+    page = mmap.ALLOCATIONGRANULARITY
+    return (_bytes_of(size) // page + 2) * page
+
+
+Kind = tuple[torch.dtype, tuple[int, ...]]  # dtype and shape
+
+
+@dataclass(frozen=True)
+class Laid:
+    """Tensors on the board: those of all ranks in order of rank, and this rank's part of each."""
+
+    joined: list[Tensor]
+    mine: list[Tensor]
+
+
 class Neighbours:
     """One rank among others of its host. Every call is made by all, in the same order."""
 
@@ -98,6 +123,7 @@ class Neighbours:
         """
         self.rank, self.size, self.timeout = rank, len(pids), timeout
         self._watched: list[int] = []
+        self._board = torch.empty(0, dtype=torch.uint8)
         file = os.open(path, os.O_RDWR)
         try:
             if os.pread(file, len(mark), _bytes_of(self.size)) != mark.encode():
@@ -109,6 +135,8 @@ class Neighbours:
             self._lanes: Any = load_core().Lanes(
                 file, rank, self.size, capacity_of(self.size), alive, spins
             )
+            board = mmap.mmap(file, BOARD, offset=_board_at(self.size))
+            self._board = torch.frombuffer(board, dtype=torch.uint8)
         except BaseException:  # raised again: no descriptor may stay open behind it
             self.close()
             raise
@@ -157,6 +185,27 @@ class Neighbours:
         mine_go()  # not before: a ring may be too small for all, and the others' receives come now
         return joined, counts
 
+    def lay_out(self, head: Tensor, kinds: list[Kind]) -> tuple[Tensor, Laid | None]:
+        """As World.lay_out; kinds: of what this rank will write, of other lengths on others."""
+        lengths = torch.tensor([shape[0] for _, shape in kinds], dtype=torch.int64)
+        heads = head.new_empty(self.size, len(head))
+        everyones = lengths.new_empty(self.size, len(lengths))
+        self.start(
+            [[head.contiguous(), lengths]] * self.size,
+            [list(some) for some in zip(heads, everyones)],
+        )()  # here all have come, and have read what lay there before
+        laid, place = Laid([], []), 0
+        for (dtype, shape), counts in zip(kinds, everyones.t().tolist()):
+            whole = (sum(counts), *shape[1:])
+            size = math.prod(whole) * dtype.itemsize
+            if place + size > BOARD:
+                return heads, None
+            joined = self._board[place : place + size].view(dtype).view(whole)
+            laid.joined.append(joined)
+            laid.mine.append(joined.split(counts)[self.rank])
+            place += -(-size // LINE) * LINE
+        return heads, laid
+
     def stack(self, tensor: Tensor) -> Tensor:
         """As World.stack."""
         out = tensor.new_empty(self.size, *tensor.shape)
@@ -204,7 +253,7 @@ class Neighbours:
         """Go; what was sent can still be read."""
         for watched in self._watched:
             os.close(watched)
-        self._watched = []
+        self._watched, self._board = [], self._board[:0].clone()
 
 
 def _pieces(tensors: list[list[Tensor]]) -> list[tuple[int, int, int]]:

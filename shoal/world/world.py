@@ -25,7 +25,7 @@ from shoal.world.channel import Place, read_secret
 from shoal.world.gpus import choose_gpus, pick_device
 from shoal.world.hosts import WorldError, address_towards, interface_towards
 from shoal.world.joining import HOLDS, MEET, Joined
-from shoal.world.neighbours import Neighbours, meet
+from shoal.world.neighbours import Kind, Laid, Neighbours, meet
 from shoal.world.tunnel import BACKEND, Tunnel
 
 # torch 2.13 renamed it and warns about the old name; older versions have only that.
@@ -179,6 +179,14 @@ class World:
     def gather(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[list[int]]]:
         """`all_gather` of several tensors in one trip, and how long those of each rank are."""
         return tensors, [[len(tensor) for tensor in tensors]]
+
+    def lay_out(self, head: Tensor, kinds: list[Kind]) -> tuple[Tensor, Laid] | None:
+        """Everybody's head [size, n], and memory where each rank writes what all will read.
+
+        Each writes its part and waits at a `barrier`; then all may be read until the next call.
+        None: ranks share no memory, or too little of it; `gather` takes what they have written.
+        """
+        return None
 
     def stack(self, tensor: Tensor) -> Tensor:
         """Everybody's tensor of one shape: [size, *shape], in order of rank."""
@@ -376,6 +384,16 @@ class Group(World):
             joined.append(raw.view(tensor.dtype).view(sum(counts), *tensor.shape[1:]))
             places = [place + size for place, size in zip(places, sizes)]
         return joined, per_rank
+
+    def lay_out(self, head: Tensor, kinds: list[Kind]) -> tuple[Tensor, Laid] | None:
+        if self.neighbours is None:
+            return None
+        with self._collective("lay_out", head.nbytes + 8 * len(kinds)):
+            heads, laid = self.neighbours.lay_out(head, kinds)
+        if laid is None:
+            return None
+        self.bytes_sent += sum(one.nbytes for one in laid.mine)
+        return heads, laid
 
     def _gather(self, head: Tensor, flat: Tensor, width: int) -> Tensor:
         """Everybody's bytes, padded: [size, width]."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from forks import forked
 from ranks import free_port, run_ranks
 from torch import Tensor
 
-from shoal.world.neighbours import RING, can_be_neighbours
+from shoal.world.neighbours import BOARD, RING, can_be_neighbours
 from shoal.world.world import PeerLost, World, connect, set_rank
 
 # Elsewhere all ranks talk by sockets, which the other cases here show.
@@ -55,6 +56,7 @@ def collectives(world: World) -> list[Any]:
         right.append(all_to_all(world, count))
     if world.neighbours is not None:
         right += [sum_of_floats(world, 1000), sum_of_floats(world, RING)]
+    right.append(laid_out(world))
     world.barrier()
     return right
 
@@ -92,10 +94,41 @@ def sum_of_floats(world: World, count: int) -> bool:
     return torch.equal(world.all_reduce(mine), total)
 
 
+def laid_out(world: World) -> bool:
+    """Each writes its part and reads all, however late others are; None alike where it cannot be.
+
+    Some ranks write nothing, and what is too much for the board changes nothing that lies there.
+    """
+    head, size = torch.tensor([world.rank, 0.5]), world.size
+    if world.neighbours is None:
+        return world.lay_out(head, []) is None
+    right = world.lay_out(head, [(torch.uint8, (BOARD,))]) is None
+    right &= world.lay_out(head, []) is not None
+    for step in range(30):
+        lengths = [(step * 7 + r * 5) % 11 for r in range(size)]
+        mine = lengths[world.rank]
+        found = world.lay_out(head + step, [(torch.int64, (mine,)), (torch.float32, (mine, 3))])
+        assert found is not None
+        heads, laid = found
+        laid.mine[0].copy_(numbers(world.rank + step, mine))
+        if (step + world.rank) % 3 == 0:
+            time.sleep(0.003)  # before it has written
+        laid.mine[1].copy_(numbers(world.rank + step, 3 * mine).view(mine, 3))
+        world.barrier()
+        if (step + world.rank) % 4 == 0:
+            time.sleep(0.003)  # before it has read
+        want = [numbers(r + step, n) for r, n in enumerate(lengths)]
+        wide = [numbers(r + step, 3 * n).view(n, 3) for r, n in enumerate(lengths)]
+        right &= torch.equal(heads, torch.tensor([[r + step, step + 0.5] for r in range(size)]))
+        right &= torch.equal(laid.joined[0], torch.cat(want))
+        right &= torch.equal(laid.joined[1], torch.cat(wide).float())
+    return right
+
+
 @pytest.mark.parametrize(("size", "shared_memory"), WAYS)
 def test_answers(tmp_path: Path, size: int, shared_memory: bool) -> None:
     for right in run_ranks(collectives, size, tmp_path, shared_memory=shared_memory):
-        assert right == [shared_memory] + [True] * (5 * 5 + 1 + 3 + 2 * shared_memory)
+        assert right == [shared_memory] + [True] * (5 * 5 + 1 + 3 + 2 * shared_memory + 1)
 
 
 def lose(rank: int, port: int, folder: str) -> None:

@@ -16,13 +16,18 @@ def sum_duplicates(ids: Tensor, grads: Tensor, limit: int | None = None) -> tupl
     limit: ids are below it, where that is known; they need no sorting then. The order of summation
     is the order of occurrence, so the result is deterministic.
     """
-    if limit is None:
-        unique, inverse = torch.unique(ids, return_inverse=True)
-    else:
-        unique, inverse = distinct(ids, limit)
+    unique, inverse = find_duplicates(ids, limit)
     if unique.numel() == 0:
         return unique, grads
     return unique, add_rows(None, inverse, grads, len(unique))
+
+
+def find_duplicates(ids: Tensor, limit: int | None = None) -> tuple[Tensor, Tensor]:
+    """Unique ids in ascending order [u], and the place of each one given [n]."""
+    if limit is None:
+        unique, inverse = torch.unique(ids, return_inverse=True)
+        return unique, inverse
+    return distinct(ids, limit)
 
 
 def distinct(codes: Tensor, limit: int) -> tuple[Tensor, Tensor]:
@@ -57,10 +62,15 @@ def code_map(codes: Tensor, limit: int, places: Tensor | int = 0) -> Tensor:
     return found
 
 
-def add_rows(total: Tensor | None, places: Tensor, grads: Tensor, num_rows: int) -> Tensor:
-    """total [num_rows, dim] (None: zeros) plus grads [n, dim] at their places [n]."""
+def add_rows(
+    total: Tensor | None, places: Tensor, grads: Tensor, num_rows: int, begun: bool = True
+) -> Tensor:
+    """total [num_rows, dim] (None: zeros) plus grads [n, dim] at their places [n].
+
+    begun: whether what `total` holds counts; it is written over where it does not.
+    """
     if _core is not None and grads.device.type == "cpu" and grads.dtype == torch.float32:
-        begun = total is not None
+        begun = begun and total is not None
         if total is None:
             total = torch.empty(num_rows, grads.shape[1])
         grads, places = grads.contiguous(), _whole(places)
@@ -81,6 +91,8 @@ def add_rows(total: Tensor | None, places: Tensor, grads: Tensor, num_rows: int)
             torch.get_num_threads(),
         )
         return total
+    if total is not None and not begun:
+        total.zero_()
     if len(places) == 0:
         return grads.new_zeros(num_rows, grads.shape[1]) if total is None else total
     summed = torch.ops.aten.embedding_dense_backward(grads, places, num_rows, -1, False)

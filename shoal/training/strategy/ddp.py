@@ -47,13 +47,13 @@ class DDP(Collective):
         sums = self.backward(parts, lr)
         if self.buckets is not None and self.buckets.begun:
             self.buckets.flush()
-            tail, collected = self.rows.collect_with(self.tail(sums))
+            tail, collect = self.rows.collect_with(self.tail(sums))
             loss, scale, _ = self.mean_loss(tail)
             self.buckets.end(scale)
         else:
-            flat, collected = self.rows.collect_with(self.flat_dense(sums))
+            flat, collect = self.rows.collect_with(self.flat_dense(sums))
             loss, scale, _ = self.mean_dense(flat)
-        gradients = self.clip({name: one.scaled(scale) for name, one in collected.items()})
+        gradients = self.clip(collect(scale))
         if self.dense_optimizer is not None:
             dense_step(self.dense_optimizer, lr)
         self.rows.apply(gradients, lr, scale)
