@@ -123,7 +123,8 @@ class Neighbours:
         """
         self.rank, self.size, self.timeout = rank, len(pids), timeout
         self._watched: list[int] = []
-        self._board = torch.empty(0, dtype=torch.uint8)
+        self._boards: dict[torch.dtype, Tensor] = {}
+        self._tokens = torch.zeros(1), [[one] for one in torch.zeros(self.size, 1)]
         file = os.open(path, os.O_RDWR)
         try:
             if os.pread(file, len(mark), _bytes_of(self.size)) != mark.encode():
@@ -136,7 +137,7 @@ class Neighbours:
                 file, rank, self.size, capacity_of(self.size), alive, spins
             )
             board = mmap.mmap(file, BOARD, offset=_board_at(self.size))
-            self._board = torch.frombuffer(board, dtype=torch.uint8)
+            self._boards[torch.uint8] = torch.frombuffer(board, dtype=torch.uint8)
         except BaseException:  # raised again: no descriptor may stay open behind it
             self.close()
             raise
@@ -195,16 +196,29 @@ class Neighbours:
             [list(some) for some in zip(heads, everyones)],
         )()  # here all have come, and have read what lay there before
         laid, place = Laid([], []), 0
-        for (dtype, shape), counts in zip(kinds, everyones.t().tolist()):
-            whole = (sum(counts), *shape[1:])
-            size = math.prod(whole) * dtype.itemsize
+        for (dtype, shape), *counts in zip(kinds, *everyones.tolist()):
+            width, before = math.prod(shape[1:]), sum(counts[: self.rank])
+            size = sum(counts) * width * dtype.itemsize
             if place + size > BOARD:
                 return heads, None
-            joined = self._board[place : place + size].view(dtype).view(whole)
-            laid.joined.append(joined)
-            laid.mine.append(joined.split(counts)[self.rank])
+            whole, first = self._board_of(dtype), place // dtype.itemsize
+            # One call each: a step of a small model is made of such calls.
+            strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+            laid.joined.append(whole.as_strided((sum(counts), *shape[1:]), strides, first))
+            laid.mine.append(whole.as_strided(shape, strides, first + before * width))
             place += -(-size // LINE) * LINE
         return heads, laid
+
+    def _board_of(self, dtype: torch.dtype) -> Tensor:
+        """The board, as numbers of a kind."""
+        if dtype not in self._boards:
+            self._boards[dtype] = self._boards[torch.uint8].view(dtype)
+        return self._boards[dtype]
+
+    def barrier(self) -> None:
+        """Wait for all; what each has written before can then be read."""
+        mine, others = self._tokens
+        self.start([[mine]] * self.size, others)()
 
     def stack(self, tensor: Tensor) -> Tensor:
         """As World.stack."""
@@ -253,7 +267,7 @@ class Neighbours:
         """Go; what was sent can still be read."""
         for watched in self._watched:
             os.close(watched)
-        self._watched, self._board = [], self._board[:0].clone()
+        self._watched, self._boards = [], {}
 
 
 def _pieces(tensors: list[list[Tensor]]) -> list[tuple[int, int, int]]:

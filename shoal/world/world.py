@@ -443,4 +443,8 @@ class Group(World):
         return payload.cpu().numpy().tobytes()
 
     def barrier(self) -> None:
-        self.all_reduce(torch.zeros(1, device=self.device))
+        if self.neighbours is None:
+            self.all_reduce(torch.zeros(1, device=self.device))
+            return
+        with self._collective("barrier", 4):
+            self.neighbours.barrier()
