@@ -10,7 +10,8 @@ import pytest
 from commands import ROOT, Command
 
 BIN = Path(sys.executable).parent
-COMPONENT = ROOT / "shoal" / "torchx.py"
+COMPONENT = ROOT / "shoal" / "command" / "torchx.py"
+assert COMPONENT.is_file(), "it moved: what needs TorchX would fail where it is installed"
 QUIET = ["--run.threads=1", "--run.progress=false", "--run.tensorboard=false"]
 CLICKS = [  # planted: the same log on every host
     "--model=DNN",
