@@ -105,7 +105,7 @@ def _attend(packed, pads, key, out, top, total, first, L, HEADS: tl.constexpr, D
 
 
 @triton.jit
-def _gradients(score, query, values, grad, made, top, total, kept, pair, row, L,
+def _gradients(score, values, grad, made, top, total, kept, pair, row, L,
                FULL: tl.constexpr):
     """What dropout left of the softmax, and gradients of the scores: [queries, keys] each."""
     most = tl.load(top + pair * L + row, mask=row < L, other=0.0)
@@ -146,7 +146,7 @@ def _keys_backward(packed, pads, key, out, top, total, grad, grads, first, L, HE
         score = _scores(query, keys, pads, sample, row, other, L, SCALE, HIDDEN, CAUSAL, PADS,
                         FULL)
         kept = _kept(mixed, first, pair, row, other, L, THRESHOLD, KEEP)
-        left, of_score = _gradients(score, query, values, of_out, made, top, total, kept, pair,
+        left, of_score = _gradients(score, values, of_out, made, top, total, kept, pair,
                                     row, L, FULL)
         of_score = (of_score * SCALE).to(query.dtype)
         of_values = product(tl.trans(left).to(query.dtype), of_out, of_values, FULL)
@@ -186,7 +186,7 @@ def _queries_backward(packed, pads, key, out, top, total, grad, grads, first, L,
         score = _scores(query, keys, pads, sample, row, other, L, SCALE, HIDDEN, CAUSAL, PADS,
                         FULL)
         kept = _kept(mixed, first, pair, row, other, L, THRESHOLD, KEEP)
-        _, of_score = _gradients(score, query, values, of_out, made, top, total, kept, pair, row,
+        _, of_score = _gradients(score, values, of_out, made, top, total, kept, pair, row,
                                  L, FULL)
         of_score = (of_score * SCALE).to(query.dtype)
         of_query = product(of_score, keys, of_query, FULL)
