@@ -28,7 +28,8 @@ from shoal.data.batch import Batch
 from shoal.models.base import Facts
 from shoal.models.clicks.dnn import DNN
 from shoal.training.strategy.ddp import DDP
-from shoal.world.world import World, connect, set_rank
+from shoal.world.variables import set_rank
+from shoal.world.world import World, connect
 
 SLOTS, DENSE, ROWS, DIM = 26, 13, 100_000, 8
 

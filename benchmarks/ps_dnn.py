@@ -89,7 +89,8 @@ class Clock:
 def worker(rank: int, size: int, port: int, task: dict[str, Any], out: str) -> None:
     """Train for some seconds; writes what it saw."""
     torch.set_num_threads(1)
-    from shoal.world.world import PeerLost, World, connect, set_rank
+    from shoal.world.variables import set_rank
+    from shoal.world.world import PeerLost, World, connect
 
     if size > 1:
         set_rank(rank, size, rank, size, "127.0.0.1", port)
@@ -169,7 +170,7 @@ def serve(
     torch.set_num_threads(1)
     known = None if keys is None else read_keys(keys, "server")
     how = {"folder": journal, "journal": journal is not None}
-    server = Server(bind, index, known, threads=1, timeout=60, **how)
+    server = Server(bind, index, known, timeout=60, **how)
     queue.put((number, server.address))
     sys.exit(server.serve())
 

@@ -209,8 +209,8 @@ def push_costs(place: Path) -> None:
     spent: dict[bool, list[float]] = {False: [], True: []}
     for turn in range(6):
         kept = turn % 2 == 1
-        server = Server(threads=1, folder=place / f"pushes{turn}", journal=kept)
-        hello = json.dumps({**json.loads(spec.json()), "server": 0}).encode()
+        server = Server(folder=place / f"pushes{turn}", journal=kept)
+        hello = json.dumps({**spec.model_dump(mode="json"), "server": 0}).encode()
         server.receive(b"x", Header(Kind.HELLO, 0, session=7).pack(), [memoryview(hello)])
         header = Header(Kind.SET_DENSE, 0, 0, 1, -1, 7)
         server.receive(b"x", header.pack(), [memoryview(dense), memoryview(b"")])
@@ -220,7 +220,7 @@ def push_costs(place: Path) -> None:
                 begun = time.process_time()
             header = Header(Kind.PUSH, 0, WITH_DENSE, 2 + step, step, 7)
             server.receive(b"x", header.pack(), bodies[step % len(bodies)])
-        assert server.applied == PUSHES and not server.refused
+        assert server.steps.applied == PUSHES and not server.refused
         spent[kept].append((time.process_time() - begun) / (PUSHES - PUSHES // 5))
         server.close()
     size = sum(map(len, bodies[0])) / 2**20

@@ -35,9 +35,9 @@ import zmq
 from shoal.config.schema import OptimizerSection
 from shoal.embedding.table import Init, Table
 from shoal.ps.address import endpoint
-from shoal.ps.curve import Gate, use_keys
 from shoal.ps.keys import make_keys, read_keys
 from shoal.ps.server.server import Server
+from shoal.ps.sockets import Gate, use_keys
 from shoal.ps.spec import Spec, TableSpec
 from shoal.ps.worker.client import Client, Share
 from shoal.world.memory import keep_freed_memory
@@ -62,7 +62,7 @@ def serve(queue: Any, folder: str | None, index: int = 0, bind: str = "127.0.0.1
     torch.set_num_threads(1)
     keep_freed_memory()
     keys = None if folder is None else read_keys(folder, "server")
-    server = Server(bind, index, keys, timeout=600, threads=1)
+    server = Server(bind, index, keys, timeout=600)
     queue.put((index, server.address))
     server.serve()
 

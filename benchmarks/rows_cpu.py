@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.embedding.leaves.local import make_local, native_is_built
-from shoal.embedding.leaves.native import Native, pull_many, push_many
+from shoal.embedding.leaves.native import Native
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.pooling import pool_rows
 from shoal.embedding.table import Init, Table
@@ -112,8 +112,8 @@ def tables(threads: int, generator: torch.Generator) -> None:
     stores = [Native(table, optimizer, 0, threads=threads) for table in made]
 
     def ours() -> None:
-        pull_many(stores, ids)
-        push_many(stores, ids, grads, LR)
+        Native.pull_many(stores, ids)
+        Native.push_many(stores, ids, grads, LR)
 
     steps: dict[str, Step] = {"shoal native, adagrad": ours}
     peer = fbgemm_step([rows] * count, dim, ids, torch.cat(grads, dim=1))

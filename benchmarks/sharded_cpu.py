@@ -40,7 +40,8 @@ def shoal_rank(rank: int, port: int, args: argparse.Namespace, queue) -> None:  
     from shoal.embedding.table import Table
     from shoal.models.base import Model, Output
     from shoal.training.strategy import make_strategy
-    from shoal.world.world import connect, set_rank
+    from shoal.world.variables import set_rank
+    from shoal.world.world import connect
 
     class Lookup(Model):
         def __init__(self) -> None:

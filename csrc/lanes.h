@@ -52,6 +52,8 @@ class Lanes {
   int wait(uint64_t ticket, double seconds);
   static constexpr int kDone = -1, kNotYet = -2;
 
+  int size() const { return size_; }
+
   bool done(uint64_t ticket) const { return unfinished_.find(ticket) == unfinished_.end(); }
 
  private:

@@ -9,8 +9,10 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <cstring>
 #include <system_error>
 #include <tuple>
+#include <unordered_map>
 
 #include "doors.h"
 #include "lanes.h"
@@ -78,9 +80,64 @@ class MappedLanes {
 
   bool done(uint64_t ticket) const { return lanes_.done(ticket); }
 
+  // Lets a few numbers go to every process, and as many come from each; they are kept here.
+  uint64_t start_numbers(const std::vector<double>& numbers) {
+    return start_each(numbers.data(), numbers.size() * sizeof(double));
+  }
+  uint64_t start_floats(Address floats, size_t n) {
+    need_array(floats, n, sizeof(float), "lanes: no array");
+    return start_each(at<float>(floats), n * sizeof(float));
+  }
+
+  // Once they have come: those of process 0, of process 1, ...
+  std::vector<double> take_numbers(uint64_t ticket) {
+    const Kept kept = take(ticket);
+    std::vector<double> numbers(kept.all.size() / sizeof(double));
+    if (!numbers.empty()) std::memcpy(numbers.data(), kept.all.data(), kept.all.size());
+    return numbers;
+  }
+
+  // Likewise: their sums, added up in order of process.
+  void take_sums(uint64_t ticket, Address out, size_t n) {
+    const Kept kept = take(ticket);
+    need_array(out, n, sizeof(float), "lanes: no array");
+    need(kept.mine.size() == n * sizeof(float), "lanes: sums of another length");
+    const auto* from = reinterpret_cast<const float*>(kept.all.data());
+    float* const to = at<float>(out);
+    std::copy_n(from, n, to);
+    for (from += n; from < reinterpret_cast<const float*>(kept.all.data() + kept.all.size()); from += n)
+      for (size_t i = 0; i < n; ++i) to[i] += from[i];
+  }
+
  private:
+  struct Kept {
+    std::vector<char> mine, all;
+  };
+
+  uint64_t start_each(const void* numbers, size_t size) {
+    const auto* first = static_cast<const char*>(numbers);
+    Kept kept{{first, first + size}, std::vector<char>(size * static_cast<size_t>(lanes_.size()))};
+    std::vector<Bytes> out, in;
+    for (int peer = 0; peer < lanes_.size(); ++peer) {
+      out.push_back({peer, kept.mine.data(), size});
+      in.push_back({peer, kept.all.data() + static_cast<size_t>(peer) * size, size});
+    }
+    const uint64_t ticket = lanes_.start(out, in);
+    kept_.emplace(ticket, std::move(kept));
+    return ticket;
+  }
+
+  Kept take(uint64_t ticket) {
+    const auto found = kept_.find(ticket);
+    need(found != kept_.end() && lanes_.done(ticket), "lanes: nothing has come under this ticket");
+    Kept kept = std::move(found->second);
+    kept_.erase(found);
+    return kept;
+  }
+
   Mapping mapping_;
   Lanes lanes_;
+  std::unordered_map<uint64_t, Kept> kept_;  // numbers under way
 };
 
 }  // namespace
@@ -91,6 +148,10 @@ void bind_lanes(nb::module_& m) {
       .def("start", &MappedLanes::start)
       .def("wait", &MappedLanes::wait)
       .def("done", &MappedLanes::done)
+      .def("start_numbers", &MappedLanes::start_numbers)
+      .def("take_numbers", &MappedLanes::take_numbers)
+      .def("start_floats", &MappedLanes::start_floats)
+      .def("take_sums", &MappedLanes::take_sums)
       .def_static("memory_of", &memory_of);
 }
 

@@ -22,7 +22,7 @@ using namespace shoal;
 namespace {
 
 // What Python may call, and how. Raised whenever that changes, here and in shoal/world/core.py.
-constexpr int kInterface = 8;
+constexpr int kInterface = 9;
 
 // Fewer parts for little work: waking a thread costs what it does in some ten microseconds.
 int parts_for(size_t values, int threads) {
@@ -327,6 +327,7 @@ NB_MODULE(_core, m) {
   m.def("pull", &pull, release());
   bind_wire(m);
   bind_lanes(m);
+  bind_touched(m);
   bind_dense(m);
   bind_layers(m);
   bind_softmax(m);

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from shoal.config.schema import OptimizerSection
 from shoal.embedding.placed.placement import Layout, Placement
-from shoal.ps.context import Context
 from shoal.ps.server.process import run_server
 from shoal.ps.server.server import Server
+from shoal.ps.sockets import Context
 from shoal.ps.spec import Spec, TableSpec
 from shoal.ps.wire import Header, Kind, parse_header
 from shoal.ps.worker.client import Client, Share
@@ -53,7 +53,7 @@ class Threads:
 
     def __init__(self, count: int = 1, replicas: int = 1, **options: Any):
         numbers = range(count * replicas)
-        self.servers = [Server(index=k % count, threads=1, **options) for k in numbers]
+        self.servers = [Server(index=k % count, **options) for k in numbers]
         self.addresses = [server.address for server in self.servers]
         self.statuses: dict[int, int] = {}
         self._threads = [threading.Thread(target=self._serve, args=(k,)) for k in numbers]
@@ -69,6 +69,11 @@ class Threads:
             thread.join(seconds)
             assert not thread.is_alive(), "a server goes on"
         return [self.statuses[number] for number in range(len(self.servers))]
+
+
+def applied(server: Server) -> int:
+    """Steps whose gradients a server has applied."""
+    return 0 if server.steps is None else server.steps.applied
 
 
 @contextmanager

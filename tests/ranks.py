@@ -12,7 +12,8 @@ from typing import Any
 import torch.multiprocessing as mp
 from forks import call
 
-from shoal.world.world import connect, set_rank
+from shoal.world.variables import set_rank
+from shoal.world.world import connect
 
 
 def free_port() -> int:

@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.embedding.leaves.admission import Admission
 from shoal.embedding.module import Embeddings
+from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placed.local import LocalRows
 from shoal.embedding.placed.placement import Layout
+from shoal.embedding.placed.shard_leaf import make_shard_leaves
 from shoal.embedding.placed.sharded import ShardedRows
 from shoal.embedding.placed.sharded_table import ShardedTable
 from shoal.embedding.service import Gradients, Lookup, RowGradients, RowService
@@ -54,8 +57,19 @@ def push(service: RowService, name: str, ids: Tensor, grads: Tensor, lr: float) 
 class Alone(ShardedTable):
     """A sharded table with a service of its own. Every call is made by all ranks together."""
 
-    def __init__(self, layout: Layout, world: World, *how: Any, **more: Any):
-        super().__init__(layout, world, *how, **more)
+    def __init__(
+        self,
+        layout: Layout,
+        world: World,
+        optimizer: RowOptimizer,
+        seed: int,
+        admission: Admission | None = None,
+    ):
+        name = layout.table.name
+        leaves = make_shard_leaves(
+            {name: layout}, world.rank, {name: optimizer}, seed, admissions={name: admission}
+        )
+        super().__init__(layout, world, optimizer, leaves.get(name), admission)
         self.service = ShardedRows(world, {self.table.name: self})
 
     def pull(self, ids: Tensor) -> Tensor:

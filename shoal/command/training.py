@@ -67,7 +67,7 @@ def train(
         prepare_config()
         from shoal.launch.launched import follow_launcher, is_launched
         from shoal.runs import run
-        from shoal.world.world import is_first, is_worker
+        from shoal.world.variables import is_first, is_worker
 
     if is_worker():
         follow_launcher(f"rank-{os.environ['RANK']}", saves=True)
@@ -164,7 +164,7 @@ def launch(
         prepare_config()
         from shoal.launch.roles import find_roles
         from shoal.runs import run
-        from shoal.world.world import is_worker
+        from shoal.world.variables import is_worker
 
     if is_worker():
         raise ValueError("shoal launch starts processes itself; run it without torchrun")
@@ -227,5 +227,18 @@ def serve(
     asked = tiers_host is not None or tiers_ssd is not None
     given = {"host": tiers_host, "ssd": tiers_ssd}
     tiers = TiersSection.model_validate(given) if asked else None
-    how = (announce, patience, folder, plain, journal, tiers)
-    leave(run_server(bind, index, found, timeout, threads, *how))
+    leave(
+        run_server(
+            announce,
+            threads,
+            bind=bind,
+            index=index,
+            keys=found,
+            timeout=timeout,
+            patience=patience,
+            folder=folder,
+            plain=plain,
+            journal=journal,
+            tiers=tiers,
+        )
+    )

@@ -22,7 +22,7 @@ def evaluate(
     with importing():
         from shoal.launch.launched import follow_launcher
         from shoal.runs.trained import evaluate_run, open_config
-        from shoal.world.world import is_first, is_worker
+        from shoal.world.variables import is_first, is_worker
 
     if is_worker():
         follow_launcher(f"rank-{os.environ['RANK']}")

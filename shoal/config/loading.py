@@ -200,7 +200,9 @@ def _multiply(state: dict[str, Value]) -> list[str]:
     keys = [key for key, entry in state.items() if entry.per_process]
     if not keys:
         return []
-    from shoal.world.world import launched_size  # brings torch, which most configs can do without
+    from shoal.world.variables import (
+        launched_size,  # brings torch, which most configs can do without
+    )
 
     launch = [state["launch.nproc"].value, state["launch.world_size"].value]
     processes = launched_size() or max(launch)

@@ -32,7 +32,7 @@ def split_rows(
     elif config.order == "file":
         order = np.arange(rows)
     else:
-        order = _random_order(seed, rows)
+        order = _random_order(seed if config.seed is None else config.seed, rows)
 
     if config.by == "leave_one_out" and config.group_by != "user":
         raise ValueError(

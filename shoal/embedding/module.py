@@ -7,15 +7,14 @@ gradients where the service collects them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shoal.data.batch import Batch
-from shoal.embedding.pooling import pool_rows
+from shoal.data.batch import Batch, Jagged
+from shoal.embedding.pooling import Pooling, pool_rows
 from shoal.embedding.service import Labels, Lookup, RowService
 from shoal.embedding.softmax.catalogue import Catalogue
 from shoal.embedding.store import EVERY, Ids
@@ -97,17 +96,24 @@ class Embeddings(nn.Module):
             raise ValueError(f"table {table.name!r} grows: it has no whole to read")
         return self._look_up([(field, EVERY)])[0]
 
-    def pooled(self, field: str, batch: Batch, how: Literal["sum", "mean"] = "sum") -> Tensor:
+    def pooled(self, field: str, batch: Batch, how: Pooling = "sum") -> Tensor:
         """Rows of a field, one for each place: ids [b, s] -> [b, s, dim]; lists -> [lists, dim].
 
         The rows of a list are summed (or their mean is taken), by their weights where it has any;
         an empty list reads as zeros.
         """
-        ids, table = batch.ids[field], self.fields[field]
-        rows = self._look_up([(field, batch.flat_ids(field))], batch)[0]
-        if isinstance(ids, Tensor):
-            return rows
-        return pool_rows(rows, ids.values, ids.offsets, how, ids.weights, table.padding)
+        return self.each_pooled(batch, {field: how})[field]
+
+    def each_pooled(self, batch: Batch, how: Mapping[str, Pooling]) -> dict[str, Tensor]:
+        """`pooled` of several fields, by name, their rows looked up together."""
+        every = self._look_up([(field, batch.flat_ids(field)) for field in how], batch)
+        made = dict(zip(how, every))
+        for field, rows in made.items():
+            ids, table = batch.ids[field], self.fields[field]
+            if isinstance(ids, Jagged):
+                lists = (ids.values, ids.offsets, how[field], ids.weights, table.padding)
+                made[field] = pool_rows(rows, *lists)
+        return made
 
     def listed(self, field: str, batch: Batch, length: int) -> Tensor:
         """Rows of the last `length` ids of every list, zeros after them: [lists, length, dim].

@@ -15,12 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+Pooling = Literal["sum", "mean"]
+
 
 def pool_rows(
     rows: Tensor,
     ids: Tensor,
     offsets: Tensor,
-    how: Literal["sum", "mean"] = "sum",
+    how: Pooling = "sum",
     weights: Tensor | None = None,
     padding: int | None = None,
 ) -> Tensor:
@@ -30,20 +32,15 @@ def pool_rows(
     """
     if how not in ("sum", "mean"):
         raise ValueError(f"pooling {how!r}; known are sum and mean")
-    numbers = torch.arange(offsets.numel() - 1, device=offsets.device)
-    bag_of = numbers.repeat_interleave(offsets.diff(), output_size=ids.numel())
-    coefficients = None if weights is None else weights.detach()
-    if how == "mean":
-        shares = _shares(ids, offsets, bag_of, padding)
-        coefficients = shares if coefficients is None else shares * coefficients
-    return _Pool.apply(rows, offsets, bag_of, coefficients)
+    shares = _shares(ids, offsets, padding) if how == "mean" else None
+    return _Pool.apply(rows, offsets, None if weights is None else weights.detach(), shares)
 
 
-def _shares(ids: Tensor, offsets: Tensor, bag_of: Tensor, padding: int | None) -> Tensor:
-    """1 / how many ids the bag of each id has, padding left out: [n]."""
+def _shares(ids: Tensor, offsets: Tensor, padding: int | None) -> Tensor:
+    """1 / how many ids each bag has, padding left out: [bags, 1]."""
     present = (ids != padding).cumsum(0) if padding is not None else None
     ends = offsets if present is None else F.pad(present, (1, 0))[offsets]
-    return (1.0 / ends.diff().clamp(min=1)).index_select(0, bag_of)
+    return (1.0 / ends.diff().clamp(min=1)).unsqueeze(1)
 
 
 class _Pool(torch.autograd.Function):
@@ -51,23 +48,23 @@ class _Pool(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, offsets: Tensor, bag_of: Tensor, coefficients: Tensor | None
+        ctx: Any, rows: Tensor, offsets: Tensor, weights: Tensor | None, shares: Tensor | None
     ) -> Tensor:
-        ctx.save_for_backward(bag_of, coefficients)
+        ctx.save_for_backward(offsets, weights, shares)
+        ctx.total = len(rows)
         if not len(rows):
             return rows.new_zeros(offsets.numel() - 1, rows.shape[1])
         every = torch.arange(len(rows), device=rows.device)
-        return F.embedding_bag(
-            every,
-            rows,
-            offsets,
-            mode="sum",
-            per_sample_weights=coefficients,
-            include_last_offset=True,
+        out = F.embedding_bag(
+            every, rows, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
         )
+        return out if shares is None else out.mul_(shares)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        bag_of, coefficients = ctx.saved_tensors
-        grad = grads[0].index_select(0, bag_of)
-        return grad if coefficients is None else grad.mul_(coefficients[:, None]), None, None, None
+        offsets, weights, shares = ctx.saved_tensors
+        grad = grads[0] if shares is None else grads[0] * shares
+        numbers = torch.arange(offsets.numel() - 1, device=offsets.device)
+        bag_of = numbers.repeat_interleave(offsets.diff(), output_size=ctx.total)
+        grad = grad.index_select(0, bag_of)
+        return grad if weights is None else grad.mul_(weights[:, None]), None, None, None

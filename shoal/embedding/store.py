@@ -36,19 +36,18 @@ class Rows:
     values: Tensor  # [n, dim] float32
     state: dict[str, Tensor] = field(default_factory=dict)  # optimizer state, each [n] or [n, dim]
 
+    def at(self, places: Tensor | slice) -> Rows:
+        """Some of them."""
+        state = {key: part[places] for key, part in self.state.items()}
+        return Rows(self.ids[places], self.values[places], state)
+
 
 class Store(Protocol):
     """Rows that are saved and restored by id. Where ranks hold a table together, all call it."""
 
     table: Table
     admission: Admission | None  # how ids are counted; None: they are not
-
-    @property
-    def step(self) -> int:
-        """How many steps the rows have had; set on restore."""
-
-    @step.setter
-    def step(self, value: int) -> None: ...
+    step: int  # how many steps the rows have had; set on restore
 
     def state_shapes(self, n: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of every piece of state, and of every counter, of n rows."""
@@ -76,9 +75,6 @@ class Store(Protocol):
     @property
     def filter_facts(self) -> tuple[int, int]:
         """Bytes and layout of the Bloom filter; (0, 0) where ids are counted exactly."""
-
-    def filter_fits(self, part: Filter) -> bool:
-        """Whether a part is of a filter like this one; one that cannot be is refused."""
 
     def export_filter(self, chunk_bytes: int = 1 << 28) -> Iterator[Filter]:
         """The Bloom filter in parts; none where ids are counted exactly."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from torch import Tensor
@@ -47,6 +47,11 @@ class Table:
         if self.init.kind == "xavier_normal":
             return "normal", math.sqrt(2.0 / fan)
         return self.init.kind, self.init.scale
+
+    @property
+    def grown(self) -> Table:
+        """The same rows without a number of them: a leaf of it knows how any id's row begins."""
+        return replace(self, rows=None, init=Init(*self.resolved_init))
 
     def outside(self, id_: int) -> ValueError:
         """The error for an id that a fixed table has no row for."""

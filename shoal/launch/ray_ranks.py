@@ -27,7 +27,8 @@ from typing import Any
 from shoal.launch.hosts import LaunchError
 from shoal.world.cluster import open_ray
 from shoal.world.hosts import WorldError
-from shoal.world.world import PeerLost, set_rank
+from shoal.world.variables import set_rank
+from shoal.world.world import PeerLost
 
 TELLING_SECONDS = 15.0  # until Ray knows of a node that is gone; who lost it knows at once
 Work = Callable[[], Any]  # of one rank; rank 0's answer is that of all

@@ -25,7 +25,7 @@ from shoal.launch.hosts import LaunchError
 from shoal.launch.launched import HANG_TIMEOUT, stop_file
 from shoal.launch.watch import Watch
 from shoal.world.beat import FOLDER
-from shoal.world.world import variables_of_one_alone
+from shoal.world.variables import variables_of_one_alone
 
 SPARE_SECONDS = 2.0  # for workers that end at the last moment
 RESUME = "what was saved can be continued with --resume"

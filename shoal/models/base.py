@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from shoal.data.batch import Batch, Jagged
+from shoal.data.batch import Batch
 from shoal.data.feature_table import FeatureTable
 from shoal.data.features import Feature, Label
 from shoal.data.joined import candidates
@@ -220,11 +220,16 @@ class ClickModel(Model):
         return sum(feature.dim or dim for feature in self.facts.sparse)
 
     def slots(self, embed: Embeddings, batch: Batch) -> Tensor:
-        """The row of every feature, pooled where it has several ids: [b, num_slots, dim]."""
+        """The row of every feature, pooled where it has several ids: [b, num_slots, dim].
+
+        Features that are apart stay so in memory, one after the other: sums over them are quick,
+        and their gradients need no copies.
+        """
         if "slots" in embed.fields:
             rows = embed.pooled("slots", batch)
             return rows.view(batch.size, self.facts.num_slots, rows.shape[-1])
-        return torch.stack(list(self.rows(embed, batch, self.facts.sparse).values()), 1)
+        apart = list(self.rows(embed, batch, self.facts.sparse).values())
+        return torch.stack(apart).transpose(0, 1)
 
     def flat(self, embed: Embeddings, batch: Batch) -> Tensor:
         """The same side by side, of any widths: [b, width]."""
@@ -236,14 +241,7 @@ class ClickModel(Model):
         self, embed: Embeddings, batch: Batch, features: tuple[Feature, ...]
     ) -> dict[str, Tensor]:
         """Rows of some features, where they are apart, by name: [b, its dim] each."""
-        names = [feature.name for feature in features]
-        # all at once
-        rows = embed(batch, [name for name in names if not isinstance(batch.ids[name], Jagged)])
-        for feature in features:
-            if feature.name not in rows:
-                how: Any = feature.pooling
-                rows[feature.name] = embed.pooled(feature.name, batch, how)
-        return {name: rows[name] for name in names}
+        return embed.each_pooled(batch, {one.name: one.pooling for one in features})  # type: ignore[misc]
 
     def dense(self, batch: Batch) -> Tensor:
         """The dense values: [b, num_dense], of no columns where there are none."""

@@ -11,13 +11,15 @@ worker says of it.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import stat
 import struct
 from typing import Any
 
-from shoal.ps.wire import WireError
+from shoal.ps.address import stays_here
+from shoal.ps.wire import BFLOAT16, COMPRESSED, SHARED, Header, Kind, WireError, parse_json
 from shoal.world.core import load_core
 
 OFFER = struct.Struct("<qq16s")
@@ -25,6 +27,7 @@ HEAD, MARK_AT = 4096, 64  # bytes before the ring, and where they have the mark
 CAPACITY = 1 << 24  # of a ring; what finds no room in it travels by the socket
 GENERATION = 1 << 40  # between the places of one ring and those of the next
 NAME = "shoal-rows"
+log = logging.getLogger("shoal")
 
 
 def can_share() -> bool:
@@ -57,6 +60,64 @@ class Offered:
     def close(self) -> None:
         """The server has opened it, or never will; the ring itself stays."""
         os.close(self.file)
+
+
+class Offering:
+    """What one connection offers, and the ring that its server has taken."""
+
+    def __init__(self, name: str, address: str, wanted: bool):
+        """wanted: whether there may be any."""
+        self.name, self._address = name, address
+        self.possible = wanted
+        self.ring: Any = None  # where rows that come may stand
+        self._offered: Offered | None = None  # the last one, until it is answered
+        self._number = 0  # of the request that told of it
+        self.made = 0  # offers so far
+
+    def flags(self, flags: int) -> int:
+        """Those of a request for rows: packed ones do not come through memory."""
+        may = self.made and self.possible and not flags & (BFLOAT16 | COMPRESSED)
+        return flags | SHARED if may else flags
+
+    def make(self, number: int) -> bytes | None:
+        """What a new offer says, a request of this number; None: there is none to make.
+
+        Memory is new each time: what a server was told to write where, and may have forgotten or
+        will do late, concerns the old one.
+        """
+        if not self.made:
+            self.possible = self.possible and can_share() and stays_here(self._address)
+        if not self.possible:
+            return None
+        self.close()
+        try:
+            self._offered = Offered(self.made)
+        except OSError as error:
+            self._give_up(str(error))
+            return None
+        self.made, self._number = self.made + 1, number
+        return self._offered.frame
+
+    def take_answer(self, header: Header, frames: list[memoryview]) -> bool:
+        """Use what the server has taken; whether the answer is one to an offer."""
+        if self._offered is None or header.sequence != self._number:
+            return False
+        if header.kind == Kind.OK:
+            self.ring = self._offered.ring
+        else:
+            self._give_up(str(parse_json(frames[1]).get("message")))
+        self.close()
+        return True
+
+    def _give_up(self, why: str) -> None:
+        self.possible, self.ring = False, None
+        log.info("rows of %s come through its socket, not through memory: %s", self.name, why)
+
+    def close(self) -> None:
+        """Give back the descriptor of the last offer, answered or not."""
+        if self._offered is not None:
+            self._offered.close()
+        self._offered = None
 
 
 def open_offered(frame: memoryview | bytes) -> Any:

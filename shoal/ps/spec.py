@@ -1,12 +1,12 @@
-"""Spec: what workers tell a server about the model, typed and strict, as JSON on the wire."""
+"""Spec: what workers tell a server, about the model and saves of it: JSON, typed and strict."""
 
 from __future__ import annotations
 
 import heapq
-import json
-from typing import Annotated, Literal
+import math
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from shoal.config.row_rules import RowRules
 from shoal.config.schema import OptimizerSection
@@ -15,7 +15,7 @@ from shoal.embedding.leaves.init import recipe
 from shoal.embedding.optim.chosen import check_tables, problems, row_optimizer_of
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
-from shoal.ps.wire import MOST_WORKERS, WireError
+from shoal.ps.wire import MOST_WORKERS, WireError, parse_json, validated
 
 MOST_VALUES = 1 << 33  # dense values of one model
 COPIES = 4  # of a dense parameter, at most: values, gradient, and two of an optimizer's state
@@ -83,7 +83,7 @@ class Spec(Section):
     @property
     def sizes(self) -> list[int]:
         """Values of each dense parameter."""
-        return [_product(shape) for shape in self.dense]
+        return [math.prod(shape) for shape in self.dense]
 
     def owners(self) -> list[int]:
         """The server of each dense parameter: the largest first, each to the least loaded."""
@@ -105,19 +105,29 @@ class Spec(Section):
         )
         return 4 * COPIES * dense + counters
 
-    def json(self) -> bytes:  # type: ignore[override]
-        """Canonical text: equal for equal models."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()
+
+class Save(Section):
+    """What a server is told to save."""
+
+    name: str = Field(description="of a folder in the server's own")
+    delta: bool = Field(False, description="only what changed since the save before")
+    held: bool = Field(False, description="another server writes the same: only be ready to")
+
+
+class Load(Section):
+    """What a server is told to take over of a checkpoint."""
+
+    name: str = Field(description="of a folder in the server's own")
+    files: dict[str, dict[str, Any]] = Field(description="file -> bytes and checksum")
+    steps: dict[str, Annotated[int, Field(ge=0, lt=1 << 62)]] = Field(
+        description="table -> steps that its rows have had"
+    )
+    fresh: bool = Field(False, description="rows that the checkpoint has not are forgotten")
 
 
 def parse_spec(values: dict) -> Spec:
     """A spec that came over the wire."""
-    try:
-        spec = Spec.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise WireError(f"the model is not described rightly: {place}: {first['msg']}") from None
+    spec = validated(Spec, values, "the model is not described rightly")
     names = [table.name for table in spec.tables]
     if len(set(names)) < len(names):
         raise WireError("two tables have the same name")
@@ -137,8 +147,19 @@ def parse_spec(values: dict) -> Spec:
     return spec
 
 
-def _product(shape: list[int]) -> int:
-    total = 1
-    for side in shape:
-        total *= side
-    return total
+def read_hello(frame: memoryview, worker: int, index: int, known: Spec | None) -> tuple[Spec, str]:
+    """The model and the worker's host; it must mean this server and the model that is known."""
+    values = parse_json(frame)
+    host, server = str(values.pop("host", "?"))[:200], values.pop("server", None)
+    if known is not None and values != known.model_dump(mode="json"):
+        raise WireError(
+            f"worker {worker} describes another model or run than the first worker did: give every "
+            "host the same config and code"
+        )
+    spec = parse_spec(values) if known is None else known
+    if server != index or index >= spec.servers:
+        raise WireError(
+            f"this is server {index}, and worker {worker} on host {host} takes it for server "
+            f"{server} of {spec.servers}: give every host the same --servers"
+        )
+    return spec, host

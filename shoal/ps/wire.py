@@ -33,11 +33,14 @@ from collections.abc import Sequence
 from ctypes import string_at
 from enum import IntEnum
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor
+
+from shoal.config.section import Section
 
 MAGIC, VERSION = b"SHOL", 6
 HEADER = struct.Struct("<4sHHIIQqQ")
@@ -63,6 +66,9 @@ Wanted = Sequence[tuple[int, Tensor, int, int]]
 BFLOAT16, COMPRESSED, WITH_DENSE, IN_PIECES = 1, 2, 4, 8
 SHARED = 16  # of a PULL: rows may come through the memory that was offered
 FLAGS = BFLOAT16 | COMPRESSED | WITH_DENSE | IN_PIECES | SHARED
+
+
+S = TypeVar("S", bound=Section)
 
 
 class WireError(ValueError):
@@ -143,10 +149,10 @@ def numbers(frame: memoryview | bytes, count: int) -> tuple[float, ...]:
     return struct.unpack(f"<{count}d", frame)
 
 
-def parse_json(frame: memoryview | bytes) -> dict[str, Any]:
+def parse_json(frame: memoryview | bytes, most: int = MOST_JSON) -> dict[str, Any]:
     """A frame of JSON text; always an object."""
-    if len(frame) > MOST_JSON:
-        raise WireError(f"{len(frame)} bytes of text; at most {MOST_JSON} are taken")
+    if len(frame) > most:
+        raise WireError(f"{len(frame)} bytes of text; at most {most} are taken")
     try:
         found = json.loads(bytes(frame))
     except (ValueError, RecursionError):
@@ -154,6 +160,20 @@ def parse_json(frame: memoryview | bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise WireError("JSON text that is not an object")
     return found
+
+
+def validated(kind: type[S], values: dict[str, Any], wrong: str) -> S:
+    """What JSON text says, typed; wrong: how an error begins that names the first wrong place."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))[:100]
+        raise WireError(f"{wrong}: {place}: {first['msg']}") from None
+
+
+def json_frame(values: dict[str, Any]) -> bytes:
+    return json.dumps(values).encode()
 
 
 def parse_place(frame: memoryview | bytes) -> tuple[int, int, int, int, int]:
@@ -275,19 +295,21 @@ def parse_part(frame: memoryview) -> tuple[int, memoryview]:
 
 def send_ids(pieces: Sequence[Tensor], flags: int) -> Any:
     """Ids of several tables as one frame."""
-    if not pieces:
-        return _send(np.empty(0, "<i8"), flags)
-    joined = pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
-    return _send(joined.contiguous().numpy(), flags)
+    return _send(_joined(pieces).contiguous().numpy(), flags)
 
 
 def send_rows(pieces: Sequence[Tensor], flags: int) -> Any:
     """Rows of several tables as one frame."""
-    flat = [piece.reshape(-1) for piece in pieces]
-    joined = flat[0] if len(flat) == 1 else torch.cat(flat) if flat else torch.empty(0)
+    joined = _joined([piece.reshape(-1) for piece in pieces])
     if flags & BFLOAT16:
         return _send(joined.to(torch.bfloat16).view(torch.int16).numpy(), flags)
     return _send(joined.contiguous().numpy(), flags)
+
+
+def _joined(pieces: Sequence[Tensor]) -> Tensor:
+    if len(pieces) == 1:
+        return pieces[0]
+    return torch.cat(list(pieces)) if pieces else torch.empty(0)
 
 
 def _send(values: np.ndarray, flags: int) -> Any:
@@ -314,6 +336,11 @@ def receive_rows(
         flat = _tensor(_expand(frame, total * 4, flags), torch.float32, total)
     pieces = [flat] if len(sizes) == 1 else flat.split(sizes)
     return [piece.view(n, dim) for piece, n, dim in zip(pieces, counts, dims)]
+
+
+def receive_flat(frame: memoryview, count: int | None = None) -> Tensor:
+    """Values that were sent as they are: [count], as many as there are where none is given."""
+    return _tensor(frame, torch.float32, len(frame) // 4 if count is None else count)
 
 
 def _expand(frame: memoryview, size: int, flags: int) -> memoryview | bytes | bytearray:

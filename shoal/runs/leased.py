@@ -15,7 +15,8 @@ from shoal.runs.build import announce, build
 from shoal.runs.daily.growth import save_vocabularies
 from shoal.training.leased import LeasedTrainer
 from shoal.training.run_folder import RunFolder, start_logging
-from shoal.world.world import World, launched_number
+from shoal.world.variables import launched_number
+from shoal.world.world import World
 
 log = logging.getLogger("shoal")
 

@@ -17,18 +17,20 @@ import torch
 from torch import Tensor
 
 from shoal.config.schema import Config, StrategySection
-from shoal.config.tiers import TiersSection, show_size
+from shoal.config.tiers import show_size
 from shoal.embedding.leaves.budgets import (
     INDEX_FIXED,
+    INDEX_GPU,
     INDEX_GROWING,
     SLOT,
+    SLOT_GPU,
     Share,
     row_bytes,
     share_out,
 )
 from shoal.embedding.leaves.local import gpu_need, lives_on_gpu
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placed.planner import plan_tables
+from shoal.embedding.placed.planner import in_columns, plan_tables
 from shoal.embedding.service import RowService
 from shoal.embedding.table import Table
 from shoal.runs.build import build
@@ -104,17 +106,19 @@ def plan_tables_of(
     tiers, on_gpu = config.rows.tiers, device.type == "cuda" and what != "server"
     on_gpu = on_gpu and tiers.gpu != 0 and tiers.ssd is None
     over_host = on_gpu and tiers.gpu is not None and gpu_need(held, optimizers) > tiers.gpu
-    budget = TiersSection(host=tiers.gpu, ssd="") if over_host else tiers
-    shares = share_out(held, optimizers, budget)
+    if over_host:
+        shares = share_out(held, optimizers, tiers.gpu, "rows.tiers.gpu")
+    else:
+        shares = share_out(held, optimizers, tiers.host)
     lines: list[tuple[str, ...]] = [("table", "rows", "dim", "values", "state", "index", "where")]
     total = {"gpu": 0, "host": 0, "ssd": 0}
     for name, table in held.items():
         lines.append(_line(table, optimizers[name], shares[name], on_gpu, total))
     if over_host:  # slots are on the GPU, the other rows in host memory
-        total = {"gpu": total["host"], "host": total["ssd"], "ssd": 0}
+        total = {"gpu": total["gpu"] + total["host"], "host": total["ssd"], "ssd": 0}
     elif device.type == "cuda" and what != "server" and tiers.ssd is not None and tiers.gpu:
         total["gpu"] = min(tiers.gpu, gpu_need(held, optimizers))  # over both
-    text = _columns(lines)
+    text = in_columns(lines, left=(0, 6))
     place = ", ".join(f"{show_size(n)} of {key}" for key, n in total.items() if n) or "nothing yet"
     told = [
         f"each {what} holds, {here} of them on this machine:",
@@ -180,10 +184,9 @@ def _line(
         total["host"] += (rows or 0) * each
     else:
         where = f"{share.slots:,} rows in {'gpu, host' if on_gpu else 'host, ssd'}"
-        index = INDEX_FIXED
-        if rows is None:
-            index = INDEX_GROWING
-        total["host"] += share.slots * (each + SLOT) + (rows or share.slots) * index
+        of_row, of_slot = (INDEX_GPU, SLOT_GPU) if on_gpu else (INDEX_FIXED, SLOT)
+        index = INDEX_GROWING if rows is None else of_row
+        total["host"] += share.slots * (each + of_slot) + (rows or share.slots) * index
         total["ssd"] += DISK_FACTOR * max(0, (rows or 0) - share.slots) * (each + 16)
     sizes = [values, state, index]
     shown = [f"{n} B a row" if rows is None else show_size(n * rows) for n in sizes]
@@ -220,17 +223,6 @@ def _refuse_too_much(
             f"{show_size(here * total['host'])} of host memory, and there is room for "
             f"{show_size(host_room)}: {remedy}"
         )
-
-
-def _columns(lines: list[tuple[str, ...]]) -> str:
-    widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if k in (0, 6) else cell.rjust(width)
-            for k, (cell, width) in enumerate(zip(line, widths))
-        ).rstrip()
-        for line in lines
-    )
 
 
 def _existing(path: Path) -> Path:

@@ -57,7 +57,8 @@ from shoal.training.trainer import Trainer
 from shoal.world.gpus import choose_gpus, pick_device
 from shoal.world.hosts import is_loopback
 from shoal.world.sharing import SharedGpu
-from shoal.world.world import PeerLost, World, connect, is_worker, set_rank
+from shoal.world.variables import is_worker, set_rank
+from shoal.world.world import PeerLost, World, connect
 
 log = logging.getLogger("shoal")
 

@@ -44,7 +44,7 @@ class Beat:
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
         self._counter = 0
-        self._waiting, self._bounded, self._what = False, False, ""
+        self._waiting, self._bounded, self._what, self._text = False, False, "", b""
 
     def open(self, path: Path) -> None:
         """Write to a file from now on. SIGUSR1 makes the process leave its stack beside it."""
@@ -58,14 +58,21 @@ class Beat:
     @contextmanager
     def waiting(self, what: str, bounded: bool = False) -> Iterator[None]:
         """In here others are waited for; bounded: no longer than a time that the wait knows."""
-        if self._memory is None:
-            yield
-            return
-        self._write(True, bounded, what)
+        self.begin_waiting(what, bounded)
         try:
             yield
         finally:
-            self._write(False, False, what)
+            self.end_waiting()
+
+    def begin_waiting(self, what: str, bounded: bool = False) -> None:
+        """From now on others are waited for."""
+        if self._memory is not None:
+            self._write(True, bounded, what)
+
+    def end_waiting(self) -> None:
+        """They have come, or never will."""
+        if self._memory is not None:
+            self._write(False, False, self._what)
 
     def tick(self) -> None:
         """Something came, though not yet what is waited for."""
@@ -75,10 +82,12 @@ class Beat:
     def _write(self, waiting: bool, bounded: bool, what: str) -> None:
         assert self._memory is not None
         self._counter += 1
+        if what != self._what or self._counter == 1:
+            self._text = what.encode()[:200]
+            self._memory[_HEAD.size : _HEAD.size + len(self._text)] = self._text
         self._waiting, self._bounded, self._what = waiting, bounded, what
-        text, now = what.encode()[:200], time.monotonic()
-        head = _HEAD.pack(os.getpid(), self._counter, now, waiting, bounded, len(text))
-        self._memory[: len(head) + len(text)] = head + text
+        now, length = time.monotonic(), len(self._text)
+        _HEAD.pack_into(self._memory, 0, os.getpid(), self._counter, now, waiting, bounded, length)
 
 
 BEAT = Beat()

@@ -16,7 +16,7 @@ import mmap
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -102,15 +102,16 @@ def _board_at(size: int) -> int:
     return (_bytes_of(size) // page + 2) * page
 
 
-Kind = tuple[torch.dtype, tuple[int, ...]]  # dtype and shape
+Kind = tuple[torch.dtype, tuple[int, ...]]  # dtype, and shape of a row
 
 
 @dataclass(frozen=True)
 class Laid:
-    """Tensors on the board: those of all ranks in order of rank, and this rank's part of each."""
+    """Groups of tensors on the board, each of all ranks in order of rank."""
 
-    joined: list[Tensor]
-    mine: list[Tensor]
+    groups: list[list[Tensor]]
+    firsts: list[int]  # of each group: the row at which this rank's own begin
+    mine: int  # bytes of these
 
 
 class Neighbours:
@@ -143,7 +144,7 @@ class Neighbours:
             raise
         finally:
             os.close(file)
-        self._travelling: dict[int, tuple[list[Any], ...]] = {}  # memory that must stay
+        self._travelling: dict[int, Any] = {}  # memory that must stay
 
     def start(self, sends: list[list[Tensor]], receives: list[list[Tensor]]) -> Callable[[], None]:
         """Let tensors go to and come from every rank, contiguous ones; the call that waits."""
@@ -186,28 +187,24 @@ class Neighbours:
         mine_go()  # not before: a ring may be too small for all, and the others' receives come now
         return joined, counts
 
-    def lay_out(self, head: Tensor, kinds: list[Kind]) -> tuple[Tensor, Laid | None]:
-        """As World.lay_out; kinds: of what this rank will write, of other lengths on others."""
-        lengths = torch.tensor([shape[0] for _, shape in kinds], dtype=torch.int64)
-        heads = head.new_empty(self.size, len(head))
-        everyones = lengths.new_empty(self.size, len(lengths))
-        self.start(
-            [[head.contiguous(), lengths]] * self.size,
-            [list(some) for some in zip(heads, everyones)],
-        )()  # here all have come, and have read what lay there before
-        laid, place = Laid([], []), 0
-        for (dtype, shape), *counts in zip(kinds, *everyones.tolist()):
-            width, before = math.prod(shape[1:]), sum(counts[: self.rank])
-            size = sum(counts) * width * dtype.itemsize
-            if place + size > BOARD:
-                return heads, None
-            whole, first = self._board_of(dtype), place // dtype.itemsize
-            # One call each: a step of a small model is made of such calls.
-            strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-            laid.joined.append(whole.as_strided((sum(counts), *shape[1:]), strides, first))
-            laid.mine.append(whole.as_strided(shape, strides, first + before * width))
-            place += -(-size // LINE) * LINE
-        return heads, laid
+    def lay_out(self, groups: list[list[Kind]], lengths: list[list[int]]) -> Laid | None:
+        """As World.lay_out."""
+        laid, firsts, place, mine = [], [], 0, 0
+        for kinds, *counts in zip(groups, *lengths):
+            rows, tensors = sum(counts), []
+            for dtype, shape in kinds:
+                strides = [math.prod(shape[axis:]) for axis in range(len(shape) + 1)]
+                size = rows * strides[0] * dtype.itemsize
+                if place + size > BOARD:
+                    return None
+                # One call each: a step of a small model is made of such calls.
+                board, first = self._board_of(dtype), place // dtype.itemsize
+                tensors.append(board.as_strided((rows, *shape), strides, first))
+                place += -(-size // LINE) * LINE
+                mine += counts[self.rank] * strides[0] * dtype.itemsize
+            laid.append(tensors)
+            firsts.append(sum(counts[: self.rank]))
+        return Laid(laid, firsts, mine)
 
     def _board_of(self, dtype: torch.dtype) -> Tensor:
         """The board, as numbers of a kind."""
@@ -226,11 +223,26 @@ class Neighbours:
         self.start([[tensor.contiguous()]] * self.size, [[one] for one in out])()
         return out
 
+    def start_numbers(self, numbers: list[float]) -> Callable[[], list[list[float]]]:
+        """As World.start_numbers."""
+        ticket, count = self._lanes.start_numbers(numbers), len(numbers)
+        self._travelling[ticket] = None  # the core keeps them
+
+        def wait() -> list[list[float]]:
+            self._wait(ticket)
+            came = self._lanes.take_numbers(ticket)
+            return [came[first : first + count] for first in range(0, len(came), count)]
+
+        return wait
+
     def all_reduce(self, tensor: Tensor) -> None:
         """As World.all_reduce: every rank adds up a slice, and all have the same bits."""
+        if tensor.nbytes <= SMALL and tensor.dtype == torch.float32 and tensor.is_contiguous():
+            self._add_up_floats(tensor.data_ptr(), tensor.numel())
+            return
         flat = tensor.contiguous().view(-1)
         if tensor.nbytes <= SMALL:
-            self._add_up(list(self.stack(flat)), flat)
+            self._add_up(self.stack(flat).unbind(), flat)
         else:
             size, count = self.size, flat.numel()
             slices = [flat[count * r // size : count * (r + 1) // size] for r in range(size)]
@@ -244,7 +256,14 @@ class Neighbours:
         if flat.data_ptr() != tensor.data_ptr():
             tensor.copy_(flat.view_as(tensor))
 
-    def _add_up(self, parts: list[Tensor], out: Tensor) -> None:
+    def _add_up_floats(self, address: int, count: int) -> None:
+        """The same, in as few calls as can be: a step of a small model is made of such calls."""
+        ticket = self._lanes.start_floats(address, count)
+        self._travelling[ticket] = None  # the core keeps them
+        self._wait(ticket)
+        self._lanes.take_sums(ticket, address, count)
+
+    def _add_up(self, parts: Sequence[Tensor], out: Tensor) -> None:
         """The sum of all ranks' parts [count], in order; `out` may be the part of this rank."""
         total = parts[0]
         for rank, part in enumerate(parts[1:], 1):

@@ -1,17 +1,15 @@
 """World: who this process is among its peers, and how they talk.
 
-The only file that reads rank variables, and the only one that calls collectives. Alone, every
-collective is the identity, so that no caller ever asks whether it is distributed.
+The only file that calls collectives. Alone, every collective is the identity, so that no caller
+ever asks whether it is distributed.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -20,85 +18,25 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.world.beat import BEAT
-from shoal.world.channel import Place, read_secret
+from shoal.world.channel import read_secret
 from shoal.world.gpus import choose_gpus, pick_device
 from shoal.world.hosts import WorldError, address_towards, interface_towards
-from shoal.world.joining import HOLDS, MEET, Joined
+from shoal.world.joining import Joined
 from shoal.world.neighbours import Kind, Laid, Neighbours, meet
+from shoal.world.padded import Padded
+from shoal.world.talking import PeerLost, Talking
 from shoal.world.tunnel import BACKEND, Tunnel
+from shoal.world.variables import is_first, is_worker
 
 # torch 2.13 renamed it and warns about the old name; older versions have only that.
 all_gather_flat = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 log = logging.getLogger("shoal")
-SMALL_EXCHANGE = 1 << 17  # bytes of a rank that may travel half as long again in vain
 TIMEOUT = timedelta(minutes=10)  # of a collective
 OPEN_TALK = (
     "hosts: what ranks send each other (configs, gradients, rows) is not encrypted, which assumes "
     "a network of your own; --launch.encrypt=true encrypts it"
 )
 TUNNELLED = "hosts: what ranks send each other is encrypted"
-
-
-class PeerLost(WorldError):
-    """A collective failed because another rank is gone; its own error is the one to read."""
-
-
-def is_worker() -> bool:
-    """Whether a launcher (Shoal's own, torchrun, TorchX, Slurm via torchrun) started us."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def launched_number() -> int:
-    """Which of the processes that a launcher has started this is; 0 without one."""
-    return int(os.environ.get("RANK", 0))
-
-
-def is_first() -> bool:
-    """Whether this process is rank 0, or alone."""
-    return launched_number() == 0
-
-
-def launched_size() -> int | None:
-    """How many processes the launcher that started us has started; None without one."""
-    return int(os.environ["WORLD_SIZE"]) if is_worker() else None
-
-
-def set_rank(
-    rank: int,
-    size: int,
-    local_rank: int,
-    local_size: int,
-    address: str,
-    port: int,
-    secret: bytes = b"",
-) -> None:
-    """Take the place of a launcher: say who this process is, and where rank 0 waits for all.
-
-    secret: what ranks must know to be let in, where the address is not a loopback one.
-    """
-    if secret:
-        os.environ["SHOAL_SECRET"] = secret.decode()
-    os.environ |= {
-        MEET: Place.named(address, port).text,
-        HOLDS: str(int(rank == 0)),
-        "RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(local_size),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
-    }
-
-
-def variables_of_one_alone(number: int, local_rank: int, local_size: int) -> dict[str, str]:
-    """Environment of a process that is alone in its world, and one of several on its host."""
-    return {
-        "RANK": str(number),
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(local_size),
-    }
 
 
 def connect(
@@ -124,12 +62,6 @@ def connect(
     if threads or local > 1:
         torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // local))
     return world
-
-
-def first_words(text: str) -> str:
-    """What an error of Gloo's or NCCL's says, less its place in their sources and their advice."""
-    words = re.sub(r"^\[[^\]]*\] *", "", text.splitlines()[0])
-    return words.split(". This is typically")[0]
 
 
 class Arriving:
@@ -180,17 +112,27 @@ class World:
         """`all_gather` of several tensors in one trip, and how long those of each rank are."""
         return tensors, [[len(tensor) for tensor in tensors]]
 
-    def lay_out(self, head: Tensor, kinds: list[Kind]) -> tuple[Tensor, Laid] | None:
-        """Everybody's head [size, n], and memory where each rank writes what all will read.
+    @property
+    def has_board(self) -> bool:
+        """Whether ranks share memory to `lay_out` tensors in."""
+        return self.neighbours is not None
 
-        Each writes its part and waits at a `barrier`; then all may be read until the next call.
-        None: ranks share no memory, or too little of it; `gather` takes what they have written.
+    def lay_out(self, groups: list[list[Kind]], lengths: list[list[int]]) -> Laid | None:
+        """Memory where each rank writes its rows of tensors that all will read.
+
+        lengths[r][g]: of each tensor of groups[g], the rows of rank r. Nothing is sent: once all
+        have written and waited for each other, in any collective, all may read; and once they have
+        done so again, write anew. None: there is too little of it.
         """
         return None
 
     def stack(self, tensor: Tensor) -> Tensor:
         """Everybody's tensor of one shape: [size, *shape], in order of rank."""
         return tensor.unsqueeze(0)
+
+    def start_numbers(self, numbers: list[float]) -> Callable[[], list[list[float]]]:
+        """Let a few numbers go to all, while the caller goes on; the call that has everybody's."""
+        return lambda: [numbers]
 
     def all_to_all(
         self, tensor: Tensor, sent: list[int], received: list[int], out: Tensor | None = None
@@ -245,7 +187,7 @@ class Group(World):
     def __init__(
         self, device: str, join_timeout: float, shared_memory: bool = True, encrypt: bool = False
     ):
-        self._room: dict[Any, int] = {}  # bytes that gatherings of a kind have room for
+        self._padded = Padded(self._gather_bytes)
         env = os.environ
         self.rank, self.size = int(env["RANK"]), int(env["WORLD_SIZE"])
         super().__init__(pick_device(device, int(env.get("LOCAL_RANK", 0))))
@@ -321,16 +263,9 @@ class Group(World):
             self._tunnel.close()
         self._joined.close()
 
-    @contextmanager
-    def _collective(self, what: str, sent: int) -> Iterator[None]:
+    def _collective(self, what: str, sent: int) -> Talking:
         self.bytes_sent += sent
-        try:
-            with BEAT.waiting(what):
-                yield
-        except RuntimeError as error:
-            raise PeerLost(
-                f"rank {self.rank} lost its peers during {what}: {first_words(str(error))}"
-            ) from error
+        return Talking(self.rank, what)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         with self._collective("all_reduce", tensor.nbytes):
@@ -355,55 +290,25 @@ class Group(World):
         return Arriving(tensor, finish)
 
     def gather(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[list[int]]]:
-        # One padded byte buffer each, sizes in front. It has room for what the last gathering of
-        # such tensors needed, and some more: where that is too little, or would be much to send in
-        # vain, a second trip carries the contents.
         if not tensors:
             return [], [[] for _ in range(self.size)]
-        if self.neighbours is not None:
-            with self._collective("gather", sum(tensor.nbytes + 8 for tensor in tensors)):
-                return self.neighbours.gather(tensors)
-        kind = tuple((tensor.dtype, tensor.shape[1:]) for tensor in tensors)
-        row_bytes = [t[:0].new_empty(1, *t.shape[1:]).nbytes for t in tensors]
-        lengths = torch.tensor([len(t) for t in tensors], dtype=torch.int64, device=self.device)
-        flat = torch.cat([t.contiguous().view(-1).view(torch.uint8) for t in tensors])
-        head, room = lengths.nbytes, self._room.get(kind, 0)
-        gathered = self._gather(lengths.view(torch.uint8), flat[:room], head + room)
-        # A copy: the line of a rank that is alone is contiguous as it is, and of any width.
-        heads = gathered[:, :head].clone(memory_format=torch.contiguous_format)
-        per_rank = heads.view(torch.int64).tolist()
-        width = max(sum(n * b for n, b in zip(counts, row_bytes)) for counts in per_rank)
-        if width > room:
-            gathered, head = self._gather(flat[:0], flat, width), 0
-        self._room[kind] = width + width // 2 if width <= SMALL_EXCHANGE else 0
-        joined, places = [], [head] * self.size
-        for tensor, counts, nbytes in zip(tensors, zip(*per_rank), row_bytes):
-            sizes = [count * nbytes for count in counts]
-            # A copy aligns the bytes for the element type.
-            raw = torch.cat([row[p : p + n] for row, p, n in zip(gathered, places, sizes)])
-            joined.append(raw.view(tensor.dtype).view(sum(counts), *tensor.shape[1:]))
-            places = [place + size for place, size in zip(places, sizes)]
-        return joined, per_rank
-
-    def lay_out(self, head: Tensor, kinds: list[Kind]) -> tuple[Tensor, Laid] | None:
         if self.neighbours is None:
-            return None
-        with self._collective("lay_out", head.nbytes + 8 * len(kinds)):
-            heads, laid = self.neighbours.lay_out(head, kinds)
-        if laid is None:
-            return None
-        self.bytes_sent += sum(one.nbytes for one in laid.mine)
-        return heads, laid
+            return self._padded.gather(tensors)
+        with self._collective("gather", sum(tensor.nbytes + 8 for tensor in tensors)):
+            return self.neighbours.gather(tensors)
 
-    def _gather(self, head: Tensor, flat: Tensor, width: int) -> Tensor:
-        """Everybody's bytes, padded: [size, width]."""
-        mine = torch.zeros(width, dtype=torch.uint8, device=self.device)
-        mine[: len(head)] = head
-        mine[len(head) : len(head) + len(flat)] = flat
-        gathered = torch.empty(self.size * width, dtype=torch.uint8, device=self.device)
-        with self._collective("gather", width):
+    def _gather_bytes(self, mine: Tensor) -> Tensor:
+        """Bytes [width] of every rank: [size, width]."""
+        gathered = mine.new_empty(self.size * len(mine))
+        with self._collective("gather", len(mine)):
             all_gather_flat(gathered, mine)
-        return gathered.view(self.size, width)
+        return gathered.view(self.size, -1)
+
+    def lay_out(self, groups: list[list[Kind]], lengths: list[list[int]]) -> Laid | None:
+        laid = None if self.neighbours is None else self.neighbours.lay_out(groups, lengths)
+        if laid is not None:
+            self.bytes_sent += laid.mine
+        return laid
 
     def stack(self, tensor: Tensor) -> Tensor:
         with self._collective("stack", tensor.nbytes):
@@ -412,6 +317,19 @@ class Group(World):
             out = tensor.new_empty(self.size * tensor.numel())
             all_gather_flat(out, tensor.reshape(-1))
         return out.view(self.size, *tensor.shape)
+
+    def start_numbers(self, numbers: list[float]) -> Callable[[], list[list[float]]]:
+        if self.neighbours is None:
+            everyones = self.stack(torch.tensor(numbers, dtype=torch.float64, device=self.device))
+            return everyones.tolist
+        self.bytes_sent += 8 * len(numbers)
+        wait = self.neighbours.start_numbers(numbers)
+
+        def finish() -> list[list[float]]:
+            with self._collective("numbers", 0):
+                return wait()
+
+        return finish
 
     def start_all_to_all(
         self, tensor: Tensor, sent: list[int], received: list[int], out: Tensor | None = None

@@ -104,7 +104,7 @@ def curves(world: World, addresses: dict[str, str]) -> dict[str, list[float]]:
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[float]]]:
-    servers = {name: Server(index=0, threads=1) for name in CLICKS}
+    servers = {name: Server(index=0) for name in CLICKS}
     for one in servers.values():
         threading.Thread(target=one.serve, daemon=True).start()
     addresses = {name: one.address for name, one in servers.items()}

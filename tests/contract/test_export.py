@@ -186,7 +186,7 @@ def spread(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
         root: Path = tmp_path_factory.mktemp("spread")
         addresses = {}
         for name in SPREAD if way.startswith("ps") else ():
-            server = Server(index=0, threads=1, folder=root / name)
+            server = Server(index=0, folder=root / name)
             threading.Thread(target=server.serve, daemon=True).start()
             addresses[name] = server.address
         run_ranks(on_ranks, WAYS[way], root / "ranks", way, str(root), str(shop), addresses)

@@ -233,7 +233,7 @@ def test_two_processes_in_short(alone: list[float], tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module", params=[2, 3])
 def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    servers = [Server(index=k, threads=1) for k in range(2)]
+    servers = [Server(index=k) for k in range(2)]
     threads = [threading.Thread(target=one.serve, daemon=True) for one in servers]
     for thread in threads:
         thread.start()

@@ -88,8 +88,7 @@ def run(workers: int, quick: bool, folder: Path) -> dict[Case, list[Any]]:
     """Case -> what every worker found."""
     cases = QUICK if quick else ALL
     servers = [
-        [Server(index=k, threads=1, tiers=tiers_of(case, folder)) for k in range(case[2])]
-        for case in cases
+        [Server(index=k, tiers=tiers_of(case, folder)) for k in range(case[2])] for case in cases
     ]
     threads = [threading.Thread(target=one.serve, daemon=True) for some in servers for one in some]
     for thread in threads:
@@ -100,7 +99,7 @@ def run(workers: int, quick: bool, folder: Path) -> dict[Case, list[Any]]:
         thread.join(10)
         assert not thread.is_alive(), "a server goes on after all workers said goodbye"
     for case, some in zip(cases, servers):
-        leaves = [leaf for one in some if one.state is not None for leaf in one.state.stores]
+        leaves = [leaf for one in some if one.steps is not None for leaf in one.steps.state.stores]
         assert case[4] == "fixed" or any(leaf.traffic.evicted for leaf in leaves)
     return {case: [rank[k] for rank in ranks] for k, case in enumerate(cases)}
 

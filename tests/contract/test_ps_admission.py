@@ -156,7 +156,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def run(workers: int, servers: int, folder: Path) -> dict[tuple[Case, str], Any]:
     """Case, strategy -> what every worker found, and what is held then."""
-    running = [[Server(index=k, threads=1) for k in range(servers)] for _ in CASES]
+    running = [[Server(index=k) for k in range(servers)] for _ in CASES]
     threads = [threading.Thread(target=one.serve, daemon=True) for some in running for one in some]
     for thread in threads:
         thread.start()
@@ -170,7 +170,7 @@ def run(workers: int, servers: int, folder: Path) -> dict[tuple[Case, str], Any]
         assert not thread.is_alive(), "a server goes on after all workers said goodbye"
     result = {}
     for k, case in enumerate(CASES):
-        states = [one.state for one in running[k]]
+        states = [one.steps.state for one in running[k]]
         at_servers = counters([state.stores[0] for state in states if state is not None])
         rows, pending = ({i: tuple(known) for i, known in some} for some in ranks[0][k][2])
         result[case, "ps"] = [rank[k][0] for rank in ranks], at_servers

@@ -201,7 +201,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(quick: bool, folder: Path) -> list[dict[str, Any]]:
     """What each of two ranks found: "CASE STRATEGY" -> losses and rows. Servers are threads."""
     cases = QUICK if quick else [case for case in CASES if case not in QUICK]
-    servers = {case: [Server(index=k, threads=1) for k in range(2)] for case in cases}
+    servers = {case: [Server(index=k) for k in range(2)] for case in cases}
     every = [one for some in servers.values() for one in some]
     threads = [threading.Thread(target=one.serve, daemon=True) for one in every]
     for thread in threads:

@@ -18,7 +18,8 @@ from shoal.config.schema import OptimizerSection, StrategySection
 from shoal.ps.server.server import Server
 from shoal.training.strategy import buckets, ddp, make_strategy
 from shoal.world.sharing import SharedGpu
-from shoal.world.world import Group, World, set_rank
+from shoal.world.variables import set_rank
+from shoal.world.world import Group, World
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BUCKETS = {"name": "ddp", "fused": False}  # and dense gradients travel during backward
@@ -56,7 +57,7 @@ def alone():
 @pytest.mark.slow
 @pytest.mark.parametrize("shared_memory", [True, False])
 def test_two_processes_on_one_device_train_as_one_does(shared_memory, tmp_path):
-    servers = [Server(index=0, threads=1) for _ in CASES]
+    servers = [Server(index=0) for _ in CASES]
     threads = [threading.Thread(target=server.serve, daemon=True) for server in servers]
     for thread in threads:
         thread.start()

@@ -143,7 +143,7 @@ def curves(world: World, addresses: dict[str, list[str]]) -> dict[str, list[floa
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[float]]]:
-    servers = {name: [Server(index=0, threads=1)] for name in TRAINED}
+    servers = {name: [Server(index=0)] for name in TRAINED}
     threads = [threading.Thread(target=some[0].serve, daemon=True) for some in servers.values()]
     for thread in threads:
         thread.start()

@@ -253,6 +253,17 @@ def add_rows(core: Any, rng: random.Random) -> None:
     )
 
 
+def touched(core: Any, rng: random.Random) -> None:
+    limit, dim, n = rng.choice((1, 5, 10**6)), rng.choice((1, 8)), rng.choice((0, 1, 20))
+    told = rng.choice((limit, limit, -1, 2**62))
+    ids = [at(rng, numbers(rng, n, limit)) for _ in range(2)]
+    found = core.Touched(uneven(rng, ids), uneven(rng, [n, n]), told)
+    values = [at(rng, floats(rng, n, dim)) for _ in range(2)]
+    out_ids, sums = np.zeros(len(found), np.int64), np.zeros((len(found), dim), np.float32)
+    out = (at(rng, out_ids), at(rng, sums))
+    found.write(uneven(rng, values), dim, rng.choice((0.5, 1.0, np.nan)), *out, threads(rng))
+
+
 def negatives(core: Any, rng: random.Random) -> None:
     users, items, n, num = 5, rng.choice((1, 2, 30)), rng.choice((0, 1, 9)), rng.choice((0, 1, 3))
     bitmap = np.zeros((users * items + 7) // 8, np.uint8)
@@ -357,7 +368,7 @@ CALLS: dict[str, Call] = {
     call.__name__: call
     for call in (
         *(make_table, rows_of_tables, read_and_write, life_of_a_table, products),
-        *(topk, pairs, catalogue, codes, add_rows, negatives, slots, dense, wire),
+        *(topk, pairs, catalogue, codes, add_rows, touched, negatives, slots, dense, wire),
         *((lanes, rings) if sys.platform == "linux" else ()),
     )
 }

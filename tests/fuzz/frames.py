@@ -64,7 +64,7 @@ def _life(rng: random.Random, folder: Path, elastic: bool) -> Iterator[tuple[int
             each.lease = Lease(1 + number, 1 << 40, number << 30, 1 << 31, 0, 0, 2)
         for pushing in [_push(each, ids) for each in (one, two)]:
             pushing.wait()
-        hello = json.dumps({**json.loads(spec.json()), "host": "x", "server": 0}).encode()
+        hello = json.dumps({**spec.model_dump(mode="json"), "host": "x", "server": 0}).encode()
         sessions = [one.session, two.session]
         known = Fuzzer(rng.getrandbits(32), sessions, hello, str(folder / "nowhere"))
         strange = Fuzzer(rng.getrandbits(32), [5, 6], hello, str(folder / "nowhere"))

@@ -107,7 +107,7 @@ def test_only_world_talks_to_peers() -> None:
 
 def test_only_world_reads_rank_variables() -> None:
     for path in FILES:
-        if path.name != "world.py":
+        if path.name not in ("world.py", "variables.py"):
             text = path.read_text()
             for variable in ('"RANK"', '"WORLD_SIZE"', '"LOCAL_RANK"', '"MASTER_ADDR"'):
                 assert variable not in text, f"{path.name} names {variable}"

@@ -48,6 +48,10 @@ def wide(ids):
     return torch.where(ids == 5, 5, product)
 
 
+def shown_once(clicks):
+    return torch.stack([torch.ones_like(clicks), clicks], 1)
+
+
 class Both:
     """The same three tables twice, and steps of both."""
 
@@ -90,7 +94,7 @@ class Both:
         self.ours.apply(segments, grads.to(DEVICE), **counted)
         given = [None] * len(COUNTS) if clicks is None else clicks.split(COUNTS)
         for leaf, part, grad, some in zip(self.theirs, ids, grads.split(COUNTS), given):
-            leaf.push(part, grad, 0.05, *([] if some is None else [some]))
+            leaf.push(part, grad, 0.05, None if some is None else shown_once(some))
 
     def compare_exports(self):
         for number, leaf in enumerate(self.theirs):
@@ -260,13 +264,13 @@ def test_leaves_of_a_group_are_read_and_learn_together():
     leaves, references = make_leaves()
     order = [2, 0, 1, 0]  # one is looked up twice
     ids = [torch.randint(0, 20, (n,)) for n in (9, 4, 7, 5)]
-    got = gpu_leaf.pull_many([leaves[k] for k in order], ids)
+    got = gpu_leaf.GpuLeaf.pull_many([leaves[k] for k in order], ids)
     for k, part, rows in zip(order, ids, got):
         assert torch.equal(rows.cpu(), references[k].pull(part))
     for _ in range(2):
         ids = [torch.randint(0, 20, (n,)) for n in (9, 0, 7)]
         grads = [torch.randn(len(part), leaf.table.dim) for part, leaf in zip(ids, leaves)]
-        gpu_leaf.push_many(leaves, ids, grads, 0.1)
+        gpu_leaf.GpuLeaf.push_many(leaves, ids, grads, 0.1)
         for reference, part, grad in zip(references, ids, grads):
             reference.push(part, grad, 0.1)
         leaves[0].step = references[0].step = 7  # the second time each has numbers of its own
@@ -306,9 +310,9 @@ def test_a_leaf_that_counts_is_saved_and_restored():
     leaf, reference = leaves[1], references[1]
     for _ in range(2):
         ids = torch.randint(0, 30, (40,))
-        grads, clicks = torch.randn(40, 3), torch.rand(40).round()
+        grads, counts = torch.randn(40, 3), shown_once(torch.rand(40).round())
         for one in (leaf, reference):
-            one.push(ids, grads, 0.1, clicks)
+            one.push(ids, grads, 0.1, counts)
     compare(leaf, reference)
     other = make_leaves(rule)[0][1]
     other.step = leaf.step
@@ -333,7 +337,7 @@ def test_what_does_not_fit_a_leaf_is_refused():
     with pytest.raises(ValueError, match=r"must be torch.float32 \[2, 6\]"):
         fixed.push(torch.tensor([1, 2]), torch.zeros(2, 3), 0.1)
     with pytest.raises(ValueError, match="keeps no counters"):
-        growing.push(torch.tensor([1]), torch.zeros(1, 3), 0.1, torch.ones(1))
+        growing.push(torch.tensor([1]), torch.zeros(1, 3), 0.1, torch.ones(1, 2))
     with pytest.raises(ValueError, match="is fixed: only a table that grows shrinks"):
         fixed.shrink(Shrink(min_norm=1.0))
     with pytest.raises(ValueError, match="table 'a' has no row 20"):

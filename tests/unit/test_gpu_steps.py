@@ -16,7 +16,6 @@ from shoal.embedding.leaves.admission import Admission
 from shoal.embedding.leaves.local import (
     begin_all,
     lives_on_gpu,
-    make_leaves,
     make_local,
     pull_all,
     push_all,
@@ -44,16 +43,15 @@ class OnGpu(Single):
     def make_rows(self, tables):
         admissions = {name: self.rules.get(name) for name in tables}
         admissions = {n: None if r is None else Admission(2.0) for n, r in admissions.items()}
-        leaves = make_leaves(
-            tables,
-            self.row_optimizers,
+        (optimizer,) = set(self.row_optimizers.values())
+        made = gpu_leaf.make_gpu_leaves(
+            list(tables.values()),
+            optimizer,
             self.seed,
-            admissions=admissions,
-            device=self.world.device,
-            backend="gpu",
+            self.world.device,
+            admissions=list(admissions.values()),
         )
-        assert all(isinstance(leaf, gpu_leaf.GpuLeaf) for leaf in leaves.values())
-        return LocalRows(leaves, self.rules, self.world.device)
+        return LocalRows(dict(zip(tables, made)), self.rules, self.world.device)
 
 
 def curve(strategy, model, kind, rows, optimizer, steps, clip=None, counted=False):
@@ -113,16 +111,13 @@ def test_rows_are_admitted_as_in_host_memory(clip):
 
 
 def test_many_tables_step_together_and_every_row_at_once():
-    tables = {
-        name: Table(name, dim, 20, Init("uniform", 0.1), 0)
+    tables = [
+        Table(name, dim, 20, Init("uniform", 0.1), 0)
         for name, dim in (("a", 4), ("b", 4), ("c", 6))
-    }
-    optimizers = dict.fromkeys(tables, RowOptimizer("adam"))
-    made = make_leaves(tables, optimizers, 1, admissions={}, device=DEVICE, backend="gpu")
-    ours = list(made.values())
-    theirs = [
-        make_local(table, optimizers["a"], 1, backend="reference") for table in tables.values()
     ]
+    optimizer = RowOptimizer("adam")
+    ours = gpu_leaf.make_gpu_leaves(tables, optimizer, 1, DEVICE)
+    theirs = [make_local(table, optimizer, 1, backend="reference") for table in tables]
     assert ours[0].group is ours[1].group and ours[0].group is not ours[2].group
     torch.manual_seed(0)
     for ids in ([torch.tensor([3, 3, 0, 7])] * 3, [EVERY, torch.tensor([5, 1]), EVERY]):

@@ -15,7 +15,8 @@ from ranks import free_port, run_ranks
 from torch import Tensor
 
 from shoal.world.neighbours import BOARD, RING, can_be_neighbours
-from shoal.world.world import PeerLost, World, connect, set_rank
+from shoal.world.variables import set_rank
+from shoal.world.world import PeerLost, World, connect
 
 # Elsewhere all ranks talk by sockets, which the other cases here show.
 needs_memory = pytest.mark.skipif(
@@ -98,30 +99,33 @@ def laid_out(world: World) -> bool:
     """Each writes its part and reads all, however late others are; None alike where it cannot be.
 
     Some ranks write nothing, and what is too much for the board changes nothing that lies there.
+    What each will write is said before, and other collectives come between.
     """
-    head, size = torch.tensor([world.rank, 0.5]), world.size
-    if world.neighbours is None:
-        return world.lay_out(head, []) is None
-    right = world.lay_out(head, [(torch.uint8, (BOARD,))]) is None
-    right &= world.lay_out(head, []) is not None
+    size = world.size
+    if not world.has_board:
+        return world.lay_out([], [[]] * size) is None
+    right = world.lay_out([[(torch.uint8, ())]], [[BOARD]] * size) is None
+    right &= world.lay_out([], [[]] * size) is not None
     for step in range(30):
-        lengths = [(step * 7 + r * 5) % 11 for r in range(size)]
-        mine = lengths[world.rank]
-        found = world.lay_out(head + step, [(torch.int64, (mine,)), (torch.float32, (mine, 3))])
-        assert found is not None
-        heads, laid = found
-        laid.mine[0].copy_(numbers(world.rank + step, mine))
+        mine = (step * 7 + world.rank * 5) % 11
+        said = world.start_numbers([world.rank + step, mine])
+        right &= all_to_all(world, 3)
+        heard = said()
+        lengths = [[int(length)] for _, length in heard]
+        right &= [one for one, _ in heard] == [r + step for r in range(size)]
+        laid = world.lay_out([[(torch.int64, ()), (torch.float32, (3,))]], lengths)
+        assert laid is not None
+        (ids, rows), first = laid.groups[0], laid.firsts[0]
+        ids[first : first + mine] = numbers(world.rank + step, mine)
         if (step + world.rank) % 3 == 0:
             time.sleep(0.003)  # before it has written
-        laid.mine[1].copy_(numbers(world.rank + step, 3 * mine).view(mine, 3))
-        world.barrier()
+        rows[first : first + mine] = numbers(world.rank + step, 3 * mine).view(mine, 3)
+        world.all_reduce(torch.zeros(1 if step % 2 else RING // 8))
         if (step + world.rank) % 4 == 0:
             time.sleep(0.003)  # before it has read
-        want = [numbers(r + step, n) for r, n in enumerate(lengths)]
-        wide = [numbers(r + step, 3 * n).view(n, 3) for r, n in enumerate(lengths)]
-        right &= torch.equal(heads, torch.tensor([[r + step, step + 0.5] for r in range(size)]))
-        right &= torch.equal(laid.joined[0], torch.cat(want))
-        right &= torch.equal(laid.joined[1], torch.cat(wide).float())
+        want = [numbers(r + step, n) for r, (n,) in enumerate(lengths)]
+        wide = [numbers(r + step, 3 * n).view(n, 3) for r, (n,) in enumerate(lengths)]
+        right &= torch.equal(ids, torch.cat(want)) and torch.equal(rows, torch.cat(wide).float())
     return right
 
 

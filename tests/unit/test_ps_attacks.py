@@ -31,9 +31,10 @@ from ps_cluster import (
 from shoal.config.row_rules import RowRules
 from shoal.config.schema import Config
 from shoal.launch.servers import Servers
+from shoal.ps import sockets
 from shoal.ps.address import stays_here
 from shoal.ps.keys import make_keys, read_keys
-from shoal.ps.server import listening
+from shoal.ps.server import state
 from shoal.ps.server.server import Server
 from shoal.ps.spec import Spec, TableSpec
 from shoal.ps.wire import IN_PIECES, PIECE, Header, Kind, WireError, in_pieces, join_pieces
@@ -46,7 +47,7 @@ def resident(pid: int | str = "self") -> int:
 
 
 def hello_text(spec: Spec, **wrong: Any) -> bytes:
-    values = {**json.loads(spec.json()), "host": "x", "server": 0}
+    values = {**spec.model_dump(mode="json"), "host": "x", "server": 0}
     return json.dumps({**values, **wrong}).encode()
 
 
@@ -194,10 +195,10 @@ def bloom(counters: int) -> list[TableSpec]:
 
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("what", ["sides", "dense", "tables", "filters"])
-def test_a_hello_that_is_too_large(what: str, known: bool) -> None:
+def test_a_hello_that_is_too_large(what: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answered before anything of that size is made, whether or not a model is known."""
     spec = make_spec(servers=1)
-    table = json.loads(spec.json())["tables"][0]
+    table = spec.model_dump(mode="json")["tables"][0]
     filters = [json.loads(one.model_dump_json()) for one in bloom(2**36 - 1)]
     cases: dict[str, tuple[dict[str, Any], bytes]] = {
         "sides": ({"dense": [[2**33] * 60000]}, b"dense.0: List should have at most 16 items"),
@@ -206,7 +207,8 @@ def test_a_hello_that_is_too_large(what: str, known: bool) -> None:
         "filters": ({"tables": filters}, b"cannot hold this model"),
     }
     wrong, told = cases[what]
-    with serving(memory=1 << 30) as running:
+    monkeypatch.setattr(state, "half_of_memory", lambda: 1 << 30)
+    with serving() as running:
         bare, before = Bare(running.addresses[0]), resident()
         if known:
             assert bare.ask(Header(Kind.HELLO, 0, session=5), hello_text(spec))[0] == Kind.OK
@@ -308,7 +310,7 @@ def test_pieces_that_do_not_fit() -> None:
 
 def test_answers_that_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are kept up to a bound, then dropped; all others are served."""
-    monkeypatch.setattr(listening, "MOST_UNREAD", 20)
+    monkeypatch.setattr(sockets, "MOST_UNREAD", 20)
     spec = make_spec(dense=[[1 << 18]])
     with serving() as running, joined(running.addresses, spec) as client:
         deaf = Bare(running.addresses[0])

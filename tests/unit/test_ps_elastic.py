@@ -188,7 +188,7 @@ def test_a_silent_worker_is_given_up_and_others_go_on() -> None:
                 one.ask_lease({"lease": told["lease"], "done": told["last"], "wants": False})
             time.sleep(0.05)
         assert seen == set(range(8)) and running.servers[0].failure is None
-        two = running.servers[0].roster[1]
+        two = running.servers[0].members[1]
         assert "has been silent" in two.lost
 
 

@@ -234,7 +234,7 @@ def test_a_server_withstands_100000_messages(tmp_path: Path) -> None:
                 pushing.wait()
         save(one, tmp_path / "before")
         dense, state, held = get_dense(one), one.dense_state(), pull(one, 0, ids)
-        hello = json.dumps({**json.loads(spec.json()), "host": "x", "server": 0}).encode()
+        hello = json.dumps({**spec.model_dump(mode="json"), "host": "x", "server": 0}).encode()
         fuzzer = Fuzzer(20, [one.session, two.session], hello, "nowhere")
         lines = [Bare(address) for _ in range(4)]
         stumbled, answers = [], 0

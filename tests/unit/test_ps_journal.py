@@ -16,6 +16,7 @@ import pytest
 from ps_cluster import (
     SECONDS,
     Threads,
+    applied,
     grads,
     joined,
     make_spec,
@@ -29,7 +30,7 @@ from test_ps_server import quick  # noqa: F401 (a fixture)
 from test_ps_shards import WORDS, assert_same, everything, steps_of, teach
 
 from shoal.ps.server import shards
-from shoal.ps.server.records import FILES, checked, first_check, heads, write
+from shoal.ps.server.journal import FILES, checked, first_check, heads, write
 from shoal.ps.server.server import Server
 from shoal.ps.spec import Spec
 from shoal.ps.worker.client import Client, ServerError
@@ -41,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 def kill(running: Threads, number: int) -> None:
     """End a server; what it has written stays as it is."""
     server = running.servers[number]
-    server.recovery.discard = lambda: None  # type: ignore[method-assign]
+    server.recovery.journal.discard = lambda: None  # type: ignore[method-assign]
     server._all_done = lambda: True  # type: ignore[method-assign]
     server._ending = True
     running._threads[number].join(SECONDS)
@@ -53,9 +54,7 @@ def start(running: Threads, number: int, folder: Path) -> Server:
     deadline = time.monotonic() + SECONDS
     while True:  # somebody else may have its port for a moment
         try:
-            server = Server(
-                running.addresses[number], number, threads=1, folder=folder, journal=True
-            )
+            server = Server(running.addresses[number], number, folder=folder, journal=True)
             break
         except ValueError as error:
             if "in use" not in str(error) or time.monotonic() > deadline:
@@ -160,7 +159,7 @@ def test_it_is_killed_between_two_workers_pushes(tmp_path: Path) -> None:
         second = push(two, {0: ([3], grads(2, 1))}, 0.1, 3.0, 1.0)
         server = start(running, 0, tmp_path)
         assert first.wait()[:2] == second.wait()[:2] == (5.0, 2.0)
-        assert server.applied == 1
+        assert applied(server) == 1
         total = (grads(1, 1) + grads(2, 1)) / 2
         expected = before - 0.1 * total / (total.abs() + 1e-10)
         assert pull(two, 0, [3]).allclose(expected)
@@ -271,7 +270,7 @@ def test_damage(
         server = start(running, 0, tmp_path)
         with pytest.raises((PeerLost, ServerError), match=said):
             teach(client, 1, begin=4)
-        assert server.applied <= 4  # the last push was never taken
+        assert applied(server) <= 4  # the last push was never taken
 
 
 def test_damaged_rows(tmp_path: Path) -> None:
@@ -310,7 +309,7 @@ def test_a_journal_of_somebody_else(tmp_path: Path, rows: dict[str, Any]) -> Non
         server = start(running, 0, folder)
         with pytest.raises((PeerLost, ServerError), match="server 0 cannot recover"):
             pull(client, 1, WORDS)
-        assert server.applied == 0
+        assert applied(server) == 0
     assert not list((tmp_path / "elsewhere").iterdir())
 
 

@@ -372,7 +372,7 @@ def test_parts_among_other_answers(core: bool, monkeypatch: pytest.MonkeyPatch) 
             send()
         assert torch.equal(third.wait()[0], expected)
         assert torch.equal(pull(client, 0, ids.tolist()), expected)  # the first answer is kept
-        assert link.answer(header.sequence)
+        assert link.wait(header.sequence)
 
 
 def test_rows_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:

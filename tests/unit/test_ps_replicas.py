@@ -13,6 +13,7 @@ import torch
 from ps_cluster import (
     SECONDS,
     Threads,
+    applied,
     grads,
     joined,
     make_spec,
@@ -83,7 +84,7 @@ def test_between_two_workers_pushes(tmp_path: Path) -> None:
         kill(running, 0)
         second = push(two, {0: ([3], grads(2, 1))}, 0.1, 3.0, 1.0)
         assert first.wait()[:2] == second.wait()[:2] == (5.0, 2.0)
-        assert running.servers[1].applied == 1
+        assert applied(running.servers[1]) == 1
         total = (grads(1, 1) + grads(2, 1)) / 2
         expected = before - 0.1 * total / (total.abs() + 1e-10)
         assert reading.wait()[0].allclose(expected)
@@ -158,7 +159,7 @@ def test_what_one_worker_lost_all_leave_out(tmp_path: Path) -> None:
         pushes = [push(client, {0: ([3, 4, 5], grads(1))}) for client in (one, two)]
         for pushing in pushes:
             pushing.wait()
-        assert [server.applied for server in running.servers] == [1, 0, 1, 1]
+        assert [applied(server) for server in running.servers] == [1, 0, 1, 1]
 
 
 def test_both_are_killed(tmp_path: Path) -> None:
@@ -184,7 +185,7 @@ def test_a_worker_that_is_lost(tmp_path: Path) -> None:
         assert two._heartbeat is not None
         two._heartbeat.stop()
         for server in running.servers:
-            server.roster.timeout = 2.0
+            server.members.timeout = 2.0
         with pytest.raises(PeerLost, match=r"worker 1 on host .* has been silent"):
             push(one, {0: ([3], grads(1, 1))}).wait()
 
@@ -196,7 +197,7 @@ def test_what_is_told_of_a_save_is_checked(tmp_path: Path) -> None:
             header = client.header(Kind.SAVED)
             client.servers[1].ask(header, [told])
             with pytest.raises(ValueError, match="its files must be told"):
-                client.servers[1].answer(header.sequence)
+                client.servers[1].wait(header.sequence)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def show(client: Client, *ids: int, clicks: tuple[int, ...] = ()) -> None:
 
 def held(running: Any) -> list[int]:
     """Ids that have a row, on all servers."""
-    stores = [server.state.stores[0] for server in running.servers]
+    stores = [server.steps.state.stores[0] for server in running.servers]
     return sorted(i for store in stores for chunk in store.export() for i in chunk.ids.tolist())
 
 

@@ -13,6 +13,7 @@ from ps_cluster import (
     SECONDS,
     Bare,
     Proxy,
+    applied,
     first_dense,
     get_dense,
     grads,
@@ -27,8 +28,18 @@ from ps_cluster import (
 import shoal.ps.worker.caller
 import shoal.ps.worker.client
 import shoal.ps.worker.heartbeat
+import shoal.ps.worker.link
 from shoal.ps.server.server import Server
-from shoal.ps.wire import Header, Kind, numbers_frame, parts_frame, send_ids, send_rows
+from shoal.ps.wire import (
+    BFLOAT16,
+    COMPRESSED,
+    Header,
+    Kind,
+    numbers_frame,
+    parts_frame,
+    send_ids,
+    send_rows,
+)
 from shoal.ps.worker.client import Client, ServerError
 from shoal.world.world import PeerLost
 
@@ -40,7 +51,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that ask again soon."""
     monkeypatch.setattr(shoal.ps.worker.caller, "PING_SECONDS", 0.1)
     monkeypatch.setattr(shoal.ps.worker.heartbeat, "PING_SECONDS", 0.1)
-    monkeypatch.setattr(shoal.ps.worker.client, "AGAIN_SECONDS", 0.3)
+    monkeypatch.setattr(shoal.ps.worker.link, "AGAIN_SECONDS", 0.3)
     monkeypatch.setattr(shoal.ps.worker.client, "GOODBYE_SECONDS", 1.5)
 
 
@@ -160,6 +171,17 @@ def test_pushes_out_of_order() -> None:
         bare.close()
 
 
+@pytest.mark.parametrize("flags", [0, BFLOAT16, COMPRESSED, BFLOAT16 | COMPRESSED])
+def test_a_push_of_no_rows(flags: int) -> None:
+    """Of a worker whose slice of a batch is empty: however rows travel."""
+    spec = make_spec()
+    with serving() as running, joined(running.addresses, spec) as client:
+        client.flags = flags
+        before = get_dense(client)
+        push(client, {}, lr=1.0, dense=[torch.ones(shape) for shape in spec.dense]).wait()
+        torch.testing.assert_close(get_dense(client), [one - 1 for one in before])
+
+
 def test_dense_parameters_are_set_once() -> None:
     """An order that comes again late, when others went on, is not carried out again."""
     spec = make_spec()
@@ -195,13 +217,13 @@ def test_an_answer_that_is_lost(quick: None, proxied: tuple[Server, Proxy]) -> N
             pushing = push(client, {0: ([3], grads(step, 1))}, 0.1, 2.0, 1.0, dense)
             assert proxy.lost.wait(SECONDS)
             deadline = time.monotonic() + SECONDS
-            while server.applied < step + 1 and time.monotonic() < deadline:
+            while applied(server) < step + 1 and time.monotonic() < deadline:
                 time.sleep(0.01)
             proxy.cut()
             proxy.loses_answers = False
             loss, count, values = pushing.wait()
             assert (loss, count) == (2.0, 1.0) and len(values) == 1
-            assert server.applied == step + 1  # once
+            assert applied(server) == step + 1  # once
             assert not torch.equal(pull(client, 0, [3]), before)
         total = sum(grads(step, 1) ** 2 for step in range(3))
         # Adagrad divides by the root of the sum of squares: of three steps, not of more.
@@ -236,7 +258,7 @@ def test_rows_over_a_bad_line(quick: None, proxied: tuple[Server, Proxy]) -> Non
             proxy.cut()
             assert torch.equal(pull(client, 0, IDS), expected)
             push(client, {0: (IDS, grads(1))}, lr=0.0).wait()
-        assert server.applied == 3
+        assert applied(server) == 3
 
 
 def test_a_worker_that_reads_its_data_is_waited_for(quick: None) -> None:

@@ -130,7 +130,7 @@ def test_a_worker_that_went_silent_has_no_memory() -> None:
     spec = make_spec("sgd", workers=10, mode="async", elastic=True)
     with serving() as running, joined(running.addresses, spec, (1 << 32) - 1) as client:
         pull(client, 1, IDS)
-        roster = running.servers[0].roster
+        roster = running.servers[0].members
         assert roster[0].ring is not None
         client._heartbeat.stop()  # type: ignore[union-attr]
         roster[0].heard -= 1000.0
@@ -148,7 +148,7 @@ def test_a_server_that_forgot_is_offered_new_memory() -> None:
     with serving() as running, joined(running.addresses, make_spec()) as client:
         expected, link = pull(client, 1, IDS), client.links[0]
         old = link.offering.ring
-        running.servers[0].roster[0].ring = None
+        running.servers[0].members[0].ring = None
         before = old.passed
         assert torch.equal(pull(client, 1, IDS), expected) and old.passed == before
         pulling = client.start_pull([Share(1, torch.tensor(IDS), [len(IDS)])])
@@ -332,7 +332,7 @@ def test_offers_that_are_refused() -> None:
         assert kind == Kind.ERROR and b"must say hello first" in frames[0]
         kind, _ = bare.ask(Header(Kind.PLACED, 0, 0, 7, -1, client.session))
         assert kind == Kind.ERROR
-        assert running.servers[0].roster[0].ring is None
+        assert running.servers[0].members[0].ring is None
         assert torch.equal(pull(client, 1, IDS), expected)
         bare.close()
         os.close(sound)

@@ -27,8 +27,8 @@ from ps_cluster import (
 )
 
 import shoal.ps.worker.caller
-import shoal.ps.worker.client
 import shoal.ps.worker.heartbeat
+import shoal.ps.worker.link
 from shoal.ps.server.server import Server
 from shoal.ps.wire import Header, Kind
 from shoal.ps.worker.client import Client, ServerError
@@ -42,7 +42,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that ask again soon."""
     monkeypatch.setattr(shoal.ps.worker.caller, "PING_SECONDS", 0.1)
     monkeypatch.setattr(shoal.ps.worker.heartbeat, "PING_SECONDS", 0.1)
-    monkeypatch.setattr(shoal.ps.worker.client, "AGAIN_SECONDS", 0.3)
+    monkeypatch.setattr(shoal.ps.worker.link, "AGAIN_SECONDS", 0.3)
 
 
 # ---- workers that do not fit --------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_a_worker_that_waits_for_another_server(quick: None) -> None:
         with ThreadPoolExecutor(1) as pool:
             greeting = pool.submit(client.hello, spec, SECONDS)
             time.sleep(2.0)
-            server = Server(late, 1, threads=1)
+            server = Server(late, 1)
             thread = threading.Thread(target=server.serve)
             thread.start()
             greeting.result(SECONDS)
@@ -248,11 +248,11 @@ def test_an_address_in_use() -> None:
 def test_a_hello_that_is_wrong() -> None:
     with serving() as running:
         bare = Bare(running.addresses[0])
-        good = {**json.loads(make_spec().json()), "server": 0}
+        good = {**make_spec().model_dump(mode="json"), "server": 0}
         for values in ({}, {**good, "tables": 5}, {**good, "dense": [[1 << 34]]}):
             kind, (text,) = bare.ask(Header(Kind.HELLO, 0, session=5), json.dumps(values).encode())
             assert kind == Kind.ERROR and json.loads(text)["message"]
-            assert running.servers[0].spec is None
+            assert running.servers[0].steps is None
         kind, _ = bare.ask(Header(Kind.PULL, 0, session=5))
         assert kind == Kind.ERROR
         assert bare.ask(Header(Kind.HELLO, 0, session=5), json.dumps(good).encode())[0] == Kind.OK

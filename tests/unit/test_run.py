@@ -20,7 +20,8 @@ from shoal.runs.run import agree, comparable, resolve
 from shoal.runs.trained import Trained, open_config
 from shoal.training.checkpoint import Checkpoints
 from shoal.world.gpus import choose_gpus
-from shoal.world.world import World, WorldError, connect, first_words
+from shoal.world.talking import first_words
+from shoal.world.world import World, WorldError, connect
 
 SHORT = {**DATA, "train.epochs": 2, "train.batch_size": 256}
 del SHORT["data.name"]  # given as `dataset`

@@ -113,6 +113,13 @@ def test_random_order_depends_on_the_seed_alone():
     assert one.tolist() == again.tolist() != other.tolist()
 
 
+def test_a_split_may_have_a_seed_of_its_own():
+    users = np.repeat(np.arange(1, 51), 20)
+    one, other = (split(users, seed=s)["test"] for s in (1, 2))
+    own = split_rows(SplitSection(seed=1), 2, users, None)["test"]
+    assert own.tolist() == one.tolist() != other.tolist()
+
+
 def test_random_order_is_written_down():
     # So that a change of the generator or of the rule cannot pass unnoticed.
     parts = split([1] * 10, seed=2020, ratio=[0.5, 0.2, 0.3])

@@ -148,6 +148,8 @@ def test_a_module_learns_as_without_kernels():
         )
         found = fusable(service.leaf("output"), service.leaf("bias"))
         assert (found is not None) == fused
+        own = Device(tables["bias"], RowOptimizer("adam", lr_factor=0.5), 5, DEVICE, fused)
+        assert fusable(service.leaf("output"), own) is None  # kernels have one set of numbers
         losses, states = [], []
         for _ in range(4):
             hidden = torch.randn(9, 16, requires_grad=True)
@@ -205,3 +207,26 @@ def test_gradients_of_rows_that_are_written(positions, rows, stop, with_bias):
             if len(wanted) == rows:
                 wanted[0] = 0.0
             torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_of_unlikely_rows_are_as_exact_as_those_of_likely_ones():
+    """Adam divides by their size: where p is 1e-9, an error of 1e-12 would be a large one."""
+    hidden, values, _, targets = problem(20, 300, 16, 300, False)
+    bias = torch.linspace(-20.0, 0.0, 300)
+    exact = [x.double().requires_grad_() for x in (hidden, values, bias)]
+    exact_loss(*exact, targets, 300).backward()
+    wanted = exact[1].grad
+    unlikely = torch.ones(300, dtype=torch.bool)
+    unlikely[0], unlikely[targets] = False, False
+    assert wanted[unlikely].norm(dim=1).min() < 1e-8
+    _, _, normalizers, parts = triton_softmax.pool(hidden, values, bias, targets, 300)
+    found, _ = triton_softmax.row_gradients(parts, targets, normalizers, values, bias, 300)
+    error = (found - wanted).norm(dim=1) / wanted.norm(dim=1)
+    assert error[unlikely].max() < 5e-6
+
+
+def test_a_value_too_large_for_the_products_is_never_silent():
+    hidden, values, bias, targets = problem(5, 40, 16, 40, True)
+    values[7, 3] = 5_000.0
+    losses, *_ = triton_softmax.pool(hidden, values, bias, targets, 40)
+    assert not torch.isfinite(losses[targets > 0]).any()

@@ -120,6 +120,11 @@ class SplitSection(Section):
     group_by: Literal["user", "none"] = Field(
         "user", description="ratio: cut the interactions of each user, or all together"
     )
+    seed: int | None = Field(
+        None,
+        ge=0,
+        description="of order random; null: run.seed. with one, run.seed varies training alone",
+    )
 
 
 class FilterSection(Section):

@@ -127,11 +127,19 @@ class InMemory(ClickReader):
         super().__init__(layout, batch_size, seed, shuffle, tile)
         self.samples, self.num_samples = samples, len(samples)
         self.known_samples = self.num_samples
+        self._kept: tuple[tuple[int, ...], list[Batch]] | None = None
 
     def batches(
         self, epoch: int, rank: int = 0, size: int = 1, start: int = 0, skip: int = 0
     ) -> Iterator[Batch]:
-        """This rank's slices of the global batches start, start + 1, ... of an epoch."""
+        """This rank's slices of the global batches start, start + 1, ... of an epoch.
+
+        Those of an evaluation, if they are no more than are made at once, are kept for the next.
+        """
+        asked = (rank, size, start, skip)
+        if self._kept is not None and self._kept[0] == asked:
+            yield from self._kept[1]
+            return
         step, order = self.global_size(size), self.order(epoch)
         bounds = []
         for first in range(start * step + skip, self.num_samples, step):
@@ -142,14 +150,17 @@ class InMemory(ClickReader):
         chunks = (bounds[number : number + together] for number in range(0, len(bounds), together))
 
         def make(some: list[tuple[int, int, int]]) -> list[Batch]:
-            if not self.shuffle:
+            stops = np.cumsum([high - low for _, low, high in some]).tolist()
+            if self.shuffle:
+                places = [np.arange(first + low, first + high) for first, low, high in some]
+                made = self.samples.take(order[np.concatenate(places)])
+            elif size == 1:
+                made = self.samples.slice(some[0][0], some[0][0] + stops[-1])
+            else:
                 return [
                     self.samples.slice(first + low, first + high).batch(low)
                     for first, low, high in some
                 ]
-            places = [np.arange(first + low, first + high) for first, low, high in some]
-            made = self.samples.take(order[np.concatenate(places)])
-            stops = np.cumsum([high - low for _, low, high in some]).tolist()
             return [
                 made.slice(stop - (high - low), stop).batch(low)
                 for (_, low, high), stop in zip(some, stops)
@@ -157,6 +168,8 @@ class InMemory(ClickReader):
 
         made = ahead(make, chunks, 1) if self.prefetch else map(make, chunks)
         for batches in made:
+            if self.tile is not None and not self.shuffle and len(bounds) <= together:
+                self._kept = asked, batches
             yield from batches
 
 

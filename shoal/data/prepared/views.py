@@ -55,8 +55,9 @@ TYPES = {
 
 def view_key(digest: str, split: SplitSection, seed: int) -> str:
     """The name of a view's folder."""
-    said: list[Any] = [VERSION, digest, split.model_dump()]
-    if split.order == "random":
+    # Without a seed that is null, as it was named before a split could have one of its own.
+    said: list[Any] = [VERSION, digest, split.model_dump(exclude_none=True)]
+    if split.order == "random" and split.seed is None:
         said.append(seed)
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -106,21 +106,17 @@ def admission_of(rules: RowRules | None, share: Share = ALONE) -> Admission | No
     """The admission of one of the stores that hold a table together; None: no counters."""
     if rules is None or not rules.counted:
         return None
-    given = rules.admission
-    return Admission(
-        given.threshold,
-        given.show_coefficient,
-        given.click_coefficient,
-        -(-given.bloom_counters // share[1]),
-        share,
-    )
+    given = rules.admission.model_dump()
+    given["bloom_counters"] = -(-given["bloom_counters"] // share[1])
+    return Admission(**given, share=share)
 
 
 def shrink_of(rules: RowRules, shares: int = 1) -> Shrink:
     """What goes from one of `shares` stores that hold a table together."""
-    given = rules.shrink
-    capacity = None if given.capacity is None else -(-given.capacity // shares)
-    return Shrink(given.min_score, given.min_norm, given.max_age, capacity, given.order)
+    given = rules.shrink.model_dump(exclude={"every"})
+    if given["capacity"] is not None:
+        given["capacity"] = -(-given["capacity"] // shares)
+    return Shrink(**given)
 
 
 def tend(store: Any, rules: RowRules, shares: int = 1) -> bool:

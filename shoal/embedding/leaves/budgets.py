@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
-from shoal.config.tiers import TiersSection, show_size
+from shoal.config.tiers import show_size
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Table
 
@@ -29,24 +30,20 @@ class Share:
 
 def row_bytes(table: Table, optimizer: RowOptimizer) -> int:
     """Bytes of a row's values and its optimizer's state."""
-    kinds = list(optimizer.state_names().values())
-    return 4 * (table.dim * (1 + kinds.count("dim")) + kinds.count("row"))
+    return 4 * (table.dim + sum(optimizer.widths(table.dim).values()))
 
 
 def share_out(
     tables: Mapping[str, Table],
     optimizers: Mapping[str, RowOptimizer],
-    tiers: TiersSection,
-    key: str = "rows.tiers.host",
+    budget: int | None,
+    key: Literal["rows.tiers.host", "rows.tiers.gpu"] = "rows.tiers.host",
 ) -> dict[str, Share]:
-    """The share of host memory of each table; without a budget each has all it needs.
-
-    `key` is what the budget is called in messages.
-    """
+    """The share of each table of so many bytes of host or GPU memory; None: it has all it needs."""
     sizes = {name: row_bytes(table, optimizers[name]) for name, table in tables.items()}
-    if tiers.host is None:
+    if budget is None:
         return {name: Share(sizes[name] * (t.rows or 0), None) for name, t in tables.items()}
-    left, shares = tiers.host, {}
+    left, shares = budget, {}
     of_row, of_slot = (INDEX_GPU, SLOT_GPU) if key == "rows.tiers.gpu" else (INDEX_FIXED, SLOT)
     by_size = sorted(tables, key=lambda n: sizes[n] * (tables[n].rows or 1 << 60))
     for done, name in enumerate(by_size):
@@ -59,9 +56,9 @@ def share_out(
             each = sizes[name] + of_slot + (INDEX_GROWING if rows is None else 0)
             slots = (share - index) // each
             if slots < FEWEST:
-                need = (index + FEWEST * each) * (len(tables) - done) + tiers.host - left
+                need = (index + FEWEST * each) * (len(tables) - done) + budget - left
                 raise ValueError(
-                    f"{key}: given {show_size(tiers.host)}, of which table {name!r} has "
+                    f"{key}: given {show_size(budget)}, of which table {name!r} has "
                     f"{show_size(share)}; the index of its rows and the fewest that make sense in "
                     f"memory need {show_size(index + FEWEST * each)}: give at least "
                     f"{show_size(need)}, fewer or smaller tables, or more processes (sharded)"

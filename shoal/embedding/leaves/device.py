@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,8 +21,6 @@ from shoal.embedding.optim.dense import dense_step
 from shoal.embedding.optim.rows import RowOptimizer, update_rows
 from shoal.embedding.store import Every, Ids, Rows
 from shoal.embedding.table import Table
-
-INIT_CHUNK = 1 << 16  # rows initialised at a time
 
 
 class Device(Leaf):
@@ -44,16 +41,8 @@ class Device(Leaf):
                 "are fixed: give it a number of rows, or keep it in host memory"
             )
         self.device = torch.device(device)
-        self.values = torch.empty(table.rows, table.dim, device=self.device)
-        for start in range(0, table.rows, INIT_CHUNK):
-            ids = torch.arange(start, min(start + INIT_CHUNK, table.rows), device=self.device)
-            self.values[start : start + INIT_CHUNK] = initial_rows(table, seed, ids)
-        self.state = {
-            key: torch.full(shape, begin, device=self.device)
-            for (key, (shape, _)), begin in zip(
-                self.state_shapes(table.rows).items(), optimizer.initial_state().values()
-            )
-        }
+        self.values = initial_rows(table, seed, torch.arange(table.rows, device=self.device))
+        self.state = self.begun_state(table.rows, self.device)
         self.fused = fused  # whether rows may learn where nobody sees their gradients
         self.spare = torch.empty(0)  # memory that a softmax over the rows left for the next one
         self._fused: torch.optim.Optimizer | None = None
@@ -73,10 +62,6 @@ class Device(Leaf):
         """With kernels alone: they read the step's numbers on the device."""
         return self.kernels is not None
 
-    @cached_property
-    def _every(self) -> Tensor:
-        return torch.arange(len(self.values), device=self.device)
-
     def lend(self) -> Tensor:
         """The rows themselves, [rows, dim], to be read until the next push."""
         return self.values
@@ -85,26 +70,14 @@ class Device(Leaf):
         """Rows of `ids` [n]: [n, dim]."""
         if isinstance(ids, Every):
             return self.values.clone()
-        ids = self.flat_ids(ids)
-        self._check_inside(ids)
-        return self.values.index_select(0, ids)
+        return self.values.index_select(0, self.ids_inside(ids))
 
-    def push(
-        self,
-        ids: Ids,
-        grads: Tensor,
-        lr: float,
-        clicks: Tensor | None = None,
-        shows: Tensor | None = None,
-    ) -> None:
+    def push(self, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
         """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
-        self.check_clicks(clicks, len(grads))
-        self.check_clicks(shows, len(grads))  # neither: its ids are not counted
+        self.flat_counts(counts, len(grads))  # none: its ids are not counted
         whole = isinstance(ids, Every)
-        ids = self._every if isinstance(ids, Every) else self.flat_ids(ids)
+        ids = self.ids_inside(ids)
         grads = self.flat_grads(grads, len(ids))
-        if not whole:
-            self._check_inside(ids)
         if not _is_recording(self.device):
             self.begin(lr)
         if self.kernels is not None:
@@ -211,32 +184,20 @@ class Device(Leaf):
     def restore(self, rows: Rows) -> None:
         """Take over rows, values and state; a chunk that does not fit changes nothing."""
         self.check_rows(rows)
-        keep = torch.ones_like(rows.ids, dtype=torch.bool)
-        if self.table.padding is not None:  # it reads as zeros, whatever the chunk says
-            keep = rows.ids != self.table.padding
-        ids = rows.ids[keep].to(self.device)
-        self.values[ids] = rows.values[keep].to(self.device)
+        rows = self.real_rows(rows)
+        ids = rows.ids.to(self.device)
+        self.values[ids] = rows.values.to(self.device)
         for key, part in rows.state.items():
-            self.state[key][ids] = part[keep].to(self.device)
+            self.state[key][ids] = part.to(self.device)
 
-    def flat_ids(self, ids: Ids) -> Tensor:
-        if isinstance(ids, Every):
-            return self._every
-        if ids.dtype != torch.int64:
-            super().flat_ids(ids)  # which refuses them
-        return ids.detach().to(self.device).reshape(-1).contiguous()
 
-    def flat_grads(self, grads: Tensor, n: int) -> Tensor:
-        if grads.dtype != torch.float32 or tuple(grads.shape) != (n, self.table.dim):
-            super().flat_grads(grads, n)  # which refuses them
-        return grads.detach().to(self.device).contiguous()
-
-    def _check_inside(self, ids: Tensor) -> None:
-        # On a GPU this would wait for it at every step; CUDA itself stops at an id outside.
-        if self.device.type == "cpu" and len(ids):
-            for bound in ids.aminmax():
-                if not 0 <= int(bound) < len(self.values):
-                    raise self.outside(int(bound))
+def device_pair(rows: Leaf | None, bias: Leaf | None) -> tuple[Device, Device | None] | None:
+    """Both leaves, where one pass of a softmax can update both; bias: a number for each row."""
+    if not isinstance(rows, Device) or not (bias is None or isinstance(bias, Device)):
+        return None
+    if bias is not None and (bias.table.rows, bias.table.dim) != (rows.table.rows, 1):
+        return None
+    return (rows, bias) if bias is None or bias.optimizer == rows.optimizer else None
 
 
 def find_kernels(optimizer: RowOptimizer, device: torch.device) -> Any | None:

@@ -97,8 +97,12 @@ class GrowingGpuTables(GpuTables):
         found = gpu_index.admit(
             self.index, segments, self.steps, self.free, self.used, rule, clicks, shows
         )
-        index_ids = self.index.ids
-        gpu_update.update(segments, grads, pooling, self.arena, self.optimizer, index_ids, found)
+        gpu_update.update(
+            *(segments, grads, pooling, self.arena, self.optimizer),
+            index_ids=self.index.ids,
+            found=found,
+            beside=self._beside,
+        )
 
     def push(
         self,

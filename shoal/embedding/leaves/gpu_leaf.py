@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from torch import Tensor
 from shoal.embedding.leaves.admission import Admission, Pending, Shrink
 from shoal.embedding.leaves.gpu_cache import CachedGpuTables
 from shoal.embedding.leaves.gpu_growing import GrowingGpuTables
-from shoal.embedding.leaves.gpu_lookup import Lookup, Pooling
+from shoal.embedding.leaves.gpu_lookup import Lookup
 from shoal.embedding.leaves.gpu_segments import Segments
 from shoal.embedding.leaves.gpu_tables import GpuTables
 from shoal.embedding.leaves.leaf import Leaf
@@ -63,10 +62,6 @@ class GpuLeaf(Leaf):
         return self.group.count(self.number)
 
     @cached_property
-    def _every(self) -> Tensor:
-        return torch.arange(len(self), device=self.device)
-
-    @cached_property
     def _every_segments(self) -> Segments:
         """Every row once: the same in every step that updates all of them."""
         return self.group.sort(self._look_up(self._every))
@@ -99,20 +94,49 @@ class GpuLeaf(Leaf):
     def pull(self, ids: Ids) -> Tensor:
         """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
         whole = self.lend() if isinstance(ids, Every) else None
-        return pull_many([self], [ids])[0] if whole is None else whole.clone()
+        return self.pull_many([self], [ids])[0] if whole is None else whole.clone()
 
     @classmethod
-    def pull_many(cls, leaves: Sequence[Any], ids: Sequence[Ids]) -> list[Tensor]:
-        return pull_many(leaves, ids)
+    def pull_many(cls, leaves: Sequence[GpuLeaf], ids: Sequence[Ids]) -> list[Tensor]:
+        """As Leaf.pull_many; the leaves of a group in one launch."""
+        result: dict[int, Tensor] = {}
+        for group, members in _by_group(leaves).items():
+            for k in members:
+                if isinstance(ids[k], Every) and leaves[k].lend() is not None:
+                    result[k] = leaves[k].pull(ids[k])
+            members = [k for k in members if k not in result]
+            if not members:
+                continue
+            flat = [leaves[k].ids_inside(ids[k]) for k in members]
+            counts = [0] * len(group.tables)
+            for k, part in zip(members, flat):
+                counts[leaves[k].number] += len(part)
+            rows = group.pull(group.look_up(_cat(flat), counts))
+            result.update(zip(members, rows.split([len(part) for part in flat])))
+        return [result[k] for k in range(len(leaves))]
 
     @classmethod
     def push_many(
-        cls, leaves: Sequence[Any], ids: Sequence[Ids], grads: Sequence[Tensor], lr: float
+        cls, leaves: Sequence[GpuLeaf], ids: Sequence[Ids], grads: Sequence[Tensor], lr: float
     ) -> None:
-        push_many(leaves, ids, grads, lr)
+        """As Leaf.push_many; the leaves of a group in one launch."""
+        for group, members in _by_group(leaves).items():
+            whole = any(isinstance(ids[k], Every) for k in members)
+            if whole or len({leaves[k].step for k in members}) > 1:  # each has numbers of its own
+                for k in members:
+                    leaves[k].push(ids[k], grads[k], lr)
+                continue
+            flat = [leaves[k].ids_inside(ids[k]) for k in members]
+            parts = [leaves[k].flat_grads(grads[k], len(part)) for k, part in zip(members, flat)]
+            counts = [0] * len(group.tables)
+            for k, part in zip(members, flat):
+                counts[leaves[k].number] = len(part)
+            leaves[members[0]]._push(group.look_up(_cat(flat), counts), _cat(parts), lr)
+            for k in members:
+                leaves[k].step = leaves[members[0]].step
 
     @classmethod
-    def begin_many(cls, leaves: Sequence[Any], lr: float) -> None:
+    def begin_many(cls, leaves: Sequence[GpuLeaf], lr: float) -> None:
         for members in _by_group(leaves).values():
             together = [leaves[k] for k in members]
             if len({leaf.step for leaf in together}) > 1:
@@ -124,16 +148,9 @@ class GpuLeaf(Leaf):
             for leaf in together:
                 leaf.step = together[0].step
 
-    def push(
-        self,
-        ids: Ids,
-        grads: Tensor,
-        lr: float,
-        clicks: Tensor | None = None,
-        shows: Tensor | None = None,
-    ) -> None:
+    def push(self, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
         """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
-        flat = self.flat_ids(ids)
+        flat = self.ids_inside(ids)
         grads = self.flat_grads(grads, len(flat))
         if isinstance(ids, Every):
             self._begin_unless_recorded(lr, self._look_up(flat))
@@ -143,8 +160,8 @@ class GpuLeaf(Leaf):
             for some, part in zip(flat.split(at_once := self.group.at_once), grads.split(at_once)):
                 self.group.apply(self.group.sort(self._look_up(some)), part)
             return
-        clicks, shows = (self.check_clicks(one, len(flat)) for one in (clicks, shows))
-        self._push(self._look_up(flat), grads, lr, None, clicks, shows)
+        counts = self.flat_counts(counts, len(flat))
+        self._push(self._look_up(flat), grads, lr, counts)
 
     def begin(self, lr: float, lookup: Lookup | None = None) -> None:
         """Count a step. Whoever replays a recorded push calls it before: nothing else is Python."""
@@ -152,23 +169,16 @@ class GpuLeaf(Leaf):
         self.group.begin(lr, lookup)
         self._step = self.group.step
 
-    def _push(
-        self,
-        lookup: Lookup,
-        grads: Tensor,
-        lr: float,
-        pooling: Pooling | None = None,
-        clicks: Tensor | None = None,
-        shows: Tensor | None = None,
-    ) -> None:
+    def _push(self, lookup: Lookup, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
         self._begin_unless_recorded(lr, lookup)
         if not len(lookup.ids):
             return
         segments = self.group.sort(lookup)
-        if isinstance(self.group, GrowingGpuTables):
-            self.group.apply(segments, grads, pooling, clicks, shows)
+        if isinstance(self.group, GrowingGpuTables) and counts is not None:
+            shows, clicks = (one.contiguous() for one in counts.unbind(1))
+            self.group.apply(segments, grads, None, clicks, shows)
         else:
-            self.group.apply(segments, grads, pooling)
+            self.group.apply(segments, grads)
 
     def _begin_unless_recorded(self, lr: float, lookup: Lookup) -> None:
         if self.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
@@ -202,8 +212,6 @@ class GpuLeaf(Leaf):
         self.group.restore(self.number, rows)
 
     def _assign(self, ids: Tensor, values: Tensor) -> None:
-        if self.admission is not None:
-            raise ValueError(f"table {self.table.name!r} keeps counters: restore whole rows")
         self.group.assign(self.number, ids, values)
 
     def decay(self, factor: float) -> None:
@@ -232,72 +240,6 @@ class GpuLeaf(Leaf):
     def _growing(self) -> GrowingGpuTables:
         assert isinstance(self.group, GrowingGpuTables)  # others were refused
         return self.group
-
-    # ---- what comes in ---------------------------------------------------------------------------
-
-    def flat_ids(self, ids: Ids) -> Tensor:
-        if isinstance(ids, Every):
-            return self._every if self.table.rows is not None else super().flat_ids(ids)
-        if ids.dtype != torch.int64:
-            super().flat_ids(ids)  # which refuses them
-        flat = ids.detach().to(self.device).reshape(-1).contiguous()
-        # On a GPU this would wait for it at every step; there the kernels note it.
-        if self.device.type == "cpu" and self.table.rows is not None and len(flat):
-            for bound in flat.aminmax():
-                if not 0 <= int(bound) < self.table.rows:
-                    raise self.outside(int(bound))
-        return flat
-
-    def flat_grads(self, grads: Tensor, n: int) -> Tensor:
-        if grads.dtype != torch.float32 or tuple(grads.shape) != (n, self.table.dim):
-            super().flat_grads(grads, n)  # which refuses them
-        return grads.detach().to(self.device).contiguous()
-
-    def check_clicks(self, clicks: Tensor | None, n: int) -> Tensor | None:
-        if clicks is None:
-            return None
-        if self.admission is None or clicks.dtype != torch.float32 or clicks.shape != (n,):
-            super().check_clicks(clicks, n)  # which refuses them
-        return clicks.detach().to(self.device).contiguous()
-
-
-def pull_many(leaves: Sequence[GpuLeaf], ids: Sequence[Ids]) -> list[Tensor]:
-    """Rows of several leaves, those of a group in one launch: ids[k] [n_k] -> [n_k, dim_k]."""
-    result: dict[int, Tensor] = {}
-    for group, members in _by_group(leaves).items():
-        for k in members:
-            if isinstance(ids[k], Every) and leaves[k].lend() is not None:
-                result[k] = leaves[k].pull(ids[k])
-        members = [k for k in members if k not in result]
-        if not members:
-            continue
-        flat = [leaves[k].flat_ids(ids[k]) for k in members]
-        counts = [0] * len(group.tables)
-        for k, part in zip(members, flat):
-            counts[leaves[k].number] += len(part)
-        rows = group.pull(group.look_up(_cat(flat), counts))
-        result.update(zip(members, rows.split([len(part) for part in flat])))
-    return [result[k] for k in range(len(leaves))]
-
-
-def push_many(
-    leaves: Sequence[GpuLeaf], ids: Sequence[Ids], grads: Sequence[Tensor], lr: float
-) -> None:
-    """One step of several leaves, each given once; those of a group in one launch."""
-    for group, members in _by_group(leaves).items():
-        whole = any(isinstance(ids[k], Every) for k in members)
-        if whole or len({leaves[k].step for k in members}) > 1:  # each has numbers of its own
-            for k in members:
-                leaves[k].push(ids[k], grads[k], lr)
-            continue
-        flat = [leaves[k].flat_ids(ids[k]) for k in members]
-        parts = [leaves[k].flat_grads(grads[k], len(part)) for k, part in zip(members, flat)]
-        counts = [0] * len(group.tables)
-        for k, part in zip(members, flat):
-            counts[leaves[k].number] = len(part)
-        leaves[members[0]]._push(group.look_up(_cat(flat), counts), _cat(parts), lr)
-        for k in members:
-            leaves[k].step = leaves[members[0]].step
 
 
 def _by_group(leaves: Sequence[GpuLeaf]) -> dict[GpuTables, list[int]]:

@@ -172,7 +172,8 @@ class GpuTables:
     def apply(self, segments: Segments, grads: Tensor, pooling: Pooling | None = None) -> None:
         """Update every row once by the sum of its gradients, [n, dim] or of bags [bags, dim]."""
         self.join()
-        gpu_update.update(segments, grads, pooling, self.arena, self.optimizer)
+        beside = self._beside
+        gpu_update.update(segments, grads, pooling, self.arena, self.optimizer, beside=beside)
 
     def push(
         self, lookup: Lookup, grads: Tensor, lr: float, pooling: Pooling | None = None

@@ -13,6 +13,7 @@ takes pieces of work in turn with the others.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ from shoal.embedding.leaves.gpu_segments import WINDOW, Segments
 from shoal.embedding.optim.rows import RowOptimizer
 
 PARTS = 64  # windows of a long segment that are added at once
+SUMMERS = 2112  # programs that look for long segments, of which there may be none
 
 
 @dataclass(frozen=True)
@@ -225,16 +227,18 @@ def update(
     optimizer: RowOptimizer,
     index_ids: Tensor | None = None,
     found: Tensor | None = None,
-    shape: dict[str, int] | None = None,
+    beside: torch.cuda.Stream | None = None,
 ) -> None:
     """One step of the rows of all segments by grads [n, dim] (pooling: [bags, dim]).
+
+    beside: where long segments are taken, whose rows are no others'.
 
     Keys are rows of the arena. Of growing tables they are places of the index: index_ids [places]
     has their ids, found [segments] their rows (see gpu_index.admit).
     """
     n, dim = len(segments.keys), grads.shape[1]
     width = triton.next_power_of_2(dim)
-    shape = dict(shape or update_shape(dim))
+    shape = dict(update_shape(dim))
     windows = len(segments.long)
     parts = torch.empty(2 * windows, dim, device=grads.device)
     source = None if pooling is None else pooling.bag_of
@@ -282,21 +286,26 @@ def update(
         **constants(optimizer, dim),
     }
     programs = shape.pop("PROGRAMS")
-    _sum_pieces[(min(2 * windows, programs),)](
-        segments.order,
-        segments.pieces,
-        segments.totals,
-        *gradients[6:],
-        DIM=dim,
-        **summing,
-        **EXACT,
-    )
-    _update_long[(min(windows, programs),)](
-        *gradients, *rows, PARTS=PARTS, **summing, **learning, **EXACT
-    )
+    if beside is not None:
+        beside.wait_stream(torch.cuda.current_stream())
+    with nullcontext() if beside is None else torch.cuda.stream(beside):
+        _sum_pieces[(min(2 * windows, SUMMERS),)](
+            segments.order,
+            segments.pieces,
+            segments.totals,
+            *gradients[6:],
+            DIM=dim,
+            **summing,
+            **EXACT,
+        )
+        _update_long[(min(windows, SUMMERS),)](
+            *gradients, *rows, PARTS=PARTS, **summing, **learning, **EXACT
+        )
     _update[(min(triton.cdiv(n, shape["BLOCK"]), programs),)](
         *gradients, *rows, **summing, **learning, **shape, **EXACT
     )
+    if beside is not None:
+        torch.cuda.current_stream().wait_stream(beside)
 
 
 def update_shape(dim: int) -> dict[str, int]:

@@ -38,12 +38,7 @@ def recipe(table: Table, seed: int) -> Recipe:
     """The table's kind, key and factor; a growing table counts as rows = 0 for xavier."""
     digest = hashlib.blake2b(f"{seed}/{table.name}".encode(), digest_size=8).digest()
     key = int.from_bytes(digest, "little")
-    kind, scale = table.init.kind, table.init.scale
-    fan = (table.rows or 0) + table.dim
-    if kind == "xavier":
-        kind, scale = "uniform", math.sqrt(6.0 / fan)
-    elif kind == "xavier_normal":
-        kind, scale = "normal", math.sqrt(2.0 / fan)
+    kind, scale = table.resolved_init
     if kind == "uniform":
         factor = scale / (1 << 23)
     elif kind == "normal":

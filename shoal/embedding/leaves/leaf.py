@@ -1,11 +1,11 @@
-"""Leaf: what the reference and the native leaf share, the checks of what comes in."""
+"""Leaf: what all leaves share, the checks of what comes in."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shoal.embedding.leaves.admission import Admission, Filter, Pending, Shrink
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.store import Every, Ids, Rows
+from shoal.embedding.store import Every, Ids, Rows, Store
 from shoal.embedding.table import Table
 
 COUNTERS = {"show": torch.float32, "click": torch.float32, "last_step": torch.int64}
@@ -24,6 +24,7 @@ class Leaf(ABC):
 
     recordable = False  # whether a push may be part of a CUDA graph; see `begin_many`
     far = False  # whether rows may lie elsewhere, and are brought where they are used
+    device = torch.device("cpu")  # where ids and gradients are wanted
 
     def __init__(
         self,
@@ -94,19 +95,12 @@ class Leaf(ABC):
         """Rows of `ids` [n], which may repeat: [n, dim] float32, a tensor of its own."""
 
     @abstractmethod
-    def push(
-        self,
-        ids: Ids,
-        grads: Tensor,
-        lr: float,
-        clicks: Tensor | None = None,
-        shows: Tensor | None = None,
-    ) -> None:
+    def push(self, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
         """One optimizer step by gradients [n, dim]; those of the same row are summed first.
 
         Called once per training step, possibly with n = 0: the count of calls is the step number
-        that Adam's bias correction needs. With counters, each of the ids was clicked `clicks` [n]
-        times (none) and shown `shows` [n] times (once).
+        that Adam's bias correction needs. With counters, counts [n, 2] tells how often each of the
+        ids was shown, a whole number, and clicked; None: shown once, never clicked.
         """
 
     # Leaves of one kind together, which some kinds do in one call. Any: a kind's own class.
@@ -138,65 +132,70 @@ class Leaf(ABC):
     def restore(self, rows: Rows) -> None:
         """Take over rows, values and state; a chunk that does not fit changes nothing."""
 
-    def outside(self, id_: int) -> ValueError:
-        """The error for an id that a fixed table has no row for."""
-        return self.table.outside(id_)
+    @cached_property
+    def _every(self) -> Tensor:
+        return every_id(self.table).to(self.device)
 
     def flat_ids(self, ids: Ids) -> Tensor:
-        """Ids as the engines take them: [n] int64, contiguous, on the CPU."""
+        """Ids as the engines take them: [n] int64, contiguous, on their device."""
         if isinstance(ids, Every):
-            return every_id(self.table)
+            return self._every
         if ids.dtype != torch.int64:
             raise ValueError(
                 f"table {self.table.name!r}: ids are {ids.dtype}; they must be torch.int64 "
                 "(ids.long())"
             )
-        if ids.dim() == 1 and ids.is_cpu and ids.is_contiguous():
+        if ids.dim() == 1 and ids.device == self.device and ids.is_contiguous():
             return ids  # the usual case, without four calls into torch
-        return ids.detach().cpu().reshape(-1).contiguous()
+        return ids.detach().to(self.device).reshape(-1).contiguous()
+
+    def ids_inside(self, ids: Ids) -> Tensor:
+        """The same; ids that a fixed table has no row for are refused."""
+        flat = self.flat_ids(ids)
+        # A GPU would be waited for at every step; there kernels note it, or CUDA itself stops.
+        if flat.is_cpu and not isinstance(ids, Every):
+            self.table.check_ids(flat)
+        return flat
 
     def flat_grads(self, grads: Tensor, n: int) -> Tensor:
-        """Gradients as the engines take them: [n, dim] float32, contiguous."""
+        """Gradients as the engines take them: [n, dim] float32, contiguous, on their device."""
         want = (n, self.table.dim)
         if grads.dtype != torch.float32 or grads.shape != want:
             raise ValueError(
                 f"table {self.table.name!r}: gradients are {grads.dtype} {list(grads.shape)}; for "
                 f"{n} of them they must be torch.float32 {list(want)}"
             )
-        if grads.is_cpu and grads.is_contiguous():
+        if grads.device == self.device and grads.is_contiguous():
             return grads
-        return grads.detach().cpu().contiguous()
+        return grads.detach().to(self.device).contiguous()
 
     def check_rows(self, rows: Rows) -> None:
         """Refuse a chunk that does not fit, before anything is changed."""
-        table, name = self.table, self.table.name
-        ids = rows.ids
-        if ids.dtype != torch.int64 or ids.dim() != 1:
-            raise ValueError(
-                f"table {name!r}: a chunk's ids are {ids.dtype} {list(ids.shape)}; they must be "
-                "torch.int64 [n]"
-            )
-        n = len(ids)
+        n = rows.ids.numel()
         wanted = self.state_shapes(n)
         if rows.state.keys() != wanted.keys():
             raise ValueError(self._other_state(sorted(rows.state), sorted(wanted)))
-        parts: dict[str, tuple[Tensor, tuple[int, ...], torch.dtype]] = {
-            "values": (rows.values, (n, table.dim), torch.float32)
-        }
-        for key, (shape, dtype) in wanted.items():
-            parts[key] = (rows.state[key], shape, dtype)
-        for key, (part, shape, dtype) in parts.items():
-            if part.dtype != dtype or tuple(part.shape) != shape:
+        parts = {key: (rows.state[key], *known) for key, known in wanted.items()}
+        values = rows.values, (n, self.table.dim), torch.float32
+        self._check_chunk("a chunk's", rows.ids, {"values": values, **parts})
+        self.table.check_ids(rows.ids)
+
+    def _check_chunk(self, whose: str, ids: Tensor, parts: dict[str, Any]) -> None:
+        """Refuse ids that do not ascend, and parts of another shape or dtype than stands beside."""
+        name, n = self.table.name, ids.numel()
+        for key, (part, shape, dtype) in {"ids": (ids, (n,), torch.int64), **parts}.items():
+            if part.dtype != dtype or part.shape != shape:
                 raise ValueError(
-                    f"table {name!r}: a chunk's {key} is {part.dtype} {list(part.shape)}; for {n} "
-                    f"ids it must be {dtype} {list(shape)}"
+                    f"table {name!r}: {whose} {key} is {part.dtype} {list(part.shape)}; for "
+                    f"{n} ids it must be {dtype} {list(shape)}"
                 )
         if n > 1 and not bool((ids[1:] > ids[:-1]).all()):
-            raise ValueError(f"table {name!r}: a chunk's ids must ascend, each id once")
-        if n and table.rows is not None:
-            for id_ in (int(ids[0]), int(ids[-1])):
-                if not 0 <= id_ < table.rows:
-                    raise self.outside(id_)
+            raise ValueError(f"table {name!r}: {whose} ids must ascend, each id once")
+
+    def real_rows(self, rows: Rows) -> Rows:
+        """A chunk without the padding id, which reads as zeros whatever the chunk says."""
+        padding = self.table.padding
+        return rows if padding is None else rows.at(rows.ids != padding)
 
     def _other_state(self, found: list[str], wanted: list[str]) -> str:
         """What is wrong with a chunk whose state is not the optimizer's."""
@@ -218,9 +217,19 @@ class Leaf(ABC):
         """Shape and dtype of every piece of state, and of every counter, of a chunk of n rows."""
         return state_shapes_of(self.optimizer, self.table.dim, n, self.admission is not None)
 
+    def begun_state(self, n: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+        """State and counters of n rows that had no gradient yet."""
+        begin = self.optimizer.initial_state()
+        return {
+            key: torch.full(shape, begin.get(key, 0.0), dtype=dtype, device=device)
+            for key, (shape, dtype) in self.state_shapes(n).items()
+        }
+
     def assign(self, ids: Tensor, values: Tensor) -> None:
         """Set the values of rows, distinct ids [n], values [n, dim]; their state stays."""
-        ids = self.flat_ids(ids)
+        if self.admission is not None:
+            raise ValueError(f"table {self.table.name!r} keeps counters: restore whole rows")
+        ids = self.ids_inside(ids)
         self._assign(ids, self.flat_grads(values, ids.numel()))
 
     def _assign(self, ids: Tensor, values: Tensor) -> None:
@@ -243,20 +252,17 @@ class Leaf(ABC):
         """Take over counters of ids without a row."""
         self.check_pending(pending)
 
-    def check_clicks(self, clicks: Tensor | None, n: int) -> Tensor | None:
-        """Clicks as the engines take them: [n] float32, one for each id pushed."""
-        if clicks is None:
+    def flat_counts(self, counts: Tensor | None, n: int) -> Tensor | None:
+        """Shows and clicks of ids as the engines take them: [n, 2] float32, on their device."""
+        if counts is None:
             return None
-        if self.admission is None:
+        self.check_counted("a push of counts")
+        if counts.dtype != torch.float32 or counts.shape != (n, 2):
             raise ValueError(
-                f"table {self.table.name!r} keeps no counters: make it with admission=Admission()"
+                f"table {self.table.name!r}: counts are {counts.dtype} {list(counts.shape)}; for "
+                f"{n} ids they must be torch.float32 [{n}, 2]"
             )
-        if clicks.dtype != torch.float32 or clicks.shape != (n,):
-            raise ValueError(
-                f"table {self.table.name!r}: clicks are {clicks.dtype} {list(clicks.shape)}; for "
-                f"{n} ids they must be torch.float32 [{n}]"
-            )
-        return clicks.detach().cpu().contiguous()
+        return counts.detach().to(self.device)
 
     def check_counted(self, what: str) -> None:
         """Refuse what only a table with counters can do."""
@@ -276,17 +282,9 @@ class Leaf(ABC):
     def check_pending(self, pending: Pending) -> None:
         """Refuse counters that do not fit, before anything is changed."""
         self.check_counted("restore of counters")
-        n = pending.ids.numel()
-        parts = {"ids": (pending.ids, torch.int64)}
-        parts |= {key: (getattr(pending, key), dtype) for key, dtype in COUNTERS.items()}
-        for key, (part, dtype) in parts.items():
-            if part.dtype != dtype or part.shape != (n,):
-                raise ValueError(
-                    f"table {self.table.name!r}: counters' {key} is {part.dtype} "
-                    f"{list(part.shape)}; it must be {dtype} [{n}]"
-                )
-        if n > 1 and not bool((pending.ids[1:] > pending.ids[:-1]).all()):
-            raise ValueError(f"table {self.table.name!r}: counters' ids must ascend, each id once")
+        shape = (pending.ids.numel(),)
+        parts = {key: (getattr(pending, key), shape, dtype) for key, dtype in COUNTERS.items()}
+        self._check_chunk("counters'", pending.ids, parts)
 
     @property
     def filter_facts(self) -> tuple[int, int]:
@@ -299,18 +297,14 @@ class Leaf(ABC):
 
     def restore_filter(self, part: Filter) -> None:
         """Take over a part of a Bloom filter; one that does not fit changes nothing."""
-        if not self.filter_fits(part):
+        self.check_counted("restore of counters")
+        if not filter_fits(self, part):
             size, layout = self.filter_facts
             here = f"the table's has {size} of layout {layout}" if size else "the table has none"
             raise ValueError(
                 f"table {self.table.name!r}: a Bloom filter of {part.size} bytes of layout "
                 f"{part.layout}, and {here}: restore with the bloom_counters that wrote it"
             )
-
-    def filter_fits(self, part: Filter) -> bool:
-        """Whether a part is of a filter like this table's; one that cannot be is refused."""
-        self.check_counted("restore of counters")
-        return fits(part, self.table.name, self.admission, self.filter_facts)
 
     def mark(self) -> int:
         """A point in time that `export` can take up from; 0: it cannot tell what changes."""
@@ -346,19 +340,18 @@ def every_id(table: Table) -> Tensor:
     return torch.arange(table.rows)
 
 
-def fits(
-    part: Filter, table: str, admission: Admission | None, filter_facts: tuple[int, int]
-) -> bool:
+def filter_fits(store: Store, part: Filter) -> bool:
     """Whether a part is of a Bloom filter like a store's; one that cannot be is refused."""
     counters, stop = part.counters, part.start + part.counters.numel()
     if counters.dtype != torch.uint8 or counters.dim() != 1 or not len(counters):
         raise ValueError(
-            f"table {table!r}: a Bloom filter's counters are {counters.dtype} "
+            f"table {store.table.name!r}: a Bloom filter's counters are {counters.dtype} "
             f"{list(counters.shape)}; they must be torch.uint8 [n], n at least 1"
         )
     if not 0 <= part.start < stop <= part.size:
         raise ValueError(
-            f"table {table!r}: bytes {part.start} to {stop} of a Bloom filter of {part.size}"
+            f"table {store.table.name!r}: bytes {part.start} to {stop} of a Bloom filter of "
+            f"{part.size}"
         )
-    same_cut = admission is not None and part.share[1] == admission.share[1]
-    return same_cut and (part.size, part.layout) == filter_facts
+    same_cut = store.admission is not None and part.share[1] == store.admission.share[1]
+    return same_cut and (part.size, part.layout) == store.filter_facts

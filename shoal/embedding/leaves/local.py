@@ -15,6 +15,7 @@ from torch import Tensor
 from shoal.config.tiers import TiersSection
 from shoal.embedding.leaves import native
 from shoal.embedding.leaves.admission import Admission
+from shoal.embedding.leaves.budgets import Share, row_bytes, share_out
 from shoal.embedding.leaves.device import Device
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.leaves.reference import Reference
@@ -22,7 +23,7 @@ from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.store import Ids
 from shoal.embedding.table import Table
 
-BACKENDS = ("auto", "native", "reference", "device", "gpu")
+BACKENDS = ("auto", "native", "reference", "device")
 
 
 def make_local(
@@ -30,7 +31,7 @@ def make_local(
     optimizer: RowOptimizer,
     seed: int,
     *,
-    backend: Literal["auto", "native", "reference", "device", "gpu"] = "auto",
+    backend: Literal["auto", "native", "reference", "device"] = "auto",
     threads: int | None = None,
     admission: Admission | None = None,
     dtype: torch.dtype = torch.float32,
@@ -40,17 +41,12 @@ def make_local(
     """A leaf that holds the table's rows here; `threads=None` means torch's number of threads.
 
     dtype=torch.bfloat16 halves the memory of values (not of state); updates round stochastically.
-    On a GPU rows live in its memory, where Triton is installed those of growing tables too; see
-    `lives_on_gpu`. Rows that are read whole are tensors on the host as well: they are lent without
-    a copy. `fused` lets such rows on a GPU be updated where nobody sees their gradients.
+    On a GPU fixed tables are tensors in its memory (`make_leaves` has more). Rows that are read
+    whole are tensors on the host as well: they are lent without a copy. `fused` lets such rows be
+    updated where nobody sees their gradients.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r} is not known; known are {', '.join(BACKENDS)}")
-    on_gpu = backend == "auto" and lives_on_gpu(table, admission, device)
-    if backend == "gpu" or on_gpu:
-        from shoal.embedding.leaves import gpu_leaf
-
-        return gpu_leaf.make_gpu_leaves([table], optimizer, seed, device, dtype, [admission])[0]
     as_tensors = table.rows is not None and (torch.device(device).type != "cpu" or table.whole)
     as_tensors = as_tensors and admission is None and dtype == torch.float32
     if backend == "device" or (backend == "auto" and as_tensors):
@@ -102,29 +98,28 @@ def make_leaves(
     admissions: Mapping[str, Admission | None],
     device: torch.device | str = "cpu",
     fused: bool = False,
-    backend: Literal["auto", "gpu"] = "auto",
     tiers: TiersSection | None = None,
 ) -> dict[str, Leaf]:
     """A leaf for each table; on a GPU those of one width and optimizer are read in one launch.
 
-    tiers: what they may take of host memory together, and where the other rows lie.
+    There kernels keep the rows where they can, those of growing tables too: see `lives_on_gpu`.
+    tiers: what they may take of GPU and host memory together, and where the other rows lie.
     """
-    tiers = tiers or TiersSection()
-    if torch.device(device).type == "cuda" and tiers.gpu != 0 and tiers.ssd is None:
-        if tiers.gpu is not None and gpu_need(tables, optimizers) > tiers.gpu:
-            given = TiersSection(host=tiers.gpu, ssd="")  # shared out as host memory is
-            return _make_tiered(tables, optimizers, seed, admissions, given, device)
-    elif tiers.ssd is not None:
-        if tiers.gpu and torch.device(device).type == "cuda":
-            return _make_three(tables, optimizers, seed, admissions, tiers, device)
-        return _make_tiered(tables, optimizers, seed, admissions, tiers)
-    elif tiers.gpu == 0:
-        device = "cpu"
+    tiers, device = tiers or TiersSection(), torch.device(device)
+    if tiers.gpu == 0 or (tiers.ssd is not None and tiers.gpu is None):
+        device = torch.device("cpu")
+    made = _make_tiered(tables, optimizers, seed, admissions, tiers, device)
     together: dict[RowOptimizer, list[str]] = {}
     for name, table in tables.items():
-        if backend == "gpu" or lives_on_gpu(table, admissions.get(name), device):
-            together.setdefault(optimizers[name], []).append(name)
-    made: dict[str, Leaf] = {}
+        optimizer, admission = optimizers[name], admissions.get(name)
+        if name in made:
+            continue
+        if lives_on_gpu(table, admission, device):
+            together.setdefault(optimizer, []).append(name)
+        else:
+            made[name] = make_local(
+                table, optimizer, seed, admission=admission, device=device, fused=fused
+            )
     for optimizer, names in together.items():
         from shoal.embedding.leaves import gpu_leaf
 
@@ -132,19 +127,11 @@ def make_leaves(
         rules = [admissions.get(name) for name in names]
         leaves = gpu_leaf.make_gpu_leaves(some, optimizer, seed, device, admissions=rules)
         made.update(zip(names, leaves))
-    for name, table in tables.items():
-        if name not in made:
-            admission = admissions.get(name)
-            made[name] = make_local(
-                table, optimizers[name], seed, admission=admission, device=device, fused=fused
-            )
     return {name: made[name] for name in tables}
 
 
 def gpu_need(tables: Mapping[str, Table], optimizers: Mapping[str, RowOptimizer]) -> int:
     """Bytes that the rows of fixed tables take, with their state; growing ones count nothing."""
-    from shoal.embedding.leaves.budgets import row_bytes
-
     return sum((t.rows or 0) * row_bytes(t, optimizers[name]) for name, t in tables.items())
 
 
@@ -154,81 +141,57 @@ def _make_tiered(
     seed: int,
     admissions: Mapping[str, Admission | None],
     tiers: TiersSection,
-    device: torch.device | str | None = None,
+    device: torch.device,
 ) -> dict[str, Leaf]:
-    """Leaves in host memory, over a disk those that have no room there.
+    """Leaves of the tables that have no room for all rows where they are used.
 
-    With a device: in its memory, over host memory.
+    In GPU memory, that is, over host memory, over a disk where that has no room either; without a
+    GPU in host memory over a disk.
     """
-    from shoal.embedding.leaves.budgets import share_out
+    in_host = _slots(share_out(tables, optimizers, tiers.host))
+    over_host = device.type == "cuda" and tiers.gpu is not None
+    if over_host and (tiers.ssd is not None or gpu_need(tables, optimizers) > (tiers.gpu or 0)):
+        slots = _slots(share_out(tables, optimizers, tiers.gpu, "rows.tiers.gpu"))
+    else:
+        slots = in_host
+    if not slots:  # as in most runs
+        return {}
     from shoal.embedding.leaves.tiered import Tiered
 
-    assert tiers.ssd is not None
     made: dict[str, Leaf] = {}
-    key = "rows.tiers.host" if device is None else "rows.tiers.gpu"
-    for name, share in share_out(tables, optimizers, tiers, key).items():
-        table, admission = tables[name], admissions.get(name)
-        if share.slots is None:
-            where: torch.device | str = "cpu" if device is None else device
-            made[name] = make_local(
-                table, optimizers[name], seed, admission=admission, device=where
-            )
-            continue
-        if admission is not None:
+    for name, number in slots.items():
+        table, optimizer = tables[name], optimizers[name]
+        if admissions.get(name) is not None:
             raise ValueError(
                 f"table {name!r} has rows in tiers (rows.tiers) and counts its ids "
                 "(rows.admission, rows.decay, rows.shrink): such rows are neither counted nor "
                 "dropped; leave out one of the two"
             )
-        if device is not None and table.rows is not None and _has_triton():
+        folder = None if tiers.ssd is None else Path(tiers.ssd)
+        if not over_host:
+            made[name] = Tiered(table, optimizer, seed, number, folder)
+        elif name in in_host:
+            if table.rows is None:
+                raise ValueError(
+                    f"table {name!r} grows: such rows are in GPU memory over host memory, or in "
+                    "host memory over a disk, not in all three: set rows.tiers.gpu=0, or leave "
+                    "out ssd and host"
+                )
+            below = Tiered(table, optimizer, seed, in_host[name], folder)
+            made[name] = Tiered(table, optimizer, seed, number, None, device=device, below=below)
+        elif table.rows is not None and _has_triton():
             from shoal.embedding.leaves.gpu_cache import CachedGpuTables
             from shoal.embedding.leaves.gpu_leaf import GpuLeaf
 
-            cache = CachedGpuTables(table, optimizers[name], seed, device, share.slots)
-            made[name] = GpuLeaf(cache, 0)
-            continue
-        folder = Path(tiers.ssd) if device is None else None
-        made[name] = Tiered(table, optimizers[name], seed, share.slots, folder, device=device)
+            made[name] = GpuLeaf(CachedGpuTables(table, optimizer, seed, device, number), 0)
+        else:
+            made[name] = Tiered(table, optimizer, seed, number, None, device=device)
     return made
 
 
-def _make_three(
-    tables: Mapping[str, Table],
-    optimizers: Mapping[str, RowOptimizer],
-    seed: int,
-    admissions: Mapping[str, Admission | None],
-    tiers: TiersSection,
-    device: torch.device | str,
-) -> dict[str, Leaf]:
-    """GPU memory over host memory over a disk; a table that needs no disk has two of them."""
-    from shoal.embedding.leaves.budgets import share_out
-    from shoal.embedding.leaves.tiered import Tiered
-
-    assert tiers.ssd is not None
-    in_host = share_out(tables, optimizers, tiers)
-    given = TiersSection(host=tiers.gpu, ssd="")
-    made = _make_tiered(
-        {name: table for name, table in tables.items() if in_host[name].slots is None},
-        optimizers,
-        seed,
-        admissions,
-        given,
-        device,
-    )
-    on_gpu = share_out(tables, optimizers, given, "rows.tiers.gpu")
-    for name, table in tables.items():
-        slots, below = on_gpu[name].slots, in_host[name].slots
-        if below is None:
-            continue
-        if table.rows is None or slots is None or admissions.get(name) is not None:
-            raise ValueError(
-                f"table {name!r} grows, or counts its ids: such rows are in GPU memory over host "
-                "memory, or in host memory over a disk, not in all three: set rows.tiers.gpu=0, or "
-                "leave out ssd and host"
-            )
-        lower = Tiered(table, optimizers[name], seed, below, Path(tiers.ssd))
-        made[name] = Tiered(table, optimizers[name], seed, slots, None, device=device, below=lower)
-    return {name: made[name] for name in tables}
+def _slots(shares: Mapping[str, Share]) -> dict[str, int]:
+    """How many rows of each table that must leave some out are in memory."""
+    return {name: one.slots for name, one in shares.items() if one.slots is not None}
 
 
 def _by_kind(stores: Sequence[Leaf]) -> dict[Any, list[int]]:
@@ -279,11 +242,13 @@ def push_all(
             push_counted(store, ids, grads, lr, counted)
 
 
-def push_counted(store: Leaf, ids: Ids, grads: Tensor, lr: float, counts: Tensor) -> None:
-    """A step of a store with counters: counts [n, 2], whole shows and any clicks of each id."""
-    shows, clicks = counts.cpu().unbind(1)
-    shown = shows > 0
-    if not bool(shown.all()):  # looked up in vain: such rows must rest
-        ids, grads = store.flat_ids(ids)[shown], grads[shown.to(grads.device)]
-        shows, clicks = shows[shown], clicks[shown]
-    store.push(ids, grads, lr, clicks.contiguous(), shows.contiguous())
+def push_counted(
+    store: Leaf, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None
+) -> None:
+    """A step of a store; counts [n, 2], where it has counters: shows and clicks of each id."""
+    if counts is not None and not bool((counts[:, 0] > 0).all()):
+        shown = counts[:, 0] > 0  # others were looked up in vain: such rows must rest
+        flat = store.flat_ids(ids)
+        ids, counts = flat[shown.to(flat.device)], counts[shown]
+        grads = grads[shown.to(grads.device)]
+    store.push(ids, grads, lr, counts)

@@ -62,7 +62,7 @@ class Native(Leaf):
             admission is not None,
             [rule.threshold, rule.show_coefficient, rule.click_coefficient],
             rule.bloom_counters if rule.threshold > 0 else 0,
-            self._parts(),
+            _parts([self]),
         )
 
     def __len__(self) -> int:
@@ -76,46 +76,59 @@ class Native(Leaf):
 
     def pull(self, ids: Ids) -> Tensor:
         """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
-        return pull_many([self], [ids])[0]
+        return self.pull_many([self], [ids])[0]
 
-    def push(
-        self,
-        ids: Ids,
-        grads: Tensor,
-        lr: float,
-        clicks: Tensor | None = None,
-        shows: Tensor | None = None,
-    ) -> None:
-        """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed.
-
-        With counters, each of the ids was clicked `clicks` [n] times (none) and shown `shows` [n]
-        times (once).
-        """
-        ids = self.flat_ids(ids)
-        grads = self.flat_grads(grads, ids.numel())
-        clicks = self.check_clicks(clicks, ids.numel())
-        shows = self.check_clicks(shows, ids.numel())
-        _push([self], [ids], [grads], lr, clicks, shows)
+    def push(self, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
+        """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
+        self.push_many([self], [ids], [grads], lr, self.flat_counts(counts, len(grads)))
 
     @classmethod
-    def pull_many(cls, leaves: Sequence[Any], ids: Sequence[Ids]) -> list[Tensor]:
-        return pull_many(leaves, ids)
+    def pull_many(cls, leaves: Sequence[Native], ids: Sequence[Ids]) -> list[Tensor]:
+        flat = [leaf.flat_ids(part) for leaf, part in zip(leaves, ids, strict=True)]
+        counts = [part.numel() for part in flat]
+        out = [torch.empty(n, leaf.table.dim) for leaf, n in zip(leaves, counts)]
+        cores = [leaf._core for leaf in leaves]
+        wrong = _core.pull(cores, _addresses(flat), counts, _addresses(out), _parts(leaves))
+        _refuse(leaves, flat, wrong)
+        return out
 
     @classmethod
     def push_many(
-        cls, leaves: Sequence[Any], ids: Sequence[Ids], grads: Sequence[Tensor], lr: float
+        cls,
+        leaves: Sequence[Native],
+        ids: Sequence[Ids],
+        grads: Sequence[Tensor],
+        lr: float,
+        counts: Tensor | None = None,
     ) -> None:
-        push_many(leaves, ids, grads, lr)
+        """As Leaf.push_many; counts: of the ids of the only leaf."""
+        flat = [leaf.flat_ids(part) for leaf, part in zip(leaves, ids, strict=True)]
+        grads = [s.flat_grads(g, i.numel()) for s, i, g in zip(leaves, flat, grads, strict=True)]
+        columns = [None, None] if counts is None else [one.contiguous() for one in counts.unbind(1)]
+        numbers = []
+        for leaf in leaves:
+            now = leaf.optimizer.numbers(lr, leaf._step + 1)
+            numbers.append(_core.StepNumbers(size=now.size, eps=now.eps, lr=now.lr, keep=now.keep))
+        wrong = _core.push(
+            [leaf._core for leaf in leaves],
+            _addresses(flat),
+            [part.numel() for part in flat],
+            _addresses(grads),
+            [len(part) for part in grads],
+            _addresses([columns[1]] * len(leaves)),
+            _addresses([columns[0]] * len(leaves)),
+            numbers,
+            [leaf._step + 1 for leaf in leaves],
+            _parts(leaves),
+        )
+        _refuse(leaves, flat, wrong)
+        for leaf in leaves:
+            leaf._step += 1
 
     def mark(self) -> int:
-        """A point in time that `export` and `dropped` can take up from."""
+        """A point in time that `export` can take up from."""
         self._newest_mark = self._core.mark()
         return self._newest_mark
-
-    def dropped(self, since: int) -> Tensor:
-        """Ids, ascending, whose rows were dropped after a mark and are not back: [n]."""
-        self.check_mark(since, self._core.oldest_mark, self._newest_mark)
-        return _ids(self._core.dropped_ids(since))
 
     def decay(self, factor: float) -> None:
         """Multiply all counters, of rows and of ids without one."""
@@ -193,9 +206,6 @@ class Native(Leaf):
         )
 
     def _assign(self, ids: Tensor, values: Tensor) -> None:
-        if self.admission is not None:
-            raise ValueError(f"table {self.table.name!r} keeps counters: restore whole rows")
-        self.table.check_ids(ids)
         none = [0] * len(self._pieces)
         self._core.write(ids.data_ptr(), len(ids), values.data_ptr(), none, [])
 
@@ -212,9 +222,6 @@ class Native(Leaf):
         )
         return Rows(ids, values, state)
 
-    def _parts(self) -> int:
-        return self.threads or torch.get_num_threads()
-
 
 def filter_facts_of(admission: Admission | None) -> tuple[int, int]:
     """Bytes and layout of the Bloom filter of a table that counts so; (0, 0): it has none."""
@@ -222,22 +229,6 @@ def filter_facts_of(admission: Admission | None) -> tuple[int, int]:
         return 0, 0
     size = -(-admission.bloom_counters // BLOOM_PARTS) * BLOOM_PARTS
     return size, _core.BLOOM_LAYOUT if size else 0
-
-
-def pull_many(stores: Sequence[Native], ids: Sequence[Ids]) -> list[Tensor]:
-    """Rows of several tables in one call: ids[t] [n_t] -> [n_t, dim_t]."""
-    flat = [store.flat_ids(part) for store, part in zip(stores, ids, strict=True)]
-    counts = [part.numel() for part in flat]
-    out = [torch.empty(n, store.table.dim) for store, n in zip(stores, counts)]
-    wrong = _core.pull(
-        [store._core for store in stores],
-        _addresses(flat),
-        counts,
-        _addresses(out),
-        _parts(stores),
-    )
-    _refuse(stores, flat, wrong)
-    return out
 
 
 def row_reader(stores: Sequence[object], limits: Sequence[int | None]) -> Any:
@@ -253,55 +244,9 @@ def row_reader(stores: Sequence[object], limits: Sequence[int | None]) -> Any:
     return _core.RowReader([store._core for store in native], bounds, _parts(native))
 
 
-def push_many(
-    stores: Sequence[Native],
-    ids: Sequence[Ids],
-    grads: Sequence[Tensor],
-    lr: float | Sequence[float],
-) -> None:
-    """One optimizer step of several tables in one call; `lr` for all or one for each."""
-    flat = [store.flat_ids(part) for store, part in zip(stores, ids, strict=True)]
-    flat_grads = [s.flat_grads(g, i.numel()) for s, i, g in zip(stores, flat, grads, strict=True)]
-    _push(stores, flat, flat_grads, lr)
-
-
-def _push(
-    stores: Sequence[Native],
-    flat: list[Tensor],
-    grads: list[Tensor],
-    lr: float | Sequence[float],
-    clicks: Tensor | None = None,
-    shows: Tensor | None = None,
-) -> None:
-    """The step itself; clicks and shows are of the ids of every table."""
-    if len(set(map(id, stores))) < len(stores):
-        names = [store.table.name for store in stores]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"table {twice!r} is named twice: join its ids and gradients first")
-    rates = [lr] * len(stores) if isinstance(lr, float | int) else list(lr)
-    numbers = []
-    for store, rate in zip(stores, rates, strict=True):
-        now = store.optimizer.numbers(rate, store._step + 1)
-        numbers.append(_core.StepNumbers(size=now.size, eps=now.eps, lr=now.lr, keep=now.keep))
-    wrong = _core.push(
-        [store._core for store in stores],
-        _addresses(flat),
-        [part.numel() for part in flat],
-        _addresses(grads),
-        [len(part) for part in grads],
-        _addresses([clicks] * len(stores)),
-        _addresses([shows] * len(stores)),
-        numbers,
-        [store._step + 1 for store in stores],
-        _parts(stores),
-    )
-    _refuse(stores, flat, wrong)
-    for store in stores:
-        store._step += 1
-
-
-def _parts(stores: Sequence[Native]) -> int:
-    return max((store._parts() for store in stores), default=1)
+def _parts(leaves: Sequence[Native]) -> int:
+    """How many threads share the work."""
+    return max((leaf.threads or torch.get_num_threads() for leaf in leaves), default=1)
 
 
 def _addresses(tensors: Sequence[Tensor | None]) -> list[int]:
@@ -317,7 +262,7 @@ def _refuse(stores: Sequence[Native], ids: Sequence[Tensor], wrong: int) -> None
     """Raise for the id that the core found outside a table (table << 40 | position)."""
     if wrong >= 0:
         which = wrong >> 40
-        raise stores[which].outside(int(ids[which][wrong & ((1 << 40) - 1)]))
+        raise stores[which].table.outside(int(ids[which][wrong & ((1 << 40) - 1)]))
 
 
 def _hyper(optimizer: RowOptimizer) -> Any:

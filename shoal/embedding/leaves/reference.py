@@ -14,7 +14,6 @@ from shoal.embedding.optim.rows import RowOptimizer, update_rows
 from shoal.embedding.store import Ids, Rows
 from shoal.embedding.table import Table
 
-INIT_CHUNK = 1 << 16  # rows initialised at a time, so that temporaries stay small
 DENSE_FACTOR = 4  # sum duplicates over the whole table when it has at most 4 rows per id given
 Counters = tuple[float, float, int]  # show, click, last step
 
@@ -37,16 +36,8 @@ class Reference(Leaf):
         self.pending: dict[int, Counters] = {}
         self.marks = 0
         self.changed: dict[int, int] = {}  # id -> marks given before its last change
-        self.gone: dict[int, int] = {}
-        self.values = torch.empty(size, table.dim)
-        begin = optimizer.initial_state() | {key: 0.0 for key in COUNTERS}
-        self.state = {
-            key: torch.full(shape, begin[key], dtype=kind)
-            for key, (shape, kind) in self.state_shapes(size).items()
-        }
-        for start in range(0, size, INIT_CHUNK):
-            ids = torch.arange(start, min(start + INIT_CHUNK, size))
-            self.values[start : start + INIT_CHUNK] = self._initial(ids)
+        self.values = self._initial(torch.arange(size))
+        self.state = self.begun_state(size)
 
     def __len__(self) -> int:
         """Rows held: all of a fixed table, those that learned of a growing one."""
@@ -54,9 +45,8 @@ class Reference(Leaf):
 
     def pull(self, ids: Ids) -> Tensor:
         """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
-        ids = self.flat_ids(ids)
+        ids = self.ids_inside(ids)
         if self.table.rows is not None:
-            self.table.check_ids(ids)
             return self.values.index_select(0, ids)
         out = self._initial(ids)
         found = torch.tensor([self.positions.get(i, -1) for i in ids.tolist()], dtype=torch.int64)
@@ -64,33 +54,20 @@ class Reference(Leaf):
         out[known] = self.values[found[known]]
         return out
 
-    def push(
-        self,
-        ids: Ids,
-        grads: Tensor,
-        lr: float,
-        clicks: Tensor | None = None,
-        shows: Tensor | None = None,
-    ) -> None:
-        """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed.
-
-        With counters, each of the ids was clicked `clicks` [n] times (none) and shown `shows` [n]
-        times (once).
-        """
-        ids = self.flat_ids(ids)
-        grads = self.flat_grads(grads, ids.numel())
-        clicks = self.check_clicks(clicks, ids.numel())
-        shows = self.check_clicks(shows, ids.numel())
-        self.table.check_ids(ids)
+    def push(self, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
+        """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
+        ids = self.ids_inside(ids)
+        grads = self.flat_grads(grads, len(ids))
+        counts = self.flat_counts(counts, len(ids))
         self._step += 1
         if self.table.padding is not None:
             keep = ids != self.table.padding
-            if not bool(keep.all()):
-                ids, grads = ids[keep], grads[keep]
-                clicks = None if clicks is None else clicks[keep]
-                shows = None if shows is None else shows[keep]
+            ids, grads = ids[keep], grads[keep]
+            counts = None if counts is None else counts[keep]
         if self.admission is not None:
-            ids, grads = self._admit(self.admission, ids, grads, clicks, shows)
+            counts = torch.tensor([[1.0, 0.0]]).repeat(len(ids), 1) if counts is None else counts
+            admitted = self._admit(self.admission, ids, counts)
+            ids, grads = ids[admitted], grads[admitted]
         if len(ids) == 0:
             return
         distinct, summed = self._sum_duplicates(ids, grads)
@@ -124,10 +101,7 @@ class Reference(Leaf):
     def restore(self, rows: Rows) -> None:
         """Take over rows, values and state; a chunk that does not fit changes nothing."""
         self.check_rows(rows)
-        if self.table.padding is not None:  # it reads as zeros, whatever the chunk says
-            keep = rows.ids != self.table.padding
-            state = {key: part[keep] for key, part in rows.state.items()}
-            rows = Rows(rows.ids[keep], rows.values[keep], state)
+        rows = self.real_rows(rows)
         positions = rows.ids if self.table.rows is not None else self._insert(rows.ids)
         half = self.dtype == torch.bfloat16
         self.values[positions] = round_bfloat16(rows.values) if half else rows.values
@@ -138,26 +112,18 @@ class Reference(Leaf):
         self._note_changes(rows.ids)
 
     def _assign(self, ids: Tensor, values: Tensor) -> None:
-        if self.admission is not None:
-            raise ValueError(f"table {self.table.name!r} keeps counters: restore whole rows")
         if self.table.padding is not None:
             keep = ids != self.table.padding
             ids, values = ids[keep], values[keep]
-        self.table.check_ids(ids)
         positions = ids if self.table.rows is not None else self._insert(ids)
         half = self.dtype == torch.bfloat16
         self.values[positions] = round_bfloat16(values) if half else values
         self._note_changes(ids)
 
     def mark(self) -> int:
-        """A point in time that `export` and `dropped` can take up from."""
+        """A point in time that `export` can take up from."""
         self.marks += 1
         return self.marks
-
-    def dropped(self, since: int) -> Tensor:
-        """Ids, ascending, whose rows were dropped after a mark and are not back: [n]."""
-        self.check_mark(since, 0, self.marks)
-        return torch.tensor(sorted(i for i, m in self.gone.items() if m >= since)).long()
 
     def decay(self, factor: float) -> None:
         """Multiply all counters, of rows and of ids without one."""
@@ -182,8 +148,6 @@ class Reference(Leaf):
         for id_ in victims:
             self.free.append(self.positions.pop(id_))
             self.changed.pop(id_, None)
-            if self.marks:
-                self.gone[id_] = self.marks
         self.pending = {i: c for i, c in self.pending.items() if not self._fades(rule, *c)}
         return len(victims)
 
@@ -243,22 +207,13 @@ class Reference(Leaf):
         for key, part in self.state.items():
             self.state[key] = torch.cat([part, part.new_zeros(more, *part.shape[1:])])
 
-    def _admit(
-        self,
-        rule: Admission,
-        ids: Tensor,
-        grads: Tensor,
-        clicks: Tensor | None,
-        shows: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Count the ids; the occurrences, ids and gradients, of those that have a row now."""
-        counts: dict[int, tuple[float, float]] = {}
-        shown = [1.0] * len(ids) if shows is None else shows.tolist()
-        clicked = [0.0] * len(ids) if clicks is None else clicks.tolist()
-        for id_, more, click in zip(ids.tolist(), shown, clicked):
-            seen, total = counts.get(id_, (0.0, 0.0))
-            counts[id_] = (seen + more, total + click)
-        for id_, (seen, total) in counts.items():
+    def _admit(self, rule: Admission, ids: Tensor, counts: Tensor) -> Tensor:
+        """Count the ids [n], counts [n, 2]; which of them have a row now: [n]."""
+        new: dict[int, tuple[float, float]] = {}
+        for id_, (more, click) in zip(ids.tolist(), counts.tolist()):
+            seen, total = new.get(id_, (0.0, 0.0))
+            new[id_] = (seen + more, total + click)
+        for id_, (seen, total) in new.items():
             place = self.positions.get(id_)
             known = self.pending.pop(id_, (0.0, 0.0, 0)) if place is None else self._counters(place)
             show, click = known[0] + seen, known[1] + total
@@ -268,8 +223,7 @@ class Reference(Leaf):
             at = int(self._insert(torch.tensor([id_]))[0])
             for key, value in zip(COUNTERS, (show, click, self._step)):
                 self.state[key][at] = value
-        admitted = torch.tensor([i in self.positions for i in ids.tolist()], dtype=torch.bool)
-        return ids[admitted], grads[admitted]
+        return torch.tensor([i in self.positions for i in ids.tolist()], dtype=torch.bool)
 
     def _counters(self, position: int) -> Counters:
         if self.admission is None:
@@ -288,5 +242,3 @@ class Reference(Leaf):
     def _note_changes(self, ids: Tensor) -> None:
         if self.marks:
             self.changed.update(dict.fromkeys(ids.tolist(), self.marks))
-            for id_ in ids.tolist():
-                self.gone.pop(id_, None)

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from shoal.embedding.store import Rows
 
 
 class RowsBelow:
@@ -25,34 +22,21 @@ class RowsBelow:
 
     def __init__(self, leaf: Any):
         self.leaf, self.words = leaf, leaf.log.words
-        self.folder: Path = leaf.log.folder
         self._rows = int(leaf.table.rows)
         self._version = 0
         self._busy = threading.Lock()  # what is read ahead is read in a thread
-        self._there = torch.zeros(self._rows, dtype=torch.bool)
-
-    def __len__(self) -> int:
-        """Records that live."""
-        return int(self._there.sum())
 
     @property
     def next(self) -> int:
         """Places of rows that are written later are no smaller."""
         return (self._version + 1) * self._rows
 
-    @property
-    def bytes(self) -> int:
-        """On the disk."""
-        return self.leaf.log.bytes
-
     def append(self, records: Tensor) -> Tensor:
         """Write rows; their places [n]."""
         ids, order = records[:, 0].sort()
         with self._busy:
-            rows = self.leaf._rows(records[order], ids)
-            self.leaf.restore(Rows(ids, rows.values, rows.state))
+            self.leaf.restore(self.leaf._rows(records[order], ids))
             self._version += 1
-        self._there[ids] = True
         return self._version * self._rows + records[:, 0]
 
     def snapshot(self) -> dict[int, Tensor]:
@@ -68,14 +52,9 @@ class RowsBelow:
 
     def kill(self, places: Tensor) -> None:
         """They are above now; what is here of them is written over when they come back."""
-        self._there[places % self._rows] = False
 
     def sparse(self) -> Iterator[tuple[int, Tensor]]:
         return iter(())
 
     def clear(self) -> None:
         self.leaf.forget()
-        self._there.zero_()
-
-    def close(self) -> None:
-        self.leaf.log.close()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shoal.embedding.leaves.admission import Filter, Pending
-from shoal.embedding.leaves.leaf import COUNTERS
+from shoal.embedding.leaves.leaf import COUNTERS, filter_fits
 from shoal.embedding.store import Rows, Store
 
 log = logging.getLogger("shoal")
@@ -75,12 +75,8 @@ def take_over(
         mine = _filter_of_here(store, tensors, taken)  # damaged: before anything is changed
     if not counted:
         state = {key: value for key, value in state.items() if key not in COUNTERS}
-    ids, values = tensors["ids"], tensors["values"]
-    if choose is not None:
-        here = choose(ids)
-        ids, values = ids[here], values[here]
-        state = {key: value[here] for key, value in state.items()}
-    store.restore(Rows(ids, values, state))
+    rows = Rows(tensors["ids"], tensors["values"], state)
+    store.restore(rows if choose is None else rows.at(choose(rows.ids)))
     if counted and pending:
         if choose is not None:
             here = choose(pending["ids"])
@@ -110,7 +106,7 @@ def _filter_of_here(store: Store, tensors: dict[str, Tensor], taken: Taken) -> F
     part = Filter(counters, start, size, layout, (number, shares))
     assert store.admission is not None
     own_number, own_shares = store.admission.share
-    if store.filter_fits(part):
+    if filter_fits(store, part):
         return part if number == own_number else None
     here, own_layout = store.filter_facts
     now = f"it is {own_shares} × {here}" if here else "ids are counted exactly"

@@ -49,11 +49,6 @@ class RowLog:
         return sum(self.live.values())
 
     @property
-    def where(self) -> str:
-        """Where the records are, for messages."""
-        return "host memory" if self.folder is None else str(self.folder)
-
-    @property
     def bytes(self) -> int:
         """On the disk, or in host memory."""
         return len(self.segments) * self.segment_rows * 8 * (self.words + 1)
@@ -92,8 +87,9 @@ class RowLog:
             wrong = self._sums(found[:, :-1], ascending[start:stop]) != found[:, -1]
             if bool(wrong.any()):
                 place = int(ascending[start:stop][wrong][0])
+                where = self.folder or "host memory"
                 raise ValueError(
-                    f"table {self.name!r}: record {place} of its rows in {self.where} is damaged "
+                    f"table {self.name!r}: record {place} of its rows in {where} is damaged "
                     "(its checksum does not fit): look after that disk, and resume from the last "
                     "checkpoint, which does not hang on these files"
                 )

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,42 +54,36 @@ class Tiered(Leaf):
         folder: Path | None,
         *,
         device: torch.device | str | None = None,
-        threads: int | None = None,
         segment_rows: int | None = None,
         below: Tiered | None = None,
     ):
         super().__init__(table, optimizer, seed)
-        if slots < 1:
-            raise ValueError(f"table {table.name!r}: {slots} rows in memory; it must be 1 or more")
-        self.slots, self.folder = slots, folder
+        self.slots = slots
+        self._at_once = max(1, min(AT_ONCE, slots // 2))  # rows that are taken over at a time
         plain, zeros = RowOptimizer("sgd"), Init("constant", 0.0)
         kept = Table(table.name, table.dim, slots, zeros)
-        self.device = torch.device("cpu" if device is None else device)
-        self.hot: Any = None
+        self.hot: Any
         if device is None:
-            self.hot = Native(kept, optimizer, seed, threads=threads)
+            self.hot = Native(kept, optimizer, seed)
         else:  # Triton comes in with it
             from shoal.embedding.leaves.gpu_leaf import make_gpu_leaves
 
-            self.hot = make_gpu_leaves([kept], optimizer, seed, self.device)[0]
-        begin = replace(table, rows=None, init=Init(*table.resolved_init))
-        self._begin = Native(begin, plain, seed, threads=threads)  # holds nothing: initial values
-        self._index_table = Table(table.name, 2, table.rows, zeros)
-        self._plain, self._threads = plain, threads
-        # Widths in float32 of what a record holds after its id.
-        self._pieces = {
-            key: shape[1] if len(shape) > 1 else 1
-            for key, (shape, _) in self.state_shapes(1).items()
-        }
-        self._floats = floats = table.dim + sum(self._pieces.values())
-        log = partial(RowLog, folder, table.name, 1 + -(-floats // 2), segment_rows)
-        self.log: RowLog | RowsBelow = log() if below is None else RowsBelow(below)
+            self.hot = make_gpu_leaves([kept], optimizer, seed, device)[0]
+        self._begin = Native(table.grown, plain, seed)  # holds nothing
+        self._index_table, self._plain = Table(table.name, 2, table.rows, zeros), plain
+        self._pieces = optimizer.widths(table.dim)
+        self._floats = table.dim + sum(self._pieces.values())  # of a record, after its id
+        self.log: RowLog | RowsBelow
+        if below is None:
+            self.log = RowLog(folder, table.name, 1 + -(-self._floats // 2), segment_rows)
+        else:
+            self.log = RowsBelow(below)
         self._pool = ThreadPoolExecutor(1, f"rows of {table.name}")
         self.traffic = Traffic()
         self._clear()
 
     def _clear(self) -> None:
-        self.index = Native(self._index_table, self._plain, 0, threads=self._threads)
+        self.index = Native(self._index_table, self._plain, 0)
         self.owner = torch.full((self.slots,), -1, dtype=torch.int64)
         self.used = torch.full((self.slots,), NOBODY)  # the time of the last use
         self.free = torch.arange(self.slots - 1, -1, -1)
@@ -113,17 +106,17 @@ class Tiered(Leaf):
 
     def announce(self, ids: Sequence[Tensor]) -> None:
         """These ids are pulled soon: what is cold of them is read meanwhile."""
-        flat, segments = self._inside(torch.cat(list(ids))), self.log.snapshot()
+        flat, segments = self.ids_inside(torch.cat(list(ids))), self.log.snapshot()
         self._ahead.append(self._pool.submit(self._read_ahead, flat, segments, self.log.next))
 
     def pull(self, ids: Ids) -> Tensor:
         """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
-        flat = self._inside(ids)
+        flat = self.ids_inside(ids)
         codes = self._codes(flat)
         if len(flat) > self.slots and len(distinct(flat)[0]) > self.slots // 2:
             # More than a step: to be read alone, and slots stay whose they are.
             parts = [self._peek(some).values for some in flat.split(AT_ONCE)]
-            return torch.cat(parts).to(self.device)
+            return torch.cat(parts).to(self.hot.device)
         before = self.traffic.cold + self.traffic.ahead
         if bool((codes > self.slots).any()):
             codes = self._stage(flat, codes)
@@ -133,23 +126,15 @@ class Tiered(Leaf):
         self._pulled = flat, codes
         if bool(codes.all()):
             return self.hot.pull(codes - 1)
-        rows = self._begin.pull(flat).to(self.device)
+        rows = self._begin.pull(flat).to(self.hot.device)
         here = codes.nonzero().squeeze(1)
-        return rows.index_copy_(0, here.to(self.device), self.hot.pull(codes[here] - 1))
+        return rows.index_copy_(0, here.to(rows.device), self.hot.pull(codes[here] - 1))
 
-    def push(
-        self,
-        ids: Ids,
-        grads: Tensor,
-        lr: float,
-        clicks: Tensor | None = None,
-        shows: Tensor | None = None,
-    ) -> None:
+    def push(self, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
         """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
-        self.check_clicks(clicks, len(grads))
-        self.check_clicks(shows, len(grads))  # neither: its ids are not counted
-        flat = self._inside(ids)
-        grads = self.flat_grads(grads, len(flat))
+        self.flat_counts(counts, len(grads))  # none: its ids are not counted
+        flat = self.ids_inside(ids)
+        grads = self.hot.flat_grads(grads, len(flat))
         if self.table.padding is not None and len(flat):
             real = flat != self.table.padding
             if not bool(real.all()):
@@ -309,9 +294,8 @@ class Tiered(Leaf):
 
     def _initial(self, ids: Tensor, keys: Tensor | None = None) -> Rows:
         """Rows that never learned, under their ids or others."""
-        begin, shapes = self.optimizer.initial_state(), self.state_shapes(len(ids))
-        state = {key: torch.full(shape, begin[key]) for key, (shape, _) in shapes.items()}
-        return Rows(ids if keys is None else keys, self._begin.pull(ids), state)
+        keys = ids if keys is None else keys
+        return Rows(keys, self._begin.pull(ids), self.begun_state(len(ids)))
 
     def _peek(self, ids: Tensor) -> Rows:
         """Rows of ids [n], wherever they are and stay."""
@@ -345,12 +329,9 @@ class Tiered(Leaf):
     def restore(self, rows: Rows) -> None:
         """Take over rows, values and state; a chunk that does not fit changes nothing."""
         self.check_rows(rows)
-        keep = torch.ones_like(rows.ids, dtype=torch.bool)
-        if self.table.padding is not None:  # it reads as zeros, whatever the chunk says
-            keep = rows.ids != self.table.padding
-        for some in keep.nonzero().squeeze(1).split(max(1, min(AT_ONCE, self.slots // 2))):
-            state = {key: part[some] for key, part in rows.state.items()}
-            self._put(Rows(rows.ids[some], rows.values[some], state))
+        rows = self.real_rows(rows)
+        for start in range(0, len(rows.ids), self._at_once):
+            self._put(rows.at(slice(start, start + self._at_once)))
 
     def _put(self, rows: Rows) -> None:
         """Rows into slots; those that were cold are dead in the log."""
@@ -364,16 +345,15 @@ class Tiered(Leaf):
         self.held += int((codes == 0).sum())
         codes[~hot] = self._take_slots(int((~hot).sum())) + 1
         slots, order = (codes - 1).sort()
-        state = {key: part[order] for key, part in rows.state.items()}
-        self.hot.restore(Rows(slots, rows.values[order], state))
-        self._occupy(rows.ids[order], slots)
+        rows = rows.at(order)
+        self.hot.restore(replace(rows, ids=slots))
+        self._occupy(rows.ids, slots)
 
     def _assign(self, ids: Tensor, values: Tensor) -> None:
-        step = max(1, min(AT_ONCE, self.slots // 2))
-        for some, new in zip(self._inside(ids).split(step), values.split(step)):
+        for some, new in zip(ids.split(self._at_once), values.split(self._at_once)):
             order = some.argsort()
             rows = self._peek(some[order])
-            self.restore(Rows(rows.ids, new[order].contiguous(), rows.state))
+            self.restore(replace(rows, values=new[order]))
 
     def forget(self) -> None:
         """Drop every row of a growing table."""
@@ -386,16 +366,3 @@ class Tiered(Leaf):
             f"table {self.table.name!r} has rows on a disk (rows.tiers), and such rows are not "
             "dropped: leave out rows.shrink, or rows.tiers"
         )
-
-    def flat_grads(self, grads: Tensor, n: int) -> Tensor:
-        if self.device.type == "cpu" or grads.shape != (n, self.table.dim):
-            return super().flat_grads(grads, n)
-        return grads.detach().to(self.device).contiguous()
-
-    def _inside(self, ids: Ids) -> Tensor:
-        flat = self.flat_ids(ids)
-        if self.table.rows is not None and len(flat):
-            for bound in flat.aminmax():
-                if not 0 <= int(bound) < self.table.rows:
-                    raise self.outside(int(bound))
-        return flat

@@ -13,8 +13,3 @@ class Traffic:
     ahead: int = 0  # on the disk, but read before they were asked for
     cold: int = 0
     evicted: int = 0
-
-    @property
-    def hit_rate(self) -> float:
-        """The share of ids whose row was in memory when they were asked for."""
-        return (self.hot + self.ahead) / max(1, self.hot + self.ahead + self.cold)

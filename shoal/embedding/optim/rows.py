@@ -189,6 +189,10 @@ class RowOptimizer:
         """Per-row state: name -> "row" (one float) or "dim" (dim floats)."""
         return dict(DEFINITIONS[self.name].state)
 
+    def widths(self, dim: int) -> dict[str, int]:
+        """Floats of each piece of state of a row that has `dim` values."""
+        return {name: dim if kind == "dim" else 1 for name, kind in self.state_names().items()}
+
     def initial_state(self) -> dict[str, float]:
         """What each piece of state holds before a row's first gradient."""
         names = self.state_names()

@@ -16,7 +16,7 @@ from shoal.embedding.service import Gradients, Labels, Lookup, RowGradients, Row
 from shoal.embedding.store import Every, Ids
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pulled:
     """Rows of one lookup, whose gradient backward leaves on them."""
 

@@ -7,11 +7,12 @@ A config may decide for all tables, or for one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import StrategySection
+from shoal.embedding.leaves.budgets import row_bytes as row_bytes_of
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placed.placement import Layout, Placement
 from shoal.embedding.table import Table
@@ -51,8 +52,7 @@ class Plan:
         return made * layout.shares[rank] / (layout.table.rows or 1)
 
     def __str__(self) -> str:
-        head = ("table", "rows", "dim", "place", "bytes per rank", "lookups per rank")
-        lines = [head]
+        lines = [("table", "rows", "dim", "place", "bytes per rank", "lookups per rank")]
         size = next(iter(self.layouts.values())).size if self.layouts else 1
         for name, layout in self.layouts.items():
             placement = layout.placement
@@ -69,14 +69,7 @@ class Plan:
         served = [sum(self.lookups_on(name, rank) for name in self.layouts) for rank in range(size)]
         lines.append(("all", "", "", "", _span(held, _size), _span(served, _number)))
         lines.append(("imbalance", "", "", "", _imbalance(held), _imbalance(served)))
-        widths = [max(len(line[k]) for line in lines) for k in range(len(head))]
-        return "\n".join(
-            "  ".join(
-                cell.ljust(width) if k in (0, 3) else cell.rjust(width)
-                for k, (cell, width) in enumerate(zip(line, widths))
-            ).rstrip()
-            for line in lines
-        )
+        return in_columns(lines, left=(0, 3))
 
 
 def plan_tables(
@@ -93,7 +86,7 @@ def plan_tables(
             f"strategy.tables names {unknown[0]!r}; the model has tables: {', '.join(tables)}"
             f"{did_you_mean(unknown[0], tables)}"
         )
-    row_bytes = {name: _row_bytes(table, optimizers[name]) for name, table in tables.items()}
+    row_bytes = {name: row_bytes_of(table, optimizers[name]) for name, table in tables.items()}
     total = {name: (table.rows or 0) * row_bytes[name] for name, table in tables.items()}
     chosen: dict[str, Placement] = {}
     free: list[str] = []
@@ -130,28 +123,31 @@ def _share_out(
 ) -> None:
     """Give tables that go whole a rank, largest first to the emptiest; in place."""
     load = [0] * size
+    ranks: dict[str, int] = {}
     for name, placement in chosen.items():
         if placement.place == "table" and placement.rank >= 0:
             load[placement.rank % size] += total[name]
-    for name in sorted(chosen, key=lambda n: -total[n]):
-        if chosen[name].place == "table" and chosen[name].rank < 0:
-            rank = load.index(min(load))
-            chosen[name] = Placement("table", chosen[name].by, rank)
-            load[rank] += total[name]
+    unplaced = [n for n, one in chosen.items() if one.place == "table" and one.rank < 0]
+    for some in (unplaced, free):
+        for name in sorted(some, key=lambda n: -total[n]):
+            ranks[name] = load.index(min(load))
+            load[ranks[name]] += total[name]
     # Of those left to choose: whole tables, if there are enough of them to come out even.
-    whole: dict[str, int] = {}
-    for name in sorted(free, key=lambda n: -total[n]):
-        rank = load.index(min(load))
-        whole[name] = rank
-        load[rank] += total[name]
-    if len(free) >= 2 * size and size > 1 and max(load) <= EVEN * sum(load) / size:
-        for name, rank in whole.items():
-            chosen[name] = Placement("table", chosen[name].by, rank)
+    even = len(free) >= 2 * size and size > 1 and max(load) <= EVEN * sum(load) / size
+    for name in [*unplaced, *(free if even else ())]:
+        chosen[name] = Placement("table", chosen[name].by, ranks[name])
 
 
-def _row_bytes(table: Table, optimizer: RowOptimizer) -> int:
-    kinds = list(optimizer.state_names().values())
-    return 4 * (table.dim * (1 + kinds.count("dim")) + kinds.count("row"))
+def in_columns(lines: Sequence[tuple[str, ...]], left: Collection[int]) -> str:
+    """Lines of cells below each other; in the columns numbered `left` they begin alike."""
+    widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if k in left else cell.rjust(width)
+            for k, (cell, width) in enumerate(zip(line, widths))
+        ).rstrip()
+        for line in lines
+    )
 
 
 def _size(count: float) -> str:

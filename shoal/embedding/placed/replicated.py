@@ -9,19 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from shoal.config.row_rules import RowRules
 from shoal.embedding.leaves.leaf import Leaf
-from shoal.embedding.placed.duplicates import add_rows, find_duplicates
-from shoal.embedding.placed.local import LocalRows, join
+from shoal.embedding.placed.duplicates import Touched, add_rows, find_duplicates
+from shoal.embedding.placed.local import LocalRows, Pulled, join
 from shoal.embedding.placed.placement import Layout
 from shoal.embedding.placed.stripe import Stripe
 from shoal.embedding.service import Gradients, Lookup, RowGradients
 from shoal.embedding.softmax.fused_cpu import fusable_on_cpu
 from shoal.embedding.store import EVERY, Every, Store
+from shoal.world.neighbours import Kind
 from shoal.world.world import World
 
 SMALL = 1 << 20  # bytes of all ranks that may travel with the rows, to be added up by each
@@ -29,34 +31,12 @@ STRIPED = 1 << 20  # floats of a table that is worth three more trips in every s
 
 
 @dataclass(frozen=True)
-class Touched:
-    """This rank's gradients of a table's rows, repeated ones found but not summed yet."""
+class Promise:
+    """What ranks of one host say before backward about the gradients that it will leave."""
 
-    ids: Tensor  # distinct [u]
-    places: Tensor  # of the gradients' ids among them [n]
-    of: RowGradients
-
-    @property
-    def kinds(self) -> list[tuple[torch.dtype, tuple[int, ...]]]:
-        """Dtype and shape of what `parts` has."""
-        given = [self.of.grads] if self.of.counts is None else [self.of.grads, self.of.counts]
-        shapes = [(one.dtype, (len(self.ids), one.shape[1])) for one in given]
-        return [(self.ids.dtype, self.ids.shape), *shapes]
-
-    def parts(self) -> list[Tensor]:
-        """Distinct ids [u], the sums of their gradients [u, dim] and of their counts [u, 2]."""
-        sums = add_rows(None, self.places, self.of.grads, len(self.ids))
-        if self.of.counts is None:
-            return [self.ids, sums]
-        counts = add_rows(None, self.places.cpu(), self.of.counts, len(self.ids))
-        return [self.ids, sums, counts]
-
-    def write(self, out: list[Tensor], scale: float) -> None:
-        """Put `parts` there, gradients multiplied."""
-        out[0].copy_(self.ids)
-        add_rows(out[1], self.places, self.of.grads, len(self.ids), begun=False).mul_(scale)
-        if self.of.counts is not None:
-            add_rows(out[2], self.places, self.of.counts, len(self.ids), begun=False)
+    lookups: dict[str, list[Pulled]]  # of this rank, by table
+    touched: list[Touched]  # likewise
+    numbers: Callable[[], list[list[float]]]  # of each rank: terms of its loss, rows by table
 
 
 class ReplicatedRows(LocalRows):
@@ -68,12 +48,45 @@ class ReplicatedRows(LocalRows):
         super().__init__(leaves, rules, world.device)
         self.world = world
         self._stripes: dict[str, Stripe] = {}
+        self._promising = world.has_board
+        self._promise: Promise | None = None  # of the step that goes on
+        self._kinds = [_kinds(leaf, name in self.counted) for name, leaf in self.leaves.items()]
         self._stale = False  # whether the other ranks' stripes have changed since they were fetched
 
     def pull(self, lookups: Sequence[Lookup], learn: bool) -> list[Tensor]:
         if any(one.table in self._stripes for one in lookups):
             self._fetch_stripes()
         return super().pull(lookups, learn)
+
+    # ---- gradients of all ranks -----------------------------------------------------------------
+
+    def promise(self, count: float | Tensor) -> None:
+        """Before a step's last backward, where ranks share memory: say how much will be written.
+
+        count: terms of this rank's loss. The numbers travel during backward, so that after it a
+        step waits once: for all to have written.
+        """
+        if not self._promising:
+            return
+        lookups = {name: self._looked_up(name) for name in self.leaves}
+        touched = [
+            Touched([one.ids for one in some if not isinstance(one.ids, Every)], leaf.table.rows)
+            for leaf, some in zip(self.leaves.values(), lookups.values())
+        ]
+        numbers = self.world.start_numbers([float(count), *map(len, touched)])
+        self._promise = Promise(lookups, touched, numbers)
+
+    def note(self) -> float:
+        """1: backward left other gradients than this rank has promised."""
+        if self._promise is None:
+            return 0.0
+        promised = self._promise.lookups.items()
+        return float(any(self._looked_up(name, True) != some for name, some in promised))
+
+    def _looked_up(self, name: str, learned: bool = False) -> list[Pulled]:
+        """Lookups of a table's rows (that have gradients); none where one takes in all rows."""
+        pulled = [one for one in self._pulled[name] if not learned or one.rows.grad is not None]
+        return [] if any(isinstance(one.ids, Every) for one in pulled) else pulled
 
     def collect(self, scale: float = 1.0, notes: float = 0.0) -> Gradients:
         return self.collect_with(torch.empty(0, device=self.device))[1](scale)
@@ -82,30 +95,13 @@ class ReplicatedRows(LocalRows):
         """The sum of everybody's `flat`; the call that has everybody's gradients, multiplied.
 
         All of it is one trip where `flat` is small. Gradients of every row of a table (a softmax
-        over the catalogue) are summed on the way, as a larger `flat` is.
+        over the catalogue) are summed on the way, as a larger `flat` is. After a promise `flat`
+        ends with the note of each rank.
         """
-        together = flat.nbytes * self.world.size <= SMALL
-        # Else it travels while the rows' gradients are summed.
-        apart = None if together else self.world.start_all_reduce(flat)
-        every: Gradients = {}
-        touched: dict[str, Touched] = {}
-        # Those of other ranks are added to what a softmax would update by itself.
-        self._write_late(self.leaves.keys() - self._stripes.keys() if self.world.size > 1 else ())
-        self._labels = {}
-        for name, leaf in self.leaves.items():
-            own = [] if name in self._stripes else self._take_own(name)
-            mine = join(own + self._take_pulled(name), leaf.table.dim, name in self.counted)
-            if isinstance(mine.ids, Every):
-                every[name] = RowGradients(EVERY, self.world.all_reduce(mine.grads))
-            else:
-                touched[name] = Touched(*find_duplicates(mine.ids, leaf.table.rows), mine)
-        head = flat if together else flat[:0]
-        heads, exchange = self._exchange(head, touched)
-        if apart is None:
-            first, *others = heads.unbind()
-            flat = sum(others, first)
-        else:
-            flat = apart.wait()
+        promise, self._promise = self._promise, None
+        every, mine = self._take_mine()
+        found = None if promise is None else self._write(promise, flat, mine)
+        flat, exchange = found or self._gather(flat, mine)
 
         def finish(scale: float) -> Gradients:
             result = {name: one.scaled(scale) for name, one in every.items()} | exchange(scale)
@@ -113,29 +109,75 @@ class ReplicatedRows(LocalRows):
 
         return flat, finish
 
-    def _exchange(
-        self, head: Tensor, touched: dict[str, Touched]
+    def _take_mine(self) -> tuple[Gradients, dict[str, list[RowGradients]]]:
+        """Gradients of tables that have one for every row, of all ranks; of others this rank's."""
+        # Those of other ranks are added to what a softmax would update by itself.
+        self._write_late(self.leaves.keys() - self._stripes.keys() if self.world.size > 1 else ())
+        self._labels = {}
+        every: Gradients = {}
+        mine: dict[str, list[RowGradients]] = {}
+        for name, leaf in self.leaves.items():
+            own = [] if name in self._stripes else self._take_own(name)
+            parts = own + self._take_pulled(name)
+            if any(isinstance(one.ids, Every) for one in parts):
+                grads = join(parts, leaf.table.dim, name in self.counted).grads
+                every[name] = RowGradients(EVERY, self.world.all_reduce(grads))
+            else:
+                mine[name] = parts
+        return every, mine
+
+    def _write(
+        self, promise: Promise, flat: Tensor, mine: dict[str, list[RowGradients]]
+    ) -> tuple[Tensor, Callable[[float], Gradients]] | None:
+        """Write what was promised where all ranks read it; None: there is no room for that."""
+        numbers = promise.numbers()  # now all have read what lay there before
+        lengths = [[int(length) for length in one[1:]] for one in numbers]
+        laid = self.world.lay_out(self._kinds, lengths)
+        if laid is None:
+            return None
+        joined = {name: group for name, group in zip(self.leaves, laid.groups) if name in mine}
+        if not flat[-1]:
+            count = sum(one[0] for one in numbers)
+            scale = 1.0 / count if count else 0.0
+            for name, touched, first in zip(self.leaves, promise.touched, laid.firsts):
+                if name in mine:
+                    write(touched, mine[name], scale, joined[name], first)
+        flat = self.world.all_reduce(flat)  # and now all have written
+        if flat[-1]:  # not as they promised: some rows had no gradient, and will have none
+            self._promising = False
+            return flat, self._gather(flat[:0], mine)[1]
+        gradients = {name: RowGradients(*group) for name, group in joined.items()}
+        return flat, lambda scale: gradients  # multiplied when they were written
+
+    def _gather(
+        self, flat: Tensor, mine: dict[str, list[RowGradients]]
     ) -> tuple[Tensor, Callable[[float], Gradients]]:
-        """Everybody's head [size, n]; the call that has everybody's touched rows, multiplied."""
-        kinds = [kind for one in touched.values() for kind in one.kinds]
-        found = self.world.lay_out(head, kinds)
-        if found is None:
-            parts = [part.to(self.device) for one in touched.values() for part in one.parts()]
-            heads, *joined = self.world.gather([head, *parts])[0]
-            return heads.view(self.world.size, -1), lambda scale: {
-                name: one.scaled(scale) for name, one in _by_table(touched, joined).items()
-            }
-        heads, laid = found
+        """Send all ranks what each has."""
+        together = flat.nbytes * self.world.size <= SMALL
+        # Else it travels while the rows' gradients are summed.
+        apart = None if together else self.world.start_all_reduce(flat)
+        summed = {name: self._sum(name, parts) for name, parts in mine.items()}
+        parts = [part.to(self.device) for parts in summed.values() for part in parts]
+        heads, *joined = self.world.gather([flat if together else flat[:0], *parts])[0]
+        if apart is None:
+            first, *others = heads.view(self.world.size, -1).unbind()
+            flat = sum(others, first)
+        else:
+            flat = apart.wait()
+        came = iter(joined)
+        gathered = {name: RowGradients(*islice(came, len(summed[name]))) for name in summed}
+        return flat, lambda scale: {name: one.scaled(scale) for name, one in gathered.items()}
 
-        def write(scale: float) -> Gradients:
-            mine = iter(laid.mine)
-            for one in touched.values():
-                one.write([next(mine) for _ in one.kinds], scale)
-            if touched:
-                self.world.barrier()
-            return _by_table(touched, laid.joined)
-
-        return heads, write
+    def _sum(self, name: str, parts: list[RowGradients]) -> list[Tensor]:
+        """Distinct ids [u], the sums of their gradients [u, dim] and of their counts [u, 2]."""
+        table = self.leaves[name].table
+        one = join(parts, table.dim, name in self.counted)
+        assert not isinstance(one.ids, Every)
+        ids, places = find_duplicates(one.ids, table.rows)
+        sums = add_rows(None, places, one.grads, len(ids))
+        if one.counts is None:
+            return [ids, sums]
+        return [ids, sums, add_rows(None, places.cpu(), one.counts, len(ids))]
 
     def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
         for name, stripe in self._stripes.items():
@@ -205,7 +247,17 @@ class ReplicatedRows(LocalRows):
             yield from super().saved()
 
 
-def _by_table(touched: dict[str, Touched], joined: Sequence[Tensor]) -> Gradients:
-    """The parts of all tables, one after the other, as the gradients of each."""
-    parts = iter(joined)
-    return {name: RowGradients(*(next(parts) for _ in one.kinds)) for name, one in touched.items()}
+def _kinds(leaf: Leaf, counted: bool) -> list[Kind]:
+    """Of a table: dtypes and shapes of its rows' ids, gradients and counts."""
+    kinds: list[Kind] = [(torch.int64, ()), (torch.float32, (leaf.table.dim,))]
+    return [*kinds, (torch.float32, (2,))] if counted else kinds
+
+
+def write(
+    touched: Touched, parts: list[RowGradients], scale: float, out: list[Tensor], first: int
+) -> None:
+    """Put touched rows there, from row `first` on: ids, sums of gradients (multiplied), counts."""
+    touched.write([one.grads for one in parts], scale, out[1], out[0], first)
+    if len(out) > 2:
+        counts = [one.counts for one in parts if one.counts is not None]
+        touched.write(counts, 1.0, out[2], None, first)

@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.embedding.leaves.leaf import Leaf, every_id
+from shoal.embedding.leaves.leaf import every_id
 from shoal.embedding.placed.duplicates import add_rows, code_map, distinct
 from shoal.embedding.placed.placement import Layout
+from shoal.embedding.placed.sharded_table import ShardedTable
 from shoal.embedding.service import Labels, Lookup
 from shoal.embedding.store import Every, Ids
 from shoal.embedding.table import Table
@@ -126,6 +127,13 @@ class Part:
         start = sum(self.their_counts[:rank])
         return slice(start, start + self.their_counts[rank])
 
+    def make_rows(self) -> Tensor:
+        """Memory for the rows of the keys: [keys, dim], to be written to."""
+        keys = len(self.keys)
+        self.rows = torch.empty(self.num_rows, self.layout.table.dim, device=self.keys.device)
+        self.rows[keys:] = 0.0
+        return self.rows[:keys]
+
     def take_rows(self, rows: Tensor) -> None:
         """The rows of the keys [keys, dim]; the padding id's row of zeros stands after them."""
         self.rows = F.pad(rows, (0, 0, 0, 1)) if self.distinct.padded else rows
@@ -200,11 +208,6 @@ class Trip(ABC):
             self.order.append((lookup.table, len(requested)))
             requested.append(lookup)
         self.parts = {name: Part(placed[name], some, device) for name, some in grouped.items()}
-        self.by_field = {
-            lookup.field: place
-            for lookup, place in zip(lookups, self.order)
-            if lookup.field is not None
-        }
 
     def start(self) -> None:
         """Let what can travel before the rows are read go."""
@@ -217,12 +220,6 @@ class Trip(ABC):
         """What travels has arrived, and no more is asked for."""
 
 
-class Shard(Placed, Protocol):
-    """What a route must know: besides, the leaf of this rank."""
-
-    leaf: Leaf | None
-
-
 class Route(Trip):
     """A trip to the ranks that own the rows. All ranks make the same ones.
 
@@ -230,9 +227,7 @@ class Route(Trip):
     computes something else.
     """
 
-    parts: dict[str, Part]
-
-    def __init__(self, world: World, placed: Mapping[str, Shard], lookups: Sequence[Lookup]):
+    def __init__(self, world: World, placed: Mapping[str, ShardedTable], lookups: Sequence[Lookup]):
         super().__init__(placed, lookups, world.device)
         self.world, self.leaves = world, {name: placed[name].leaf for name in self.parts}
         table = [part.counts for part in self.parts.values()]
@@ -282,30 +277,20 @@ class Route(Trip):
         served = [self._serve(part) for part in travelling]
         if len(travelling) == 1 and travelling[0].layout.placement.place != "column":
             # One table: what was read is what is sent, and what comes is what is wanted.
-            part, dim = travelling[0], travelling[0].layout.table.dim
-            part.rows = torch.empty(part.num_rows, dim, device=world.device)
-            part.rows[len(part.keys) :] = 0.0
-            out = part.rows[: len(part.keys)]
-            world.all_to_all(served[0], part.their_counts, part.counts, out)
+            part = travelling[0]
+            world.all_to_all(served[0], part.their_counts, part.counts, part.make_rows())
             return
         outgoing = [
             [rows[part.incoming(r)].reshape(-1) for part, rows in zip(travelling, served)]
             for r in range(size)
         ]
         lengths = [[p.counts[r] * p.layout.width(r) for p in travelling] for r in range(size)]
-        flat = world.all_to_all(
-            pack(outgoing),
-            [sum(len(piece) for piece in pieces) for pieces in outgoing],
-            [sum(some) for some in lengths],
-        )
-        for part, pieces in zip(travelling, unpack(flat, lengths)):
-            dim = part.layout.table.dim
-            part.rows = torch.empty(part.num_rows, dim, device=world.device)
-            part.rows[len(part.keys) :] = 0.0
+        for part, pieces in zip(travelling, exchange(world, outgoing, lengths)):
+            rows = part.make_rows()
             for r, piece in enumerate(pieces):
                 first, last = part.layout.columns[r]
                 keys = part.outgoing(r)
-                part.rows[keys, first:last] = piece.view(keys.stop - keys.start, last - first)
+                rows[keys, first:last] = piece.view(keys.stop - keys.start, last - first)
 
     def _serve(self, part: Part) -> Tensor:
         """The rows that were asked of this rank: [theirs, its columns]."""
@@ -313,6 +298,15 @@ class Route(Trip):
         if leaf is None:
             return torch.empty(len(part.theirs), part.layout.width(self.world.rank), device=device)
         return leaf.pull(part.theirs).to(device)
+
+
+def exchange(
+    world: World, outgoing: list[list[Tensor]], lengths: list[list[int]]
+) -> list[list[Tensor]]:
+    """Send outgoing[rank][table]; lengths[rank][table] come back, as `unpack` has them."""
+    sent = [sum(len(piece) for piece in pieces) for pieces in outgoing]
+    received = [sum(some) for some in lengths]
+    return unpack(world.all_to_all(pack(outgoing), sent, received), lengths)
 
 
 def pack(pieces: list[list[Tensor]]) -> Tensor:

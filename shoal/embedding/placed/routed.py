@@ -119,8 +119,8 @@ class RoutedRows(RowService, Generic[T]):
             part = trip.parts.get(lookup.table)
             if part is None or isinstance(lookup.ids, Every):
                 return None  # the same on every rank
-            if lookup.field in trip.by_field:
-                _, number = trip.by_field[lookup.field]
+            if lookup.field is not None and lookup.field in part.fields:
+                number = part.fields.index(lookup.field)
                 chosen.append((part, number, part.inverse[number]))
                 continue
             inverse, lost = part.distinct.find(lookup.ids.reshape(-1))

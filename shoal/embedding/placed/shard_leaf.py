@@ -1,8 +1,8 @@
-"""The leaf of one rank: its share of a table whose rows are spread over the ranks."""
+"""The leaves of one rank: its shares of tables whose rows are spread over the ranks."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 
 import torch
 
@@ -18,64 +18,69 @@ from shoal.embedding.table import Init, Table
 SOME_ROWS = 1 << 16  # rows handled at a time, so that temporaries stay small
 
 
-def make_leaf(
-    layout: Layout,
+def make_shard_leaves(
+    layouts: Mapping[str, Layout],
     rank: int,
-    optimizer: RowOptimizer,
+    optimizers: Mapping[str, RowOptimizer],
     seed: int,
+    *,
+    admissions: Mapping[str, Admission | None],
     device: torch.device | str = "cpu",
     fused: bool = False,
-    admission: Admission | None = None,
     tiers: TiersSection | None = None,
-) -> Leaf:
-    """The leaf of one rank: its share of the rows, each beginning at the table's own values.
+) -> dict[str, Leaf]:
+    """The leaves of one rank, for the tables that it has any of: its share of their rows.
 
-    tiers: the table's share of what this rank's rows may take.
-
-    A row's initial value hangs on its id, but a dense leaf counts from 0: so the values come from a
-    growing table, which knows every id's initial value and holds nothing.
+    Each row begins at the table's own values. tiers: what this rank's rows may take.
     """
-    table, width = layout.table, layout.width(rank)
-    first, last = layout.columns[rank]
-    grown = replace(table, rows=None, init=Init(*table.resolved_init))
-    if layout.grows:
-        if width < table.dim:
-            raise ValueError(
-                f"table {table.name!r} grows, and a growing table cannot be cut by columns yet; "
-                "place it by row"
-            )
-        return _make(table, optimizer, seed, device, False, admission, tiers)
-    # The padding id never travels; its row stays at the zeros it is given here.
-    own = Table(table.name, width, layout.shares[rank], Init("constant", 0.0), whole=table.whole)
-    leaf = _make(own, optimizer, seed, device, fused, None, tiers)
-    source = make_local(grown, RowOptimizer("sgd"), seed)
-    ids = layout.ids(rank)
-    begin = optimizer.initial_state()
-    for start in range(0, len(ids), SOME_ROWS):
-        some = ids[start : start + SOME_ROWS]
-        keys = torch.arange(start, start + len(some))
-        shapes = leaf.state_shapes(len(some))
-        state = {name: torch.full(shape, begin[name]) for name, (shape, _) in shapes.items()}
-        leaf.restore(Rows(keys, source.pull(some)[:, first:last].contiguous(), state))
-    return leaf
-
-
-def _make(
-    table: Table,
-    optimizer: RowOptimizer,
-    seed: int,
-    device: torch.device | str,
-    fused: bool,
-    admission: Admission | None,
-    tiers: TiersSection | None,
-) -> Leaf:
-    name = table.name
-    return make_leaves(
-        {name: table},
-        {name: optimizer},
+    own = {name: _own_table(one, rank, optimizers[name]) for name, one in layouts.items()}
+    leaves = make_leaves(
+        {name: table for name, table in own.items() if layouts[name].holds(rank)},
+        optimizers,
         seed,
-        admissions={name: admission},
+        admissions=admissions,
         device=device,
         fused=fused,
         tiers=tiers,
-    )[name]
+    )
+    for name, leaf in leaves.items():
+        if not layouts[name].grows:
+            write_initial(leaf, layouts[name], rank, seed)
+    return leaves
+
+
+def _own_table(layout: Layout, rank: int, optimizer: RowOptimizer) -> Table:
+    """What a rank holds of a table, as a table of its own."""
+    table, by_column = layout.table, layout.placement.place == "column"
+    by_row = "row" in optimizer.state_names().values() or optimizer.clip is not None
+    if by_column and by_row:
+        raise ValueError(
+            f"table {table.name!r} is cut by columns, but {optimizer.name} looks at whole rows; "
+            "place it by row"
+        )
+    if layout.grows and layout.width(rank) < table.dim:
+        raise ValueError(
+            f"table {table.name!r} grows, and a growing table cannot be cut by columns yet; "
+            "place it by row"
+        )
+    if layout.grows:
+        return table
+    # The padding id never travels; its row stays at the zeros that it begins with.
+    zeros, width = Init("constant", 0.0), layout.width(rank)
+    return Table(table.name, width, layout.shares[rank], zeros, whole=table.whole)
+
+
+def write_initial(leaf: Leaf, layout: Layout, rank: int, seed: int) -> None:
+    """Let the rows of a rank's leaf begin at the table's own values.
+
+    These hang on ids, but a leaf counts from 0: so they come from a growing table, which knows
+    every id's initial value and holds nothing.
+    """
+    source = make_local(layout.table.grown, RowOptimizer("sgd"), seed)
+    first, last = layout.columns[rank]
+    start = 0
+    for some in layout.ids(rank).split(SOME_ROWS):
+        keys = torch.arange(start, start + len(some))
+        values = source.pull(some)[:, first:last].contiguous()
+        leaf.restore(Rows(keys, values, leaf.begun_state(len(some))))
+        start += len(some)

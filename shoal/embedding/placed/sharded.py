@@ -18,7 +18,7 @@ from shoal.config.row_rules import RowRules
 from shoal.embedding.leaves.admission import tend
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.placed.placement import Layout
-from shoal.embedding.placed.route import Part, Route, pack, unpack
+from shoal.embedding.placed.route import Part, Route, exchange
 from shoal.embedding.placed.routed import RoutedRows, T
 from shoal.embedding.placed.sharded_table import ShardedTable
 from shoal.embedding.service import Gradients, Lookup, RowGradients, sum_squares
@@ -130,17 +130,16 @@ class ShardedRows(SpreadRows[Route]):
 
     def _joined(self, name: str, some: list[RowGradients], scale: float) -> RowGradients:
         """One table's gradients from several trips, and of rows that were read where they lie."""
-        table, rank = self.tables[name], self.world.rank
+        table = self.tables[name]
         if len(some) == 1:
             joined = some[0]
-        elif some:
-            keys = [table.keys(one.ids).to(self.device) for one in some]
-            grads = torch.cat([one.grads for one in some])
-            joined = RowGradients(torch.cat(keys), grads)
         else:
-            keys_none = torch.empty(0, dtype=torch.int64, device=self.device)
-            width = table.layout.width(rank)
-            joined = RowGradients(keys_none, torch.empty(0, width, device=self.device))
+            width = table.layout.width(self.world.rank)
+            keys = [torch.empty(0, dtype=torch.int64), *(table.keys(one.ids) for one in some)]
+            grads = [torch.empty(0, width, device=self.device), *(one.grads for one in some)]
+            joined = RowGradients(
+                torch.cat([one.to(self.device) for one in keys]), torch.cat(grads)
+            )
         if table.counted:
             counts = [one.counts for one in some if one.counts is not None]
             joined = replace(joined, counts=torch.cat([torch.empty(0, 2), *counts]))
@@ -183,14 +182,10 @@ class ShardedRows(SpreadRows[Route]):
         widths = [part.layout.width(rank) for part in parts] + [2] * len(counted)
         parts = parts + counted
         lengths = [[p.their_counts[r] * w for p, w in zip(parts, widths)] for r in range(size)]
-        came = self._exchange(outgoing, lengths)
-        return [one.view(len(p.theirs), width) for p, width, one in zip(parts, widths, came)]
-
-    def _exchange(self, outgoing: list[list[Tensor]], lengths: list[list[int]]) -> list[Tensor]:
-        """outgoing[r] [pieces] goes to rank r; what came, lengths[r] of rank r, piece by piece."""
-        sent = [sum(len(piece) for piece in pieces) for pieces in outgoing]
-        flat = self.world.all_to_all(pack(outgoing), sent, [sum(some) for some in lengths])
-        return [torch.cat(pieces) for pieces in unpack(flat, lengths)]
+        came = exchange(world, outgoing, lengths)
+        return [
+            torch.cat(one).view(len(p.theirs), width) for p, width, one in zip(parts, widths, came)
+        ]
 
     def _used(self, parts: list[Part]) -> dict[int, Tensor]:
         """Which of the keys that came had a gradient [theirs], by the number of the part.
@@ -207,5 +202,5 @@ class ShardedRows(SpreadRows[Route]):
             used.append(whole if unused is None else (~unused).to(torch.uint8))
         outgoing = [[u[part.outgoing(r)] for u, part in zip(used, some)] for r in range(size)]
         lengths = [[part.their_counts[r] for part in some] for r in range(size)]
-        kept = [one.bool() for one in self._exchange(outgoing, lengths)]
-        return dict(zip(numbers, kept))
+        came = exchange(self.world, outgoing, lengths)
+        return {k: torch.cat(one).bool() for k, one in zip(numbers, came)}

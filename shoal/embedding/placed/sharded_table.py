@@ -12,14 +12,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from shoal.config.tiers import TiersSection
 from shoal.embedding.leaves.admission import Admission, Filter, Pending, Shrink
-from shoal.embedding.leaves.leaf import COUNTERS, Leaf, fits, state_shapes_of
+from shoal.embedding.leaves.leaf import COUNTERS, Leaf, state_shapes_of
 from shoal.embedding.leaves.local import push_counted
 from shoal.embedding.leaves.native import filter_facts_of
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placed.placement import Layout
-from shoal.embedding.placed.shard_leaf import SOME_ROWS, make_leaf
+from shoal.embedding.placed.shard_leaf import SOME_ROWS
 from shoal.embedding.service import RowGradients
 from shoal.embedding.store import Every, Ids, Rows
 from shoal.world.world import World
@@ -31,42 +30,25 @@ COUNTER_FLOATS = {name: dtype.itemsize // 4 for name, dtype in COUNTERS.items()}
 class ShardedTable:
     """The part of a table that this rank holds, and the way to the others' parts."""
 
-    admission: Admission | None = None  # of each leaf, where ids are counted
-
     def __init__(
         self,
         layout: Layout,
         world: World,
         optimizer: RowOptimizer,
-        seed: int,
-        fused: bool = False,
+        leaf: Leaf | None,
         admission: Admission | None = None,
-        tiers: TiersSection | None = None,
     ):
+        """`leaf` has this rank's rows, None where it has none; admission: of every rank's leaf."""
         self.table, self.layout, self.world = layout.table, layout, world
-        self.optimizer, self.admission = optimizer, admission
-        by_row = [name for name, kind in optimizer.state_names().items() if kind == "row"]
-        if layout.placement.place == "column" and (by_row or optimizer.clip is not None):
-            raise ValueError(
-                f"table {self.table.name!r} is cut by columns, but {optimizer.name} looks at whole "
-                "rows; place it by row"
-            )
-        self.leaf: Leaf | None = None
-        if layout.holds(world.rank):
-            self.leaf = make_leaf(
-                layout, world.rank, optimizer, seed, world.device, fused, admission, tiers
-            )
-        self._step = 0
+        self.optimizer, self.leaf, self.admission = optimizer, leaf, admission
+        self.step = 0  # how many times `push_own` was called; set on restore
 
     def push_own(self, one: RowGradients, lr: float) -> None:
         """One optimizer step of rows that this rank holds, by the keys of its leaf."""
-        self._step += 1
-        if self.leaf is None:
-            return
-        if one.counts is None:
-            self.leaf.push(one.ids, one.grads, lr)
-        else:
+        if self.leaf is not None:
+            self.leaf.step = self.step
             push_counted(self.leaf, one.ids, one.grads, lr, one.counts)
+        self.step += 1
 
     def keys(self, ids: Ids) -> Tensor:
         """Keys of this rank's leaf, one by one."""
@@ -95,17 +77,6 @@ class ShardedTable:
         """Drop every row of a growing table, each rank its own."""
         if self.leaf is not None:
             self.leaf.forget()
-
-    @property
-    def step(self) -> int:
-        """How many times `push` was called."""
-        return self._step
-
-    @step.setter
-    def step(self, value: int) -> None:
-        self._step = value
-        if self.leaf is not None:
-            self.leaf.step = value
 
     def restore(self, rows: Rows) -> None:
         """Take over those of the given rows that this rank holds."""
@@ -158,7 +129,7 @@ class ShardedTable:
             if self.world.is_main and self.leaf is not None:
                 yield from self.leaf.export(chunk_rows, **some)
             return
-        ids, floats, places = self._own() if since is None else self._changed(since)
+        ids, floats, places = self._held(some)
         widths = [sum(self._widths(rank).values()) for rank in range(self.world.size)]
         ranges: Iterable[slice]
         if self.layout.grows or since is not None:
@@ -190,21 +161,15 @@ class ShardedTable:
         ids, floats = torch.cat(own[0]), torch.cat(own[1])
         for part in self._next_of_all(ids, -(-chunk_rows // self.world.size)):
             pieces = self._at_rank_0(ids[part], floats[part], [sum(widths)] * self.world.size)
-            everyones = torch.cat([ids for ids, _ in pieces])
-            if self.world.is_main and len(everyones):
-                order = everyones.argsort()
-                columns = torch.cat([floats for _, floats in pieces])[order].split(widths, 1)
-                parts = [_column(one, dtype) for one, dtype in zip(columns, COUNTERS.values())]
-                yield Pending(everyones[order], *parts)
+            everyones, joined = _by_id(pieces)
+            if len(everyones):
+                columns = zip(joined.split(widths, 1), COUNTERS.values())
+                yield Pending(everyones, *(_column(one, dtype) for one, dtype in columns))
 
     @property
     def filter_facts(self) -> tuple[int, int]:
         """Bytes and layout of each leaf's Bloom filter; (0, 0) where ids are counted exactly."""
         return filter_facts_of(self.admission)  # a rank without a leaf knows it too
-
-    def filter_fits(self, part: Filter) -> bool:
-        """Whether a part is of one of these filters; one that cannot be is refused."""
-        return fits(part, self.table.name, self.admission, self.filter_facts)
 
     def restore_filter(self, part: Filter) -> None:
         """Take over a part of the Bloom filter of this rank's leaf."""
@@ -250,46 +215,35 @@ class ShardedTable:
             yield slice(start, stop)
             start = stop
 
-    def _own(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _held(self, some: dict[str, int]) -> tuple[Tensor, Tensor, Tensor]:
         """Ids of this rank's leaf, ascending; its values and state side by side, and whose they
-        are: row places[k] of the floats belongs to ids[k].
+        are: row places[k] of the floats belongs to ids[k]. `some`: which rows, as leaves take it.
         """
+        most = 0 if self.leaf is None else len(self.leaf)
+        keys = torch.empty(most, dtype=torch.int64)
+        floats = torch.empty(most, sum(self._widths(self.world.rank).values()))
         count = 0
-        if self.leaf is not None:
-            count = len(self.leaf)
-        ids = torch.empty(count, dtype=torch.int64)
-        floats = torch.empty(count, sum(self._widths(self.world.rank).values()))
-        start = 0
-        for rows in [] if self.leaf is None else self.leaf.export(SOME_ROWS):
-            stop = start + len(rows.ids)
-            ids[start:stop] = rows.ids
-            parts = [rows.values, *map(_floats, rows.state.values())]
-            torch.cat(parts, 1, out=floats[start:stop])
-            start = stop
-        if not self.layout.grows and count:
-            ids = self.layout.ids(self.world.rank)
+        for rows in [] if self.leaf is None else self.leaf.export(SOME_ROWS, **some):
+            part = slice(count, count + len(rows.ids))
+            keys[part] = rows.ids
+            torch.cat([rows.values, *map(_floats, rows.state.values())], 1, out=floats[part])
+            count = part.stop
+        ids = keys[:count]
+        if not self.layout.grows:
+            ids = self.layout.ids(self.world.rank)[ids]
         places = ids.argsort()
         return ids[places], floats, places
 
-    def _changed(self, since: int) -> tuple[Tensor, Tensor, Tensor]:
-        """As `_own`, of rows that changed after a mark."""
-        ids = [torch.empty(0, dtype=torch.int64)]
-        floats = [torch.empty(0, sum(self._widths(self.world.rank).values()))]
-        if self.leaf is not None:
-            for rows in self.leaf.export(SOME_ROWS, **{"since": since}):
-                ids.append(rows.ids)
-                floats.append(torch.cat([rows.values, *map(_floats, rows.state.values())], 1))
-        keys = torch.cat(ids)
-        changed = self.layout.ids(self.world.rank)[keys] if not self.layout.grows else keys
-        places = changed.argsort()
-        return changed[places], torch.cat(floats), places
+    def _split(self, floats: Tensor, rank: int) -> dict[str, Tensor]:
+        """Values, pieces of state and counters of rows [n, width] of a rank, by name."""
+        widths = self._widths(rank)
+        return dict(zip(widths, floats.split(list(widths.values()), 1)))
 
     def _widths(self, rank: int) -> dict[str, int]:
         """Floats of a row's values, of each piece of its state and its counters, on a rank."""
         width = self.layout.width(rank)
-        kinds = {"values": "dim", **self.optimizer.state_names()}
-        widths = {name: width if kind == "dim" else 1 for name, kind in kinds.items()}
-        return widths | (COUNTER_FLOATS if self.counted else {})
+        counters = COUNTER_FLOATS if self.counted else {}
+        return {"values": width, **self.optimizer.widths(width), **counters}
 
     def _at_rank_0(
         self, ids: Tensor, floats: Tensor, widths: list[int]
@@ -310,28 +264,27 @@ class ShardedTable:
         """Whole rows in order of id, from everybody's pieces."""
         if not any(len(some) for some, _ in pieces):
             return
-        shapes = self.state_shapes(0)
-        names = ["values", *shapes]
-        parts: list[list[Tensor]] = [[] for _ in names]
-        for rank, (_, floats) in enumerate(pieces):
-            for k, part in enumerate(floats.split(list(self._widths(rank).values()), 1)):
-                parts[k].append(part)
         if self.layout.placement.place == "column":
             ids = pieces[-1][0]  # with fewer columns than ranks, the first ranks have none
-            whole = [torch.cat([piece for piece in part if len(piece)], 1) for part in parts]
+            parts = [self._split(floats, r) for r, (some, floats) in enumerate(pieces) if len(some)]
+            columns = {name: torch.cat([one[name] for one in parts], 1) for name in parts[0]}
         else:
-            ids = torch.cat([some for some, _ in pieces])
-            order = ids.argsort()
-            ids = ids[order]
-            whole = [torch.cat(part)[order] for part in parts]
-        columns = dict(zip(names, whole))
-        for name, (shape, dtype) in shapes.items():
+            ids, floats = _by_id(pieces)
+            columns = self._split(floats, 0)
+        for name, (shape, dtype) in self.state_shapes(0).items():
             if len(shape) == 1:
                 columns[name] = _column(columns[name], dtype)
         for start in range(0, len(ids), chunk_rows):
             some = {k: v[start : start + chunk_rows].contiguous() for k, v in columns.items()}
             values = some.pop("values")
             yield Rows(ids[start : start + chunk_rows], values, some)
+
+
+def _by_id(pieces: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Everybody's ids [n] and floats [n, width], in order of id."""
+    ids = torch.cat([some for some, _ in pieces])
+    order = ids.argsort()
+    return ids[order], torch.cat([floats for _, floats in pieces])[order]
 
 
 def _floats(part: Tensor) -> Tensor:
@@ -344,4 +297,5 @@ def _floats(part: Tensor) -> Tensor:
 
 def _column(part: Tensor, dtype: torch.dtype) -> Tensor:
     """The opposite, of what has one number a row: [n]."""
-    return part.contiguous().view(dtype).squeeze(1)
+    # Memory of its own: int64 must not begin at an odd float.
+    return part.clone(memory_format=torch.contiguous_format).view(dtype).squeeze(1)

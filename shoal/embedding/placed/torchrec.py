@@ -17,12 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.embedding.leaves.init import initial_rows
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placed.placement import Layout, Placement
 from shoal.embedding.placed.route import Trip
-from shoal.embedding.placed.shard_leaf import SOME_ROWS
+from shoal.embedding.placed.shard_leaf import write_initial
 from shoal.embedding.placed.sharded import SpreadRows
 from shoal.embedding.placed.sharded_table import ShardedTable
 from shoal.embedding.service import Gradients, Labels, Lookup
@@ -135,6 +134,7 @@ class Shard(Leaf):
     def __init__(self, table: Table, collection: Collection, optimizer: RowOptimizer, seed: int):
         super().__init__(table, optimizer, seed)
         self.values, self.sums = collection.shard(table.name)
+        self.values.zero_()  # narrow rows end so
 
     def __len__(self) -> int:
         return len(self.values)
@@ -144,20 +144,13 @@ class Shard(Leaf):
             return self.values[:, : self.table.dim].clone()
         return self.values[ids.to(self.values.device), : self.table.dim]
 
-    def push(
-        self,
-        ids: Ids,
-        grads: Tensor,
-        lr: float,
-        clicks: Tensor | None = None,
-        shows: Tensor | None = None,
-    ) -> None:
+    def push(self, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
         raise NotImplementedError  # gradients go back through the collection
 
     def restore(self, rows: Rows) -> None:
         keys, dim = rows.ids.to(self.values.device), self.table.dim
         self.values[keys, :dim] = rows.values.to(self.values.device)
-        if self.sums is not None and "sum" in rows.state:
+        if self.sums is not None:
             self.sums[keys, :dim] = rows.state["sum"].to(self.sums.device)
 
     def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
@@ -167,14 +160,6 @@ class Shard(Leaf):
             state = {} if self.sums is None else {"sum": self.sums[some, :dim].cpu().clone()}
             values = self.values[some, :dim].cpu().clone()
             yield Rows(torch.arange(some.start, some.stop), values, state)
-
-
-class TorchRecTable(ShardedTable):
-    """One table's store: its rows in a collection; every call is made by all ranks together."""
-
-    def __init__(self, layout: Layout, world: World, leaf: Shard, optimizer: RowOptimizer):
-        self.table, self.layout, self.world = layout.table, layout, world
-        self.optimizer, self.leaf, self._step = optimizer, leaf, 0
 
 
 class TorchRecTrip(Trip):
@@ -245,8 +230,8 @@ class TorchRecRows(SpreadRows[TorchRecTrip]):
             self.collections.append(collection)
             for table in some:
                 layout, leaf = Blocks(table, world.size), Shard(table, collection, optimizer, seed)
-                placed[table.name] = TorchRecTable(layout, world, leaf, optimizer)
-                _begin(leaf, layout.ids(world.rank), optimizer, seed)
+                placed[table.name] = ShardedTable(layout, world, optimizer, leaf)
+                write_initial(leaf, layout, world.rank, seed)
         super().__init__(world, placed)
 
     def _trip(self, lookups: Sequence[Lookup]) -> TorchRecTrip:
@@ -309,14 +294,3 @@ class TorchRecRows(SpreadRows[TorchRecTrip]):
                 part = joined.parts[name]
                 part.add(0, part.inverse[0], torch.cat(grads))
         return joined
-
-
-def _begin(leaf: Shard, ids: Tensor, optimizer: RowOptimizer, seed: int) -> None:
-    """Give a shard's rows their initial values, which hang on their ids alone."""
-    leaf.values.zero_()
-    if leaf.sums is not None:
-        leaf.sums.fill_(optimizer.initial_accumulator_value)
-    for start in range(0, len(ids), SOME_ROWS):
-        some = ids[start : start + SOME_ROWS]
-        keys = torch.arange(start, start + len(some))
-        leaf.restore(Rows(keys, initial_rows(leaf.table, seed, some)))

@@ -40,10 +40,10 @@ class Catalogue:
                 "row 0 for padding: make it with padding=0"
             )
         self.service, self.table, self.bias, self.rows = service, table, bias, table.rows
-        names = {table.name} if bias is None else {table.name, bias.name}
-        self._alone = not names & shared
+        names = [one.name for one in (table, bias) if one is not None]
+        self._alone = shared.isdisjoint(names)
         if self._alone:
-            service.read_whole([table.name] if bias is None else [table.name, bias.name])
+            service.read_whole(names)
         self._candidates: dict[int, tuple[Tensor, Tensor]] = {}  # by `stop`, see _places
 
     def loss(self, hidden: Tensor, targets: Tensor, stop: int | None, learn: bool) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.embedding.leaves.device import Device
+from shoal.embedding.leaves.device import Device, device_pair
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.service import RowService
 
@@ -23,20 +23,21 @@ ALONE = (
 
 def fusable(rows: Leaf | None, bias: Leaf | None) -> tuple[Device, Device | None] | None:
     """Both leaves, where they have kernels for it."""
-    if not isinstance(rows, Device) or not (bias is None or isinstance(bias, Device)):
+    found = device_pair(rows, bias)
+    if found is None:
         return None
-    parts = [rows] if bias is None else [rows, bias]
-    if any(part.kernels is None or part.table.padding != 0 for part in parts):
-        return None
-    if bias is not None and bias.table.dim != 1:
+    if any(one.kernels is None or one.table.padding != 0 for one in found if one is not None):
         return None
     from shoal.embedding.softmax import triton_softmax  # there is Triton, where leaves have kernels
 
-    return (rows, bias) if rows.table.dim in triton_softmax.DIMS else None
+    return found if found[0].table.dim in triton_softmax.DIMS else None
 
 
 class FusedSoftmax:
     """The summed cross entropy of one batch; after backward it is a late update of all rows."""
+
+    normalizers: Tensor  # set by forward
+    parts: Any
 
     def __init__(
         self, rows: Device, bias: Device | None, targets: Tensor, stop: int, service: RowService
@@ -44,7 +45,6 @@ class FusedSoftmax:
         self.rows, self.bias, self.stop, self.service = rows, bias, stop, service
         self.tables = [one.table.name for one in (rows, bias) if one is not None]
         self.targets = targets.contiguous()
-        self.normalizers, self.parts = targets, targets  # set by forward
         self.scale: Tensor | None = None  # set by backward
 
     def loss(self, hidden: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.embedding.leaves.device import Device
+from shoal.embedding.leaves.device import Device, device_pair
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.service import RowService
 from shoal.embedding.softmax.native import _core, is_wide
@@ -22,33 +22,28 @@ def fusable_on_cpu(
     rows: Leaf | None, bias: Leaf | None = None
 ) -> tuple[Device, Device | None] | None:
     """Both leaves, where the core can update them in the step of a softmax, and is worth it."""
-    if not isinstance(rows, Device) or not (bias is None or isinstance(bias, Device)):
+    found = device_pair(rows, bias)
+    if found is None or not is_wide():
         return None
-    if not is_wide():
-        return None
-    for part in [rows] if bias is None else [rows, bias]:
-        if not (part.fused and part.device.type == "cpu" and part.table.padding in (None, 0)):
+    for one in found:
+        if one is not None and not (
+            one.fused and one.device.type == "cpu" and one.table.padding in (None, 0)
+        ):
             return None
-        if part.optimizer != rows.optimizer or part.table.rows != rows.table.rows:
-            return None
-    if bias is not None and bias.table.dim != 1:
-        return None
-    known = rows.optimizer.name in OPTIMIZERS and rows.optimizer.clip is None
-    return (rows, bias) if known else None
+    optimizer = found[0].optimizer
+    return found if optimizer.name in OPTIMIZERS and optimizer.clip is None else None
 
 
 class CoreSoftmax:
     """Takes the place of SoftmaxGradients for one batch; after backward it is a late update."""
 
+    hidden: Tensor  # the gradient of the states; made in `begin` and `add`
+    factor: float  # of backward
+
     def __init__(self, rows: Device, bias: Device | None, others: Tensor, service: RowService):
         """others [m], ascending, are the rows that are no candidates."""
         self.rows, self.bias, self.others, self.service = rows, bias, others, service
         self.tables = [one.table.name for one in (rows, bias) if one is not None]
-        self.factor, self._version = 0.0, 0  # of backward; of the states
-        self.states = self.hidden = torch.empty(0, rows.table.dim)
-        self.exponentials = torch.empty(len(rows.values), 0)
-        self.tops = self.highest = self.shares = torch.empty(0)
-        self.places = torch.empty(0, dtype=torch.int64)
 
     def begin(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Exponentials of all logits of states [n, d]: their highest logits and sums, [n] each."""

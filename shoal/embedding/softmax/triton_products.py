@@ -1,9 +1,10 @@
 """Products of float32 in Triton kernels, by tensor cores.
 
-The tensor cores multiply bfloat16: a float32 is taken as the sum of three of them (24 bits in all),
-and a product as the sum of the six partial products that matter, so that its error is that of
-float32 rounding. Where torch's own products may be rounded
-(torch.set_float32_matmul_precision("high")), two parts and three products do.
+The tensor cores multiply halves. Of any numbers, `product` takes a float32 as the sum of three
+bfloat16 (24 bits in all), and a product as the sum of the six partial products that matter, so that
+its error is that of float32 rounding; where torch's own products may be rounded
+(torch.set_float32_matmul_precision("high")), one of TF32 does. Of numbers whose size is known, two
+float16 have 23 bits, and three partial products do the same: `halves_of` and `dot_halves`.
 """
 
 # mypy: disable-error-code=no-untyped-def
@@ -34,33 +35,42 @@ def parts_of(x):
 
 
 @triton.jit
-def _dot_parts(a, b, total):
-    if INTERPRETED:  # which takes bfloat16 in a product for integers
+def dot_parts(a, b, total):
+    """total + a @ b of halves."""
+    if INTERPRETED:  # which takes bfloat16 in a product for integers, and adds float16 up as such
         return tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
     else:
         return tl.dot(a, b, total)
 
 
 @triton.jit
-def dotted(a_high, a_middle, a_low, b_high, b_middle, b_low, total, FULL: tl.constexpr):
+def halves_of(x):
+    """float32 as the sum of two float16: to 23 bits or 2**-25, and below 65,504 alone."""
+    high = x.to(tl.float16)
+    return high, (x - high.to(tl.float32)).to(tl.float16)
+
+
+@triton.jit
+def dot_halves(a_high, a_low, b_high, b_low, total):
     """total + a @ b, the smallest parts first."""
-    if FULL:
-        total = _dot_parts(a_low, b_high, total)
-        total = _dot_parts(a_high, b_low, total)
-        total = _dot_parts(a_middle, b_middle, total)
-    total = _dot_parts(a_middle, b_high, total)
-    total = _dot_parts(a_high, b_middle, total)
-    return _dot_parts(a_high, b_high, total)
+    total = dot_parts(a_low, b_high, total)
+    total = dot_parts(a_high, b_low, total)
+    return dot_parts(a_high, b_high, total)
 
 
 @triton.jit
 def product(a, b, total, FULL: tl.constexpr):
     """total + a @ b: of float32 as exact as FULL asks, of halves as they are."""
     if INTERPRETED or a.dtype != tl.float32:
-        return _dot_parts(a, b, total)
+        return dot_parts(a, b, total)
     elif FULL:
         a_high, a_middle, a_low = parts_of(a)
         b_high, b_middle, b_low = parts_of(b)
-        return dotted(a_high, a_middle, a_low, b_high, b_middle, b_low, total, True)
+        total = dot_parts(a_low, b_high, total)  # the smallest first
+        total = dot_parts(a_high, b_low, total)
+        total = dot_parts(a_middle, b_middle, total)
+        total = dot_parts(a_middle, b_high, total)
+        total = dot_parts(a_high, b_middle, total)
+        return dot_parts(a_high, b_high, total)
     else:
         return tl.dot(a, b, total, input_precision="tf32")

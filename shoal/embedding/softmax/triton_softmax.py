@@ -7,8 +7,9 @@
                 it before it leaves the chip
     row_gradients   the same gradients, written: where others are added to them before a step
 
-Logits are never written. Products are those of triton_products.py: of float32, or rounded where
-torch's own may be.
+Logits are never written. Products are of float32, by three of float16 (triton_products.py), for
+which states and rows are multiplied by SIZE, and probabilities by MOST: no value of a state or a
+row may reach 4,094 (it becomes infinite, and the loss is no number).
 """
 
 # mypy: disable-error-code=no-untyped-def
@@ -24,10 +25,13 @@ from torch import Tensor
 
 from shoal.embedding.leaves.triton_rows import adam, constants
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.softmax.triton_products import dotted, is_full, parts_of
+from shoal.embedding.softmax.triton_products import dot_halves, dot_parts, halves_of
 
 DIMS = (16, 32, 64, 128, 256)  # of rows that the kernels are written for
 LOWEST = tl.constexpr(-1e30)  # below any logit, and finite: differences of it are numbers
+SIZE = tl.constexpr(16.0)  # of states and rows: their parts are not too small for float16
+MOST = tl.constexpr(32768.0)  # of probabilities: the largest that float16 holds
+FINER = tl.constexpr(2048.0)  # of what a float16 leaves of a number
 AT_ONCE = 264  # programs: two for each multiprocessor of a large GPU
 SMALL_AT_ONCE = 396  # of those that write gradients: three for each
 POOL_COST, GRADIENT_COST = 4, 64  # of a part more: as so many rows, or positions
@@ -37,35 +41,31 @@ FEW = 64  # positions; a step of all rows is bound by memory then, else by produ
 
 # fmt: off
 @triton.jit
-def _load_states(parts, place, column, count, DIM: tl.constexpr, FULL: tl.constexpr):
-    """Three parts of states [POSITIONS, DIM], as _split_states wrote them."""
+def _load_states(parts, place, column, count, DIM: tl.constexpr):
+    """Two parts of states [POSITIONS, DIM], as _split_states wrote them."""
     at = place[:, None] * DIM + column[None, :]
     real = (place < count)[:, None]
     high = tl.load(parts + at, mask=real, other=0.0)
-    middle = tl.load(parts + count * DIM + at, mask=real, other=0.0)
-    low = high
-    if FULL:
-        low = tl.load(parts + 2 * count * DIM + at, mask=real, other=0.0)
-    return high, middle, low
+    return high, tl.load(parts + count * DIM + at, mask=real, other=0.0)
 
 
 @triton.jit
 def _split_states(hidden, parts, size, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
-    high, middle, low = parts_of(tl.load(hidden + at, mask=inside, other=0.0))
+    high, low = halves_of(tl.load(hidden + at, mask=inside, other=0.0) * SIZE)
     tl.store(parts + at, high, mask=inside)
-    tl.store(parts + size + at, middle, mask=inside)
-    tl.store(parts + 2 * size + at, low, mask=inside)
+    tl.store(parts + size + at, low, mask=inside)
+    tl.store(parts + 2 * size + at, (high.to(tl.float32) / FINER).to(tl.float16), mask=inside)
 
 
 @triton.jit
 def _pool(parts, rows, bias, tops, sums, pools, count, stop, share, HAS_BIAS: tl.constexpr,
-          DIM: tl.constexpr, POSITIONS: tl.constexpr, ROWS: tl.constexpr, FULL: tl.constexpr):
+          DIM: tl.constexpr, POSITIONS: tl.constexpr, ROWS: tl.constexpr):
     place = tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS)
     split = tl.program_id(1)
     column = tl.arange(0, DIM)
-    s_high, s_middle, s_low = _load_states(parts, place, column, count, DIM, FULL)
+    s_high, s_low = _load_states(parts, place, column, count, DIM)
     top = tl.full([POSITIONS], LOWEST, tl.float32)
     total = tl.zeros([POSITIONS], tl.float32)
     pooled = tl.zeros([POSITIONS, DIM], tl.float32)
@@ -74,9 +74,9 @@ def _pool(parts, rows, bias, tops, sums, pools, count, stop, share, HAS_BIAS: tl
         row = start + tl.arange(0, ROWS)
         inside = (row > 0) & (row < end)
         at = row[:, None].to(tl.int64) * DIM + column[None, :]
-        high, middle, low = parts_of(tl.load(rows + at, mask=inside[:, None], other=0.0))
-        logits = dotted(s_high, s_middle, s_low, tl.trans(high), tl.trans(middle), tl.trans(low),
-                        tl.zeros([POSITIONS, ROWS], tl.float32), FULL)
+        high, low = halves_of(tl.load(rows + at, mask=inside[:, None], other=0.0) * SIZE)
+        logits = dot_halves(s_high, s_low, tl.trans(high), tl.trans(low),
+                            tl.zeros([POSITIONS, ROWS], tl.float32)) / (SIZE * SIZE)
         if HAS_BIAS:
             logits += tl.load(bias + row, mask=inside, other=0.0)[None, :]
         logits = tl.where(inside[None, :], logits, float("-inf"))
@@ -84,9 +84,10 @@ def _pool(parts, rows, bias, tops, sums, pools, count, stop, share, HAS_BIAS: tl
         shrink = tl.exp(top - higher)
         weight = tl.exp(logits - higher[:, None])
         total = total * shrink + tl.sum(weight, 1)
-        w_high, w_middle, w_low = parts_of(weight)
-        pooled = dotted(w_high, w_middle, w_low, high, middle, low, pooled * shrink[:, None], FULL)
+        w_high, w_low = halves_of(weight * MOST)
+        pooled = dot_halves(w_high, w_low, high, low, pooled * shrink[:, None])
         top = higher
+    pooled /= MOST * SIZE
     at = split * count + place
     real = place < count
     tl.store(tops + at, top, mask=real)
@@ -127,30 +128,39 @@ def _combine(hidden, rows, bias, targets, tops, sums, pools, losses, normalizers
 
 @triton.jit
 def _errors(block, offset, row, candidate, parts, targets, normalizers, column, begin, end, count,
-            DIM: tl.constexpr, POSITIONS: tl.constexpr, ROWS: tl.constexpr, FULL: tl.constexpr):
+            DIM: tl.constexpr, POSITIONS: tl.constexpr, ROWS: tl.constexpr):
     """Gradients of a block of rows [ROWS, DIM] and of its bias, by positions begin to end."""
-    b_high, b_middle, b_low = parts_of(block)
+    b_high, b_low = halves_of(block * SIZE)
     grad = tl.zeros([ROWS, DIM], tl.float32)
     bias_grad = tl.zeros([ROWS], tl.float32)
     for start in range(begin, end, POSITIONS):
         place = start + tl.arange(0, POSITIONS)
-        high, middle, low = _load_states(parts, place, column, count, DIM, FULL)
+        high, low = _load_states(parts, place, column, count, DIM)
         normalizer = tl.load(normalizers + place, mask=place < count, other=float("inf"))
         target = tl.load(targets + place, mask=place < count, other=0)
-        logits = dotted(b_high, b_middle, b_low, tl.trans(high), tl.trans(middle), tl.trans(low),
-                        tl.zeros([ROWS, POSITIONS], tl.float32), FULL) + offset[:, None]
+        logits = dot_halves(b_high, b_low, tl.trans(high), tl.trans(low),
+                            tl.zeros([ROWS, POSITIONS], tl.float32)) / (SIZE * SIZE)
+        logits += offset[:, None]
         error = tl.where(candidate[:, None], tl.exp(logits - normalizer[None, :]), 0.0)
         error -= tl.where(row[:, None] == target[None, :], 1.0, 0.0)  # of row 0: it never learns
-        e_high, e_middle, e_low = parts_of(error)
-        grad = dotted(e_high, e_middle, e_low, high, middle, low, grad, FULL)
         bias_grad += tl.sum(error, 1)
-    return grad, bias_grad
+        error *= MOST
+        # Optimizers that divide by a gradient's size take small ones as seriously as large ones:
+        # what float16 leaves of an error of 1e-6 must not fall below its smallest number.
+        e_high = error.to(tl.float16)
+        e_low = ((error - e_high.to(tl.float32)) * FINER).to(tl.float16)
+        fine = tl.load(parts + 2 * count * DIM + place[:, None] * DIM + column[None, :],
+                       mask=(place < count)[:, None], other=0.0)
+        grad = dot_parts(e_low, fine, grad)
+        grad = dot_parts(e_high, low, grad)
+        grad = dot_parts(e_high, high, grad)
+    return grad / (MOST * SIZE), bias_grad
 
 
 @triton.jit
 def _row_gradients(parts, targets, normalizers, rows, bias, grads, bias_grads, count, num_rows,
                    stop, share, HAS_BIAS: tl.constexpr, DIM: tl.constexpr,
-                   POSITIONS: tl.constexpr, ROWS: tl.constexpr, FULL: tl.constexpr):
+                   POSITIONS: tl.constexpr, ROWS: tl.constexpr):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     split = tl.program_id(1)
     column = tl.arange(0, DIM)
@@ -164,7 +174,7 @@ def _row_gradients(parts, targets, normalizers, rows, bias, grads, bias_grads, c
     begin = split * share
     grad, bias_grad = _errors(block, offset, row, learns & (row < stop), parts, targets,
                               normalizers, column, begin, tl.minimum(begin + share, count), count,
-                              DIM, POSITIONS, ROWS, FULL)
+                              DIM, POSITIONS, ROWS)
     of = split.to(tl.int64) * num_rows
     tl.store(grads + of * DIM + at, tl.where(learns[:, None], grad, 0.0), mask=inside[:, None])
     if HAS_BIAS:
@@ -175,7 +185,7 @@ def _row_gradients(parts, targets, normalizers, rows, bias, grads, bias_grads, c
 def _update(parts, targets, normalizers, scale, rows, firsts, seconds, bias, bias_firsts,
             bias_seconds, numbers, count, num_rows, stop, HAS_BIAS: tl.constexpr,
             DIM: tl.constexpr, POSITIONS: tl.constexpr, ROWS: tl.constexpr, EARLY: tl.constexpr,
-            FULL: tl.constexpr, RATE_1: tl.constexpr, RATE_2: tl.constexpr, DECAY: tl.constexpr,
+            RATE_1: tl.constexpr, RATE_2: tl.constexpr, DECAY: tl.constexpr,
             DECOUPLED: tl.constexpr):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, DIM)
@@ -191,7 +201,7 @@ def _update(parts, targets, normalizers, scale, rows, firsts, seconds, bias, bia
     if HAS_BIAS:
         offset = tl.load(bias + row, mask=learns, other=0.0)
     grad, bias_grad = _errors(block, offset, row, candidate, parts, targets, normalizers, column,
-                              0, count, count, DIM, POSITIONS, ROWS, FULL)
+                              0, count, count, DIM, POSITIONS, ROWS)
     factor = tl.load(scale)
     if not EARLY:
         block = tl.load(rows + at, mask=wide, other=0.0)
@@ -219,26 +229,22 @@ def pool_shape(count: int, dim: int) -> dict[str, int]:
         return {"POSITIONS": 64, "ROWS": 32, "num_warps": 4, "num_stages": 3}
     if count <= 32:
         return {"POSITIONS": 32, "ROWS": 64, "num_warps": 4, "num_stages": 3}
-    rows = 32 if dim <= 64 and is_full() else 64
-    return {"POSITIONS": 128, "ROWS": rows, "num_warps": 8, "num_stages": 3}
+    return {"POSITIONS": 128, "ROWS": 64, "num_warps": 8, "num_stages": 3 if dim <= 64 else 2}
 
 
 def update_shape(count: int, dim: int) -> dict[str, int]:
     """Tiles of the update kernel, and how it is launched."""
-    if dim > 128:
+    if dim > 128 or count <= FEW:
         return {"POSITIONS": 32, "ROWS": 32, "num_warps": 4, "num_stages": 2}
-    if count <= FEW:
-        return {"POSITIONS": 32, "ROWS": 16, "num_warps": 2, "num_stages": 2}
-    stages = 2 if is_full() else 3
-    return {"POSITIONS": 64, "ROWS": 128, "num_warps": 8, "num_stages": stages}
+    return {"POSITIONS": 64, "ROWS": 128, "num_warps": 8, "num_stages": 3}
 
 
 def gradient_shape(dim: int) -> dict[str, int]:
     """Tiles of the kernel that writes gradients, and how it is launched."""
     if dim > 128:
         return {"POSITIONS": 32, "ROWS": 32, "num_warps": 4, "num_stages": 2}
-    if dim > 64 and is_full():
-        return {"POSITIONS": 64, "ROWS": 128, "num_warps": 8, "num_stages": 2}
+    if dim > 64:
+        return {"POSITIONS": 64, "ROWS": 128, "num_warps": 8, "num_stages": 3}
     return {"POSITIONS": 64, "ROWS": 64, "num_warps": 4, "num_stages": 2}
 
 
@@ -267,12 +273,12 @@ def pool(
     """Losses [n] and gradients [n, d] of states [n, d]; a position of target 0 does not count.
 
     Candidates are the rows 1 .. stop - 1 of rows [k, d], with bias [k]. Besides, for `update`: the
-    normalisers [n], and the states in parts [3, n, d].
+    normalisers [n], and the states in parts [3, n, d]: high, low, and high once more, made small.
     """
     count, dim = hidden.shape
     losses, normalizers = hidden.new_empty(2, count).unbind()
     grads = torch.empty_like(hidden)
-    parts = torch.empty(3, count, dim, dtype=torch.bfloat16, device=hidden.device)
+    parts = torch.empty(3, count, dim, dtype=torch.float16, device=hidden.device)
     if count == 0:
         return losses, grads, normalizers, parts
     shape = shape or pool_shape(count, dim)
@@ -285,7 +291,7 @@ def pool(
     some = rows if bias is None else bias  # never read without one
     how = {"HAS_BIAS": bias is not None, "DIM": dim}
     _split_states[(triton.cdiv(hidden.numel(), 1024),)](hidden, parts, hidden.numel(), BLOCK=1024)
-    launch = {**how, "FULL": is_full(), **shape}
+    launch = {**how, **shape}
     _pool[(tiles, splits)](parts, rows, some, tops, sums, pools, count, stop, share, **launch)
     launch = {**how, "SPLITS": triton.next_power_of_2(splits), "CHUNK": 32}
     found = tops, sums, pools, losses, normalizers, grads
@@ -312,7 +318,7 @@ def update(
     _, count, dim = parts.shape
     num_rows = len(rows[0])
     shape = shape or update_shape(count, dim)
-    how = {"HAS_BIAS": bias is not None, "DIM": dim, "EARLY": count <= FEW, "FULL": is_full()}
+    how = {"HAS_BIAS": bias is not None, "DIM": dim, "EARLY": count <= FEW}
     tables = *rows, *(rows if bias is None else bias)
     sizes = count, num_rows, stop
     launch = {**how, **constants(optimizer), **shape}
@@ -359,7 +365,6 @@ def row_gradients(
         share,
         HAS_BIAS=bias is not None,
         DIM=dim,
-        FULL=is_full(),
         **shape,
     )
     if splits == 1:

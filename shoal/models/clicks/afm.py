@@ -9,6 +9,7 @@ Attention decides which pairs of features count:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,8 @@ from shoal.data.batch import Batch
 from shoal.models.base import Facts
 from shoal.models.clicks.fm import FM
 from shoal.models.clicks.lr import LR
+from shoal.models.nn.columns import pair_attention
 from shoal.models.nn.dropout import Dropout
-from shoal.models.nn.interactions import Products
 from shoal.models.nn.mlp import begin_by_width
 
 
@@ -34,7 +35,7 @@ class AFM(FM):
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
-        self.products = Products(self.num_vectors)
+        pairs = self.num_vectors * (self.num_vectors - 1) // 2
         self.attention = nn.Sequential(
             nn.Linear(options.dim, options.attention_size),
             nn.ReLU(),
@@ -42,9 +43,13 @@ class AFM(FM):
         )
         begin_by_width(self.attention)
         self.dropout = Dropout(options.dropout)
-        self.out = nn.Parameter(torch.full((options.dim,), float(self.products.number)))
+        self.out = nn.Parameter(torch.full((options.dim,), float(pairs)))
 
     def logits(self, batch: Batch) -> Tensor:
-        pairs = self.products(self.vectors(batch))  # [b, pairs, dim]
-        weights = self.dropout(self.attention(pairs).softmax(1))
-        return LR.logits(self, batch) + (weights * pairs).sum(1) @ self.out
+        columns = self.vectors(batch).permute(1, 2, 0).contiguous()  # [n, dim, b]
+        first, _, last = list[Any](self.attention)
+        asked, values = pair_attention(
+            columns, first.weight, first.bias, last.weight[0], self.out
+        )  # [pairs, b] each
+        weights = self.dropout(asked.softmax(0).T)
+        return LR.logits(self, batch) + (weights * values.T).sum(1)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.data.batch import Batch
 from shoal.models.base import Facts
 from shoal.models.clicks.vectors import Vectors
+from shoal.models.nn.columns import features_attend
 from shoal.models.nn.mlp import Tower, begin_by_width
 
 
@@ -56,11 +56,7 @@ class AutoInt(Vectors):
 
     def logits(self, batch: Batch) -> Tensor:
         first = x = self.vectors(batch)
-        heads, width = self.options.n_heads, self.options.attention_size
         for layer in self.attention:
-            parts = layer(x).view(*x.shape[:2], 4, heads, width // heads).permute(2, 0, 3, 1, 4)
-            query, key, value, same = parts  # [b, heads, n, width / heads] each
-            mixed = F.scaled_dot_product_attention(query, key, value) + same
-            x = F.relu(mixed.transpose(1, 2).flatten(2))
+            x = features_attend(x, layer.weight, self.options.n_heads)  # type: ignore[arg-type]
         logits = self.out(x.flatten(1)).squeeze(1)
         return logits if self.deep is None else logits + self.deep(first.flatten(1))

@@ -15,6 +15,7 @@ from shoal.data.batch import Batch
 from shoal.models.base import Facts
 from shoal.models.clicks.lr import LR
 from shoal.models.clicks.vectors import Vectors
+from shoal.models.nn.interactions import sum_of_facing
 
 
 class FFM(LR, Vectors):
@@ -29,9 +30,4 @@ class FFM(LR, Vectors):
         self.make_vectors(options.dim * self.num_vectors)
 
     def logits(self, batch: Batch) -> Tensor:
-        number = self.num_vectors
-        each = self.vectors(batch).view(batch.size, number, number, self.options.dim)
-        # products of (i for j) with (j for i); both halves are the same, the diagonal is left out
-        met = (each * each.transpose(1, 2)).sum(-1)  # [b, n, n]
-        pairs = 0.5 * (met.sum((1, 2)) - met.diagonal(dim1=1, dim2=2).sum(1))
-        return super().logits(batch) + pairs
+        return super().logits(batch) + sum_of_facing(self.vectors(batch))

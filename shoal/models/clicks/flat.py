@@ -34,4 +34,5 @@ class Flat(ClickModel):
 
     def features(self, batch: Batch) -> Tensor:
         """All that is known of a sample, side by side: [b, flat_width]."""
-        return torch.cat([self.flat(self.embed, batch), self.dense(batch)], 1)
+        rows = self.flat(self.embed, batch)
+        return torch.cat([rows, self.dense(batch)], 1) if self.facts.num_dense else rows

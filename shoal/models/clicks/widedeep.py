@@ -38,7 +38,9 @@ class WideDeep(DNN):
             self.linear = self.embeddings(1, Init("constant", 0.0), beside="_linear")
 
     def logits(self, batch: Batch) -> Tensor:
-        wide = self.dense(batch) @ self.dense_weights
+        logits = self.deep(self.features(batch))
+        if self.facts.num_dense:
+            logits = logits + self.dense(batch) @ self.dense_weights
         if self.linear is not None:
-            wide = wide + self.slots(self.linear, batch).sum((1, 2))
-        return wide + self.deep(self.features(batch))
+            logits = logits + self.slots(self.linear, batch).sum((1, 2))
+        return logits

@@ -91,15 +91,20 @@ class LightGCN(Retrieval):
 
     def pair_loss(self, nodes: Tensor, first: Tensor, final: Tensor) -> Output:
         """The BPR loss of nodes [b, 2 + k], and the L2 term on their learned vectors."""
-        k = nodes.shape[1] - 2
-        vectors = F.embedding(nodes, final)
-        loss = bpr_loss(vectors[:, 0], vectors[:, 1], vectors[:, 2:])
-        size = torch.linalg.vector_norm(F.embedding(nodes, first), dim=-1)  # [b, 2 + k]
-        if self.options.require_pow:
-            size = 0.5 * size.square()
+        size, k = nodes.shape[0], nodes.shape[1] - 2
+        nodes = nodes.T.contiguous()  # [2 + k, b]: vectors of a kind lie together
+        users, items, negatives = F.embedding(nodes, final).split([1, 1, k])
+        loss = bpr_loss(users.squeeze(0), items.squeeze(0), negatives.transpose(0, 1))
         # each of the k pairs of a sample holds its user and its item once
-        penalty = k * size[:, :2].sum() + size[:, 2:].sum()
-        return Output(loss + self.options.reg_weight * penalty, nodes.shape[0] * k)
+        often = first.new_ones(2 + k, 1)
+        often[:2] = k
+        often = often.expand(-1, size).reshape(-1)
+        often = first.new_zeros(len(first)).index_add_(0, nodes.reshape(-1), often)
+        if self.options.require_pow:
+            penalty = 0.5 * (often @ first.square().sum(1))
+        else:
+            penalty = often @ torch.linalg.vector_norm(first, dim=1)
+        return Output(loss + self.options.reg_weight * penalty, size * k)
 
     def encode_query(self, batch: Batch) -> Tensor:
         users: Tensor = batch.ids[self.facts.user_field]  # type: ignore[assignment]

@@ -65,13 +65,16 @@ class NeuMF(Model):
 
     def _logits(self, users: dict[str, Tensor], items: dict[str, Tensor]) -> Tensor:
         """Logits of pairs; users and items are broadcast: [b, 1, d], [b or 1, n, d] -> [b, n]."""
-        halves = []
+        logits: Tensor = self.predict.bias
+        weights = self.predict.weight[0]
         if "mf" in self.embed:
-            halves.append(users["mf"] * items["mf"])
+            products = users["mf"] * items["mf"]
+            logits = logits + products @ weights[: self.options.mf_embedding_size]
+            weights = weights[self.options.mf_embedding_size :]
         if "mlp" in self.embed:
             pairs = torch.broadcast_tensors(users["mlp"], items["mlp"])
-            halves.append(self.mlp(torch.cat(pairs, -1)))
-        return self.predict(torch.cat(halves, -1)).squeeze(-1)
+            logits = logits + self.mlp(torch.cat(pairs, -1)) @ weights
+        return logits
 
     def forward(self, batch: Batch) -> Output:
         users: Tensor = batch.ids[self.facts.user_field].unsqueeze(1)  # type: ignore[union-attr]
@@ -102,7 +105,11 @@ class NeuMF(Model):
         scores = self.predict.bias.expand(batch.size, items.shape[-1])
         if "mf" in self.embed:
             width = self.options.mf_embedding_size
-            scores = scores + (users["mf"] * weights[:width] @ vectors["mf"].mT).squeeze(1)
+            asked, found = users["mf"] * weights[:width], vectors["mf"]
+            if items.dim() == 1:
+                scores = scores + asked.squeeze(1) @ found.squeeze(0).T
+            else:
+                scores = scores + (asked @ found.mT).squeeze(1)
             weights = weights[width:]
         if "mlp" in self.embed:
             scores = scores + self._deep_scores(users["mlp"], vectors["mlp"], weights)
@@ -118,16 +125,24 @@ class NeuMF(Model):
         # Pairs are columns: products with few rows and many columns are the quicker ones.
         users = (users @ user_half.T + first.bias).permute(2, 1, 0).contiguous()  # [width, 1, b]
         items = (items @ item_half.T).permute(2, 1, 0).contiguous()  # [width, n, b or 1]
+        matrices = [layer.weight for layer in rest]
         blocks = (items,)  # in an export, where the size of a batch is a symbol, all at once
         if isinstance(size := users.shape[2], int):
+            if rest and users.numel() and items.numel():  # what relu leaves of no pair is left out
+                some = users.amax((1, 2)) + items.amax((1, 2)) > 0
+                users, items, matrices[0] = users[some], items[some], matrices[0][:, some]
             widest = max(self.options.mlp_hidden_size)
             blocks = items.split(max(1, SCORE_BLOCK // max(1, size * widest)), 1)
-        parts = []
-        for some in blocks:
-            hidden = (users + some).relu_()  # [width, block, b]
-            pairs = hidden.shape[1:]
-            hidden = hidden.flatten(1)
-            for layer in rest:
-                hidden = torch.addmm(layer.bias.unsqueeze(1), layer.weight, hidden).relu_()
-            parts.append((weights @ hidden).view(pairs))
-        return torch.cat(parts).T
+        # relu(x + user) = max(x, -user) + user, and what is a user's alone goes through the layers
+        # by itself: so a pair costs the products and one pass over each.
+        alone = [users]
+        for layer, matrix in zip(rest, matrices):
+            alone.append((matrix @ alone[-1].squeeze(1) + layer.bias.unsqueeze(1)).unsqueeze(1))
+        least, parts = [-user for user in alone], []
+        for block in blocks:
+            hidden = torch.maximum(block, least[0])  # [width, block, b]
+            for matrix, floor in zip(matrices, least[1:]):
+                made = (matrix @ hidden.flatten(1)).view(len(matrix), *hidden.shape[1:])
+                hidden = torch.maximum(made, floor)
+            parts.append((weights @ hidden.flatten(1)).view(hidden.shape[1:]))
+        return torch.cat(parts).T + (weights @ alone[-1].squeeze(1)).unsqueeze(1)

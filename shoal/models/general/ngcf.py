@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from shoal.models.base import Facts
 from shoal.models.general.lightgcn import LightGCN
 from shoal.models.nn.dropout import shared_dropout
+from shoal.models.nn.unit import unit
 
 
 class NGCF(LightGCN):
@@ -54,5 +55,5 @@ class NGCF(LightGCN):
             layer = F.leaky_relu(sums(spread + layer) + products(spread * layer), 0.2)
             if self.training:
                 layer = shared_dropout(layer, self.options.message_dropout)
-            layers.append(F.normalize(layer, dim=1))
+            layers.append(unit(layer))
         return torch.cat(layers, 1)

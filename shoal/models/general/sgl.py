@@ -11,14 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from shoal.data.batch import Batch
 from shoal.models.base import Output
 from shoal.models.general.lightgcn import LightGCN
 from shoal.models.nn.contrast import contrast
-from shoal.models.nn.dropout import uniform_like
+from shoal.models.nn.dropout import shared_dropout
 
 
 class SGL(LightGCN):
@@ -57,11 +56,12 @@ class SGL(LightGCN):
 
     def _drop(self) -> Tensor:
         """Weights of the edges that are left; the same on all processes."""
-        graph, weights = self.graph, self.graph.weights
-        if self.options.type == "ND":
-            node = uniform_like(weights.new_empty(graph.nodes, 1), shared=True).squeeze(1)
-            kept = torch.minimum(node[graph.ends], node[graph.neighbours])
+        graph, ratio = self.graph, self.options.drop_ratio
+        nodes = self.options.type == "ND"
+        kept = graph.weights.new_ones(graph.nodes if nodes else graph.num_edges, 1)
+        kept = (shared_dropout(kept, ratio) > 0).to(kept.dtype).squeeze(1)
+        if nodes:
+            kept = kept.index_select(0, graph.ends) * kept.index_select(0, graph.neighbours)
         else:
-            edge = uniform_like(weights.new_empty(graph.num_edges, 1), shared=True).squeeze(1)
-            kept = edge[graph.edges]
-        return graph.normalised((kept >= self.options.drop_ratio).to(weights.dtype))
+            kept = kept.index_select(0, graph.edges)
+        return graph.normalised(kept)

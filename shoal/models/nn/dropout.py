@@ -95,9 +95,23 @@ def dropout(x: Tensor, p: float, rows: Tensor | None = None, each: int = 1) -> T
     if _core is not None and x.is_cpu:
         # The mask is kept for backward. To make it again there takes a function of one's own in
         # Python, and what that costs is more than the mask.
-        mask = _mask_by_core(x, p, _key(layer), first, rows)
+        mask = _mask_by_core(x.shape, p, _key(layer), first, rows)
         return x * mask if x.dtype == torch.float32 else (x * (mask > 0)) * (1.0 / (1.0 - p))
     return (x * kept(_key_on(x.device, layer), p, x.shape, first, rows)) * (1.0 / (1.0 - p))
+
+
+def draw_mask(shape: torch.Size, p: float) -> Tensor | None:
+    """The next mask, on a CPU: 0 or 1 / (1 - p) for every value of [b, ...]; None: p is 0."""
+    layer = _draws.layer
+    _draws.layer = layer + 1
+    if p == 0.0:
+        return None
+    if p == 1.0 or shape.numel() == 0:
+        return torch.zeros(shape)
+    first = _draws.first * shape[1:].numel()
+    if _core is not None:
+        return _mask_by_core(shape, p, _key(layer), first, None)
+    return kept(_key_on(torch.device("cpu"), layer), p, shape, first, None) * (1.0 / (1.0 - p))
 
 
 def draw_on(device: torch.device, values: int) -> tuple[Tensor, int]:
@@ -150,16 +164,16 @@ def recomputed(compute: Callable[..., Any], *given: Any) -> Any:
     return torch.utils.checkpoint.checkpoint(replayed, *given, use_reentrant=False)
 
 
-def _mask_by_core(x: Tensor, p: float, key: int, first: int, rows: Tensor | None) -> Tensor:
-    """0 or 1 / (1 - p) for every value, float32 and contiguous: shaped as x."""
-    mask = torch.empty(x.shape, dtype=torch.float32, device="cpu")
+def _mask_by_core(shape: torch.Size, p: float, key: int, first: int, rows: Tensor | None) -> Tensor:
+    """0 or 1 / (1 - p) for every value, float32 and contiguous."""
+    mask = torch.empty(shape, dtype=torch.float32, device="cpu")
     threads = torch.get_num_threads()
     if rows is None:
-        _core.dropout_mask(key, p, first, x.numel(), mask.data_ptr(), threads)
+        _core.dropout_mask(key, p, first, mask.numel(), mask.data_ptr(), threads)
     else:
-        rows, width = rows.contiguous(), x.numel() // len(x)
-        assert rows.shape == (len(x),) and rows.dtype == torch.int64 and rows.is_cpu
-        _core.dropout_rows(key, p, first, rows.data_ptr(), len(x), width, mask.data_ptr(), threads)
+        rows, count, width = rows.contiguous(), shape[0], mask.numel() // shape[0]
+        assert rows.shape == (count,) and rows.dtype == torch.int64 and rows.is_cpu
+        _core.dropout_rows(key, p, first, rows.data_ptr(), count, width, mask.data_ptr(), threads)
     return mask
 
 

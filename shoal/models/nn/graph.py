@@ -70,8 +70,8 @@ class Graph(nn.Module):
     def normalised(self, kept: Tensor) -> Tensor:
         """Weights of a graph with some edges only: kept [2 * edges] of 0 and 1 -> likewise."""
         degrees = torch.zeros(self.nodes, dtype=kept.dtype, device=kept.device)
-        degrees = degrees.index_add(0, self.ends, kept).clamp(min=1.0)
-        return kept * (degrees[self.ends] * degrees[self.neighbours]).rsqrt()
+        share = degrees.index_add(0, self.ends, kept).clamp(min=1.0).rsqrt()
+        return kept * share.index_select(0, self.ends) * share.index_select(0, self.neighbours)
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Every node's weighted sum of its neighbours: [nodes, d] -> [nodes, d]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -40,21 +41,45 @@ class _Pairs(torch.autograd.Function):
         return (total.unsqueeze(1) - vectors).mul_(grads[0].unsqueeze(1))
 
 
-class Products(nn.Module):
-    """The products of all pairs i < j, element by element: [b, n, d] -> [b, n * (n - 1) / 2, d]."""
+def sum_of_facing(vectors: Tensor) -> Tensor:
+    """Dot products of i's vector for j with j's for i, of all pairs i < j, summed.
 
-    left: Tensor
-    right: Tensor
+    [b, n, n * d], of every feature the vectors for all n side by side -> [b]
+    """
+    if vectors.is_cpu and not torch.compiler.is_compiling():
+        return _Facing.apply(vectors)
+    number = vectors.shape[1]
+    each = vectors.unflatten(2, (number, -1))  # [b, n, n, d]
+    met = (each * each.transpose(1, 2)).sum(-1)  # both halves are the same
+    return 0.5 * (met.sum((1, 2)) - met.diagonal(dim1=1, dim2=2).sum(1))
 
-    def __init__(self, n: int):
-        super().__init__()
-        left, right = torch.triu_indices(n, n, 1)
-        self.number = len(left)
-        self.register_buffer("left", left, persistent=False)
-        self.register_buffer("right", right, persistent=False)
 
-    def forward(self, vectors: Tensor) -> Tensor:
-        return vectors[:, self.left] * vectors[:, self.right]
+class _Facing(torch.autograd.Function):
+    """sum_of_facing; what every vector faces is laid beside it, and is its gradient too."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor) -> Tensor:
+        rows = vectors.transpose(0, 1).contiguous()  # as features that are apart lie: no copy
+        number, size, width = rows.shape
+        chunks = rows.view(number * size * number, width // number)
+        facing = chunks.index_select(0, _swapped(number, size))
+        facing = facing.view(number, size, number, width // number)
+        facing.diagonal(dim1=0, dim2=2).zero_()
+        facing = facing.flatten(2)  # [n, b, n * d]
+        ctx.save_for_backward(facing)
+        return (rows * facing).sum(2).sum(0).mul_(0.5)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (facing,) = ctx.saved_tensors
+        return (facing * grads[0].unsqueeze(1)).transpose(0, 1)
+
+
+@lru_cache(maxsize=4)
+def _swapped(number: int, size: int) -> Tensor:
+    """Of [n, b, n], numbered one after the other, the numbers with both n swapped: flat."""
+    every = torch.arange(number * size * number).view(number, size, number)
+    return every.transpose(0, 2).reshape(-1)
 
 
 class Dots(nn.Module):

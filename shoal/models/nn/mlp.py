@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from shoal.models.nn.dropout import Dropout
+from shoal.models.nn.dropout import Dropout, draw_mask
 
 ALIGN = 8  # columns; products of other widths take slower kernels on a GPU
 
@@ -44,38 +44,70 @@ class MLP(nn.Sequential):
         super().__init__(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not x.is_cuda or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or (autocast(x) and x.is_cpu):
             return super().forward(x)
+        dropped = False  # on a CPU a layer drops what the next one would: see _Activated
         for k in range(0, len(self), 3):
-            x = activated(self[k](x), self[k + 1])  # type: ignore[arg-type]
+            x = x if dropped else self[k](x)
+            dropped = x.is_cpu and self.training and k + 3 < len(self)
+            after: Any = self[k + 3].p if dropped else None
+            x = activated(x, self[k + 1], after)  # type: ignore[arg-type]
         return x
 
 
-def activated(x: Tensor, layer: Linear) -> Tensor:
-    """relu(layer(x)) in one pass over what it makes, as a GPU's library of products offers it."""
+def autocast(x: Tensor) -> bool:
+    """Whether products of x are made in another type."""
+    return torch.is_autocast_enabled(x.device.type)
+
+
+def activated(x: Tensor, layer: Linear, drop: float | None = None) -> Tensor:
+    """relu(layer(x)) in one pass over what it makes, as a library of products offers it.
+
+    drop: what the dropout after it drops; None: that is not drawn here.
+    """
     x, weight = layer.aligned(x)
     parts: list[Tensor] = [x.reshape(-1, x.shape[-1]), weight, layer.bias]
-    if torch.is_autocast_enabled(x.device.type):
+    if autocast(x):
         kind = torch.get_autocast_dtype(x.device.type)
         parts = [part.to(kind) for part in parts]
-    return _Activated.apply(*parts).view(*x.shape[:-1], layer.out_features)
+    shape = torch.Size((*x.shape[:-1], layer.out_features))
+    mask = None if drop is None else draw_mask(shape, drop)
+    return _Activated.apply(*parts, mask, drop or 0.0).view(shape)
 
 
 class _Activated(torch.autograd.Function):
-    """relu(x weight^T + bias): [n, i], [o, i], [o] -> [n, o]."""
+    """relu(x weight^T + bias) * mask: [n, i], [o, i], [o], [..., o] -> [n, o].
+
+    A mask holds 0 and 1 / (1 - drop). What it dropped is 0 as is what relu left out, so backward
+    needs no mask: it goes on where something is left.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        out = torch._addmm_activation(bias, x, weight.t())
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor | None, drop: float
+    ) -> Tensor:
+        if x.is_cuda:
+            out = torch._addmm_activation(bias, x, weight.t())
+        else:
+            out = torch.addmm(bias, x, weight.t()).relu_()
+        if mask is not None:
+            out *= mask.view_as(out)
         ctx.save_for_backward(x, weight, out)
+        ctx.scale = 1.0 / (1.0 - drop) if drop < 1.0 else 0.0
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, out = ctx.saved_tensors
         grad, of_bias = relu_backward(grads[0], out)
-        back = grad @ weight if ctx.needs_input_grad[0] else None
-        return back, grad.t() @ x, of_bias
+        back = _scaled(grad, weight, ctx.scale) if ctx.needs_input_grad[0] else None
+        of_bias = of_bias if ctx.scale == 1.0 else of_bias * ctx.scale
+        return back, _scaled(grad.t(), x, ctx.scale), of_bias, None, None
+
+
+def _scaled(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """a b, times scale."""
+    return a @ b if scale == 1.0 else torch.addmm(a.new_empty(()), a, b, beta=0, alpha=scale)
 
 
 def relu_backward(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +10,17 @@ import zmq
 from torch import Tensor
 
 from shoal.ps.native import native_outlet
-from shoal.ps.wire import COPY_BELOW, Header, Kind, WireError
+from shoal.ps.wire import (
+    COPY_BELOW,
+    MOST_JSON,
+    Header,
+    Kind,
+    S,
+    WireError,
+    json_frame,
+    parse_json,
+    validated,
+)
 
 ANSWER_VALUES = 5 << 15  # values of rows in one message, about: 640 KiB
 
@@ -31,6 +40,10 @@ class Request:
         if len(self.frames) != count:
             raise WireError(f"{len(self.frames)} frames after the header; there must be {count}")
         return self.frames
+
+    def read(self, kind: type[S], wrong: str, most: int = MOST_JSON) -> S:
+        """What its one frame says; wrong: how an error begins, most: bytes that there may be."""
+        return validated(kind, parse_json(self.only(1)[0], most), wrong)
 
 
 class Answers:
@@ -68,8 +81,7 @@ class Answers:
 
     def refuse(self, address: bytes, header: Header, why: str, lost: bool = False) -> None:
         """Why it was not done; lost: the run cannot go on."""
-        text = json.dumps({"message": why, "lost": lost}).encode()
-        self._send(address, header.answer(Kind.ERROR), [text])
+        self._send(address, header.answer(Kind.ERROR), [json_frame({"message": why, "lost": lost})])
 
     def close(self) -> None:
         """Nobody is answered any more."""

@@ -29,8 +29,8 @@ class Folder:
         if self.again:
             with suppress(FileNotFoundError):
                 os.unlink(plain(name), dir_fd=self.handle)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(plain(name), flags, 0o666, dir_fd=self.handle), "wb") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with open(open_inside(self.path, self.handle, plain(name), flags), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -38,12 +38,19 @@ class Folder:
 
     def read(self, name: str) -> bytes:
         """What a regular file holds."""
-        # Without waiting: to open a pipe would take until somebody writes to it.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with os.fdopen(os.open(plain(name), flags, dir_fd=self.handle), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise WireError(f"{self.path / name} is no regular file")
+        with open(open_inside(self.path, self.handle, plain(name), os.O_RDONLY), "rb") as file:
             return file.read()
+
+
+def open_inside(path: Path, folder: int, name: str, flags: int, mode: int = 0o666) -> int:
+    """A descriptor of a regular file in an open folder, of this path; a link is not followed."""
+    # Without waiting: to open a pipe would take until somebody is at its other end.
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    handle = os.open(name, flags, mode, dir_fd=folder)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise WireError(f"{path / name} is no regular file")
+    return handle
 
 
 def plain(name: str) -> str:

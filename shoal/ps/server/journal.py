@@ -10,26 +10,32 @@ A segment is records:
 
 A request is written before it is answered. What a process has written survives its end, however
 that comes; a host that goes down may lose the last seconds, of pushes alone (the rest is synced).
-A record that was being written was never answered: it is cut off. Anything else that does not fit
-its checksum is an error.
+
+A record is a head with checksums and some frames. Its checksum goes on from that of the record
+before, and the first one's from the name of the segment, so that none can be left out or change
+places. A record that was being written when its process was killed is shorter than its head says:
+it was never answered, and is cut off. Anything else that does not fit its checksum is an error.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import stat
+import struct
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from shoal.ps.server import records
-from shoal.ps.server.records import FILES, REQUEST, STATE, checked, first_check
-from shoal.ps.wire import Kind, WireError, parse_header, parse_json
+from shoal.ps.server.folder import open_inside
+from shoal.ps.wire import MOST_FRAMES, Kind, WireError, json_frame, parse_header, parse_json
 
+HEAD = struct.Struct(f"<4sHHI{MOST_FRAMES}Q")  # magic, kind, frames, their checksum, their sizes
+CHECK = struct.Struct("<I")  # of the head
+MAGIC = b"SHJ1"
+REQUEST, STATE, FILES = 1, 2, 3
 FOLDER = "journal"
 SEGMENT = re.compile(r"(\d{3,})-(\d{6,})")  # its server and number
 Rows = list[tuple[str, dict[str, Any]]]  # folder -> file -> bytes and checksum; base first
@@ -38,12 +44,13 @@ Rows = list[tuple[str, dict[str, Any]]]  # folder -> file -> bytes and checksum;
 class Journal:
     """The journal of one server."""
 
-    def __init__(self, root: Path, index: int):
-        """root: the server's folder."""
-        self.root, self.index = root, index
+    def __init__(self, root: Path | None, index: int):
+        """root: the server's folder; None: there is no journal, and none is kept."""
+        self.on, self.root, self.index = root is not None, root or Path(), index
         self._folder = -1
-        with suppress(FileNotFoundError):  # it is made when there is something to write
-            self._enter()
+        if self.on:
+            with suppress(FileNotFoundError):  # it is made when there is something to write
+                self._enter()
         self._file = -1  # the segment that is written, its size and its last checksum:
         self._size = self._check = 0
         self._saving: tuple[str, bool] | None = None  # the save that it began with, until FILES
@@ -62,7 +69,7 @@ class Journal:
             self.begin([])
         check = checked(frames, self._check)
         try:
-            size = records.write(self._file, what, frames, check)
+            size = write(self._file, what, frames, check)
             if durable:
                 os.fsync(self._file)
         except OSError:  # a part of it is worse than nothing
@@ -108,7 +115,7 @@ class Journal:
             self.rows = []
         if self.rows is not None:  # else it lacks what it builds upon, and nothing begins with it
             self.rows = [*self.rows, (name, files)]
-            self.append(FILES, [json.dumps({"rows": self.rows}).encode()], durable=True)
+            self.append(FILES, [json_frame({"rows": self.rows})], durable=True)
             self._replaced = True
 
     def tidy(self) -> None:
@@ -118,9 +125,9 @@ class Journal:
             self._remove(self._numbers()[:-1])
 
     def sweep(self, servers: int) -> None:
-        """Remove what a run with more than so many servers has left."""
+        """A run of so many servers begins: remove what one with more of them has left."""
         for server, _, name in self._listed():
-            if server >= servers:
+            if self.index == 0 and server >= servers:
                 os.unlink(name, dir_fd=self._folder)
 
     def discard(self) -> None:
@@ -150,11 +157,11 @@ class Journal:
             name = self._name(number)
             self._check, self._size = first_check(name), 0
             with self._read(number) as file:
-                for what, sizes, check in records.heads(file, name, number == numbers[-1]):
+                for what, sizes, check in heads(file, name, number == numbers[-1]):
                     frames = [memoryview(bytearray(file.read(size))) for size in sizes]
                     self._check = checked(frames, self._check)
                     if self._check != check:
-                        raise records.damaged(name, "a record fails its checksum")
+                        raise damaged(name, "a record fails its checksum")
                     self._size = file.tell()
                     if what == FILES:
                         self.rows, self._saving = _parse_rows(frames[0]), None
@@ -191,7 +198,7 @@ class Journal:
     def _skim(self, number: int, last: bool) -> Iterator[tuple[int, memoryview]]:
         """Kind and first frame of every record; the others are passed over."""
         with self._read(number) as file:
-            for what, sizes, _ in records.heads(file, self._name(number), last):
+            for what, sizes, _ in heads(file, self._name(number), last):
                 yield what, memoryview(file.read(sizes[0]))
                 file.seek(sum(sizes[1:]), os.SEEK_CUR)
 
@@ -218,13 +225,7 @@ class Journal:
         return open(self._open(self._name(number), os.O_RDONLY), "rb")
 
     def _open(self, name: str, flags: int) -> int:
-        # Without waiting: to open a pipe would take until somebody is at its other end.
-        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        handle = os.open(name, flags, 0o600, dir_fd=self._folder)
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            os.close(handle)
-            raise WireError(f"{self.root}/{FOLDER}/{name} is no regular file")
-        return handle
+        return open_inside(self.root / FOLDER, self._folder, name, flags, 0o600)
 
     def _remove(self, numbers: Sequence[int]) -> None:
         for number in numbers:
@@ -245,3 +246,60 @@ def _parse_rows(frame: memoryview) -> Rows:
     if not good or not all(good):
         raise WireError("a journal's rows must be a list of folders and their files")
     return [(name, files) for name, files in pairs]
+
+
+# ---- records ------------------------------------------------------------------------------------
+
+
+def first_check(name: str) -> int:
+    """What the checksums of a segment begin with."""
+    return zlib.crc32(name.encode())
+
+
+def checked(frames: Sequence[Any], check: int) -> int:
+    """The checksum of a record, after the one before it."""
+    for frame in frames:
+        check = zlib.crc32(frame, check)
+    return check
+
+
+def write(file: int, what: int, frames: Sequence[Any], check: int) -> int:
+    """Write a record at the end of a file; its bytes."""
+    sizes = [len(frame) for frame in frames]
+    head = HEAD.pack(MAGIC, what, len(sizes), check, *sizes, *[0] * (MOST_FRAMES - len(sizes)))
+    parts = [head + CHECK.pack(zlib.crc32(head)), *frames]
+    left = [memoryview(part) for part in parts if len(part)]
+    while left:  # the system may take a part of it at a time
+        done = os.writev(file, left)
+        while left and done >= len(left[0]):
+            done -= len(left.pop(0))
+        if done:
+            left[0] = left[0][done:]
+    return HEAD.size + CHECK.size + sum(sizes)
+
+
+def heads(file: BufferedReader, name: str, last: bool) -> Iterator[tuple[int, list[int], int]]:
+    """Kind, sizes of frames and checksum of every whole record; whoever asks reads the frames.
+
+    last: the file may end with a part of a record.
+    """
+    total = os.fstat(file.fileno()).st_size
+    while (left := total - file.tell()) > 0:
+        data = file.read(HEAD.size + CHECK.size)
+        if len(data) == HEAD.size + CHECK.size:
+            magic, what, count, check, *sizes = HEAD.unpack_from(data)
+            (own,) = CHECK.unpack_from(data, HEAD.size)
+            if own != zlib.crc32(data[: HEAD.size]) or magic != MAGIC:
+                raise damaged(name, "the head of a record fails its checksum")
+            if what not in (REQUEST, STATE, FILES) or not 1 <= count <= MOST_FRAMES:
+                raise damaged(name, f"a record of kind {what} and {count} frames")
+            if sum(sizes[:count]) <= left - len(data):
+                yield what, sizes[:count], check
+                continue
+        if not last:
+            raise damaged(name, "it was cut")
+        return
+
+
+def damaged(name: str, how: str) -> WireError:
+    return WireError(f"the journal's {name} is damaged: {how}")

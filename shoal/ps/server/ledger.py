@@ -12,7 +12,7 @@ once, however often they come (`Applied`). So a batch that was lent twice still 
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +55,7 @@ class Asked(Section):
 
 
 @dataclass
-class Lease:
+class Lent:
     """Batches first to last - 1 of a turn that a worker has."""
 
     number: int
@@ -69,7 +69,7 @@ class Ledger:
     def __init__(self) -> None:
         self.turn: Turn | None = None  # None: nobody has said yet what to do
         self.chief: int | None = None
-        self.leases: dict[int, Lease] = {}  # worker -> what it has
+        self.leases: dict[int, Lent] = {}  # worker -> what it has
         self._lent = 0  # leases so far
         self._back: list[tuple[int, int]] = []  # batches that were given back
         self._next = self._last = 0  # batches that nobody has had
@@ -114,7 +114,7 @@ class Ledger:
             answer["agreed"] = self.turn.notes.get("agreed")
         return answer
 
-    def _tell(self, worker: int, held: Lease | None, alive: Sequence[int]) -> dict[str, Any]:
+    def _tell(self, worker: int, held: Lent | None, alive: Sequence[int]) -> dict[str, Any]:
         if self.over:
             return {"over": True}
         if self.turn is None or self.all_done:
@@ -143,7 +143,7 @@ class Ledger:
         seconds = time.monotonic() - self._begun
         return told | {"loss": self._loss, "losses": self._losses, "seconds": seconds}
 
-    def _lend(self, worker: int, workers: int) -> Lease | None:
+    def _lend(self, worker: int, workers: int) -> Lent | None:
         assert self.turn is not None
         if self._back:
             first, last = self._back.pop(0)
@@ -156,7 +156,7 @@ class Ledger:
         if first == last:
             return None
         self._lent += 1
-        self.leases[worker] = Lease(self._lent, first, last)
+        self.leases[worker] = Lent(self._lent, first, last)
         return self.leases[worker]
 
     def advance(self, worker: int, lease: int, done: int) -> None:
@@ -179,8 +179,7 @@ class Applied:
 
     def __init__(self) -> None:
         self.epoch = 0
-        self._starts: list[int] = []  # of the ranges, in order
-        self._stops: list[int] = []
+        self._edges: list[int] = []  # first and last (without it) of each range, ascending
 
     def is_new(self, epoch: int, first: int, last: int) -> bool:
         """Whether none of these was applied; False: all of them were. Anything else is refused."""
@@ -188,30 +187,22 @@ class Applied:
             return False
         if epoch > self.epoch:
             return True
-        place = bisect_right(self._starts, first) - 1
-        stop = self._stops[place] if place >= 0 else 0
-        if last <= stop:
-            return False
-        following = self._starts[place + 1] if place + 1 < len(self._starts) else last
-        if stop > first or following < last:
+        place = bisect_right(self._edges, first)
+        inside = place % 2 == 1  # after the first of a range, and before its last
+        following = self._edges[place] if place < len(self._edges) else last
+        if last > following:
             raise WireError(
                 f"gradients of batches {first} to {last - 1}, some of which came before"
             )
-        if len(self._starts) >= MOST_RANGES:
+        if not inside and len(self._edges) >= 2 * MOST_RANGES:
             raise WireError(f"gradients of batch {first}, far from {MOST_RANGES} others that came")
-        return True
+        return not inside
 
     def add(self, epoch: int, first: int, last: int) -> None:
         """They are applied now; with a later epoch the one before is over."""
         if epoch != self.epoch:
-            self.epoch, self._starts, self._stops = epoch, [], []
-        place = bisect_right(self._starts, first)
-        if place and self._stops[place - 1] == first:
-            place -= 1
-            self._stops[place] = last
-        else:
-            self._starts.insert(place, first)
-            self._stops.insert(place, last)
-        if place + 1 < len(self._starts) and self._starts[place + 1] == last:
-            self._stops[place] = self._stops.pop(place + 1)
-            del self._starts[place + 1]
+            self.epoch, self._edges = epoch, []
+        place = bisect_right(self._edges, first)
+        # An edge that a range beside them has in common with them is one no more.
+        before, after = bisect_left(self._edges, first), bisect_right(self._edges, last)
+        self._edges[before:after] = [first] * (before == place) + [last] * (after == place)

@@ -1,94 +1,171 @@
-"""Members: the workers of a run where they come and go, and the ledger that server 0 keeps.
+"""Members: the workers of a run as a server knows them.
 
-A worker that goes silent is given up: what it says later is refused, and its batches go to others.
-The run ends when the chief says so, and fails when nobody is left.
+One that goes silent ends the run. Where workers come and go it is given up: what it says later is
+refused, and its batches, of which server 0 keeps a ledger, go to others; such a run ends when the
+chief says so, and fails when nobody is left.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from typing import TypeVar
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
-from pydantic import ValidationError
-
-from shoal.config.section import Section
 from shoal.ps.server.answers import Answers, Request
 from shoal.ps.server.ledger import Asked, Ledger, Turn
-from shoal.ps.server.roster import Roster
-from shoal.ps.wire import ANY_NUMBER, MOST_WORKERS, Header, WireError, parse_json
+from shoal.ps.wire import ANY_NUMBER, MOST_WORKERS, Header, WireError, json_frame
 
 MOST_SAID = 1 << 20  # bytes of a request, with the notes of a chief
-S = TypeVar("S", bound=Section)
 log = logging.getLogger("shoal")
 
 
-class Members:
-    """Who takes part, as one server knows it."""
+@dataclass
+class Worker:
+    """What a server knows of a worker."""
 
-    def __init__(self, index: int, roster: Roster, answers: Answers):
-        self.index, self.roster, self.answers = index, roster, answers
-        self.on = False  # whether workers come and go, once one has said so
+    session: int
+    host: str
+    heard: float  # when it was last heard of
+    step: int = 0  # pushes that came
+    answer: list[Any] | None = None  # to its last push, once it is given
+    done: bool = False
+    lost: str = ""  # why it was given up, while others go on
+    orders: dict[int, bool] = field(default_factory=dict)  # number of the last ones -> carried out
+    ring: Any = None  # memory that its rows may go through: shared.py
+
+
+class Members(dict[int, Worker]):
+    """The workers that said hello to a server, by number."""
+
+    def __init__(self, index: int, answers: Answers, timeout: float):
+        super().__init__()
+        self.index, self.answers = index, answers
+        self.timeout = timeout  # seconds of silence after which a worker counts as lost
+        self.looked = time.monotonic()  # when the workers were last looked after
+        self.elastic = False  # whether workers come and go, once one has said so
         self.ledger = Ledger()  # of server 0; that of the others is empty
         self._over = False  # a worker said so
         self._alone_since: float | None = None  # when the last worker went
 
+    def register(self, header: Header, host: str) -> bool:
+        """Take up a worker that says hello, as often as it does; whether it is new."""
+        known = self.get(header.worker)
+        if known is None:
+            self[header.worker] = Worker(header.session, host, time.monotonic())
+            self._alone_since = None
+            if self.elastic and self.index == 0:
+                log.info("worker %d on host %s joins", header.worker, host)
+        elif known.session != header.session:
+            raise WireError(
+                f"there is a worker {header.worker} already, on host {known.host}: every worker "
+                "needs a number of its own"
+            )
+        return known is None
+
+    def hear(self, header: Header) -> None:
+        """The worker that a message is from lives, if it is one of this run."""
+        worker = self.get(header.worker)
+        if worker is None or worker.session != header.session:
+            raise WireError(f"worker {header.worker} is not known here; it must say hello first")
+        if worker.lost:
+            raise WireError(f"{worker.lost}; start another worker in its place")
+        worker.heard = time.monotonic()
+
+    @property
+    def alive(self) -> list[int]:
+        """The workers that take part now."""
+        return [number for number, one in self.items() if not one.done and not one.lost]
+
+    def silent(self) -> Iterator[tuple[int, str]]:
+        """Those who went silent since the last look, and what is told of it."""
+        now = time.monotonic()
+        busy, self.looked = now - self.looked > self.timeout / 2, now
+        if busy:  # what came meanwhile may not have been handed over yet
+            return
+        for number in self.alive:
+            worker = self[number]
+            silent = now - worker.heard
+            if silent > self.timeout:
+                yield (
+                    number,
+                    f"worker {number} on host {worker.host} has been silent for {silent:.0f} s: it "
+                    "died, or the network to it is cut",
+                )
+
+    def find_done(self) -> int | None:
+        """A worker that is done."""
+        return next((number for number, one in self.items() if one.done), None)
+
+    def all_done(self, count: int) -> bool:
+        """Whether so many workers came, and all of them are done."""
+        return len(self) >= count and all(one.done for one in self.values())
+
+    def slowest(self, count: int) -> int:
+        """The step of the worker furthest behind; 0 until so many have come."""
+        at_work = [worker.step for worker in self.values() if not worker.done]
+        return min(at_work, default=0) if len(self) == count else 0
+
+    # ---- where they come and go -----------------------------------------------------------------
+
     @property
     def over(self) -> bool:
         """Whether the run is over, and everybody has gone."""
-        return (self._over or self.ledger.over) and not self.roster.alive
+        return self.elastic and (self._over or self.ledger.over) and not self.alive
 
     def number_of(self, header: Header) -> int:
         """The number of a worker that says hello: server 0 gives it, and others are told."""
-        for number, worker in self.roster.workers.items():
+        for number, worker in self.items():
             if worker.session == header.session:
                 return number
         if header.worker != ANY_NUMBER:
             return header.worker
         if self.index:
             raise WireError(f"server 0 gives workers their numbers, and this is {self.index}")
-        number = len(self.roster)
+        number = len(self)
         if number >= MOST_WORKERS:
             raise WireError(f"{number} workers have come already, as many as there may be")
         return number
-
-    def came(self, number: int) -> None:
-        """A worker said hello."""
-        self._alone_since = None
-        if self.index == 0:
-            log.info("worker %d on host %s joins", number, self.roster[number].host)
 
     def left(self, number: int, over: bool) -> None:
         """A worker said goodbye; over: because nothing is left to do."""
         self._over = self._over or over
         self._reclaim(number)
         if self.index == 0 and not over:
-            log.info("worker %d on host %s leaves", number, self.roster[number].host)
+            log.info("worker %d on host %s leaves", number, self[number].host)
 
     def lease(self, request: Request) -> None:
         """A worker asks what to do."""
         self._check_keeper()
-        asked = _parse(Asked, request)
-        answer = self.ledger.ask(request.header.worker, asked, self.roster.alive)
-        self.answers.give(request, [json.dumps(answer).encode()])
+        asked = request.read(Asked, "a LEASE that is not right", MOST_SAID)
+        answer = self.ledger.ask(request.header.worker, asked, self.alive)
+        self.answers.give(request, [json_frame(answer)])
 
     def turn(self, request: Request) -> None:
         """The chief says what comes next."""
         self._check_keeper()
-        self.ledger.go_on(request.header.worker, _parse(Turn, request))
+        turn = request.read(Turn, "a TURN that is not right", MOST_SAID)
+        self.ledger.go_on(request.header.worker, turn)
 
     def look_after(self) -> str | None:
-        """Give up who went silent; where nobody is left for long, why the run has failed."""
-        for number, why in self.roster.give_up_silent():
+        """Why the run has failed, if it has: somebody went silent.
+
+        Where workers come and go it is given up, and the run fails when nobody is left for long.
+        """
+        silent = list(self.silent())
+        if not self.elastic:
+            return silent[0][1] if silent else None
+        for number, why in silent:
+            self[number].lost, self[number].ring = why, None
             if self.index == 0:
                 log.warning("%s", why)
             self._reclaim(number)
-        if self.roster.alive or not len(self.roster) or self.over:
+        if self.alive or not self or self.over:
             self._alone_since = None
             return None
         self._alone_since = self._alone_since or time.monotonic()
-        if time.monotonic() - self._alone_since <= self.roster.timeout:
+        if time.monotonic() - self._alone_since <= self.timeout:
             return None
         return "all workers have left or were lost, and none has joined since"
 
@@ -99,20 +176,7 @@ class Members:
             log.info("batches %d to %d of worker %d go to others", first, last - 1, number)
 
     def _check_keeper(self) -> None:
-        if not self.on:
+        if not self.elastic:
             raise WireError("the workers of this run do not come and go: nothing is lent to them")
         if self.index:
             raise WireError(f"server 0 keeps the ledger of this run, and this is {self.index}")
-
-
-def _parse(kind: type[S], request: Request) -> S:
-    frame = request.only(1)[0]
-    if len(frame) > MOST_SAID:
-        raise WireError(f"{len(frame)} bytes of text; at most {MOST_SAID} are taken")
-    try:
-        return kind.model_validate(parse_json(frame))
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))[:100]
-        what = request.header.kind.name
-        raise WireError(f"a {what} that is not right: {place}: {first['msg']}") from None

@@ -15,15 +15,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import Field
+from safetensors.torch import save as format_tensors
+
+from shoal.config.section import Section
 from shoal.ps.server.answers import Answers, Request
-from shoal.ps.server.journal import Journal
-from shoal.ps.server.known import check_same, describe, take_over
-from shoal.ps.server.records import REQUEST, STATE
-from shoal.ps.server.roster import Roster
-from shoal.ps.server.shards import Written
+from shoal.ps.server.journal import REQUEST, STATE, Journal, Rows, committed
+from shoal.ps.server.shards import Written, load_shards
 from shoal.ps.server.state import State
 from shoal.ps.server.steps import Steps
-from shoal.ps.wire import Header, Kind, WireError, parse_header, parse_json
+from shoal.ps.spec import Load, Save
+from shoal.ps.wire import (
+    Header,
+    Kind,
+    WireError,
+    parse_header,
+    parse_json,
+    validated,
+)
 
 log = logging.getLogger("shoal")
 
@@ -34,7 +43,6 @@ class Recovering(Protocol):
     index: int
     folder: Path | None
     answers: Answers
-    roster: Roster
     steps: Steps | None
     writer: Any
     refused: int
@@ -50,14 +58,12 @@ class Recovery:
     """The journal of a server, or none: then nothing here does anything."""
 
     def __init__(self, server: Recovering, with_journal: bool):
+        if with_journal and server.folder is None:
+            raise ValueError("a journal needs a folder: start the server with --folder=DIR")
         self.server = server
-        self.journal: Journal | None = None
+        self.journal = Journal(server.folder if with_journal else None, server.index)
         self.recovered = False  # what this process knows is of one before it
         self._hellos: dict[int, list[Any]] = {}  # worker -> header and frame of its hello
-        if with_journal:
-            if server.folder is None:
-                raise ValueError("a journal needs a folder: start the server with --folder=DIR")
-            self.journal = Journal(server.folder, server.index)
 
     @property
     def replaying(self) -> bool:
@@ -67,7 +73,7 @@ class Recovery:
 
     def write_down(self, request: Request) -> None:
         """Keep a request that changes the server; it is answered after that."""
-        if self.journal is None:
+        if not self.journal.on:
             return
         frames = [request.header.pack(), *request.frames]
         if request.header.kind == Kind.HELLO:
@@ -79,41 +85,20 @@ class Recovery:
     def begin_segment(self, request: Request) -> None:
         """A save has begun: what comes next changes the rows that are being saved."""
         steps = self.server.steps
-        if self.journal is None or self.replaying or steps is None:
+        if not self.journal.on or self.replaying or steps is None:
             return
-        values = parse_json(request.frames[0])
-        name, delta = values["name"], values.get("delta", False)
-        state = describe(steps, self.server.roster, name, delta)
+        save = read_save(request)
+        state = describe(steps, save)
         hellos = [(REQUEST, frames) for frames in self._hellos.values()]
         with self._failing():
             self.journal.begin([*hellos, (STATE, state)])
-        self.journal.save(name, delta)
+        self.journal.save(save.name, save.delta)
 
     def know_files(self, files: dict[str, Any] | None) -> None:
         """The files of the last save, once they are written."""
-        if self.journal is not None and files is not None:
+        if self.journal.on and files is not None:
             with self._failing():
                 self.journal.files(files)
-
-    def sweep(self, servers: int) -> None:
-        """A run of so many servers begins; one before it may have had more."""
-        if self.journal is not None and self.server.index == 0:
-            self.journal.sweep(servers)
-
-    def tidy(self) -> None:
-        """Remove what a committed checkpoint has replaced."""
-        if self.journal is not None:
-            self.journal.tidy()
-
-    def discard(self) -> None:
-        """The run is over."""
-        if self.journal is not None:
-            self.journal.discard()
-
-    def close(self) -> None:
-        """What is written stays, for another process of this server."""
-        if self.journal is not None:
-            self.journal.close()
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -129,40 +114,37 @@ class Recovery:
 
     def recognise(self, header: Header) -> None:
         """Whose is the journal that was found: of the run that speaks, or of one before it?"""
-        if self.journal is None or not self.journal.found:
+        if not self.journal.found:
             return
         if (header.worker, header.session) in self.journal.sessions:
-            self._recover(self.journal)
+            self._recover()
         elif header.kind == Kind.HELLO:
             self.journal.discard()
 
-    def saved_before(self, state: State, values: dict[str, Any]) -> Written | None:
+    def saved_before(self, state: State, name: str) -> Written | None:
         """A save that is replayed, where its files are known; else it must be made again."""
-        if self.journal is None:
-            return None
-        if self.server.steps is not None and self.server.steps.has_pushes:
+        steps = self.server.steps
+        if self.journal.on and steps is not None and steps.pushes:
             raise WireError("a save while gradients of a step wait for others, and with a journal")
-        if not self.replaying:
-            return None
-        files = self.journal.written.get(str(values.get("name")))
-        if files is None:
+        files = self.journal.written.get(name)
+        if files is None or not self.replaying:
             return None
         state.mark_saved()
         return Written(files)
 
-    def _recover(self, journal: Journal) -> None:
+    def _recover(self) -> None:
         server, begun, count = self.server, time.monotonic(), 0
         save: Request | None = None  # the last request, where it is one and no segment follows
         server.answers.silent = self.recovered = True
         try:
-            for what, frames in journal.replay():
+            for what, frames in self.journal.replay():
                 if what == REQUEST:
                     request = self._repeat(frames)
                     if request.header.kind != Kind.HELLO:
                         save = request if request.header.kind == Kind.SAVE else None
                         count += 1
                 elif what == STATE:
-                    self._meet_state(journal, frames, first=count == 0)
+                    self._meet_state(frames, first=count == 0)
                     save, count = None, count + 1
         except Exception as error:  # of files that may hold anything
             server.fail(f"server {server.index} cannot recover: {error}")
@@ -188,7 +170,7 @@ class Recovery:
             raise WireError(f"its journal has a {header.kind.name} that it does not take again")
         return Request(b"", header, frames[0], frames[1:])
 
-    def _meet_state(self, journal: Journal, frames: list[memoryview], first: bool) -> None:
+    def _meet_state(self, frames: list[memoryview], first: bool) -> None:
         """The beginning of a segment: of the first one all comes from there."""
         server = self.server
         if server.steps is None:
@@ -196,7 +178,103 @@ class Recovery:
         if not first:
             known = check_same(server.steps, frames)
         else:
-            rows = journal.rows or []
-            known = take_over(server.steps, server.roster, frames, rows, server.folder)
+            rows = self.journal.rows or []
+            known = take_over(server.steps, frames, rows, server.folder)
             server.writer = Written(rows[-1][1] if rows else {})
-        journal.save(known.save, known.delta)
+        self.journal.save(known.save, known.delta)
+
+
+# ---- what a server is, less its rows ------------------------------------------------------------
+
+
+class KnownWorker(Section):
+    """What a server knows of a worker, besides its hello."""
+
+    step: int = Field(ge=0)
+    done: bool
+    orders: list[int] = Field(description="numbers of those that were carried out")
+    answer: str | None = Field(description="to its last push: loss and count, in hex")
+    with_dense: bool = Field(description="whether dense parameters follow in that answer")
+
+
+class Known(Section):
+    """What a server knows when a save begins, besides rows, dense parameters and hellos."""
+
+    save: str = Field(description="name of the folder that is saved into")
+    delta: bool
+    applied: int = Field(ge=0)
+    has_dense: bool
+    steps: dict[str, int] = Field(description="table -> steps that its rows have had")
+    workers: dict[str, KnownWorker]
+
+
+def read_save(request: Request) -> Save:
+    """What is to be saved."""
+    return request.read(Save, "a save is {name: text, delta: true or false, held: true or false}")
+
+
+def describe(steps: Steps, save: Save) -> list[Any]:
+    """The frames of a record: JSON, dense parameters, the state of their optimizer."""
+    state, workers = steps.state, {}
+    for number, worker in steps.members.items():
+        answer = worker.answer or []
+        workers[str(number)] = KnownWorker(
+            step=worker.step,
+            done=worker.done,
+            orders=[order for order, carried_out in worker.orders.items() if carried_out],
+            answer=bytes(answer[0]).hex() if answer else None,
+            with_dense=len(answer) > 1,
+        )
+    known = Known(
+        save=save.name,
+        delta=save.delta,
+        applied=steps.applied,
+        has_dense=state.has_dense,
+        steps={one.name: store.step for one, store in zip(state.spec.tables, state.stores)},
+        workers=workers,
+    )
+    dense = state.dense_frame() if state.has_dense else b""
+    optimizer = state.dense_state() if state.has_dense else {}
+    return [known.model_dump_json().encode(), dense, format_tensors(optimizer)]
+
+
+def take_over(steps: Steps, frames: list[memoryview], rows: Rows, folder: Path | None) -> Known:
+    """Become what a record says, with the rows of these files; the workers have said hello."""
+    known, dense, optimizer = _parse(frames)
+    state = steps.state
+    for number, (name, files) in enumerate(rows):
+        values = {"name": committed(name), "files": files, "steps": known.steps}
+        load = validated(Load, {**values, "fresh": number == 0}, "a journal's rows are not right")
+        for _ in load_shards(state, folder, load):
+            pass
+    state.mark_saved()
+    if known.has_dense:
+        state.set_dense(dense, optimizer)
+    steps.applied = known.applied
+    for name, one in known.workers.items():
+        worker = steps.members.get(int(name)) if name.isdecimal() else None
+        if worker is None:
+            raise WireError(f"a journal tells of worker {name[:20]}, who never said hello")
+        worker.step, worker.done = one.step, one.done
+        worker.orders = dict.fromkeys(one.orders, True)
+        if one.answer is not None:
+            told = [bytes.fromhex(one.answer)]
+            worker.answer = [*told, *([state.dense_frame()] * one.with_dense)]
+    return known
+
+
+def check_same(steps: Steps, frames: list[memoryview]) -> Known:
+    """Refuse a journal that did not lead to what the server was: its numbers would be wrong."""
+    known, dense, _ = _parse(frames)
+    here = bytes(steps.state.dense_frame()) if known.has_dense else b""
+    if known.applied != steps.applied or known.has_dense != steps.state.has_dense or here != dense:
+        raise WireError("the journal does not lead to what the server was at its last save")
+    return known
+
+
+def _parse(frames: list[memoryview]) -> tuple[Known, memoryview, memoryview]:
+    if len(frames) != 3:
+        raise WireError(f"a journal's state in {len(frames)} frames; there must be 3")
+    state, dense, optimizer = frames
+    known = validated(Known, parse_json(state), "a journal's state is not right")
+    return known, dense, optimizer

@@ -6,33 +6,26 @@ error and changes nothing.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import zmq
-from safetensors import SafetensorError
-from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 
 from shoal.config.tiers import TiersSection
-from shoal.ps.context import Context
 from shoal.ps.keys import Keys
 from shoal.ps.server.answers import Answers, Request
-from shoal.ps.server.greeting import make_state, read_hello
-from shoal.ps.server.listening import listen
 from shoal.ps.server.members import Members
-from shoal.ps.server.recovery import Recovery
-from shoal.ps.server.roster import Roster
+from shoal.ps.server.recovery import Recovery, read_save
 from shoal.ps.server.shards import ShardWriter, Written, load_shards
-from shoal.ps.server.state import State
-from shoal.ps.server.steps import Steps, flat_floats
-from shoal.ps.spec import Spec
+from shoal.ps.server.state import make_state
+from shoal.ps.server.steps import Steps
+from shoal.ps.sockets import Context, listen
+from shoal.ps.spec import Load, read_hello
 from shoal.ps.wire import (
     COPY_BELOW,
     COUNT,
@@ -43,12 +36,11 @@ from shoal.ps.wire import (
     Kind,
     WireError,
     join_pieces,
+    json_frame,
     parse_header,
     parse_json,
-    send_rows,
 )
 from shoal.world.beat import BEAT
-from shoal.world.memory import half_of_memory
 
 log = logging.getLogger("shoal")
 LOOK_SECONDS = 0.5  # between looks for workers that went silent
@@ -56,6 +48,7 @@ PARTING_SECONDS = 3.0  # how long a server that gave up goes on telling workers 
 OF_FIRST = (Kind.SET_DENSE, Kind.SAVE, Kind.LOAD, Kind.SAVED)  # what worker 0 alone may ask
 # Carried out once, however often they come.
 ORDERS = (Kind.SET_DENSE, Kind.SAVE, Kind.LOAD, Kind.TURN)
+MOST_ORDERS = 1000  # that are remembered of a worker
 OVER = object()  # after the last part of long work
 
 
@@ -68,11 +61,9 @@ class Server:
         index: int = 0,
         keys: Keys | None = None,
         timeout: float = 10.0,
-        threads: int | None = None,
         patience: float = math.inf,
         folder: str | Path | None = None,
         plain: bool = False,
-        memory: int | None = None,
         journal: bool = False,
         tiers: TiersSection | None = None,
     ):
@@ -81,38 +72,27 @@ class Server:
         patience: seconds without any word after which the first worker is not waited for
         folder: where it writes and reads checkpoints; without one it does neither
         plain: listen beyond this host without keys
-        memory: bytes that a model may take before any row has come; half of the host's
         journal: write down what changes it; started again, it goes on where it was
         tiers: what rows may take of host memory, and the folder of the others; None: no limit
         """
-        self.index, self.threads, self.tiers = index, threads, tiers
+        self.index, self.tiers = index, tiers
         self.folder = None if folder is None else Path(folder)
-        self.memory = half_of_memory() if memory is None else memory
         self.patience, self._heard = patience, time.monotonic()
         self.context = Context()
         self.socket = listen(self.context, bind, index, keys, plain)
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
         self.answers = Answers(self.socket)
-        self.roster = Roster(timeout)
-        self.members = Members(index, self.roster, self.answers)
+        self.members = Members(index, self.answers, timeout)
         self.recovery = Recovery(self, journal)
         self.life = secrets.token_bytes(8)  # of this process: another one may have been before it
-        self._described: dict[str, Any] = {}  # the model, as the first worker told of it
-        self.spec: Spec | None = None  # these three: once a worker has described the model
-        self.state: State | None = None
-        self.steps: Steps | None = None
+        self.steps: Steps | None = None  # once a worker has described the model
         self.failure: str | None = None
         self._failed_at = 0.0
-        self.writer: ShardWriter | Written | None = None
+        self.writer: ShardWriter | None = None
         self._jobs: list[tuple[Request, Iterator[None]]] = []  # long work, done in parts
         self._ending = False  # a worker said goodbye
         self.told = 0  # the signal that told it to end
         self.messages = self.refused = 0
-
-    @property
-    def applied(self) -> int:
-        """Steps whose gradients were applied."""
-        return 0 if self.steps is None else self.steps.applied
 
     # ---- the loop -------------------------------------------------------------------------------
 
@@ -125,14 +105,14 @@ class Server:
                     return 128 + self.told
                 if self._jobs:
                     self._go_on()
-                if time.monotonic() - self.roster.looked > LOOK_SECONDS:
+                if time.monotonic() - self.members.looked > LOOK_SECONDS:
                     self._look_after_workers()
                 if self._ending and self._all_done():
                     break
                 if self.failure and time.monotonic() - self._failed_at > PARTING_SECONDS:
                     log.error("server %d ends: %s", self.index, self.failure)
                     break
-            self.recovery.discard()  # the run is over
+            self.recovery.journal.discard()  # the run is over
             return 0 if self.failure is None else 1
         finally:
             self.close()
@@ -155,21 +135,21 @@ class Server:
     def _look_after_workers(self) -> None:
         """Give up when one went silent, or when none comes."""
         BEAT.tick()
-        lost = self.members.look_after() if self.members.on else self.roster.find_silent()
+        lost = self.members.look_after()
         self._ending = self._ending or self.members.over
-        if self.spec is None and time.monotonic() - self._heard > self.patience:
+        if self.steps is None and time.monotonic() - self._heard > self.patience:
             lost = (
                 f"no worker came within {self.patience:.0f} s: start the workers, see what ended "
                 "them on their hosts, check --servers and the keys, or raise launch.join_timeout"
             )
         if lost is not None and self.failure is None:
             self.fail(lost)
-        self.recovery.tidy()
+        self.recovery.journal.tidy()
 
     def _all_done(self) -> bool:
-        if self.members.on:
+        if self.members.elastic:
             return self.members.over
-        return self.spec is not None and self.roster.all_done(self.spec.workers)
+        return self.steps is not None and self.members.all_done(self.steps.spec.workers)
 
     def fail(self, why: str) -> None:
         """Give up: tell everybody who waits, and everybody who will ask."""
@@ -181,7 +161,7 @@ class Server:
         """Give the address back."""
         if self.writer is not None:
             self.writer.abandon()
-        self.recovery.close()
+        self.recovery.journal.close()
         self.answers.close()
         self.context.term()
 
@@ -217,18 +197,34 @@ class Server:
             return
         if self.failure is not None and header.kind not in (Kind.BYE, Kind.PING):
             raise WireError(self.failure)
-        self.roster.hear(header)
-        if header.kind in OF_FIRST and header.worker != 0 and not self.members.on:
+        self.members.hear(header)
+        if header.kind in OF_FIRST and header.worker != 0 and not self.members.elastic:
             raise WireError(
                 f"worker {header.worker} orders what only worker 0 may: {header.kind.name}"
             )
 
     def _handle(self, request: Request) -> None:
-        kind = request.header.kind
-        if kind not in ORDERS:
-            HANDLERS[kind](self, request)
-        elif self.roster.order(request, lambda new: HANDLERS[kind](self, new)):
-            self.answers.give(request, [])
+        handler = HANDLERS[request.header.kind]
+        if request.header.kind not in ORDERS:
+            handler(self, request)
+            return
+        orders, number = self._orders(request), request.header.sequence
+        if number in orders:  # asked again: its answer was late or lost
+            if orders[number]:
+                self.answers.give(request, [])
+            return
+        orders[number] = False
+        try:
+            handler(self, request)
+        except Exception:  # any: whatever it is, the order must not stay among those under way (a
+            # worker that asks again would wait for ever); it is raised again, and answered there.
+            orders.pop(number, None)
+            raise
+        while len(orders) > MOST_ORDERS:
+            del orders[next(iter(orders))]
+
+    def _orders(self, request: Request) -> dict[int, bool]:
+        return self.members[request.header.worker].orders
 
     def _refuse(self, address: bytes, header: Header, why: str) -> None:
         self.refused += 1
@@ -236,7 +232,7 @@ class Server:
 
     def _carried_out(self, request: Request) -> None:
         self.recovery.write_down(request)
-        self.roster.mark_carried_out(request)
+        self._orders(request)[request.header.sequence] = True
         if request.header.kind == Kind.SAVE:
             self.recovery.begin_segment(request)
         self.answers.give(request, [])
@@ -244,27 +240,23 @@ class Server:
     # ---- workers --------------------------------------------------------------------------------
 
     def _hello(self, request: Request) -> None:
-        header = request.header
-        hello = read_hello(request, self.index, self.spec, self._described)
-        spec = hello.spec
+        header, known = request.header, None if self.steps is None else self.steps.spec
+        spec, host = read_hello(request.only(1)[0], header.worker, self.index, known)
         if spec.elastic:
             header = header._replace(worker=self.members.number_of(header))
         if header.worker >= spec.workers:
             raise WireError(f"worker {header.worker} of {spec.workers}")
-        if self.spec is None:
-            self.state = make_state(spec, self.index, self.threads, self.memory, self.tiers)
-            how = (self.fail, self.recovery.write_down, self.members.ledger)
-            self.steps = Steps(self.state, self.roster, self.answers, *how)
-            self.spec, self._described, self.members.on = spec, hello.described, spec.elastic
-            self.recovery.sweep(spec.servers)
-        if self.roster.register(header, hello.host):
+        if self.steps is None:
+            state = make_state(spec, self.index, self.tiers)
+            self.steps = Steps(state, self.members, self.fail, self.recovery.write_down)
+            self.members.elastic = spec.elastic
+            self.recovery.journal.sweep(spec.servers)
+        if self.members.register(header, host):
             self.recovery.write_down(request)
-            if spec.elastic:
-                self.members.came(header.worker)
         self.answers.give(request, [self.life, COUNT.pack(header.worker)])
 
     def _ping(self, request: Request) -> None:
-        worker, taken = request.header.worker, self.roster[request.header.worker].step
+        worker, taken = request.header.worker, self.members[request.header.worker].step
         if request.header.step > taken and not self.recovery.recovered:
             raise WireError(f"worker {worker} speaks of {request.header.step} pushes of {taken}")
         if request.header.step > taken and self.failure is None:
@@ -277,16 +269,13 @@ class Server:
 
     def _bye(self, request: Request) -> None:
         number = request.header.worker
-        if not self.roster[number].done:
+        if not self.members[number].done:
             self.recovery.write_down(request)
-        self.roster[number].done = self._ending = True
+        self.members[number].done = self._ending = True
         self.answers.give(request, [])
         self._steps().leave(number)
-        if self.members.on:
+        if self.members.elastic:
             self.members.left(number, over=bool(request.frames))
-
-    def _lease(self, request: Request) -> None:
-        self.members.lease(request)
 
     def _turn(self, request: Request) -> None:
         self.members.turn(request)
@@ -294,55 +283,34 @@ class Server:
 
     # ---- rows and dense parameters --------------------------------------------------------------
 
-    def _pull(self, request: Request) -> None:
-        self._steps().pull(request)
-
-    def _push(self, request: Request) -> None:
-        self._steps().push(request)
-
     def _dense(self, request: Request) -> None:
-        state = self._state()
+        state = self._steps().state
         if not state.has_dense and state.num_dense:
             raise WireError("nobody has set the dense parameters yet")
-        self.answers.give(request, [send_rows([state.flat_dense()], 0)])
+        self.answers.give(request, [state.dense_frame()])
 
     def _set_dense(self, request: Request) -> None:
-        state = self._state()
-        values, optimizer = request.only(2)
-        flat = flat_floats(values, state.num_dense)
-        try:
-            tensors = parse_tensors(bytes(optimizer)) if len(optimizer) else {}
-        except (SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise WireError(f"the optimizer's state cannot be read: {error}") from None
-        state.set_dense(flat, tensors)
+        self._steps().state.set_dense(*request.only(2))
         self._carried_out(request)
 
     def _dense_state(self, request: Request) -> None:
-        self.answers.give(request, [format_tensors(self._state().dense_state())])
-
-    def _state(self) -> State:
-        if self.state is None:
-            raise WireError("nobody has described the model yet")
-        return self.state
+        self.answers.give(request, [format_tensors(self._steps().state.dense_state())])
 
     def _steps(self) -> Steps:
-        if self.steps is None:
-            raise WireError("nobody has described the model yet")
+        assert self.steps is not None  # a worker is known here when it has described the model
         return self.steps
 
     # ---- saving and loading ---------------------------------------------------------------------
 
     def _save(self, request: Request) -> None:
-        values = parse_json(request.only(1)[0])
-        state = self._state()
+        save, state = read_save(request), self._steps().state
         if self.writer is not None and self.writer.running():
             raise WireError("the last save is still being written")
         if self.writer is not None:
             self.writer.abandon()  # one that was held, and that nobody asked for
-        self.writer = self.recovery.saved_before(state, values)
+        self.writer = self.recovery.saved_before(state, save.name)
         if self.writer is None:
-            again = self.recovery.replaying
-            self.writer = ShardWriter(state, self.folder, values, again)
+            self.writer = ShardWriter(state, self.folder, save, again=self.recovery.replaying)
         self._carried_out(request)
 
     def _saved(self, request: Request) -> None:
@@ -357,11 +325,12 @@ class Server:
         self.writer.release()
         report = self.writer.report()
         self.recovery.know_files(report.get("files"))
-        self.answers.give(request, [json.dumps(report).encode()])
+        self.answers.give(request, [json_frame(report)])
 
     def _load(self, request: Request) -> None:
-        values = parse_json(request.only(1)[0])
-        self._jobs.append((request, load_shards(self._state(), self.folder, values)))
+        wrong = "a load is {name: text, files: {...}, steps: {...}, fresh: true or false}"
+        load = request.read(Load, wrong)
+        self._jobs.append((request, load_shards(self._steps().state, self.folder, load)))
 
     def finish_jobs(self) -> None:
         """Do all of the long work."""
@@ -370,33 +339,34 @@ class Server:
 
     def _go_on(self) -> None:
         """A part of the long work, so that workers are answered in between."""
-        if not self._jobs:
-            return
         request, job = self._jobs[0]
         try:
             if next(job, OVER) is None:
                 return
             self._carried_out(request)
         except Exception as error:  # of a file that may hold anything; the server goes on
-            self.roster.forget_order(request)
+            self._orders(request).pop(request.header.sequence, None)
             self._refuse(request.address, request.header, str(error))
         self._jobs.pop(0)
 
     def _stats(self, request: Request) -> None:
-        state = self._state()
-        tables = {
-            one.name: {"rows": len(store), "bytes": getattr(store, "memory", None)}
-            for one, store in zip(state.spec.tables, state.stores)
+        state = self._steps().state
+        found = {
+            "tables": {
+                one.name: {"rows": len(store), "bytes": getattr(store, "memory", None)}
+                for one, store in zip(state.spec.tables, state.stores)
+            },
+            "messages": self.messages,
+            "refused": self.refused,
+            "rewritten": state.rewritten,
         }
-        found = {"tables": tables, "messages": self.messages, "refused": self.refused}
-        found["rewritten"] = state.rewritten
-        self.answers.give(request, [json.dumps(found).encode()])
+        self.answers.give(request, [json_frame(found)])
 
 
 HANDLERS: dict[Kind, Callable[[Server, Request], None]] = {
     Kind.HELLO: Server._hello,
-    Kind.PULL: Server._pull,
-    Kind.PUSH: Server._push,
+    Kind.PULL: lambda server, request: server._steps().pull(request),
+    Kind.PUSH: lambda server, request: server._steps().push(request),
     Kind.DENSE: Server._dense,
     Kind.SET_DENSE: Server._set_dense,
     Kind.STATE: Server._dense_state,
@@ -406,7 +376,7 @@ HANDLERS: dict[Kind, Callable[[Server, Request], None]] = {
     Kind.STATS: Server._stats,
     Kind.PING: Server._ping,
     Kind.BYE: Server._bye,
-    Kind.LEASE: Server._lease,
+    Kind.LEASE: lambda server, request: server.members.lease(request),
     Kind.TURN: Server._turn,
     Kind.SHARE: lambda server, request: server._steps().share(request),
 }

@@ -1,30 +1,41 @@
 """State: what one server keeps, the rows and dense parameters that fall to it.
 
-Knows nothing of sockets: a server hands it what came, already checked for size.
+Knows nothing of sockets, only of what came over them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_tensors
 from torch import Tensor
 
 from shoal.config.tiers import TiersSection
 from shoal.embedding.leaves.admission import admission_of, tend
 from shoal.embedding.leaves.leaf import Leaf
-from shoal.embedding.leaves.local import make_leaves, make_local, push_all
+from shoal.embedding.leaves.local import make_leaves, push_all
 from shoal.embedding.optim.dense import dense_step, make_optimizer, restore_state, state_tensors
 from shoal.ps.spec import Spec
-from shoal.ps.wire import COMPRESSED, MOST_IDS, WireError, receive_rows
+from shoal.ps.wire import (
+    COMPRESSED,
+    MOST_IDS,
+    WireError,
+    receive_flat,
+    receive_rows,
+    send_rows,
+)
+from shoal.world.memory import half_of_memory
 
 
 @dataclass
 class Push:
     """One worker's gradients of one step (in geo: what its parameters changed by)."""
 
-    worker: int
     lr: float
     loss: float  # summed
     count: float  # terms of the sum
@@ -37,23 +48,18 @@ class Push:
 class State:
     """One server's share of a model."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        index: int,
-        threads: int | None = None,
-        tiers: TiersSection | None = None,
-    ):
-        self.spec, self.index, self.threads, self.tiers = spec, index, threads, tiers
+    def __init__(self, spec: Spec, index: int, tiers: TiersSection | None = None):
+        self.spec, self.index, self.tiers = spec, index, tiers
         self.counted = spec.counted
         self.rewritten = False  # rows were dropped or counts faded since the last save
         self.stores = self.make_stores()
         self.dims = [one.dim for one in spec.tables]
-        owners, sizes = spec.owners(), spec.sizes
-        self.own = [k for k, owner in enumerate(owners) if owner == index]
-        self.sizes = [sizes[k] for k in self.own]
+        self.own = [k for k, owner in enumerate(spec.owners()) if owner == index]
+        self._sizes = [math.prod(spec.dense[k]) for k in self.own]
+        self.num_dense = sum(self._sizes)
         # Not filled, so that memory is only taken when the values really come.
-        self.dense = [torch.empty(spec.dense[k]) for k in self.own]
+        self._flat = torch.empty(self.num_dense)
+        self.dense = self._pieces(self._flat)
         self.optimizer: torch.optim.Optimizer | None = None
         self._state_names = _state_names(spec)
         self.marks: list[int] | None = None  # of the last save, for a delta
@@ -61,30 +67,15 @@ class State:
 
     def make_stores(self) -> list[Leaf]:
         """A store for each table, in which nothing was taught yet."""
-        spec = self.spec
-        if self.tiers is not None:
-            made = make_leaves(
-                {one.name: one.table() for one in spec.tables},
-                {one.name: spec.row_optimizer_of(one.name) for one in spec.tables},
-                spec.seed,
-                admissions={one.name: admission_of(one.rules) for one in spec.tables},
-                tiers=self.tiers,
-            )
-            return list(made.values())
-        return [
-            make_local(
-                one.table(),
-                spec.row_optimizer_of(one.name),
-                spec.seed,
-                threads=self.threads,
-                admission=admission_of(one.rules, (self.index, spec.servers)),
-            )
-            for one in spec.tables
-        ]
-
-    @property
-    def num_dense(self) -> int:
-        return sum(self.sizes)
+        spec, share = self.spec, (self.index, self.spec.servers)
+        made = make_leaves(
+            {one.name: one.table() for one in spec.tables},
+            {one.name: spec.row_optimizer_of(one.name) for one in spec.tables},
+            spec.seed,
+            admissions={one.name: admission_of(one.rules, share) for one in spec.tables},
+            tiers=self.tiers,
+        )
+        return list(made.values())
 
     def check_ids(self, table: int, ids: Tensor) -> None:
         """Refuse ids that a table of the model does not have."""
@@ -145,11 +136,19 @@ class State:
         if self.stores:
             counts = [self._join_counts(k, pushes) for k in range(len(self.stores))]
             push_all(self.stores, parts, lr, counts)
-            self._tend()
+            for one, store in zip(self.spec.tables, self.stores):
+                # Counts fade and rows go when it is time: in the same step on every server.
+                if one.rules is not None and tend(store, one.rules, self.spec.servers):
+                    self.rewritten = True
         dense = [push.dense for push in pushes if push.dense is not None]
         if dense and self.dense:
-            total_grad = dense[0] if len(dense) == 1 else torch.stack(dense).sum(0)
-            self._step_dense(total_grad, scale, lr)
+            grad = dense[0] if len(dense) == 1 else torch.stack(dense).sum(0)
+            if self.optimizer is None:
+                self._flat.add_(grad)
+                return
+            for value, piece in zip(self.dense, self._pieces(grad * scale)):
+                value.grad = piece
+            dense_step(self.optimizer, lr)
 
     def _join_counts(self, table: int, pushes: Sequence[Push]) -> Tensor | None:
         if not self.counted[table]:
@@ -157,63 +156,53 @@ class State:
         parts = [push.counts[table] for push in pushes if table in push.rows]
         return torch.cat([torch.empty(0, 2), *parts])
 
-    def _tend(self) -> None:
-        """Let counts fade and rows go, when it is time: in the same step on every server."""
-        for one, store in zip(self.spec.tables, self.stores):
-            if one.rules is not None and tend(store, one.rules, self.spec.servers):
-                self.rewritten = True
+    def _pieces(self, flat: Tensor) -> list[Tensor]:
+        """Values of this server's dense parameters, each in its shape; they share memory."""
+        pieces = zip(self.own, flat.split(self._sizes))
+        return [piece.view(self.spec.dense[number]) for number, piece in pieces]
 
-    def _step_dense(self, flat: Tensor, scale: float, lr: float) -> None:
-        pieces = [
-            piece.view(value.shape) for piece, value in zip(flat.split(self.sizes), self.dense)
-        ]
-        if self.optimizer is None:
-            for value, piece in zip(self.dense, pieces):
-                value.add_(piece)
-            return
-        for value, piece in zip(self.dense, pieces):
-            value.grad = piece * scale
-        dense_step(self.optimizer, lr)
+    def dense_frame(self) -> Any:
+        """This server's dense parameters of now, one after the other, to be sent."""
+        return send_rows([self._flat.clone()], 0)
 
-    def flat_dense(self) -> Tensor:
-        """This server's dense parameters, one after the other."""
-        return torch.cat([value.reshape(-1) for value in self.dense]) if self.dense else EMPTY
-
-    def set_dense(self, flat: Tensor, state: dict[str, Tensor]) -> None:
+    def set_dense(self, values: memoryview, optimizer: memoryview) -> None:
         """Take over dense parameters and their optimizer's state ("NUMBER.NAME" -> tensor)."""
-        here: dict[str, Tensor] = {}
+        flat = receive_flat(values, self.num_dense)
+        try:
+            state = parse_tensors(bytes(optimizer)) if len(optimizer) else {}
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise WireError(f"the optimizer's state cannot be read: {error}") from None
+        by_number: dict[int, dict[str, Tensor]] = {}
         for key, value in state.items():
-            number, _, name = key.partition(".")
-            if not number.isdecimal() or len(number) > 9 or int(number) >= len(self.spec.dense):
+            digits, _, name = key.partition(".")
+            if not digits.isdecimal() or len(digits) > 9 or int(digits) >= len(self.spec.dense):
                 raise WireError(f"{key!r} names no state of a dense parameter")
-            if int(number) in self.own:
-                here[f"{self.own.index(int(number))}.{name}"] = value
-        self._check_state(here)
-        for target, piece in zip(self.dense, flat.split(self.sizes)):
-            target.copy_(piece.view(target.shape))
+            by_number.setdefault(int(digits), {})[name] = value
+        here: dict[str, Tensor] = {}
+        for place, (number, target) in enumerate(zip(self.own, self.dense)):
+            found = by_number.get(number, {})
+            self._check_state(target, found)
+            here |= {f"{place}.{name}": value for name, value in found.items()}
+        self._flat.copy_(flat)
         if self.spec.mode != "geo":
             self.optimizer = make_optimizer(self.spec.optimizer, self.dense)
             restore_state(self.optimizer, self.dense, here)
         self.has_dense = True
 
-    def _check_state(self, here: dict[str, Tensor]) -> None:
+    def _check_state(self, target: Tensor, found: dict[str, Tensor]) -> None:
         """Refuse what the optimizer would stumble over at its next step."""
-        names = self._state_names
-        for number, target in enumerate(self.dense):
-            found = {key.split(".", 1)[1] for key in here if key.startswith(f"{number}.")}
-            if found and found != names:
+        if found and found.keys() != self._state_names:
+            raise WireError(
+                f"the state {sorted(found)} of a dense parameter; {self.spec.optimizer.name} "
+                f"keeps {sorted(self._state_names)}"
+            )
+        for name, value in found.items():
+            shape = () if name == "step" else tuple(target.shape)
+            if tuple(value.shape) != shape or value.dtype != torch.float32:
                 raise WireError(
-                    f"the state {sorted(found)} of a dense parameter; {self.spec.optimizer.name} "
-                    f"keeps {sorted(names)}"
+                    f"the state {name!r} is {value.dtype} {list(value.shape)}; it must be "
+                    f"torch.float32 {list(shape)}"
                 )
-            for name in found:
-                value = here[f"{number}.{name}"]
-                shape = () if name == "step" else tuple(target.shape)
-                if tuple(value.shape) != shape or value.dtype != torch.float32:
-                    raise WireError(
-                        f"the state {name!r} is {value.dtype} {list(value.shape)}; it must be "
-                        f"torch.float32 {list(shape)}"
-                    )
 
     def dense_state(self) -> dict[str, Tensor]:
         """The dense optimizer's state, by the model's numbers of the parameters."""
@@ -221,6 +210,21 @@ class State:
             f"{self.own[int(key.split('.', 1)[0])]}.{key.split('.', 1)[1]}": value
             for key, value in state_tensors(self.optimizer, self.dense).items()
         }
+
+
+def make_state(spec: Spec, index: int, tiers: TiersSection | None) -> State:
+    """What a server is to keep, where it can."""
+    needed, memory = spec.first_bytes(index), half_of_memory()
+    if needed > memory:
+        raise WireError(
+            f"server {index} cannot hold this model: dense parameters and Bloom filters take up "
+            f"to {needed / 2**30:.1f} GiB, and it may take {memory / 2**30:.1f}, half of its "
+            "host's memory: use more servers"
+        )
+    try:
+        return State(spec, index, tiers)
+    except (ValueError, RuntimeError, MemoryError) as error:
+        raise WireError(f"server {index} cannot hold this model: {error}") from None
 
 
 def _state_names(spec: Spec) -> set[str]:
@@ -232,6 +236,3 @@ def _state_names(spec: Spec) -> set[str]:
         return set()
     dense_step(optimizer, 0.0)  # the first step of a process takes long: now, nobody waits
     return {key.split(".", 1)[1] for key in state_tensors(optimizer, [probe])}
-
-
-EMPTY = torch.empty(0)

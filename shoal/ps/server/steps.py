@@ -15,13 +15,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
-
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.leaves.native import row_reader
-from shoal.ps.server.answers import Answers, Request
-from shoal.ps.server.ledger import Applied, Ledger
-from shoal.ps.server.roster import Roster, Worker
+from shoal.ps.server.answers import Request
+from shoal.ps.server.ledger import Applied
+from shoal.ps.server.members import Members, Worker
 from shoal.ps.server.state import Push, State
 from shoal.ps.shared import open_offered
 from shoal.ps.wire import (
@@ -37,10 +35,10 @@ from shoal.ps.wire import (
     parse_parts,
     parse_place,
     parse_pull,
+    receive_flat,
     receive_ids,
     receive_rows,
     rows_message,
-    send_rows,
 )
 
 log = logging.getLogger("shoal")
@@ -54,22 +52,17 @@ class Steps:
     def __init__(
         self,
         state: State,
-        roster: Roster,
-        answers: Answers,
+        members: Members,
         fail: Callable[[str], None],
         write_down: Callable[[Request], None],
-        ledger: Ledger,
     ):
-        """write_down: keeps a push that is taken, before it is answered.
-
-        ledger: of batches that are lent, which a push tells how far they are done.
-        """
-        self.state, self.roster, self.answers, self.fail = state, roster, answers, fail
-        self._write_down, self._ledger = write_down, ledger
+        """write_down: keeps a push that is taken, before it is answered."""
+        self.state, self.members, self.answers = state, members, members.answers
+        self.fail, self._write_down = fail, write_down
         self._batches = Applied()  # where workers come and go
         self.spec = state.spec
         self.applied = 0  # steps (sync)
-        self._pushes: dict[int, tuple[Request, Push]] = {}  # sync: of the step under way
+        self.pushes: dict[int, tuple[Request, Push]] = {}  # sync: wait for those of others
         self._reader: Any = None  # of the rows of these stores:
         self._reader_of: list[Leaf] | None = None
         self._waiting: dict[tuple[bytes, int], Request] = {}  # pulls whose time has not come
@@ -89,7 +82,7 @@ class Steps:
         if its_time:
             self._answer_pull(request)
             return
-        if header.step > self.roster[header.worker].step + MOST_AHEAD:
+        if header.step > self.members[header.worker].step + MOST_AHEAD:
             raise WireError(f"rows of step {header.step}, far ahead of all others")
         if len(self._waiting) >= MOST_WAITING * self.spec.workers:
             raise WireError(f"{len(self._waiting)} requests for rows wait already")
@@ -113,12 +106,12 @@ class Steps:
             self._reader_of, self._reader = state.stores, row_reader(state.stores, limits)
         if self._reader is None:
             return False
-        ring = self.roster[request.header.worker].ring if request.header.flags & SHARED else None
+        ring = self.members[request.header.worker].ring if request.header.flags & SHARED else None
         return self.answers.give_rows(self._reader, request, ring)
 
     def share(self, request: Request) -> None:
         """Take up memory that a worker's rows may go through, in the place of what it had."""
-        worker = self.roster[request.header.worker]
+        worker = self.members[request.header.worker]
         worker.ring = None  # whatever becomes of this one
         worker.ring = open_offered(request.only(1)[0])
         self.answers.give(request, [])
@@ -129,7 +122,7 @@ class Steps:
             return True
         if self.spec.mode == "sync":
             return header.step <= self.applied
-        return header.step - self.roster.slowest(self.spec.workers) <= self.spec.staleness
+        return header.step - self.members.slowest(self.spec.workers) <= self.spec.staleness
 
     def release(self) -> None:
         """Answer the pulls whose time has come."""
@@ -141,21 +134,21 @@ class Steps:
 
     def push(self, request: Request) -> None:
         """Apply gradients, once: now or with those of all workers."""
-        header, worker = request.header, self.roster[request.header.worker]
+        header, worker = request.header, self.members[request.header.worker]
         push = self._parse_push(request)
         if header.step < worker.step:
             self._again(request, worker)
             return
         if header.step > worker.step:  # one before it was lost on the way; both will come again
             return
-        done = self.roster.find_done() if self.spec.mode == "sync" else None
+        done = self.members.find_done() if self.spec.mode == "sync" else None
         if done is not None:
             raise WireError(f"gradients of step {header.step}, and worker {done} is done")
         new = not self.spec.elastic or self._batches.is_new(*push.place[:3])
         self._write_down(request)
         worker.step, worker.answer = header.step + 1, None
         if self.spec.elastic:
-            self._ledger.advance(header.worker, *push.place[3:])
+            self.members.ledger.advance(header.worker, *push.place[3:])
             if not new:  # another worker's came before: this one is answered, and that is all
                 self._answer_pushes([(request, push)])
                 return
@@ -163,16 +156,11 @@ class Steps:
         if self.spec.mode != "sync":
             self._apply([(request, push)])
             return
-        self._pushes[header.worker] = request, push
-        if len(self._pushes) == self.spec.workers:
-            everyone = [self._pushes[number] for number in sorted(self._pushes)]
-            self._pushes = {}
+        self.pushes[header.worker] = request, push
+        if len(self.pushes) == self.spec.workers:
+            everyone = [self.pushes[number] for number in sorted(self.pushes)]
+            self.pushes = {}
             self._apply(everyone)
-
-    @property
-    def has_pushes(self) -> bool:
-        """sync: whether pushes wait for those of other workers."""
-        return bool(self._pushes)
 
     def _parse_push(self, request: Request) -> Push:
         state, flags = self.state, request.header.flags
@@ -189,7 +177,7 @@ class Steps:
         all_rows = receive_rows(rows, counts, [state.dims[t] for t, _ in pairs], flags)
         for (table, _), some in zip(pairs, all_ids):
             state.check_ids(table, some)
-        push = Push(request.header.worker, lr, loss, count)
+        push = Push(lr, loss, count)
         push.rows = {t: pair for (t, _), pair in zip(pairs, zip(all_ids, all_rows))}
         if counted:
             push.counts = state.read_counts(more[0], pairs, flags)
@@ -198,7 +186,7 @@ class Steps:
         if flags & WITH_DENSE:
             if not state.has_dense:
                 raise WireError("gradients of dense parameters that nobody has set")
-            push.dense = flat_floats(dense, state.num_dense)
+            push.dense = receive_flat(dense, state.num_dense)
         elif len(dense):
             raise WireError("dense gradients that are not announced")
         return push
@@ -226,9 +214,9 @@ class Steps:
         for request, _ in everyone:
             frames: list[Any] = [told]
             if request.header.flags & WITH_DENSE:
-                dense = send_rows([self.state.flat_dense()], 0) if dense is None else dense
+                dense = self.state.dense_frame() if dense is None else dense
                 frames.append(dense)
-            self.roster[request.header.worker].answer = frames
+            self.members[request.header.worker].answer = frames
             self.answers.give(request, frames, request.header.flags)
 
     def _again(self, request: Request, worker: Worker) -> None:
@@ -237,29 +225,24 @@ class Steps:
         if header.step < worker.step - 1:  # a later one was answered, or will be
             frames: list[Any] = [numbers_frame(0.0, 0.0)]
             if header.flags & WITH_DENSE:
-                frames.append(send_rows([self.state.flat_dense()], 0))
+                frames.append(self.state.dense_frame())
             self.answers.give(request, frames, header.flags)
         elif worker.answer is not None:
             self.answers.give(request, worker.answer, header.flags)
-        elif header.worker in self._pushes:  # still waits for the others
-            self._pushes[header.worker] = request, self._pushes[header.worker][1]
+        elif header.worker in self.pushes:  # still waits for the others
+            self.pushes[header.worker] = request, self.pushes[header.worker][1]
 
     # ---- workers that leave ---------------------------------------------------------------------
 
     def leave(self, number: int) -> None:
         """A worker is done: it keeps nobody waiting, and nobody may wait for it."""
-        if self._pushes and number not in self._pushes:
+        if self.pushes and number not in self.pushes:
             self.fail(f"worker {number} is done, and others wait for its gradients")
-        self.roster[number].ring = None
+        self.members[number].ring = None
         self.release()
 
     def abandon(self) -> list[Request]:
         """Forget all that waits, and say whose it was."""
-        waiting = [*self._waiting.values(), *(request for request, _ in self._pushes.values())]
-        self._waiting, self._pushes = {}, {}
+        waiting = [*self._waiting.values(), *(request for request, _ in self.pushes.values())]
+        self._waiting, self.pushes = {}, {}
         return waiting
-
-
-def flat_floats(frame: memoryview, count: int) -> Tensor:
-    """So many values: [count]."""
-    return receive_rows(frame, [count], [1], 0)[0].view(-1)

@@ -5,13 +5,14 @@ What concerns rows and gradients is divided among the servers; the rest is asked
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import secrets
 import socket as sockets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 from torch import Tensor
 
-from shoal.ps.keys import Keys
 from shoal.ps.spec import Spec
 from shoal.ps.wire import (
     BFLOAT16,
@@ -27,9 +27,11 @@ from shoal.ps.wire import (
     COUNT,
     WITH_DENSE,
     Kind,
+    json_frame,
     numbers_frame,
     parse_json,
     parts_frame,
+    receive_flat,
     send_ids,
     send_rows,
 )
@@ -47,12 +49,9 @@ from shoal.ps.worker.transfer import (
     Pushing,
     Share,
     cut,
-    flat_values,
-    seen_by,
 )
 from shoal.world.world import PeerLost
 
-AGAIN_SECONDS = 5.0  # an answer overdue: what was asked is asked again
 GOODBYE_SECONDS = 15.0  # how long an answer to the goodbye is waited for
 
 log = logging.getLogger("shoal")
@@ -61,54 +60,33 @@ log = logging.getLogger("shoal")
 class Client(Caller):
     """What a worker asks of all servers."""
 
-    def __init__(
-        self,
-        addresses: Sequence[str],
-        worker: int = 0,
-        keys: Keys | None = None,
-        timeout: float = 10.0,
-        session: int | None = None,
-        plain: bool = False,
-        recovery: float = 0.0,
-        shared_memory: bool = True,
-        replicas: int = 1,
-    ):
-        """plain: go to other hosts without keys; recovery, shared_memory, replicas: see Caller.
-
-        addresses: of the servers, then of the first replica of each, and so on.
-        """
-        how = (recovery, shared_memory, replicas)
-        super().__init__(addresses, worker, keys, timeout, session, plain, *how)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.flags = 0  # of rows on the wire
         self.pushes = 0  # made so far: the step that the servers count
-        count = len(addresses) // replicas
-        self.servers = [
-            Link(self, k % count, one, AGAIN_SECONDS) for k, one in enumerate(addresses)
-        ]
+        count = len(self.addresses) // self.replicas
+        self.servers = [Link(self, k % count, one) for k, one in enumerate(self.addresses)]
         self._shards = [self.servers[k::count] for k in range(count)]
         self.links: Sequence[Link | Replicas] = (
-            self.servers if replicas == 1 else [Replicas(some) for some in self._shards]
+            self.servers if self.replicas == 1 else [Replicas(some) for some in self._shards]
         )
         self._heartbeat: Heartbeat | None = None
         self.spec: Spec | None = None
         self.lease: Lease | None = None  # of which pushes are, where workers come and go
         self.over = False  # server 0 said that nothing is left to do
 
-    def ask_all(self, kind: Kind, frames: Sequence[Any] = (), flags: int = 0) -> list[int]:
-        """The same request to every server; the numbers of the requests."""
-        requests = []
-        for link in self.links:
-            header = self.header(kind, flags)
-            link.ask(header, frames)
-            requests.append(header.sequence)
-        return requests
+    def tell(self, link: Link | Replicas, kind: Kind, *frames: Any) -> list[memoryview]:
+        """A request to one server, and its answer."""
+        return link.wait(link.ask(self.header(kind), frames))
 
-    def tell_all(
-        self, kind: Kind, frames: Sequence[Any] = (), patience: float | None = None
-    ) -> list[list[memoryview]]:
+    def tell_all(self, kind: Kind, *frames: Any) -> list[list[memoryview]]:
         """The same request to every server, and all answers."""
-        requests = self.ask_all(kind, frames)
-        return [link.answer(n, patience) for link, n in zip(self.links, requests)]
+        return self.tell_each(kind, repeat(frames))
+
+    def tell_each(self, kind: Kind, frames: Iterable[Sequence[Any]]) -> list[list[memoryview]]:
+        """A request to every server, of frames of its own, and all answers."""
+        numbers = [link.ask(self.header(kind), some) for link, some in zip(self.links, frames)]
+        return [link.wait(number) for link, number in zip(self.links, numbers)]
 
     # ---- the life of a worker -------------------------------------------------------------------
 
@@ -122,29 +100,24 @@ class Client(Caller):
         host = sockets.gethostname()
         if spec.elastic:  # workers are named by nothing else that a user knows
             host += f" (pid {os.getpid()})"
-        values = {**json.loads(spec.json()), "host": host}
+        values = {**spec.model_dump(mode="json"), "host": host}
         try:
             if spec.elastic:  # server 0 says which number it has
                 self._greet(self.servers[:1], values, join_timeout)
-            else:
-                # Servers that are up must hear of this worker while it waits for others.
-                self._heartbeat = Heartbeat(self, self._shards)
+            self.knock()  # servers that are up must hear of this worker while it waits for others
             self._greet(self.servers[spec.elastic :], values, join_timeout)
         except PeerLost as error:
             raise PeerLost(
                 f"{error}. Start the servers, check their addresses and keys, or raise "
                 "launch.join_timeout"
             ) from None
-        self._heartbeat = self._heartbeat or Heartbeat(self, self._shards)
-        self._heartbeat.greeted = True
+        self.greeted = True
 
     def _greet(self, links: Sequence[Link], values: dict[str, Any], patience: float) -> None:
-        for link in links:
-            text = json.dumps({**values, "server": link.index}).encode()
-            link.greeting = self.header(Kind.HELLO)
-            link.ask(link.greeting, [text])
-        for link in links:
-            life, number = link.answer(link.greeting.sequence, patience)
+        texts = [json_frame({**values, "server": link.index}) for link in links]
+        numbers = [link.ask(self.header(Kind.HELLO), [text]) for link, text in zip(links, texts)]
+        for link, asked in zip(links, numbers):
+            life, number = link.wait(asked, patience)
             link.life, self.worker = bytes(life), COUNT.unpack(number)[0]
             link.offer_memory()
 
@@ -154,10 +127,11 @@ class Client(Caller):
         A server ends with the last goodbye. If its answer to that is lost nobody is there to give
         it again, and nothing is missing: all else that this worker asked was answered before.
         """
-        requests = self.ask_all(Kind.BYE, [b"over"] if self.over else [])
-        for link, number in zip(self.links, requests):
+        frames = [b"over"] if self.over else []
+        numbers = [link.ask(self.header(Kind.BYE), frames) for link in self.links]
+        for link, number in zip(self.links, numbers):
             try:
-                link.answer(number, GOODBYE_SECONDS)
+                link.wait(number, GOODBYE_SECONDS)
             except PeerLost as error:
                 if self.failure:
                     raise
@@ -173,12 +147,10 @@ class Client(Caller):
 
     def second(self) -> Client:
         """A client of the same worker for another thread: sockets must not be shared."""
-        addresses = [link.address for link in self.servers]
-        how = (self.worker, self.keys, self.timeout, self.session, self.plain, self.recovery)
-        other = Client(addresses, *how, replicas=self.replicas)
+        other = replace(self)
         for link, mine in zip(other.servers, self.servers):
-            link.life, link.pushed = mine.life, mine.pushed
-        other.quiet = True
+            link.life = mine.life
+        other.pushed, other.quiet = self.pushed, True
         other.leave_out(self.left_out)
         other._number = secrets.randbits(40) << 20  # requests of its own
         return other
@@ -186,14 +158,13 @@ class Client(Caller):
     @property
     def left_out(self) -> list[bool]:
         """Of every server: whether it is lost, and its replica goes on."""
-        live = [one for link in self.links if isinstance(link, Replicas) for one in link.live]
-        return [self.replicas > 1 and link not in live for link in self.servers]
+        return [link.left_out for link in self.servers]
 
     def leave_out(self, which: Sequence[bool]) -> None:
         """Go on without some servers, which this worker or another one has lost."""
-        for link, lost, known in zip(self.servers, which, self.left_out):
+        for link, lost in zip(self.servers, which):
             replicas = self.links[link.index]
-            if lost and not known and isinstance(replicas, Replicas):
+            if lost and not link.left_out and isinstance(replicas, Replicas):
                 replicas.lose(link, link.failure or f"{link.name} is lost to another worker")
 
     # ---- rows -----------------------------------------------------------------------------------
@@ -232,28 +203,27 @@ class Client(Caller):
         assert self.spec is not None
         counted = self.spec.counted
         flags = self.flags | (WITH_DENSE if dense is not None else 0)
-        pushing = Pushing(flags, self.pushes, self.lease)
+        pushing = Pushing(self, flags, self.pushes, self.lease)
         place = None if self.lease is None else self.lease.take_place()
         for link in self.links:
             k = link.index
             parts = [(share.table, share.counts[k]) for share in shares]
             ids = [share.ids[share.of(k)] for share in shares]
             rows = [grad[share.of(k)] for share, grad in zip(shares, grads)]
-            header = self.header(Kind.PUSH, flags, self.pushes)
             frames = [
                 numbers_frame(lr, loss, count),
                 parts_frame(parts),
-                send_ids(ids, flags) if ids else b"",
+                send_ids(ids, flags),
                 send_rows(rows, flags),
                 b"" if dense is None else send_rows([dense[k]], 0),
             ]
             if any(counted):
-                seen = [seen_by(share, k) for share in shares if counted[share.table]]
+                seen = [share.seen_by(k) for share in shares if counted[share.table]]
                 frames.append(send_rows(seen, flags & COMPRESSED))
             if place is not None:
                 frames.append(place)
-            link.ask(header, frames)
-            pushing.asked.append((link, header.sequence))
+            number = link.ask(self.header(Kind.PUSH, flags, self.pushes), frames)
+            pushing.asked.append((link, number))
         self.pushes += 1
         return pushing
 
@@ -261,18 +231,12 @@ class Client(Caller):
 
     def dense(self) -> list[Tensor]:
         """Every server's dense parameters, flat."""
-        return [flat_values(frames[0]) for frames in self.tell_all(Kind.DENSE)]
+        return [receive_flat(frames[0]) for frames in self.tell_all(Kind.DENSE)]
 
     def set_dense(self, dense: list[Tensor], state: dict[str, Tensor]) -> None:
         """Give every server its dense parameters, and the optimizer's state."""
         packed = format_tensors(state) if state else b""
-        requests = []
-        for link, flat in zip(self.links, dense):
-            header = self.header(Kind.SET_DENSE)
-            link.ask(header, [send_rows([flat], 0), packed])
-            requests.append(header.sequence)
-        for link, number in zip(self.links, requests):
-            link.answer(number)
+        self.tell_each(Kind.SET_DENSE, [(send_rows([flat], 0), packed) for flat in dense])
 
     def dense_state(self) -> dict[str, Tensor]:
         """The dense optimizers' state of all servers."""
@@ -285,16 +249,11 @@ class Client(Caller):
 
     def ask_lease(self, values: dict[str, Any]) -> dict[str, Any]:
         """Ask server 0 what to do: see Leases."""
-        return parse_json(self._tell_first(Kind.LEASE, values)[0])
+        return parse_json(self.tell(self.links[0], Kind.LEASE, json_frame(values))[0])
 
     def set_turn(self, values: dict[str, Any]) -> None:
         """Tell server 0 what comes next."""
-        self._tell_first(Kind.TURN, values)
-
-    def _tell_first(self, kind: Kind, values: dict[str, Any]) -> list[memoryview]:
-        header, link = self.header(kind), self.links[0]
-        link.ask(header, [json.dumps(values).encode()])
-        return link.answer(header.sequence)
+        self.tell(self.links[0], Kind.TURN, json_frame(values))
 
     # ---- checkpoints ----------------------------------------------------------------------------
 
@@ -304,25 +263,18 @@ class Client(Caller):
         A server has a folder of its own for what it writes and reads, the checkpoints of the run,
         and is told no more than a name in there: the last part of `folder`.
         """
-        values = {"name": Path(folder).name, "delta": delta}
-        self.tell_all(Kind.SAVE, [json.dumps(values).encode()])
+        self.tell_all(Kind.SAVE, json_frame({"name": Path(folder).name, "delta": delta}))
 
     def saved(self) -> dict[str, Any]:
         """Wait until the rows are written: file -> bytes and checksum."""
         files: dict[str, Any] = {}
         for link in self.links:
-            while True:
-                header = self.header(Kind.SAVED)
-                link.ask(header, [])
-                report = parse_json(link.answer(header.sequence)[0])
-                if not report["running"]:
-                    break
+            while (report := parse_json(self.tell(link, Kind.SAVED)[0]))["running"]:
                 time.sleep(0.02)
             if "error" in report:
                 raise ServerError(f"{link.name}: {report['error']}")
             if isinstance(link, Replicas):
-                written = json.dumps({"files": report["files"]}).encode()
-                link.tell_others(self.header(Kind.SAVED), [written])
+                link.tell_others(self.header(Kind.SAVED), [json_frame({"files": report["files"]})])
             files |= report["files"]
         return files
 
@@ -334,8 +286,8 @@ class Client(Caller):
         fresh: bool = False,
     ) -> None:
         """Let every server take over its rows of a checkpoint; fresh: and forget all others."""
-        values = {"name": Path(folder).name, "files": files, "steps": steps}
-        self.tell_all(Kind.LOAD, [json.dumps({**values, "fresh": fresh}).encode()])
+        values = {"name": Path(folder).name, "files": files, "steps": steps, "fresh": fresh}
+        self.tell_all(Kind.LOAD, json_frame(values))
 
     def stats(self) -> list[dict[str, Any]]:
         """What each server holds."""

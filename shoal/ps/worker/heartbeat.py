@@ -20,7 +20,6 @@ class Heartbeat:
     def __init__(self, caller: Caller, shards: Sequence[Sequence[Link]]):
         """shards: of each the links to the servers that hold its rows."""
         self.caller, self.shards = caller, shards
-        self.greeted = False  # whether all servers know the worker: from then on silence counts
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._thread.start()
@@ -47,7 +46,7 @@ class Heartbeat:
                     if told and not link.failure:  # an error: hello is still on its way
                         link.failure = f"{link.name}: {answer[1].decode(errors='replace')}"
                 silent = time.monotonic() - (heard[link] or time.monotonic())
-                if self.greeted and silent > caller.patience and not link.failure:
+                if caller.greeted and silent > caller.patience and not link.failure:
                     link.failure = f"{link.name} has not answered for {silent:.0f} s"
             for shard in self.shards:
                 if not caller.failure and all(link.failure for link in shard):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ import zmq
 
 from shoal.ps.address import nobody_listens
 from shoal.ps.native import native_inlet, native_outlet
+from shoal.ps.shared import Offering
 from shoal.ps.wire import (
     COMPRESSED,
     COPY_BELOW,
@@ -32,9 +34,10 @@ from shoal.ps.wire import (
 )
 from shoal.ps.worker.arriving import ArrivingRows
 from shoal.ps.worker.caller import LOOK_SECONDS, Caller
-from shoal.ps.worker.offering import Offering
 from shoal.world.beat import BEAT
 from shoal.world.world import PeerLost
+
+AGAIN_SECONDS = 5.0  # an answer overdue: what was asked is asked again
 
 
 class ServerError(ValueError):
@@ -44,17 +47,15 @@ class ServerError(ValueError):
 class Link:
     """The connection to one server."""
 
-    def __init__(self, caller: Caller, index: int, address: str, again_after: float):
+    def __init__(self, caller: Caller, index: int, address: str):
         self.caller, self.index, self.address = caller, index, address
-        self.again_after = again_after  # seconds: what was asked is asked again
         self.socket = caller.connect(address)
-        self.greeting = Header(Kind.HELLO, caller.worker)
         self.due: dict[int, Callable[[], None]] = {}  # asked and not answered: sends it again
         self.came: dict[int, tuple[Header, list[Any]]] = {}
         self.rows: dict[int, ArrivingRows] = {}  # of requests that are due
-        self.pushed = 0  # pushes that were answered: no process of the server may know of fewer
         self._ping = 0  # number of the last request for a sign of life
         self.failure = ""  # why it is lost, as the heartbeat found
+        self.left_out = False  # it is lost, and its replica goes on
         self.life = b""  # which process of the server it is that answers
         self.inlet, self.outlet = native_inlet(self.socket), native_outlet(self.socket)
         self.offering = Offering(self.name, address, caller.shared_memory)
@@ -73,9 +74,10 @@ class Link:
         """Say where the rows of a request belong."""
         self.rows[number] = rows
 
-    def ask(self, header: Header, frames: Sequence[Any]) -> None:
-        """Send a request; `answer` has what comes back."""
+    def ask(self, header: Header, frames: Sequence[Any]) -> int:
+        """Send a request; its number, by which `wait` has what comes back."""
         self._post(header, partial(self._send, in_pieces(header, frames)))
+        return header.sequence
 
     def ask_rows(self, header: Header, wanted: Wanted) -> None:
         """Send a request for rows; `wait` returns when they are where `rows` says."""
@@ -105,20 +107,11 @@ class Link:
         size = sum(map(len, message))
         self.caller.bytes_sent += size - HEADER.size
         # A server that does not take our key leaves nobody to send to: that is silence, too.
-        try:
-            if len(message) == 1:
-                self.socket.send(message[0], zmq.NOBLOCK, copy=size <= COPY_BELOW)
-            else:
-                self.socket.send_multipart(message, zmq.NOBLOCK, copy=size <= COPY_BELOW)
-        except zmq.Again:
-            pass
-
-    def answer(self, number: int, patience: float | None = None) -> list[memoryview]:
-        """The frames of an answer, less the header; waits for it as long as the server lives."""
-        return self.wait(number, patience)[1:]
+        with suppress(zmq.Again):
+            self.socket.send_multipart(message, zmq.NOBLOCK, copy=size <= COPY_BELOW)
 
     def wait(self, number: int, patience: float | None = None) -> list[memoryview]:
-        """The frames of an answer, none when they are rows."""
+        """The frames of an answer, less the header; waits for it as long as the server lives."""
         patience = patience or self.caller.patience
         if number not in self.came:
             with BEAT.waiting(f"an answer of server {self.index}", bounded=True):
@@ -126,7 +119,7 @@ class Link:
         header, frames = self.came.pop(number)
         if header.kind == Kind.ERROR:
             raise self._error(frames)
-        return frames
+        return frames[1:]
 
     def _listen(self, number: int, patience: float) -> None:
         """Until an answer is here."""
@@ -148,10 +141,10 @@ class Link:
                 )
             if self.caller.recovery:
                 BEAT.tick()  # a server that is started again is waited for: nobody hangs
-            header = self.caller.header(Kind.PING, step=self.pushed)
+            header = self.caller.header(Kind.PING, step=self.caller.pushed)
             self._ping = header.sequence
             self._send([header.pack()])
-            if now - asked_again > self.again_after:
+            if now - asked_again > AGAIN_SECONDS:
                 asked_again = now
                 self._ask_again()
 

@@ -17,7 +17,7 @@ from shoal.embedding.placed.placement import Layout, Placement
 from shoal.embedding.placed.route import Part, Trip
 from shoal.embedding.placed.routed import RoutedRows
 from shoal.embedding.service import Gradients, Lookup, RowGradients
-from shoal.embedding.store import Ids, Store
+from shoal.embedding.store import Store
 from shoal.embedding.table import Table
 from shoal.ps.worker.client import Client, Pulling, Pushing, Share
 
@@ -32,11 +32,6 @@ class RemoteTable:
         self.layout = Layout(kept, Placement("row"), len(client.links))
         self.counted = client.spec.counted[number]
         self.step = 0  # how many steps its rows have had
-
-    def check(self, ids: Ids) -> None:
-        """Refuse ids that a fixed table has no row for."""
-        if isinstance(ids, Tensor):
-            self.table.check_ids(ids)
 
 
 @dataclass(frozen=True)
@@ -62,24 +57,21 @@ class ServedTrip(Trip):
         device: torch.device,
     ):
         for lookup in lookups:
-            tables[lookup.table].check(lookup.ids)
+            if isinstance(lookup.ids, Tensor):
+                tables[lookup.table].table.check_ids(lookup.ids)
         super().__init__(tables, lookups, device)
-        self.client, self.device = client, device
-        self.numbers = {name: tables[name].number for name in self.parts}
+        self.client, self.tables, self.device = client, tables, device
         self.step = -1  # the rows must have had so many steps; -1: any
         self._pulling: Pulling | None = None
-
-    def shares(self) -> list[Share]:
-        """What is asked of the servers."""
-        return [
-            Share(self.numbers[name], part.keys.cpu(), part.counts)
-            for name, part in self.parts.items()
-        ]
 
     def start(self) -> None:
         """Ask for the rows, once."""
         if self._pulling is None:
-            self._pulling = self.client.start_pull(self.shares(), self.step)
+            shares = [
+                Share(self.tables[name].number, part.keys.cpu(), part.counts)
+                for name, part in self.parts.items()
+            ]
+            self._pulling = self.client.start_pull(shares, self.step)
 
     def arrive(self) -> None:
         if self._pulling is not None:
@@ -146,10 +138,7 @@ class ServedRows(RoutedRows[ServedTrip]):
             for name, part in trip.parts.items():
                 if part.grads is not None:
                     by_table.setdefault(name, []).append(_gradients_of(part))
-        gradients: Gradients = {name: self._joined(name, some) for name, some in by_table.items()}
-        if scale == 1.0:
-            return gradients
-        return {name: replace(one, grads=one.grads * scale) for name, one in gradients.items()}
+        return {name: self._joined(name, some).scaled(scale) for name, some in by_table.items()}
 
     def _joined(self, name: str, some: list[Served]) -> Served:
         """Looked up in several trips: summed as one."""

@@ -11,16 +11,14 @@ come there; each has all of them.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
-from shoal.ps.wire import Header, Kind, Wanted, parse_json
+from shoal.ps.shared import Offering
+from shoal.ps.wire import Header, Kind, Wanted, json_frame, parse_json
 from shoal.ps.worker.arriving import ArrivingRows
 from shoal.ps.worker.link import Link
-from shoal.ps.worker.offering import Offering
 from shoal.world.world import PeerLost
 
 # What changes a server.
@@ -35,7 +33,7 @@ class Replicas:
     def __init__(self, links: Sequence[Link]):
         self.links = list(links)
         self.live = list(links)
-        self._reads: dict[int, Callable[[Link], None]] = {}  # asked of one: asks another
+        self._reads: dict[int, Callable[[Link], Any]] = {}  # asked of one: asks another
         self._rows: dict[int, ArrivingRows] = {}  # where rows belong that were, or will be, asked
 
     @property
@@ -51,16 +49,6 @@ class Replicas:
         """None is made: rows come through sockets."""
         return self.live[0].offering
 
-    @property
-    def pushed(self) -> int:
-        """Pushes that were answered, by each that is left."""
-        return self.live[0].pushed
-
-    @pushed.setter
-    def pushed(self, pushed: int) -> None:
-        for link in self.live:
-            link.pushed = pushed
-
     def close(self) -> None:
         """Drop the connections."""
         for link in self.live:
@@ -68,25 +56,26 @@ class Replicas:
 
     # ---- requests -------------------------------------------------------------------------------
 
-    def ask(self, header: Header, frames: Sequence[Any]) -> None:
+    def ask(self, header: Header, frames: Sequence[Any]) -> int:
         """Send a request: to all where it changes them."""
         if header.kind not in CHANGES:
-            self._read(header, partial(_ask, header, frames))
-            return
-        for number, link in enumerate(self.live):
-            held = header.kind == Kind.SAVE and number > 0  # one writes, others are ready to
-            link.ask(header, [_held(frames[0])] if held else frames)
+            self._read(header, lambda link: link.ask(header, frames))
+        else:
+            for number, link in enumerate(self.live):
+                held = header.kind == Kind.SAVE and number > 0  # one writes, others are ready to
+                link.ask(header, [_held(frames[0])] if held else frames)
+        return header.sequence
 
     def ask_rows(self, header: Header, wanted: Wanted) -> None:
         """Send a request for rows."""
-        self._read(header, partial(_ask_rows, header, wanted))
+        self._read(header, lambda link: link.ask_rows(header, wanted))
 
     def expect(self, number: int, rows: ArrivingRows) -> None:
         """Say where the rows of a request belong."""
         self._rows[number] = rows
         self.live[0].expect(number, rows)
 
-    def _read(self, header: Header, ask: Callable[[Link], None]) -> None:
+    def _read(self, header: Header, ask: Callable[[Link], Any]) -> None:
         self._reads[header.sequence] = ask
         self._ask_first(header.sequence)
 
@@ -95,12 +84,8 @@ class Replicas:
             self.live[0].expect(number, self._rows[number])
         self._reads[number](self.live[0])
 
-    def answer(self, number: int, patience: float | None = None) -> list[memoryview]:
-        """The frames of an answer, less the header."""
-        return self.wait(number, patience)[1:]
-
     def wait(self, number: int, patience: float | None = None) -> list[memoryview]:
-        """The frames of an answer; of a change when all that are left have answered."""
+        """The frames of an answer, less the header; of a change when all that are left have it."""
         if number not in self._reads:
             return self._wait_for(self.live, number, patience)[0]
         found: list[list[memoryview]] = []
@@ -141,6 +126,7 @@ class Replicas:
             raise PeerLost(f"{why} (its replica before it: {before})")
         first = link is self.live[0]
         self.live.remove(link)
+        link.left_out = True
         link.failure = why  # nobody sends it a sign of life: those who still reach it hear that
         if link.caller.worker == 0 and not link.caller.quiet:  # the others find the same
             log.warning("%s; its replica at %s goes on", why, self.live[0].address)
@@ -152,14 +138,6 @@ class Replicas:
         link.close()
 
 
-def _ask(header: Header, frames: Sequence[Any], link: Link) -> None:
-    link.ask(header, frames)
-
-
-def _ask_rows(header: Header, wanted: Wanted, link: Link) -> None:
-    link.ask_rows(header, wanted)
-
-
 def _held(frame: bytes) -> bytes:
     """A save of which only the moment is kept."""
-    return json.dumps({**parse_json(frame), "held": True}).encode()
+    return json_frame({**parse_json(frame), "held": True})

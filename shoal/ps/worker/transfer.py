@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shoal.ps.wire import WITH_DENSE, Header, Kind, Wanted, WireError, numbers, receive_rows
+from shoal.ps.wire import WITH_DENSE, Header, Kind, Wanted, numbers, receive_flat
 from shoal.ps.worker.arriving import ArrivingRows
+from shoal.ps.worker.caller import Caller
 from shoal.ps.worker.lease import Lease
 from shoal.ps.worker.link import Link
 from shoal.ps.worker.replicas import Replicas
@@ -42,24 +43,19 @@ class Share:
         start = sum(self.counts[:server])
         return slice(start, start + self.counts[server])
 
-
-def seen_by(share: Share, server: int) -> Tensor:
-    """What a push tells a server of its ids: shows and clicks, [n, 2]."""
-    if share.seen is not None:
-        return share.seen[share.of(server)]
-    return torch.tensor([1.0, 0.0]).repeat(share.counts[server], 1)
+    def seen_by(self, server: int) -> Tensor:
+        """What a push tells a server of its ids: shows and clicks, [n, 2]."""
+        if self.seen is not None:
+            return self.seen[self.of(server)]
+        return torch.tensor([1.0, 0.0]).repeat(self.counts[server], 1)
 
 
 def cut(shares: list[Share], dims: list[int], server: int, most: int) -> list[Pieces]:
     """What one server is asked for, as requests of about `most` values; at least one."""
-    dims = [max(dim, LEAST_DIM) for dim in dims]
-    whole = [(k, (piece := share.of(server)).start, piece.stop) for k, share in enumerate(shares)]
-    if sum((last - first) * dims[k] for k, first, last in whole) <= most:
-        return [whole]
     requests: list[Pieces] = [[]]
     room = most
     for k, share in enumerate(shares):
-        dim, piece = dims[k], share.of(server)
+        dim, piece = max(dims[k], LEAST_DIM), share.of(server)
         first = piece.start
         while True:
             last = min(piece.stop, first + max(1, room // dim))
@@ -115,8 +111,8 @@ class Pulling:
 class Pushing:
     """Gradients on their way."""
 
-    def __init__(self, flags: int, step: int, lease: Lease | None = None):
-        self.flags, self.step, self.lease = flags, step, lease
+    def __init__(self, caller: Caller, flags: int, step: int, lease: Lease | None):
+        self.caller, self.flags, self.step, self.lease = caller, flags, step, lease
         self.until = 0 if lease is None else lease.computed  # batches of the lease before this
         self.asked: list[tuple[Link | Replicas, int]] = []
 
@@ -125,18 +121,11 @@ class Pushing:
         loss = count = 0.0
         dense = []
         for link, number in self.asked:
-            frames = link.answer(number)
-            link.pushed = max(link.pushed, self.step + 1)
+            frames = link.wait(number)
             loss, count = numbers(frames[0], 2)
             if self.flags & WITH_DENSE and len(frames) > 1:
-                dense.append(flat_values(frames[1]))
+                dense.append(receive_flat(frames[1]))
+        self.caller.pushed = max(self.caller.pushed, self.step + 1)
         if self.lease is not None:
             self.lease.done = self.until
         return loss, count, dense
-
-
-def flat_values(frame: memoryview) -> Tensor:
-    """A frame of dense parameters: [n]."""
-    if len(frame) % 4:
-        raise WireError(f"dense parameters of {len(frame)} bytes")
-    return receive_rows(frame, [len(frame) // 4], [1], 0)[0].view(-1)

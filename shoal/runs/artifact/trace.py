@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -73,11 +73,15 @@ class _List(Jagged):
         return torch.ops.shoal.padded(self.values, length)
 
 
-def _pooled(embed: Embeddings, field: str, batch: Batch, how: str = "sum") -> Tensor:
-    ids, table = batch.ids[field], embed.fields[field]
-    if isinstance(ids, _List):
-        return torch.ops.shoal.pooled(ids.values, table.name, table.dim, how)
-    return Embeddings.pooled(embed, field, batch, how)  # type: ignore[arg-type]
+def _each_pooled(embed: Embeddings, batch: Batch, how: Mapping[str, Any]) -> dict[str, Tensor]:
+    made = {}
+    for field, way in how.items():
+        ids, table = batch.ids[field], embed.fields[field]
+        if isinstance(ids, _List):
+            made[field] = torch.ops.shoal.pooled(ids.values, table.name, table.dim, way)
+        else:
+            made |= Embeddings.each_pooled(embed, batch, {field: way})
+    return made
 
 
 def _listed(embed: Embeddings, field: str, batch: Batch, length: int) -> Tensor:
@@ -180,7 +184,7 @@ def _cut(model: nn.Module, stack: ExitStack) -> None:
         if isinstance(one, Embeddings):
             stack.callback(one.attach, one.service, min(one._numbers.values(), default=0))
             one.attach(Cut(one.service.stores))
-            for name, stands_in in (("pooled", _pooled), ("listed", _listed)):
+            for name, stands_in in (("each_pooled", _each_pooled), ("listed", _listed)):
                 setattr(one, name, partial(stands_in, one))
                 stack.callback(delattr, one, name)
     for name, features in item_features(model).items():

@@ -30,7 +30,8 @@ from shoal.runs.collective.slices import cut, size_of
 from shoal.runs.collective.updates import RowUpdates, optimizer_section, sum_gradients
 from shoal.training.checkpoint import Checkpoints, Snapshot, give
 from shoal.training.strategy import make_strategy
-from shoal.world.world import World, connect, is_first
+from shoal.world.variables import is_first
+from shoal.world.world import World, connect
 
 T = TypeVar("T")
 SOME_ROWS = 1 << 20

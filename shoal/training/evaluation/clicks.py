@@ -21,7 +21,7 @@ from shoal.models.base import ClickModel, Model
 from shoal.training.metrics import MetricSet, Valued
 from shoal.world.world import World
 
-TILE_ROWS = 1024
+TILE_ROWS = 4096
 
 
 class ClickEvaluator:

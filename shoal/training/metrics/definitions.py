@@ -383,9 +383,9 @@ def higher_is_better(name: str) -> bool:
 
 
 def _check_binary(labels: Tensor, name: str) -> None:
-    odd = labels[(labels != 0) & (labels != 1)]
-    if len(odd):
+    odd = (labels != 0) & (labels != 1)
+    if odd.any():
         raise ValueError(
-            f"{name} needs labels that are 0 or 1, got {odd[0].item():g}; turn ratings into labels "
-            "with data.threshold, or use MAE and RMSE"
+            f"{name} needs labels that are 0 or 1, got {labels[odd][0].item():g}; turn ratings "
+            "into labels with data.threshold, or use MAE and RMSE"
         )

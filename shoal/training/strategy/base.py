@@ -206,21 +206,23 @@ class Strategy(ABC):
 
     def backward(self, parts: Sequence[Batch], lr: float) -> Sums:
         """Leave the gradients of the summed loss on dense parameters and looked-up rows."""
-        loss, count = torch.zeros((), device=self.world.device), 0
+        loss: Tensor | float = 0.0
+        count: int | Tensor = 0
         self.gathered.parts = len(parts)
         for number, part in enumerate(parts, 1):
             output = self.forward(part, lr)
             self.rows.advance()
+            loss = output.loss.detach() if number == 1 else loss + output.loss.detach()
+            count = count + output.count
             if number == len(parts):
-                self.going_back()
+                self.going_back(count)
             output.loss.backward()
-            loss = loss + output.loss.detach() if len(parts) > 1 else output.loss.detach()
-            count = count + output.count  # type: ignore[assignment]
         self.gathered.parts = 1
+        assert isinstance(loss, Tensor)  # there is one part at least
         return Sums(loss, count)
 
-    def going_back(self) -> None:
-        """The last backward of a step comes next."""
+    def going_back(self, count: int | Tensor) -> None:
+        """The last backward of a step comes next; count: terms of this rank's loss."""
 
     def clip(self, gradients: Gradients) -> Gradients:
         """Scale all gradients so that their joint L2 norm is at most what was asked for."""

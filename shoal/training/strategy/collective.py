@@ -28,17 +28,23 @@ class Collective(Strategy):
 
     def flat_dense(self, sums: Sums, note: float = 0.0) -> Tensor:
         """What ranks add up: the dense gradients, the loss, its count, and a note of the rows."""
+        if not self.dense:
+            return self.tail(sums, note)
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.dense]
         return torch.cat([grad.reshape(-1) for grad in grads] + [self.tail(sums, note)])
 
     def tail(self, sums: Sums, note: float = 0.0) -> Tensor:
         """The loss, its count, and a note of the rows: [3]."""
+        if sums.loss.device.type == "cpu":  # numbers, as nothing is waited for: fewer calls
+            return sums.loss.new_tensor([float(sums.loss), float(sums.count), note])
         count = torch.as_tensor(sums.count).to(sums.loss)
         return torch.stack([sums.loss, count, sums.loss.new_tensor(note)])
 
     def mean_dense(self, flat: Tensor) -> tuple[Tensor, float, float]:
         """Dense gradients of the global batch's mean loss; that loss, 1 / its count, all notes."""
         loss, scale, notes = self.mean_loss(flat[-3:])
+        if not self.dense:
+            return loss, scale, notes
         mean, position = flat[:-3].mul_(scale), 0
         for parameter in self.dense:
             size = parameter.numel()
@@ -48,6 +54,6 @@ class Collective(Strategy):
 
     def mean_loss(self, tail: Tensor) -> tuple[Tensor, float, float]:
         """The global batch's mean loss, 1 / its count, all notes; tail [3]: summed over ranks."""
-        total, notes = tail[1:].tolist()
+        _, total, notes = tail.tolist()
         scale = 1.0 / total if total else 0.0
         return tail[0] * scale, scale, notes

@@ -36,22 +36,24 @@ class DDP(Collective):
         if self.overlap and size * self.world.size > SMALL:  # else they travel with the rows
             self.buckets = Buckets(self.dense, self.world)
 
-    def going_back(self) -> None:
+    def going_back(self, count: int | Tensor) -> None:
         # A model that looks across the batch talks during backward, and not in a known order.
         across, self.gathered.called = self.gathered.called, False
         if self.buckets is not None and not across:
             self.buckets.begin()
+        self.rows.promise(count)
 
     def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
         lr = self.lr(lr)
         sums = self.backward(parts, lr)
+        note = self.rows.note()
         if self.buckets is not None and self.buckets.begun:
             self.buckets.flush()
-            tail, collect = self.rows.collect_with(self.tail(sums))
+            tail, collect = self.rows.collect_with(self.tail(sums, note))
             loss, scale, _ = self.mean_loss(tail)
             self.buckets.end(scale)
         else:
-            flat, collect = self.rows.collect_with(self.flat_dense(sums))
+            flat, collect = self.rows.collect_with(self.flat_dense(sums, note))
             loss, scale, _ = self.mean_dense(flat)
         gradients = self.clip(collect(scale))
         if self.dense_optimizer is not None:

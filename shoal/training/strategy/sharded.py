@@ -8,14 +8,12 @@ ranks at its owner before the row's optimizer sees them.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 from shoal.config.schema import StrategySection
-from shoal.config.tiers import TiersSection
 from shoal.data.batch import Batch
 from shoal.embedding.leaves.admission import admission_of
-from shoal.embedding.leaves.budgets import share_out
 from shoal.embedding.placed.planner import Plan, plan_tables
+from shoal.embedding.placed.shard_leaf import make_shard_leaves
 from shoal.embedding.placed.sharded import ShardedRows
 from shoal.embedding.placed.sharded_table import ShardedTable
 from shoal.embedding.service import RowService
@@ -40,37 +38,29 @@ class Sharded(Collective):
         self.plan = self.make_plan(tables, self.section)
         if tables:
             log.info("tables over %d processes:\n%s", self.world.size, self.plan)
+        layouts, rank = self.plan.layouts, self.world.rank
+        admissions = {
+            name: admission_of(self.rules.get(name), layout.share(rank))
+            for name, layout in layouts.items()
+        }
         fused = self.section.fused and self.world.device.type == "cpu"
-        shares = self._share_tiers()
+        leaves = make_shard_leaves(
+            layouts,
+            rank,
+            self.row_optimizers,
+            self.seed,
+            admissions=admissions,
+            device=self.world.device,
+            fused=fused and self.clip_grad_norm is None,
+            tiers=self.tiers,
+        )
         placed = {
             name: ShardedTable(
-                layout,
-                self.world,
-                self.row_optimizers[name],
-                self.seed,
-                fused and self.clip_grad_norm is None,
-                admission_of(self.rules.get(name), layout.share(self.world.rank)),
-                shares.get(name),
+                layout, self.world, self.row_optimizers[name], leaves.get(name), admissions[name]
             )
-            for name, layout in self.plan.layouts.items()
+            for name, layout in layouts.items()
         }
         return ShardedRows(self.world, placed, self.rules)
-
-    def _share_tiers(self) -> dict[str, TiersSection]:
-        """Of each table that this rank holds rows of: its share of the rank's budgets."""
-        layouts, rank = self.plan.layouts, self.world.rank
-        held = {
-            name: replace(layout.table, dim=layout.width(rank), rows=layout.shares[rank] or None)
-            for name, layout in layouts.items()
-            if layout.holds(rank)
-        }
-        shares = share_out(held, self.row_optimizers, self.tiers)
-        return {
-            name: self.tiers
-            if one.slots is None
-            else self.tiers.model_copy(update={"host": one.bytes})
-            for name, one in shares.items()
-        }
 
     def make_plan(self, tables: dict[str, Table], section: StrategySection) -> Plan:
         """Where each table goes."""

@@ -1,0 +1,65 @@
+"""Variables: who a process is among its peers, as its launcher says and as others may say."""
+
+from __future__ import annotations
+
+import os
+
+from shoal.world.channel import Place
+from shoal.world.joining import HOLDS, MEET
+
+
+def is_worker() -> bool:
+    """Whether a launcher (Shoal's own, torchrun, TorchX, Slurm via torchrun) started us."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def launched_number() -> int:
+    """Which of the processes that a launcher has started this is; 0 without one."""
+    return int(os.environ.get("RANK", 0))
+
+
+def is_first() -> bool:
+    """Whether this process is rank 0, or alone."""
+    return launched_number() == 0
+
+
+def launched_size() -> int | None:
+    """How many processes the launcher that started us has started; None without one."""
+    return int(os.environ["WORLD_SIZE"]) if is_worker() else None
+
+
+def set_rank(
+    rank: int,
+    size: int,
+    local_rank: int,
+    local_size: int,
+    address: str,
+    port: int,
+    secret: bytes = b"",
+) -> None:
+    """Take the place of a launcher: say who this process is, and where rank 0 waits for all.
+
+    secret: what ranks must know to be let in, where the address is not a loopback one.
+    """
+    if secret:
+        os.environ["SHOAL_SECRET"] = secret.decode()
+    os.environ |= {
+        MEET: Place.named(address, port).text,
+        HOLDS: str(int(rank == 0)),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_size),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+    }
+
+
+def variables_of_one_alone(number: int, local_rank: int, local_size: int) -> dict[str, str]:
+    """Environment of a process that is alone in its world, and one of several on its host."""
+    return {
+        "RANK": str(number),
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_size),
+    }
