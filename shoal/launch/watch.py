@@ -37,7 +37,8 @@ class Signs:
     state: str  # R running, S sleeping, T stopped, ...
     ticks: int  # of processor time
     moved: int  # bytes read and written, pages that came from a disk
-    queued: float = 0.0  # seconds that its threads stood in line for a processor
+    queued: float = 0.0  # seconds that its threads stood in line for a processor, each until it ran
+    in_line: frozenset[tuple[str, int]] = frozenset()  # its ready threads, and how often each ran
 
     @property
     def stopped(self) -> bool:
@@ -54,20 +55,27 @@ def signs_of(pid: int) -> Signs | None:
             moved += sum(int(line.split()[1]) for line in file if line[1:5] == "char")
     except (OSError, IndexError, ValueError):
         return None
-    return Signs(words[0], int(words[11]) + int(words[12]), moved, _queued(pid))
+    return Signs(words[0], int(words[11]) + int(words[12]), moved, *_lines_of(pid))
 
 
-def _queued(pid: int) -> float:
-    """Seconds that the threads of a process were ready to run and did not."""
-    found = 0
+def _lines_of(pid: int) -> tuple[float, frozenset[tuple[str, int]]]:
+    """Seconds that threads of a process were ready before they ran, and those that are ready now.
+
+    The system counts the seconds of a thread when it runs at last: one that never does has none.
+    """
+    queued, ready = 0, set()
     with suppress(OSError):  # it is gone
         for thread in os.listdir(f"/proc/{pid}/task"):
             with (
-                suppress(OSError, IndexError),  # so is this thread; or the system does not count it
-                open(f"/proc/{pid}/task/{thread}/schedstat") as file,
+                suppress(OSError, ValueError),  # so is this thread; or the system does not count it
+                open(f"/proc/{pid}/task/{thread}/schedstat") as counts,
+                open(f"/proc/{pid}/task/{thread}/stat") as stat,
             ):
-                found += int(file.read().split()[1])
-    return found / 1e9
+                _, waited, runs = map(int, counts.read().split())
+                queued += waited
+                if stat.read().rpartition(")")[2].startswith(" R"):
+                    ready.add((thread, runs))
+    return queued / 1e9, frozenset(ready)
 
 
 def ranks_of(launcher: int) -> list[int]:
@@ -214,6 +222,7 @@ class Watch:
             or signs.moved - known.moved > QUIET * (now - known.still_since) + QUIET
             or signs.ticks - known.ticks > IDLE * tick * (now - known.still_since) + 1
             or signs.queued - known.queued > KEPT_WAITING * (now - known.still_since)
+            or signs.in_line & known.signs.in_line  # a thread that had no turn since the last look
         ):
             known = _Known(signs, counter, now, signs.ticks, signs.moved, signs.queued)
             self._known[name] = known

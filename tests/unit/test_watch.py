@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.launch.watch import Hang, Watch
+from shoal.launch.watch import Hang, Signs, Watch
 from shoal.world.beat import look
 
 SECONDS = 1.0
@@ -112,10 +112,23 @@ def test_those_that_the_machine_keeps_waiting_do_not_hang(
         for task in os.listdir(f"/proc/{child.process.pid}/task"):
             os.sched_setaffinity(int(task), core)
             os.sched_setscheduler(int(task), os.SCHED_IDLE, os.sched_param(0))
-    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
     try:
-        os.sched_setaffinity(busy.pid, core)
+        for process in busy:
+            os.sched_setaffinity(process.pid, core)
         assert not found(children, 4 * SECONDS)
     finally:
-        busy.kill()
-        busy.wait()
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def test_a_thread_that_never_had_a_turn_stands_in_line() -> None:
+    """The system counts how long a thread stood in line only when it runs: this one never did."""
+    watch = Watch(SECONDS, dict)
+    for second, expected in ((0, 0), (1, 1), (2, 2)):
+        starved = Signs("S", ticks=5, moved=0, in_line=frozenset({("7", 3)}))
+        assert watch._update("rank-0", starved, 0, second).still_since == expected
+    for second in (3, 4):  # one that runs now and then, for next to nothing: a heartbeat
+        beats = Signs("S", ticks=5, moved=0, in_line=frozenset({("7", 3 + second)}))
+        assert watch._update("rank-0", beats, 0, second).still_since == 2
