@@ -2,11 +2,13 @@
 #pragma once
 
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <stdexcept>
 #include <utility>
 
 namespace shoal {
@@ -35,6 +37,20 @@ class Pages {
 #ifdef MADV_HUGEPAGE
     if (align) madvise(data_ + small, (size_ - small) / kHuge * kHuge, MADV_HUGEPAGE);
 #endif
+  }
+
+  // Memory that processes share, each by its own descriptor of one file.
+  Pages(int file, size_t bytes) : length_(bytes), size_(bytes) {
+    struct stat facts {};
+    if (fstat(file, &facts) != 0 || static_cast<size_t>(facts.st_size) < bytes)
+      throw std::invalid_argument("memory to be shared is too small");
+    if (bytes == 0) return;
+    whole_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (whole_ == MAP_FAILED) {
+      whole_ = nullptr;
+      throw std::bad_alloc();
+    }
+    data_ = static_cast<char*>(whole_);
   }
 
   Pages(Pages&& other) noexcept { swap(other); }

@@ -22,7 +22,7 @@ using namespace shoal;
 namespace {
 
 // What Python may call, and how. Raised whenever that changes, here and in shoal/world/core.py.
-constexpr int kInterface = 9;
+constexpr int kInterface = 10;
 
 // Fewer parts for little work: waking a thread costs what it does in some ten microseconds.
 int parts_for(size_t values, int threads) {
@@ -34,13 +34,17 @@ int parts_for(size_t values, int threads) {
 Table* make_table(int dim, int64_t rows, bool has_padding, int64_t padding, bool half,
                   int init_kind, uint64_t init_key, float init_factor, const Hyper& hyper,
                   const std::vector<std::pair<bool, float>>& state, bool counted,
-                  const std::vector<float>& admission, size_t bloom_counters, int threads) {
+                  const std::vector<float>& admission, size_t bloom_counters, int threads, int file,
+                  int rank, int ranks) {
   need(dim >= 1 && rows >= -1, "a table has 1 or more values in a row, and rows or -1");
   need(init_kind >= 0 && init_kind <= 2, "unknown kind of initial values");
   need(bloom_counters < (size_t{1} << 40), "a Bloom filter of more than 2^40 counters");
   need(state.size() == kPieces[static_cast<int>(hyper.kind)], "state: not the optimizer's");
   for (const auto& piece : state)
     need(piece.first == (hyper.kind != Optimizer::rowwise_adagrad), "state: of another shape");
+  need(file < 0 || rows >= 0, "a table that grows cannot be shared");
+  need(file < 0 ? ranks == 1 && rank == 0 : rank >= 0 && rank < ranks && ranks <= 1 << 16,
+       "a table is shared by ranks, of which this is one");
   threads = std::max(threads, 1);
   Spec spec;
   spec.dim = dim;
@@ -58,7 +62,7 @@ Table* make_table(int dim, int64_t rows, bool has_padding, int64_t padding, bool
   spec.click_coefficient = admission[2];
   spec.bloom_counters = bloom_counters;
   try {
-    return new Table(spec, threads);
+    return new Table(spec, threads, {file, rank, ranks});
   } catch (const std::bad_alloc&) {
     throw std::invalid_argument("a table of " + std::to_string(rows) + " rows of " +
                                 std::to_string(dim) + " values does not fit into memory");

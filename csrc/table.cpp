@@ -17,7 +17,7 @@ constexpr size_t kFar = 32;              // rows between the one read and the on
 
 }  // namespace
 
-Table::Table(const Spec& spec, int threads) : spec_(spec) {
+Table::Table(const Spec& spec, int threads, const Sharing& sharing) : spec_(spec), sharing_(sharing) {
   const size_t dim = static_cast<size_t>(spec.dim);
   layout_.dim = spec.dim;
   layout_.half = spec.half;
@@ -47,9 +47,10 @@ Table::Table(const Spec& spec, int threads) : spec_(spec) {
       bytes > (size_t{1} << 60))
     throw std::invalid_argument("a table of " + std::to_string(spec.rows) + " rows of " +
                                 std::to_string(layout_.stride) + " bytes is more than memory holds");
-  pages_ = Pages(bytes);
+  pages_ = sharing.file < 0 ? Pages(bytes) : Pages(sharing.file, bytes);
   Pool::run(threads, threads, [&](int part) {
-    const int64_t begin = spec_.rows * part / threads, end = spec_.rows * (part + 1) / threads;
+    const int64_t own = sharing.rank * threads + part, whole = sharing.ranks * threads;
+    const int64_t begin = spec_.rows * own / whole, end = spec_.rows * (own + 1) / whole;
     for (int64_t row = begin; row < end; ++row) begin_record(fixed_record(row), row);
   });
 }
@@ -243,8 +244,8 @@ void Table::find_or_insert(const Push& push, Scratch& s) {
 
 void Table::push(const Push& push, int part, int parts) {
   Scratch& s = scratch();
-  const auto whole = static_cast<uint64_t>(parts);
-  const auto own = static_cast<uint64_t>(part);
+  const auto whole = static_cast<uint64_t>(sharing_.ranks * parts);
+  const auto own = static_cast<uint64_t>(sharing_.rank * parts + part);
   at_least(s.records, push.n);
   if (grows()) {
     distinct_ids(s, push.ids, push.n, [&](int64_t id) {
@@ -272,9 +273,12 @@ void Table::push(const Push& push, int part, int parts) {
       distinct_rows(s, push.ids, push.n, spec_.rows, mine);
     else
       distinct_ids(s, push.ids, push.n, mine);
-    for (size_t u = 0; u < s.distinct; ++u) {
-      note_change(changed_, static_cast<size_t>(s.ids[u]));
-      s.records[u] = fixed_record(s.ids[u]);
+    for (size_t u = 0; u < s.distinct; ++u) s.records[u] = fixed_record(s.ids[u]);
+    if (sharing_.ranks == 1) {
+      for (size_t u = 0; u < s.distinct; ++u) note_change(changed_, static_cast<size_t>(s.ids[u]));
+    } else if (part == 0 && generation_ != 0) {  // also of the rows that others update
+      for (size_t i = 0; i < push.n; ++i)
+        if (!is_padding(push.ids[i])) note_change(changed_, static_cast<size_t>(push.ids[i]));
     }
   }
   at_least(s.floats, 2 * static_cast<size_t>(spec_.dim));

@@ -36,6 +36,13 @@ struct Spec {
   size_t bloom_counters = 0;  // 0: ids without a row are counted exactly
 };
 
+// A fixed table that several processes have in the same memory. All make the same pushes, and each
+// updates its own part of the rows; they wait for each other before anyone reads.
+struct Sharing {
+  int file = -1;  // -1: this process has the table for itself
+  int rank = 0, ranks = 1;
+};
+
 // How often an id was pushed, how often with a click, and in which step last.
 struct Counters {
   float show = 0, click = 0;
@@ -89,7 +96,7 @@ struct Push {
 
 class Table {
  public:
-  explicit Table(const Spec& spec, int threads);
+  explicit Table(const Spec& spec, int threads, const Sharing& sharing = {});
 
   bool grows() const { return spec_.rows < 0; }
   int dim() const { return spec_.dim; }
@@ -173,6 +180,7 @@ class Table {
   void note_change(std::vector<uint8_t>& changed, size_t row) const;
 
   Spec spec_;
+  Sharing sharing_;
   Layout layout_;
   std::vector<size_t> state_sizes_;  // floats of each piece of state
   std::vector<float> state_begin_;   // what each piece holds at first

@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kDense = 64;      // a slot for every code, where there are so few for each id
 constexpr size_t kLeast = 1 << 16;  // values that are worth a thread
+constexpr size_t kCached = 1 << 19;  // bytes of sums that stay in the cache
 
 }  // namespace
 
@@ -41,6 +42,7 @@ void Touched::write_sums(const std::vector<const float*>& values, size_t dim, fl
                          float* out, int threads) const {
   const size_t rows = ids_.size(), n = places_.size();
   const auto parts = static_cast<int>(std::min(n * dim / kLeast + 1, static_cast<size_t>(threads)));
+  const bool far = rows * dim * sizeof(float) > kCached;
   Pool::run(threads, parts, [&](int part) {  // each has its own rows: the order of arrival is kept
     const auto p = static_cast<size_t>(part), whole = static_cast<size_t>(parts);
     const size_t low = rows * p / whole, high = rows * (p + 1) / whole;
@@ -51,7 +53,7 @@ void Touched::write_sums(const std::vector<const float*>& values, size_t dim, fl
     for (size_t k = 0; k < values.size(); ++k) {
       const float* from = values[k];
       for (size_t i = 0; i < lengths_[k]; ++i, ++place, from += dim) {
-        if (place + kAhead < end) {
+        if (far && place + kAhead < end) {
           const char* next = reinterpret_cast<const char*>(out + static_cast<size_t>(place[kAhead]) * dim);
           for (size_t b = 0; b < dim * sizeof(float) && b < 512; b += 64) prefetch_write(next + b);
         }

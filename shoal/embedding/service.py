@@ -183,6 +183,9 @@ class RowService(ABC):
         """The sum of squares of all rows' summed gradients, over all ranks."""
         return sum_squares([one.grads for one in gradients.values()])
 
+    def meet(self) -> None:
+        """All ranks, before and after rows are restored: nobody reads what others may write."""
+
     def settle(self) -> None:
         """Forget the batch in training: the model is evaluated or saved next."""
         self.batch = None

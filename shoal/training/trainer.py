@@ -75,6 +75,7 @@ class Trainer:
         self.eval_seconds: list[float] = []
         self.curves: Curves | None = None
         self.begun: float | None = None  # when the first step began
+        self.stopping = Agreement(self.world)
         self.interval = Interval(
             self.model, self.world, config.train.print_every, config.run.loss_decimals
         )
@@ -189,7 +190,6 @@ class Trainer:
         total = torch.tensor(cursor.loss_sum, dtype=torch.float64, device=self.world.device)
         batches = self._parts()
         self.interval.begin()
-        stopping = Agreement(self.world, cursor.step)
         shown = bar(
             batches,
             reader.num_batches,
@@ -200,7 +200,7 @@ class Trainer:
         )
         for parts, following in one_ahead(map(self._move, shown)):
             total += self._step(parts, following, epochs)
-            every, told = config.checkpoint.every_steps, stopping.stops(cursor.step)
+            every, told = config.checkpoint.every_steps, self.stopping.stops(cursor.step)
             if told or (every and cursor.step % every == 0 and following is not None):
                 cursor.loss_sum = self._number(total)
                 self.strategy.settle()

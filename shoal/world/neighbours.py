@@ -5,7 +5,8 @@ other; here bytes are copied into a ring that the other side reads (csrc/lanes.h
 is under way without any thread: it is in the ring. Sums are made in order of rank.
 
 What all ranks want from each (rows' gradients) need not be copied at all: beside the rings lies a
-board, where every rank writes its own part and reads those of the others (`lay_out`).
+board, where every rank writes its own part and reads those of the others (`lay_out`). And what all
+would hold alike (rows themselves) they can hold once (`share`).
 """
 
 from __future__ import annotations
@@ -114,6 +115,15 @@ class Laid:
     mine: int  # bytes of these
 
 
+@dataclass(frozen=True)
+class Shared:
+    """Memory that the ranks of a host have in common."""
+
+    file: int  # its descriptor here
+    rank: int
+    ranks: int
+
+
 class Neighbours:
     """One rank among others of its host. Every call is made by all, in the same order."""
 
@@ -124,7 +134,8 @@ class Neighbours:
         """
         self.rank, self.size, self.timeout = rank, len(pids), timeout
         self._watched: list[int] = []
-        self._boards: dict[torch.dtype, Tensor] = {}
+        self._boards: dict[Kind, tuple[Tensor, int, int, list[int]]] = {}
+        self._board = torch.empty(0)
         self._tokens = torch.zeros(1), [[one] for one in torch.zeros(self.size, 1)]
         file = os.open(path, os.O_RDWR)
         try:
@@ -138,7 +149,7 @@ class Neighbours:
                 file, rank, self.size, capacity_of(self.size), alive, spins
             )
             board = mmap.mmap(file, BOARD, offset=_board_at(self.size))
-            self._boards[torch.uint8] = torch.frombuffer(board, dtype=torch.uint8)
+            self._board = torch.frombuffer(board, dtype=torch.uint8)
         except BaseException:  # raised again: no descriptor may stay open behind it
             self.close()
             raise
@@ -192,30 +203,62 @@ class Neighbours:
         laid, firsts, place, mine = [], [], 0, 0
         for kinds, *counts in zip(groups, *lengths):
             rows, tensors = sum(counts), []
-            for dtype, shape in kinds:
-                strides = [math.prod(shape[axis:]) for axis in range(len(shape) + 1)]
-                size = rows * strides[0] * dtype.itemsize
+            for kind in kinds:
+                board, item, width, strides = self._board_of(kind)
+                size = rows * width * item
                 if place + size > BOARD:
                     return None
                 # One call each: a step of a small model is made of such calls.
-                board, first = self._board_of(dtype), place // dtype.itemsize
-                tensors.append(board.as_strided((rows, *shape), strides, first))
+                tensors.append(board.as_strided((rows, *kind[1]), strides, place // item))
                 place += -(-size // LINE) * LINE
-                mine += counts[self.rank] * strides[0] * dtype.itemsize
+                mine += counts[self.rank] * width * item
             laid.append(tensors)
             firsts.append(sum(counts[: self.rank]))
         return Laid(laid, firsts, mine)
 
-    def _board_of(self, dtype: torch.dtype) -> Tensor:
-        """The board, as numbers of a kind."""
-        if dtype not in self._boards:
-            self._boards[dtype] = self._boards[torch.uint8].view(dtype)
-        return self._boards[dtype]
+    def _board_of(self, kind: Kind) -> tuple[Tensor, int, int, list[int]]:
+        """The board as numbers of a kind; bytes of one, how many make a row, strides of rows."""
+        if kind not in self._boards:
+            dtype, shape = kind
+            strides = [math.prod(shape[axis:]) for axis in range(len(shape) + 1)]
+            self._boards[kind] = self._board.view(dtype), dtype.itemsize, strides[0], strides
+        return self._boards[kind]
+
+    def share(self, size: int) -> Shared | None:
+        """As World.share."""
+        file, mine = -1, [0, 0]
+        if self.rank == 0:
+            with suppress(OSError):  # there is no room for it: nobody will open it
+                file = os.memfd_create("shoal")
+                os.posix_fallocate(file, 0, size)
+                mine = [os.getpid(), file]
+        pid, number = self.stack(torch.tensor(mine))[0].tolist()
+        if self.rank > 0 and pid:
+            with suppress(OSError):
+                file = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
+        able = torch.tensor(float(pid > 0 and file >= 0))
+        self.all_reduce(able)
+        if able < self.size:
+            if file >= 0:
+                os.close(file)
+            return None
+        return Shared(file, self.rank, self.size)
 
     def barrier(self) -> None:
         """Wait for all; what each has written before can then be read."""
         mine, others = self._tokens
         self.start([[mine]] * self.size, others)()
+
+    def start_barrier(self) -> Callable[[], None]:
+        """Say that this rank has come so far; the call that waits until all have."""
+        ticket = self._lanes.start_numbers([0.0])
+        self._travelling[ticket] = None
+
+        def wait() -> None:
+            self._wait(ticket)
+            self._lanes.take_numbers(ticket)
+
+        return wait
 
     def stack(self, tensor: Tensor) -> Tensor:
         """As World.stack."""
@@ -286,7 +329,7 @@ class Neighbours:
         """Go; what was sent can still be read."""
         for watched in self._watched:
             os.close(watched)
-        self._watched, self._boards = [], {}
+        self._watched, self._boards, self._board = [], {}, torch.empty(0)
 
 
 def _pieces(tensors: list[list[Tensor]]) -> list[tuple[int, int, int]]:

@@ -67,9 +67,10 @@ STOPPING = Stopping()
 class Agreement:
     """All ranks stop after the same step. They ask each other about once a second."""
 
-    def __init__(self, world: World, step: int):
+    def __init__(self, world: World):
         self.world = world
-        self._step = self._next = step  # the last time, and the next
+        self._step: int | None = None  # the last time; None: there was none
+        self._next = 0
         self._at = time.monotonic()
 
     def stops(self, step: int) -> int | None:
@@ -79,7 +80,7 @@ class Agreement:
             return told or None
         if step < self._next:
             return None
-        now, steps = time.monotonic(), step - self._step
+        now, steps = time.monotonic(), 1 if self._step is None else step - self._step
         pace = int(steps * ASK_SECONDS / max(now - self._at, 1e-6))
         sent = self.world.bytes_sent
         asked = torch.tensor([told, 1 if told else 0, pace], device=self.world.device)

@@ -22,7 +22,7 @@ from shoal.world.channel import read_secret
 from shoal.world.gpus import choose_gpus, pick_device
 from shoal.world.hosts import WorldError, address_towards, interface_towards
 from shoal.world.joining import Joined
-from shoal.world.neighbours import Kind, Laid, Neighbours, meet
+from shoal.world.neighbours import Kind, Laid, Neighbours, Shared, meet
 from shoal.world.padded import Padded
 from shoal.world.talking import PeerLost, Talking
 from shoal.world.tunnel import BACKEND, Tunnel
@@ -126,6 +126,10 @@ class World:
         """
         return None
 
+    def share(self, size: int) -> Shared | None:
+        """Memory of so many bytes that all ranks have in common, zeros; None: they cannot."""
+        return None
+
     def stack(self, tensor: Tensor) -> Tensor:
         """Everybody's tensor of one shape: [size, *shape], in order of rank."""
         return tensor.unsqueeze(0)
@@ -156,6 +160,11 @@ class World:
 
     def barrier(self) -> None:
         """Wait for all."""
+
+    def start_barrier(self) -> Callable[[], None]:
+        """Say that this rank has come so far, and go on; the call that waits until all have."""
+        self.barrier()
+        return lambda: None
 
     def slice(self, size: int) -> tuple[int, int]:
         """This rank's [start, stop) of `size` things: contiguous, sizes differ by at most one."""
@@ -310,6 +319,12 @@ class Group(World):
             self.bytes_sent += laid.mine
         return laid
 
+    def share(self, size: int) -> Shared | None:
+        if self.neighbours is None:
+            return None
+        with self._collective("share", 0):
+            return self.neighbours.share(size)
+
     def stack(self, tensor: Tensor) -> Tensor:
         with self._collective("stack", tensor.nbytes):
             if self.neighbours is not None:
@@ -366,3 +381,15 @@ class Group(World):
             return
         with self._collective("barrier", 4):
             self.neighbours.barrier()
+
+    def start_barrier(self) -> Callable[[], None]:
+        if self.neighbours is None:
+            return super().start_barrier()
+        self.bytes_sent += 8
+        wait = self.neighbours.start_barrier()
+
+        def finish() -> None:
+            with self._collective("barrier", 0):
+                wait()
+
+        return finish

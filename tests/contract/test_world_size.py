@@ -112,6 +112,7 @@ def metrics(world: World, mode: str, model: str) -> dict[str, dict[str, float]]:
             output = parts.model(batch)
             (output.loss / output.count).backward()
             rows = parts.strategy.rows
+            rows.meet()  # where ranks share rows, all have read them: what their `collect` sees to
             rows.apply(LocalRows.collect(rows), 0.05)  # type: ignore[arg-type]
             if parts.strategy.dense_optimizer is not None:
                 dense_step(parts.strategy.dense_optimizer, 0.05)

@@ -23,6 +23,7 @@ class Leaf(ABC):
     """A Store that holds its rows in this process. Subclasses hold the memory."""
 
     recordable = False  # whether a push may be part of a CUDA graph; see `begin_many`
+    shared = False  # whether all ranks of this host have these rows in the same memory
     far = False  # whether rows may lie elsewhere, and are brought where they are used
     device = torch.device("cpu")  # where ids and gradients are wanted
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,8 +23,11 @@ from shoal.embedding.leaves.reference import Reference
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.store import Ids
 from shoal.embedding.table import Table
+from shoal.world.neighbours import Shared
 
 BACKENDS = ("auto", "native", "reference", "device")
+SHARED = 1 << 26  # bytes of a table that ranks share; larger ones are quicker in huge pages
+MakeShared = Callable[[int], Shared | None]  # memory of so many bytes that ranks of a host share
 
 
 def make_local(
@@ -37,13 +41,15 @@ def make_local(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     fused: bool = False,
+    share: MakeShared | None = None,
 ) -> Leaf:
     """A leaf that holds the table's rows here; `threads=None` means torch's number of threads.
 
     dtype=torch.bfloat16 halves the memory of values (not of state); updates round stochastically.
     On a GPU fixed tables are tensors in its memory (`make_leaves` has more). Rows that are read
     whole are tensors on the host as well: they are lent without a copy. `fused` lets such rows be
-    updated where nobody sees their gradients.
+    updated where nobody sees their gradients. `share`: ranks of this host that make the same leaf
+    now, and will push the same to it, have its rows in common where that is faster.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r} is not known; known are {', '.join(BACKENDS)}")
@@ -52,7 +58,15 @@ def make_local(
     if backend == "device" or (backend == "auto" and as_tensors):
         return Device(table, optimizer, seed, device, fused)
     if backend == "native" or (backend == "auto" and native_is_built()):
-        return native.Native(table, optimizer, seed, admission, dtype, threads=threads)
+        size = (table.rows or 0) * row_bytes(table, optimizer)
+        shared = share(size) if share is not None and 0 < size <= SHARED else None
+        try:
+            return native.Native(
+                table, optimizer, seed, admission, dtype, threads=threads, shared=shared
+            )
+        finally:
+            if shared is not None:
+                os.close(shared.file)
     if backend == "auto":
         _warn_once()
     return Reference(table, optimizer, seed, admission, dtype)
@@ -99,11 +113,13 @@ def make_leaves(
     device: torch.device | str = "cpu",
     fused: bool = False,
     tiers: TiersSection | None = None,
+    share: MakeShared | None = None,
 ) -> dict[str, Leaf]:
     """A leaf for each table; on a GPU those of one width and optimizer are read in one launch.
 
     There kernels keep the rows where they can, those of growing tables too: see `lives_on_gpu`.
     tiers: what they may take of GPU and host memory together, and where the other rows lie.
+    share: see `make_local`.
     """
     tiers, device = tiers or TiersSection(), torch.device(device)
     if tiers.gpu == 0 or (tiers.ssd is not None and tiers.gpu is None):
@@ -118,7 +134,13 @@ def make_leaves(
             together.setdefault(optimizer, []).append(name)
         else:
             made[name] = make_local(
-                table, optimizer, seed, admission=admission, device=device, fused=fused
+                table,
+                optimizer,
+                seed,
+                admission=admission,
+                device=device,
+                fused=fused,
+                share=share,
             )
     for optimizer, names in together.items():
         from shoal.embedding.leaves import gpu_leaf

@@ -15,6 +15,7 @@ from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.store import Ids, Rows
 from shoal.embedding.table import Table
 from shoal.world.core import load_core
+from shoal.world.neighbours import Shared
 
 _core = load_core()  # None: shoal.embedding.leaves.local falls back
 INIT_KINDS = ("uniform", "normal", "constant")
@@ -33,7 +34,12 @@ class Native(Leaf):
         dtype: torch.dtype = torch.float32,
         *,
         threads: int | None = None,
+        shared: Shared | None = None,
     ):
+        """shared: memory for a fixed table that all ranks of this host make and push alike.
+
+        Each updates its part of the rows, so they must wait for each other before anyone reads.
+        """
         super().__init__(table, optimizer, seed, admission, dtype)
         if _core is None:
             raise ValueError(
@@ -42,7 +48,7 @@ class Native(Leaf):
             )
         if threads is not None and threads < 1:
             raise ValueError(f"table {table.name!r}: threads is {threads}; it must be 1 or more")
-        self.threads = threads
+        self.threads, self.shared = threads, shared is not None
         self._pieces = list(optimizer.state_names())
         self._counters = [] if admission is None else list(COUNTERS)
         self._newest_mark = 0
@@ -63,6 +69,7 @@ class Native(Leaf):
             [rule.threshold, rule.show_coefficient, rule.click_coefficient],
             rule.bloom_counters if rule.threshold > 0 else 0,
             _parts([self]),
+            *((-1, 0, 1) if shared is None else (shared.file, shared.rank, shared.ranks)),
         )
 
     def __len__(self) -> int:

@@ -3,6 +3,8 @@
 Bytes on the wire grow with the batch, never with the table. Every rank applies the same sums in the
 same order, so replicas stay equal bit for bit. Large tables that a softmax reads whole are updated
 in stripes, one on each rank (see stripe.py); replicas of those are equal once they were fetched.
+Ranks of one host may have a table in the same memory: each then updates its part of the rows, and
+all wait for each other before they read (`_await_rows`).
 """
 
 from __future__ import annotations
@@ -50,10 +52,31 @@ class ReplicatedRows(LocalRows):
         self._stripes: dict[str, Stripe] = {}
         self._promising = world.has_board
         self._promise: Promise | None = None  # of the step that goes on
+        self._broken = False  # whether this rank cannot keep it
         self._kinds = [_kinds(leaf, name in self.counted) for name, leaf in self.leaves.items()]
         self._stale = False  # whether the other ranks' stripes have changed since they were fetched
+        self._shared = any(leaf.shared for leaf in self.leaves.values())
+        self._updated: Callable[[], None] | None = None  # waits until all ranks updated their parts
+        self.meet()
+
+    # ---- rows that ranks have in the same memory ------------------------------------------------
+
+    def meet(self) -> None:
+        if self._shared:
+            self.world.barrier()
+
+    def _await_rows(self) -> None:
+        """Before rows are read: others may still be at their parts of the last step."""
+        if self._updated is not None:
+            self._updated()
+            self._updated = None
+
+    def own(self, name: str, learn: bool) -> Tensor | None:
+        self._await_rows()
+        return super().own(name, learn)
 
     def pull(self, lookups: Sequence[Lookup], learn: bool) -> list[Tensor]:
+        self._await_rows()
         if any(one.table in self._stripes for one in lookups):
             self._fetch_stripes()
         return super().pull(lookups, learn)
@@ -68,7 +91,7 @@ class ReplicatedRows(LocalRows):
         """
         if not self._promising:
             return
-        lookups = {name: self._looked_up(name) for name in self.leaves}
+        lookups = {name: _row_by_row(pulled) for name, pulled in self._pulled.items()}
         touched = [
             Touched([one.ids for one in some if not isinstance(one.ids, Every)], leaf.table.rows)
             for leaf, some in zip(self.leaves.values(), lookups.values())
@@ -80,13 +103,12 @@ class ReplicatedRows(LocalRows):
         """1: backward left other gradients than this rank has promised."""
         if self._promise is None:
             return 0.0
-        promised = self._promise.lookups.items()
-        return float(any(self._looked_up(name, True) != some for name, some in promised))
-
-    def _looked_up(self, name: str, learned: bool = False) -> list[Pulled]:
-        """Lookups of a table's rows (that have gradients); none where one takes in all rows."""
-        pulled = [one for one in self._pulled[name] if not learned or one.rows.grad is not None]
-        return [] if any(isinstance(one.ids, Every) for one in pulled) else pulled
+        self._broken = any(
+            _row_by_row(self._pulled[name]) != promised
+            or any(one.rows.grad is None for one in promised)
+            for name, promised in self._promise.lookups.items()
+        )
+        return float(self._broken)
 
     def collect(self, scale: float = 1.0, notes: float = 0.0) -> Gradients:
         return self.collect_with(torch.empty(0, device=self.device))[1](scale)
@@ -105,14 +127,15 @@ class ReplicatedRows(LocalRows):
 
         def finish(scale: float) -> Gradients:
             result = {name: one.scaled(scale) for name, one in every.items()} | exchange(scale)
-            return result | self._of_stripes(result, scale)
+            return result | self._of_stripes(result, scale) if self._stripes else result
 
         return flat, finish
 
     def _take_mine(self) -> tuple[Gradients, dict[str, list[RowGradients]]]:
         """Gradients of tables that have one for every row, of all ranks; of others this rank's."""
-        # Those of other ranks are added to what a softmax would update by itself.
-        self._write_late(self.leaves.keys() - self._stripes.keys() if self.world.size > 1 else ())
+        if self._late:  # those of other ranks are added to what a softmax would update by itself
+            alone = self.world.size == 1
+            self._write_late(() if alone else self.leaves.keys() - self._stripes.keys())
         self._labels = {}
         every: Gradients = {}
         mine: dict[str, list[RowGradients]] = {}
@@ -136,7 +159,7 @@ class ReplicatedRows(LocalRows):
         if laid is None:
             return None
         joined = {name: group for name, group in zip(self.leaves, laid.groups) if name in mine}
-        if not flat[-1]:
+        if not self._broken:
             count = sum(one[0] for one in numbers)
             scale = 1.0 / count if count else 0.0
             for name, touched, first in zip(self.leaves, promise.touched, laid.firsts):
@@ -180,14 +203,18 @@ class ReplicatedRows(LocalRows):
         return [ids, sums, add_rows(None, places.cpu(), one.counts, len(ids))]
 
     def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
+        self._await_rows()  # a step may have read none
         for name, stripe in self._stripes.items():
             stripe.step = self.leaves[name].step
         super().apply(gradients, lr, scale)
+        if self._shared:
+            self._updated = self.world.start_barrier()
         for name, stripe in self._stripes.items():
             self.leaves[name].step, self._stale = stripe.step, True
 
     def settle(self) -> None:
         super().settle()
+        self._await_rows()
         self._fetch_stripes()
 
     # ---- tables of which each rank updates a stripe ---------------------------------------------
@@ -243,8 +270,14 @@ class ReplicatedRows(LocalRows):
         self._stale = False
 
     def saved(self) -> Iterator[tuple[str, Store]]:
+        self._await_rows()
         if self.world.is_main:
             yield from super().saved()
+
+
+def _row_by_row(pulled: list[Pulled]) -> list[Pulled]:
+    """Lookups of a table's rows; none where one of them takes in all rows."""
+    return [] if any(isinstance(one.ids, Every) for one in pulled) else list(pulled)
 
 
 def _kinds(leaf: Leaf, counted: bool) -> list[Kind]:

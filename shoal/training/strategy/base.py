@@ -144,8 +144,13 @@ class Strategy(ABC):
         """Whether a step of all ranks is one global batch."""
         return True
 
-    def make_leaves(self, tables: dict[str, Table], fused: bool) -> dict[str, Leaf]:
-        """Rows in this process, on its device; `fused`: updated unseen, where that is faster."""
+    def make_leaves(
+        self, tables: dict[str, Table], fused: bool, shared: bool = False
+    ) -> dict[str, Leaf]:
+        """Rows in this process, on its device; `fused`: updated unseen, where that is faster.
+
+        shared: all ranks make these leaves and will push the same to them.
+        """
         return make_leaves(
             tables,
             self.row_optimizers,
@@ -154,6 +159,7 @@ class Strategy(ABC):
             device=self.world.device,
             fused=fused and self.clip_grad_norm is None,  # which needs all gradients at once
             tiers=self.tiers,
+            share=self.world.share if shared else None,
         )
 
     @property

@@ -10,10 +10,16 @@ from torch import Tensor
 from shoal.data.batch import Batch
 from shoal.embedding.optim.dense import dense_step
 from shoal.training.strategy.base import Strategy, Sums
+from shoal.world.world import World
 
 
 class Collective(Strategy):
     """Replicated dense parameters, summed gradients; the row service says where rows are."""
+
+    def __init__(self, world: World | None = None):
+        super().__init__(world)
+        self._tail = torch.zeros(3)  # made once: a step of a small model is made of such calls
+        self._tail_numbers = self._tail.numpy()  # the same memory
 
     def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
         lr = self.lr(lr)
@@ -35,16 +41,17 @@ class Collective(Strategy):
 
     def tail(self, sums: Sums, note: float = 0.0) -> Tensor:
         """The loss, its count, and a note of the rows: [3]."""
-        if sums.loss.device.type == "cpu":  # numbers, as nothing is waited for: fewer calls
-            return sums.loss.new_tensor([float(sums.loss), float(sums.count), note])
+        if sums.loss.dtype == torch.float32 and sums.loss.is_cpu:  # nothing is waited for
+            self._tail_numbers[:] = float(sums.loss), float(sums.count), note
+            return self._tail
         count = torch.as_tensor(sums.count).to(sums.loss)
         return torch.stack([sums.loss, count, sums.loss.new_tensor(note)])
 
     def mean_dense(self, flat: Tensor) -> tuple[Tensor, float, float]:
         """Dense gradients of the global batch's mean loss; that loss, 1 / its count, all notes."""
-        loss, scale, notes = self.mean_loss(flat[-3:])
         if not self.dense:
-            return loss, scale, notes
+            return self.mean_loss(flat)
+        loss, scale, notes = self.mean_loss(flat[-3:])
         mean, position = flat[:-3].mul_(scale), 0
         for parameter in self.dense:
             size = parameter.numel()

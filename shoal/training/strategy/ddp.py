@@ -62,4 +62,5 @@ class DDP(Collective):
         return loss
 
     def make_rows(self, tables: dict[str, Table]) -> ReplicatedRows:
-        return ReplicatedRows(self.make_leaves(tables, self.fused), self.rules, self.world)
+        leaves = self.make_leaves(tables, self.fused, shared=True)
+        return ReplicatedRows(leaves, self.rules, self.world)
