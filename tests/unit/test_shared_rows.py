@@ -11,7 +11,6 @@ import torch
 from ranks import run_ranks
 from torch import Tensor
 
-from shoal.embedding.leaves import local
 from shoal.embedding.leaves.budgets import row_bytes
 from shoal.embedding.leaves.local import make_local
 from shoal.embedding.leaves.native import Native, _core
@@ -98,14 +97,13 @@ def test_what_cannot_be_shared(memory: int) -> None:
         Native(TABLE, RowOptimizer("sgd"), 1, shared=Shared(memory, 2, 2))
 
 
-def test_tables_of_a_size_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_tables_are_shared() -> None:
     asked: list[int] = []
     made = make_local(TABLE, RowOptimizer("adam"), 1, share=lambda size: asked.append(size))
-    assert asked == [500 * row_bytes(TABLE, RowOptimizer("adam"))] and not made.shared
-    monkeypatch.setattr(local, "SHARED", asked[0] - 1)
-    make_local(TABLE, RowOptimizer("adam"), 1, share=lambda size: asked.append(size))
+    assert asked == [500 * row_bytes(TABLE, RowOptimizer("adam"))]
+    assert not made.shared  # there was no such memory: rows of one's own
     make_local(Table("g", 4, None), RowOptimizer("adam"), 1, share=lambda size: asked.append(size))
-    assert len(asked) == 1  # neither larger ones nor those that grow
+    assert len(asked) == 1  # those that grow are not
 
 
 def train(world: World) -> list[bool]:

@@ -26,7 +26,6 @@ from shoal.embedding.table import Table
 from shoal.world.neighbours import Shared
 
 BACKENDS = ("auto", "native", "reference", "device")
-SHARED = 1 << 26  # bytes of a table that ranks share; larger ones are quicker in huge pages
 MakeShared = Callable[[int], Shared | None]  # memory of so many bytes that ranks of a host share
 
 
@@ -49,7 +48,7 @@ def make_local(
     On a GPU fixed tables are tensors in its memory (`make_leaves` has more). Rows that are read
     whole are tensors on the host as well: they are lent without a copy. `fused` lets such rows be
     updated where nobody sees their gradients. `share`: ranks of this host that make the same leaf
-    now, and will push the same to it, have its rows in common where that is faster.
+    now, and will push the same to it, have its rows in common where they can.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r} is not known; known are {', '.join(BACKENDS)}")
@@ -58,8 +57,9 @@ def make_local(
     if backend == "device" or (backend == "auto" and as_tensors):
         return Device(table, optimizer, seed, device, fused)
     if backend == "native" or (backend == "auto" and native_is_built()):
-        size = (table.rows or 0) * row_bytes(table, optimizer)
-        shared = share(size) if share is not None and 0 < size <= SHARED else None
+        shared = None
+        if share is not None and table.rows is not None and dtype == torch.float32:
+            shared = share(table.rows * row_bytes(table, optimizer))
         try:
             return native.Native(
                 table, optimizer, seed, admission, dtype, threads=threads, shared=shared
