@@ -20,6 +20,8 @@ from fuzz.mutate import EDGES, mutate
 
 _held: list[np.ndarray] = []
 Call = Callable[[Any, random.Random], None]
+MEMORY = os.memfd_create("fuzz")  # of a table that ranks share; too small for some
+os.truncate(MEMORY, 1 << 12)
 REFUSED = (ValueError, TypeError, IndexError, MemoryError, OverflowError)
 
 
@@ -80,6 +82,13 @@ def threads(rng: random.Random) -> int:
     return rng.choice((1, 1, 1, 2, 0, -1))
 
 
+def sharing(rng: random.Random) -> tuple[int, int, int]:
+    """A descriptor of memory that ranks share, this rank, their number; mostly: of none."""
+    if rng.random() < 0.8:
+        return -1, 0, 1
+    return rng.choice((MEMORY, MEMORY, 10**6)), rng.choice((0, 1, 2, -1)), rng.choice((1, 3, 0))
+
+
 def table(core: Any, rng: random.Random) -> tuple[Any, int, int, bool, int]:
     """(table, dim, rows, counted, optimizer)"""
     dim, rows = rng.choice((1, 2, 3, 8, 17)), rng.choice((-1, -1, 0, 1, 5, 100))
@@ -88,7 +97,7 @@ def table(core: Any, rng: random.Random) -> tuple[Any, int, int, bool, int]:
     bloom = rng.choice((0, 64)) if counted else 0
     made = core.make_table(
         *(dim, rows, rng.random() < 0.5, 0, rng.random() < 0.3, rng.randrange(3), 7, 0.1),
-        *(core.Hyper(kind), state, counted, [1.0, 1.0, 1.0], bloom, threads(rng)),
+        *(core.Hyper(kind), state, counted, [1.0, 1.0, 1.0], bloom, threads(rng), *sharing(rng)),
     )
     return made, dim, rows, counted, kind
 
@@ -111,7 +120,7 @@ def make_table(core: Any, rng: random.Random) -> None:
     core.make_table(
         *(dim, rows, False, 0, False, rng.choice((0, 1, 2, 3, -1)), 1, 0.1),
         *(core.Hyper(rng.randrange(-1, 9)), [(True, 0.0)] * rng.randrange(3), False, [0.0] * 3, 0),
-        threads(rng),
+        *(threads(rng), *sharing(rng)),
     )
 
 
