@@ -19,6 +19,7 @@ from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import SCORE_BLOCK, Facts, Model, Output
+from shoal.models.nn.all_pairs import scores_of_all
 from shoal.models.nn.mlp import MLP
 
 
@@ -122,12 +123,19 @@ class NeuMF(Model):
             return torch.cat(pairs, -1) @ weights
         first, *rest = [layer for layer in self.mlp if isinstance(layer, nn.Linear)]
         user_half, item_half = first.weight.chunk(2, 1)
+        users, items = users @ user_half.T + first.bias, items @ item_half.T
+        # In an export the size of a batch is a symbol, and nothing may depend on values.
+        sized = isinstance(users.shape[0], int)
+        if sized and users.is_cpu and len(items) == 1 and not torch.is_grad_enabled():
+            layers: list[tuple[Tensor, Tensor]] = [(one.weight, one.bias) for one in rest]
+            return scores_of_all(users.squeeze(1), items.squeeze(0), layers, weights)
         # Pairs are columns: products with few rows and many columns are the quicker ones.
-        users = (users @ user_half.T + first.bias).permute(2, 1, 0).contiguous()  # [width, 1, b]
-        items = (items @ item_half.T).permute(2, 1, 0).contiguous()  # [width, n, b or 1]
+        users = users.permute(2, 1, 0).contiguous()  # [width, 1, b]
+        items = items.permute(2, 1, 0).contiguous()  # [width, n, b or 1]
         matrices = [layer.weight for layer in rest]
-        blocks = (items,)  # in an export, where the size of a batch is a symbol, all at once
-        if isinstance(size := users.shape[2], int):
+        blocks = (items,)
+        if sized:
+            size = users.shape[2]
             if rest and users.numel() and items.numel():  # what relu leaves of no pair is left out
                 some = users.amax((1, 2)) + items.amax((1, 2)) > 0
                 users, items, matrices[0] = users[some], items[some], matrices[0][:, some]
