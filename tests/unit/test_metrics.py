@@ -10,7 +10,7 @@ import torch
 
 import shoal.training.metrics.collection as collection
 from shoal.training.metrics import METRICS, MetricSet, Ranked, Valued, canonical, higher_is_better
-from shoal.training.metrics.pairs import pair_counts
+from shoal.training.metrics.pairs import pair_counts, pairs_in_order
 
 VALUE = ["AUC", "LogLoss", "MAE", "RMSE"]
 
@@ -449,3 +449,22 @@ def test_wrong_rows():
 def test_nothing_evaluated_is_an_error(name):
     with pytest.raises(ValueError, match=f"{name}: nothing was evaluated"):
         MetricSet([name], [10], 6, POPULARITY).compute()
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_pairs_in_order_are_those_of_one_user(ties):
+    rng = np.random.default_rng(3)
+    scores, labels = rng.normal(size=500), (rng.random(500) < 0.4).astype(np.float64)
+    scores = np.round(scores, 1) if ties else scores
+    found = pairs_in_order(torch.tensor(scores), torch.tensor(labels))
+    assert found == pairs_by_brute_force(scores, labels)
+    every = [torch.tensor(column) for column in (np.zeros(500), scores, labels)]
+    assert found == tuple(column.item() for column in pair_counts(*every))
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_pairs_in_order_of_what_is_not_a_number_and_of_one_class(label):
+    scores, labels = torch.tensor([0.3, 0.1, torch.nan]).double(), torch.tensor([0.0, 1.0, label])
+    assert np.isnan(pairs_in_order(scores, labels)[0])
+    counts = pairs_in_order(scores[:2], torch.full((2,), label))
+    assert counts == (0.0, 2 * label, 2 - 2 * label)

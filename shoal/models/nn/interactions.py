@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.models.nn.mlp import begin_by_width
+from shoal.models.nn.native import products_of
 
 
 def sum_of_dots(vectors: Tensor) -> Tensor:
@@ -93,7 +94,10 @@ class Dots(nn.Module):
         self.register_buffer("lower", rows * n + columns, persistent=False)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        every = torch.bmm(vectors, vectors.transpose(1, 2))  # [b, n, n]
+        if vectors.requires_grad or torch.compiler.is_compiling():
+            every = torch.bmm(vectors, vectors.transpose(1, 2))  # [b, n, n]
+        else:
+            every = products_of(vectors, vectors.transpose(1, 2).contiguous())
         return every.flatten(1).index_select(1, self.lower)
 
     def beside(self, first: Tensor, vectors: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from shoal.models.base import ClickModel, Model
 from shoal.training.metrics import MetricSet, Valued
 from shoal.world.world import World
 
-TILE_ROWS = 4096
+TILE_ROWS = 1 << 14  # fewer at a time would cost more in calls than in arithmetic
 
 
 class ClickEvaluator:

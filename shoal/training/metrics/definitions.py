@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from shoal.config.errors import did_you_mean
-from shoal.training.metrics.pairs import pair_counts
+from shoal.training.metrics.pairs import pair_counts, pairs_in_order
 
 State = dict[str, Tensor]
 CONCATENATED = ("row_users", "row_scores", "row_labels")  # parts of a state; all others are summed
@@ -323,9 +323,9 @@ class AUC(Metric):
         return {"row_scores": block.scores, "row_labels": block.labels}
 
     def compute(self, state: State) -> Tensor:
-        scores, labels = state["row_scores"], state["row_labels"]
-        pairs, positives, negatives = pair_counts(torch.zeros_like(labels), scores, labels)
-        return (pairs / (positives.double() * negatives)).squeeze(0)  # nan where a class is absent
+        pairs, positives, negatives = pairs_in_order(state["row_scores"], state["row_labels"])
+        pairs, every = torch.tensor([pairs, float(positives) * negatives], dtype=torch.float64)
+        return pairs / every  # nan where a class is absent
 
 
 class GAUC(Metric):
