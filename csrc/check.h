@@ -34,5 +34,6 @@ void check_dense();    // check_dense.cpp
 void check_dropout();  // check_dropout.cpp
 void check_filter();   // check_filter.cpp
 void check_lanes();    // check_lanes.cpp
+void check_layers();   // check_layers.cpp
 
 }  // namespace shoal

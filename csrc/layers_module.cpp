@@ -1,13 +1,36 @@
-// Steps of layers, as Python sees them: shoal/models/nn/dropout.py.
+// Steps of layers, as Python sees them: shoal/models/nn/dropout.py and native.py.
+#include <nanobind/stl/vector.h>
+
 #include <algorithm>
 
 #include "doors.h"
 #include "dropout.h"
+#include "layers.h"
 #include "module.h"
 
 namespace nb = nanobind;
 
 namespace shoal {
+namespace {
+
+// place: count, dim, samples, and how far apart vectors and samples are.
+Vectors vectors_of(Address x, const std::vector<size_t>& place) {
+  need(place.size() == 5, "vectors: 5 numbers");
+  const Vectors made{at<const float>(x), place[0], place[1], place[2], place[3], place[4]};
+  need(made.count >= 1 && made.count <= 4096, "vectors: from 1 to 4096 of a sample");
+  const bool together = made.apart == made.dim && made.next == times(made.count, made.dim);
+  const bool by_number = made.next == made.dim && made.apart == times(made.samples, made.dim);
+  need(together || by_number, "vectors: they lie one after the other");
+  need_array(x, times(times(made.count, made.dim), made.samples), sizeof(float), "vectors: no array");
+  return made;
+}
+
+void need_dots(const Vectors& vectors, Address array) {
+  const size_t pairs = vectors.count * (vectors.count - 1) / 2;
+  need_array(array, times(vectors.samples, pairs), sizeof(float), "dots: no array");
+}
+
+}  // namespace
 
 void bind_layers(nb::module_& m) {
   m.def(
@@ -27,6 +50,64 @@ void bind_layers(nb::module_& m) {
         need_array(out, times(count, width), sizeof(float), "mask: no array");
         dropout_rows({key, p, std::max(threads, 1)}, first, at<const int64_t>(rows), count, width,
                      at<float>(out));
+      },
+      nb::call_guard<nb::gil_scoped_release>());
+  // p 0: nothing is dropped.
+  m.def(
+      "activate",
+      [](Address x, Address bias, size_t rows, size_t width, uint64_t key, double p, uint64_t first,
+         int threads) {
+        need(p >= 0 && p < 1, "dropout: a probability from 0 to below 1");
+        need_array(x, times(rows, width), sizeof(float), "values: no array");
+        need_array(bias, width, sizeof(float), "bias: no array");
+        const Dropout drop{key, p, 1};
+        activate(at<float>(x), at<const float>(bias), rows, width, p > 0 ? &drop : nullptr, first,
+                 threads);
+      },
+      nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "activate_back",
+      [](Address grad, Address made, size_t rows, size_t width, Address back, Address sums,
+         int threads) {
+        for (Address array : {grad, made, back})
+          need_array(array, times(rows, width), sizeof(float), "gradients: no array");
+        need_array(sums, width, sizeof(float), "sums: no array");
+        activate_back(at<const float>(grad), at<const float>(made), rows, width, at<float>(back),
+                      at<float>(sums), threads);
+      },
+      nb::call_guard<nb::gil_scoped_release>());
+  // x [n, dim], out [count, dim]; ids and weights [places], address 0: none.
+  m.def(
+      "sum_bags",
+      [](Address x, size_t n, size_t dim, Address starts, size_t count, Address ids,
+         Address weights, size_t places, Address out, int threads) {
+        need_array(x, times(n, dim), sizeof(float), "rows: no array");
+        need_array(out, times(count, dim), sizeof(float), "sums: no array");
+        need_array(starts, count + 1, sizeof(int64_t), "starts: no array");
+        need(starts != 0 && ascend(at<const int64_t>(starts), count, places),
+             "starts: they ascend to the number of places");
+        if (ids == 0) need(places <= n, "rows: fewer than places");
+        else need(all_below(at<const int64_t>(ids), places, n), "ids: below the number of rows");
+        sum_bags({at<const float>(x), at<const int64_t>(starts), at<const int64_t>(ids),
+                  at<const float>(weights), count, dim},
+                 at<float>(out), threads);
+      },
+      nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "dots",
+      [](Address x, const std::vector<size_t>& place, Address out, int threads) {
+        const Vectors vectors = vectors_of(x, place);
+        need_dots(vectors, out);
+        dots(vectors, at<float>(out), threads);
+      },
+      nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "dots_back",
+      [](Address x, const std::vector<size_t>& place, Address grads, Address out, int threads) {
+        const Vectors vectors = vectors_of(x, place);
+        need_dots(vectors, grads);
+        vectors_of(out, place);
+        dots_back(vectors, at<const float>(grads), at<float>(out), threads);
       },
       nb::call_guard<nb::gil_scoped_release>());
 }

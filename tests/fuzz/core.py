@@ -323,6 +323,29 @@ def dense(core: Any, rng: random.Random) -> None:
     core.use_instruction_set(rng.choice((*core.instruction_sets(), "sse9")))
 
 
+def layers(core: Any, rng: random.Random) -> None:
+    n, width = rng.choice((0, 1, 7, 200)), rng.choice((0, 1, 5, 16))
+    x, made, back = (floats(rng, n, width) for _ in range(3))
+    bias, sums = floats(rng, width), floats(rng, width)
+    rate, first = rng.choice((0.5, 0, 1, -1)), rng.choice((0, 3, 2**32))
+    core.activate(at(rng, x), at(rng, bias), n, width, 7, rate, first, threads(rng))
+    core.activate_back(
+        *(at(rng, x), at(rng, made), n, width, at(rng, back), at(rng, sums), threads(rng))
+    )
+    places, count = rng.choice((n, 0, 9)), rng.choice((0, 1, 4))
+    starts = np.sort(numbers(rng, count + 1, places + 1))
+    ids, weights, out = numbers(rng, places, n), floats(rng, places), floats(rng, count, width)
+    more = at(rng, ids), at(rng, weights), places, at(rng, out), threads(rng)
+    core.sum_bags(at(rng, x), n, width, at(rng, starts), count, *more)
+    number = rng.choice((0, 1, 2, 5))
+    vectors, grads = floats(rng, number, n, width), floats(rng, number, n, width)
+    dots = floats(rng, n, number * (number - 1) // 2)
+    apart = rng.choice(((n * width, width), (width, number * width), (width, width)))
+    place = uneven(rng, [number, width, n, *apart])
+    core.dots(at(rng, vectors), place, at(rng, dots), threads(rng))
+    core.dots_back(at(rng, vectors), place, at(rng, dots), at(rng, grads), threads(rng))
+
+
 def wire(core: Any, rng: random.Random) -> None:
     one, _, rows, _, _ = table(core, rng)
     reader = core.RowReader([one], uneven(rng, [rows]), threads(rng))
@@ -377,7 +400,8 @@ CALLS: dict[str, Call] = {
     call.__name__: call
     for call in (
         *(make_table, rows_of_tables, read_and_write, life_of_a_table, products),
-        *(topk, pairs, catalogue, codes, add_rows, touched, negatives, slots, dense, wire),
+        *(topk, pairs, catalogue, codes, add_rows, touched, negatives, slots, dense, layers),
+        wire,
         *((lanes, rings) if sys.platform == "linux" else ()),
     )
 }

@@ -79,5 +79,12 @@ def fits(*tensors: Tensor) -> bool:
     return all(is_plain(x) for x in tensors)
 
 
+def on_arm(*tensors: Tensor) -> bool:
+    """Whether the core's passes over memory can take these and are worth it."""
+    if not HAS_SOFTMAX or _core.instruction_set() != "neon":
+        return False
+    return all(is_plain(x) for x in tensors)
+
+
 def is_plain(x: Tensor) -> bool:
     return x.is_cpu and x.dtype == torch.float32 and x.is_contiguous()

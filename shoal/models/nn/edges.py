@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal.embedding.pooling import sum_bags
+
 
 class _Mixed(torch.autograd.Function):
     """Sums of tails' vectors by head; backward sums heads' gradients by tail. Both are bags."""
@@ -19,19 +21,12 @@ class _Mixed(torch.autograd.Function):
         order, heads, starts_back = back
         turned = None if weights is None else weights[order]
         ctx.save_for_backward(turned, heads, starts_back)
-        return _bags(tails, x, starts, weights)
+        return sum_bags(x, starts, tails, weights)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         weights, heads, starts = ctx.saved_tensors
-        return _bags(heads, grads[0].contiguous(), starts, weights), *[None] * 6
-
-
-def _bags(ids: Tensor, x: Tensor, starts: Tensor, weights: Tensor | None) -> Tensor:
-    """Sums of x[ids], one from each start to the next."""
-    return F.embedding_bag(
-        ids, x, starts, mode="sum", per_sample_weights=weights, include_last_offset=True
-    )
+        return sum_bags(grads[0].contiguous(), starts, heads, weights), *[None] * 6
 
 
 class Edges(nn.Module):

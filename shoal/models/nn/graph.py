@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal.embedding.pooling import sum_bags
+
 
 class _Spread(torch.autograd.Function):
     """adjacency @ x for a symmetric adjacency, whose gradient is therefore adjacency @ grad.
@@ -26,9 +28,7 @@ class _Spread(torch.autograd.Function):
             from shoal.models.nn import triton_spread
 
             return triton_spread.spread(x.contiguous(), pieces, neighbours, weights)
-        return F.embedding_bag(
-            neighbours, x, starts, mode="sum", per_sample_weights=weights, include_last_offset=True
-        )
+        return sum_bags(x, starts, neighbours, weights)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.models.nn.mlp import begin_by_width
-from shoal.models.nn.native import products_of
+from shoal.models.nn.native import dots, dots_back, takes_dots
 
 
 def sum_of_dots(vectors: Tensor) -> Tensor:
@@ -94,10 +94,9 @@ class Dots(nn.Module):
         self.register_buffer("lower", rows * n + columns, persistent=False)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        if vectors.requires_grad or torch.compiler.is_compiling():
-            every = torch.bmm(vectors, vectors.transpose(1, 2))  # [b, n, n]
-        else:
-            every = products_of(vectors, vectors.transpose(1, 2).contiguous())
+        if not torch.compiler.is_compiling() and takes_dots(vectors):
+            return _Dots.apply(vectors)
+        every = torch.bmm(vectors, vectors.transpose(1, 2))  # [b, n, n]
         return every.flatten(1).index_select(1, self.lower)
 
     def beside(self, first: Tensor, vectors: Tensor) -> Tensor:
@@ -109,6 +108,19 @@ class Dots(nn.Module):
         if kernels is not None and vectors.dtype == torch.float32:
             return kernels.DotsOf.apply(first, vectors, torch.is_autocast_enabled("cuda"))
         return torch.cat([first, self(torch.cat([first.unsqueeze(1), vectors], 1))], 1)
+
+
+class _Dots(torch.autograd.Function):
+    """Dots by the native core; torch makes a call for each sample where vectors lie apart."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor) -> Tensor:
+        ctx.save_for_backward(vectors)
+        return dots(vectors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return dots_back(ctx.saved_tensors[0], grads[0])
 
 
 def _kernels() -> Any:

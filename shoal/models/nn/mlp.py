@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from shoal.models.nn.dropout import Dropout, draw_mask
+from shoal.models.nn.dropout import Dropout, draw_key, draw_mask
+from shoal.models.nn.native import activate_, activate_back, on_arm
 
 ALIGN = 8  # columns; products of other widths take slower kernels on a GPU
 
@@ -71,26 +72,39 @@ def activated(x: Tensor, layer: Linear, drop: float | None = None) -> Tensor:
         kind = torch.get_autocast_dtype(x.device.type)
         parts = [part.to(kind) for part in parts]
     shape = torch.Size((*x.shape[:-1], layer.out_features))
-    mask = None if drop is None else draw_mask(shape, drop)
+    mask: Tensor | tuple[int, int] | None = None
+    if drop is not None and drop < 1.0 and on_arm(*parts):
+        mask = draw_key(shape[1:].numel())
+    elif drop is not None:
+        mask = draw_mask(shape, drop)
     return _Activated.apply(*parts, mask, drop or 0.0).view(shape)
 
 
 class _Activated(torch.autograd.Function):
     """relu(x weight^T + bias) * mask: [n, i], [o, i], [o], [..., o] -> [n, o].
 
-    A mask holds 0 and 1 / (1 - drop). What it dropped is 0 as is what relu left out, so backward
-    needs no mask: it goes on where something is left.
+    A mask holds 0 and 1 / (1 - drop), or is the key and the first position of what the core makes.
+    What it dropped is 0 as is what relu left out, so backward needs no mask: it goes on where
+    something is left.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mask: Tensor | None, drop: float
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        mask: Tensor | tuple[int, int] | None,
+        drop: float,
     ) -> Tensor:
         if x.is_cuda:
             out = torch._addmm_activation(bias, x, weight.t())
+        elif not isinstance(mask, Tensor) and on_arm(x, weight, bias):
+            key = (0, 0) if mask is None else mask
+            out = activate_(x @ weight.t(), bias, drop, *key)
         else:
             out = torch.addmm(bias, x, weight.t()).relu_()
-        if mask is not None:
+        if isinstance(mask, Tensor):
             out *= mask.view_as(out)
         ctx.save_for_backward(x, weight, out)
         ctx.scale = 1.0 / (1.0 - drop) if drop < 1.0 else 0.0
@@ -116,6 +130,8 @@ def relu_backward(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
         from shoal.models.nn import triton_relu
 
         return triton_relu.relu_backward(grad, out)
+    if on_arm(grad, out):
+        return activate_back(grad, out)
     grad = torch.ops.aten.threshold_backward(grad, out, 0)
     return grad, grad.sum(0)
 

@@ -1,7 +1,8 @@
 """Steps of layers and losses by the native core, where it is faster than torch.
 
-Many small products take torch three to six times as long on ARM, on one thread. Those of the loss
-of pairs are used everywhere. Without the core all are plain torch; results agree to rounding.
+Many small products take torch three to six times as long on ARM, on one thread; passes over what
+layers make up to five times as long. Those of the loss of pairs are
+used everywhere. Without the core all are plain torch; results agree to rounding.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.embedding.softmax.native import fits, is_plain
+from shoal.embedding.softmax.native import HAS_SOFTMAX, fits, is_plain, on_arm
 from shoal.world.core import load_core
 
 _core = load_core()
@@ -77,3 +78,61 @@ def pair_gradients(
         torch.get_num_threads(),
     )
     return out
+
+
+def activate_(x: Tensor, bias: Tensor, drop: float, key: int, first: int) -> Tensor:
+    """relu(x + bias), dropped by the mask of `key` from position `first` on; in place, `on_arm`.
+
+    x [n, width], bias [width]; drop 0: nothing is dropped.
+    """
+    if not on_arm(x, bias) or x.dim() != 2 or bias.shape != x.shape[1:]:
+        raise ValueError(f"a layer of {list(x.shape)} and a bias of {list(bias.shape)}")
+    threads = torch.get_num_threads()
+    _core.activate(x.data_ptr(), bias.data_ptr(), *x.shape, key, drop, first, threads)
+    return x
+
+
+def activate_back(grad: Tensor, made: Tensor) -> tuple[Tensor, Tensor]:
+    """grad where made is above 0, and the sums of its columns: [n, width] twice -> and [width]."""
+    if not on_arm(grad, made) or grad.dim() != 2 or grad.shape != made.shape:
+        raise ValueError(f"gradients {list(grad.shape)} of {list(made.shape)}")
+    back, sums = torch.empty_like(grad), grad.new_empty(grad.shape[1])
+    addresses = back.data_ptr(), sums.data_ptr(), torch.get_num_threads()
+    _core.activate_back(grad.data_ptr(), made.data_ptr(), *grad.shape, *addresses)
+    return back, sums
+
+
+def takes_dots(vectors: Tensor) -> bool:
+    """Whether the core can make the dots of vectors [b, n, d], whichever of b and n lie apart."""
+    if not (HAS_SOFTMAX and vectors.is_cpu and vectors.dtype == torch.float32):
+        return False
+    size, number, width = vectors.shape
+    next_, apart, one = vectors.stride()
+    packed = next_ == number * width and apart == width
+    packed = packed or (next_ == width and apart == size * width)
+    return one == 1 and packed and 1 < number <= 4096 and size > 0 and width > 0
+
+
+def dots(vectors: Tensor) -> Tensor:
+    """Dot products of all pairs i > j: [b, n, d] -> [b, n * (n - 1) / 2]."""
+    out = torch.empty(len(vectors), vectors.shape[1] * (vectors.shape[1] - 1) // 2)
+    _core.dots(vectors.data_ptr(), _place(vectors), out.data_ptr(), torch.get_num_threads())
+    return out
+
+
+def dots_back(vectors: Tensor, grads: Tensor) -> Tensor:
+    """The gradient of `dots` to vectors; grads [b, n * (n - 1) / 2]."""
+    grads, out = grads.contiguous(), torch.empty_strided(vectors.shape, vectors.stride())
+    if grads.shape != (len(vectors), vectors.shape[1] * (vectors.shape[1] - 1) // 2):
+        raise ValueError(f"gradients {list(grads.shape)} of dots of {list(vectors.shape)}")
+    given = vectors.data_ptr(), _place(vectors), grads.data_ptr()
+    _core.dots_back(*given, out.data_ptr(), torch.get_num_threads())
+    return out
+
+
+def _place(vectors: Tensor) -> list[int]:
+    """Number, width, samples, and how far apart vectors and samples are."""
+    if not takes_dots(vectors):
+        raise ValueError(f"vectors {list(vectors.shape)}, {vectors.stride()} apart")
+    size, number, width = vectors.shape
+    return [number, width, size, vectors.stride(1), vectors.stride(0)]

@@ -1,0 +1,103 @@
+// Steps of layers: every value against its formula in double, and threads against one thread.
+#include <cmath>
+
+#include "check.h"
+#include "layers.h"
+
+namespace shoal {
+namespace {
+
+bool near(double wanted, float found) { return std::fabs(wanted - found) < 1e-3; }
+
+void check_activation(size_t rows, size_t width, double p) {
+  const std::vector<float> x = random_floats(rows * width), bias = random_floats(width);
+  const std::vector<float> grad = random_floats(rows * width);
+  std::vector<float> mask(rows * width, 1.0f);
+  const Dropout drop{random_word(), p, 1};
+  if (p > 0) dropout_mask(drop, 5, mask.size(), mask.data());
+  std::vector<float> alone;
+  for (int threads : {1, 3}) {
+    std::vector<float> made = x, back(x.size()), sums(width);
+    activate(made.data(), bias.data(), rows, width, p > 0 ? &drop : nullptr, 5, threads);
+    activate_back(grad.data(), made.data(), rows, width, back.data(), sums.data(), threads);
+    std::vector<double> total(width);
+    for (size_t i = 0; i < x.size(); ++i) {
+      CHECK(made[i] == std::fmax(x[i] + bias[i % width], 0.0f) * mask[i]);
+      CHECK(back[i] == (made[i] > 0 ? grad[i] : 0.0f));
+      total[i % width] += back[i];
+    }
+    for (size_t c = 0; c < width; ++c) CHECK(near(total[c], sums[c]));
+    if (threads == 1) alone = sums;
+    CHECK(alone == sums);
+  }
+}
+
+void check_bags(size_t n, size_t dim, bool named, bool weighted) {
+  const std::vector<int64_t> starts = {0, 0, 3, 4, static_cast<int64_t>(n)};
+  const size_t count = starts.size() - 1;
+  const std::vector<float> x = random_floats(n * dim), weights = random_floats(n);
+  std::vector<int64_t> ids(n);
+  for (int64_t& id : ids) id = static_cast<int64_t>(random_word() % n);
+  const Bags bags{x.data(), starts.data(), named ? ids.data() : nullptr,
+                  weighted ? weights.data() : nullptr, count, dim};
+  for (int threads : {1, 3}) {
+    std::vector<float> out(count * dim);
+    sum_bags(bags, out.data(), threads);
+    for (size_t i = 0; i < out.size(); ++i) {
+      double sum = 0;
+      for (int64_t p = starts[i / dim]; p < starts[i / dim + 1]; ++p) {
+        const auto place = static_cast<size_t>(p);
+        const size_t row = named ? static_cast<size_t>(ids[place]) : place;
+        sum += (weighted ? weights[place] : 1.0) * x[row * dim + i % dim];
+      }
+      CHECK(near(sum, out[i]));
+    }
+  }
+}
+
+void check_dots(size_t n, size_t dim, size_t samples, bool together) {
+  const std::vector<float> x = random_floats(n * dim * samples);
+  const size_t pairs = n * (n - 1) / 2;
+  const Vectors vectors{x.data(), n, dim, samples, together ? dim : samples * dim,
+                        together ? n * dim : dim};
+  const std::vector<float> grads = random_floats(samples * pairs);
+  const auto value = [&](size_t s, size_t i, size_t c) {
+    return static_cast<double>(x[i * vectors.apart + s * vectors.next + c]);
+  };
+  for (int threads : {1, 3}) {
+    std::vector<float> out(samples * pairs), back(x.size());
+    dots(vectors, out.data(), threads);
+    dots_back(vectors, grads.data(), back.data(), threads);
+    std::vector<double> wanted(x.size());
+    for (size_t s = 0; s < samples; ++s)
+      for (size_t i = 1, pair = s * pairs; i < n; ++i)
+        for (size_t j = 0; j < i; ++j, ++pair) {
+          double dot = 0;
+          for (size_t c = 0; c < dim; ++c) {
+            dot += value(s, i, c) * value(s, j, c);
+            const double grad = grads[pair];
+            wanted[i * vectors.apart + s * vectors.next + c] += grad * value(s, j, c);
+            wanted[j * vectors.apart + s * vectors.next + c] += grad * value(s, i, c);
+          }
+          CHECK(near(dot, out[pair]));
+        }
+    for (size_t i = 0; i < x.size(); ++i) CHECK(near(wanted[i], back[i]));
+  }
+}
+
+}  // namespace
+
+void check_layers() {
+  for (size_t width : {1, 6, 19})
+    for (double p : {0.0, 0.3}) check_activation(300, width, p);
+  check_activation(3001, 70, 0.3);  // more than one thread's worth
+  for (size_t dim : {1, 5, 8, 19, 83})
+    for (bool named : {false, true})
+      for (bool weighted : {false, true}) check_bags(3000, dim, named, weighted);
+  for (bool together : {false, true}) {
+    for (size_t samples : {0, 1, 37}) check_dots(4, 5, samples, together);
+    check_dots(9, 11, 300, together);
+  }
+}
+
+}  // namespace shoal
