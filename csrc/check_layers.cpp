@@ -53,6 +53,16 @@ void check_bags(size_t n, size_t dim, bool named, bool weighted) {
       CHECK(near(sum, out[i]));
     }
   }
+  const std::vector<float> grads = random_floats(count * dim);
+  std::vector<float> back(n * dim), shares(count);
+  spread_bags(bags, grads.data(), n, back.data());
+  for (size_t k = 0; k < count; ++k)
+    for (auto p = static_cast<size_t>(starts[k]); p < static_cast<size_t>(starts[k + 1]); ++p)
+      for (size_t c = 0; c < dim; ++c)
+        CHECK(back[p * dim + c] == (weighted ? weights[p] : 1.0f) * grads[k * dim + c]);
+  if (!named) return;
+  share_bags(bags, ids[3], shares.data());
+  CHECK(shares[0] == 1.0f && shares[2] == 1.0f);  // of none, and of padding alone
 }
 
 void check_dots(size_t n, size_t dim, size_t samples, bool together) {
@@ -83,6 +93,20 @@ void check_dots(size_t n, size_t dim, size_t samples, bool together) {
         }
     for (size_t i = 0; i < x.size(); ++i) CHECK(near(wanted[i], back[i]));
   }
+  std::vector<float> made(samples * dim), total(samples * dim), back(x.size());
+  pair_products(vectors, made.data(), total.data());
+  pair_products_back(vectors, total.data(), total.data(), back.data());
+  for (size_t at = 0; at < samples * dim; ++at) {
+    const size_t s = at / dim, c = at % dim;
+    double sum = 0, products = 0;
+    for (size_t i = 0; i < n; ++i) {
+      products += sum * value(s, i, c);
+      sum += value(s, i, c);
+    }
+    CHECK(near(products, made[at]) && near(sum, total[at]));
+    for (size_t i = 0; i < n; ++i)
+      CHECK(near((sum - value(s, i, c)) * sum, back[i * vectors.apart + s * vectors.next + c]));
+  }
 }
 
 }  // namespace
@@ -97,6 +121,7 @@ void check_layers() {
   for (bool together : {false, true}) {
     for (size_t samples : {0, 1, 37}) check_dots(4, 5, samples, together);
     check_dots(9, 11, 300, together);
+    check_dots(3, 1100, 3, together);  // vectors of more than a stretch
   }
 }
 

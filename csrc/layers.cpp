@@ -142,6 +142,29 @@ void sum_bags(const Bags& bags, float* out, int threads) {
   });
 }
 
+void spread_bags(const Bags& bags, const float* grads, size_t places, float* out) {
+  const size_t dim = bags.dim;
+  std::fill_n(out, static_cast<size_t>(bags.starts[0]) * dim, 0.0f);
+  for (size_t k = 0; k < bags.count; ++k) {
+    const float* __restrict from = grads + k * dim;
+    for (int64_t p = bags.starts[k]; p < bags.starts[k + 1]; ++p) {
+      float* __restrict to = out + static_cast<size_t>(p) * dim;
+      const float weight = bags.weights == nullptr ? 1.0f : bags.weights[p];
+      for (size_t c = 0; c < dim; ++c) to[c] = weight * from[c];
+    }
+  }
+  const auto end = static_cast<size_t>(bags.starts[bags.count]);
+  std::fill_n(out + end * dim, (places - end) * dim, 0.0f);
+}
+
+void share_bags(const Bags& bags, int64_t padding, float* shares) {
+  for (size_t k = 0; k < bags.count; ++k) {
+    int64_t found = 0;
+    for (int64_t p = bags.starts[k]; p < bags.starts[k + 1]; ++p) found += bags.ids[p] != padding;
+    shares[k] = 1.0f / static_cast<float>(std::max<int64_t>(found, 1));
+  }
+}
+
 namespace {
 
 // So many samples stand side by side in vectors, each value of theirs a column.
@@ -220,6 +243,54 @@ void dots_back(const Vectors& vectors, const float* grads, float* out, int threa
       }
       from_columns(back, vectors.next, samples, dim,
                    out + i * vectors.apart + begin * vectors.next);
+    }
+  });
+}
+
+namespace {
+
+// work(at, from, n) for stretches of n values that lie together in every vector: `at` where they
+// begin among [samples, dim], `from` in the first vector.
+template <class Work>
+void for_stretches(const Vectors& vectors, const Work& work) {
+  const size_t values = vectors.samples * vectors.dim;
+  const size_t most = vectors.next == vectors.dim ? kPart : std::min(kPart, vectors.dim);
+  for (size_t at = 0, n; at < values; at += n) {
+    const size_t sample = at / vectors.dim, column = at % vectors.dim;
+    const size_t rest = vectors.next == vectors.dim ? values - at : vectors.dim - column;
+    n = std::min(most, rest);
+    work(at, sample * vectors.next + column, n);
+  }
+}
+
+}  // namespace
+
+void pair_products(const Vectors& vectors, float* out, float* total) {
+  for_stretches(vectors, [&](size_t at, size_t from, size_t n) {
+    float sums[kPart], squares[kPart];
+    std::fill_n(sums, n, 0.0f);
+    std::fill_n(squares, n, 0.0f);
+    for (size_t i = 0; i < vectors.count; ++i) {
+      const float* x = vectors.x + i * vectors.apart + from;
+      for (size_t c = 0; c < n; ++c) {
+        sums[c] += x[c];
+        squares[c] += x[c] * x[c];
+      }
+    }
+    for (size_t c = 0; c < n; ++c) total[at + c] = sums[c];
+    for (size_t c = 0; c < n; ++c) out[at + c] = 0.5f * (sums[c] * sums[c] - squares[c]);
+  });
+}
+
+void pair_products_back(const Vectors& vectors, const float* total, const float* grads,
+                        float* out) {
+  for_stretches(vectors, [&](size_t at, size_t from, size_t n) {
+    for (size_t i = 0; i < vectors.count; ++i) {
+      const float* __restrict x = vectors.x + i * vectors.apart + from;
+      const float* __restrict sum = total + at;
+      const float* __restrict grad = grads + at;
+      float* __restrict to = out + i * vectors.apart + from;
+      for (size_t c = 0; c < n; ++c) to[c] = (sum[c] - x[c]) * grad[c];
     }
   });
 }

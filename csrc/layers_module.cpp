@@ -30,6 +30,14 @@ void need_dots(const Vectors& vectors, Address array) {
   need_array(array, times(vectors.samples, pairs), sizeof(float), "dots: no array");
 }
 
+// The starts of so many bags, and the end of the last.
+const int64_t* starts_of(Address starts, size_t count, size_t places) {
+  need_array(starts, times(count, 2), sizeof(int64_t), "starts: no array");
+  const auto* found = at<const int64_t>(starts);
+  need(starts != 0 && ascend(found, count, places), "starts: they ascend to the number of places");
+  return found;
+}
+
 }  // namespace
 
 void bind_layers(nb::module_& m) {
@@ -83,14 +91,53 @@ void bind_layers(nb::module_& m) {
          Address weights, size_t places, Address out, int threads) {
         need_array(x, times(n, dim), sizeof(float), "rows: no array");
         need_array(out, times(count, dim), sizeof(float), "sums: no array");
-        need_array(starts, count + 1, sizeof(int64_t), "starts: no array");
-        need(starts != 0 && ascend(at<const int64_t>(starts), count, places),
-             "starts: they ascend to the number of places");
+        const int64_t* const sound = starts_of(starts, count, places);
         if (ids == 0) need(places <= n, "rows: fewer than places");
         else need(all_below(at<const int64_t>(ids), places, n), "ids: below the number of rows");
-        sum_bags({at<const float>(x), at<const int64_t>(starts), at<const int64_t>(ids),
-                  at<const float>(weights), count, dim},
+        sum_bags({at<const float>(x), sound, at<const int64_t>(ids), at<const float>(weights),
+                  count, dim},
                  at<float>(out), threads);
+      },
+      nb::call_guard<nb::gil_scoped_release>());
+  // grads [count, dim], out [places, dim]; weights [places], address 0: none.
+  m.def(
+      "spread_bags",
+      [](Address grads, size_t dim, Address starts, size_t count, Address weights, size_t places,
+         Address out) {
+        need_array(grads, times(count, dim), sizeof(float), "gradients: no array");
+        need_array(out, times(places, dim), sizeof(float), "rows: no array");
+        const Bags bags{nullptr, starts_of(starts, count, places), nullptr,
+                        at<const float>(weights), count, dim};
+        spread_bags(bags, at<const float>(grads), places, at<float>(out));
+      },
+      nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "share_bags",
+      [](Address ids, size_t places, int64_t padding, Address starts, size_t count, Address out) {
+        need_array(ids, places, sizeof(int64_t), "ids: no array");
+        need_array(out, count, sizeof(float), "shares: no array");
+        const Bags bags{nullptr, starts_of(starts, count, places), at<const int64_t>(ids),
+                        nullptr, count, 0};
+        share_bags(bags, padding, at<float>(out));
+      },
+      nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "pair_products",
+      [](Address x, const std::vector<size_t>& place, Address out, Address total) {
+        const Vectors vectors = vectors_of(x, place);
+        for (Address array : {out, total})
+          need_array(array, times(vectors.samples, vectors.dim), sizeof(float), "sums: no array");
+        pair_products(vectors, at<float>(out), at<float>(total));
+      },
+      nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "pair_products_back",
+      [](Address x, const std::vector<size_t>& place, Address total, Address grads, Address out) {
+        const Vectors vectors = vectors_of(x, place);
+        for (Address array : {total, grads})
+          need_array(array, times(vectors.samples, vectors.dim), sizeof(float), "sums: no array");
+        vectors_of(out, place);
+        pair_products_back(vectors, at<const float>(total), at<const float>(grads), at<float>(out));
       },
       nb::call_guard<nb::gil_scoped_release>());
   m.def(

@@ -337,6 +337,10 @@ def layers(core: Any, rng: random.Random) -> None:
     ids, weights, out = numbers(rng, places, n), floats(rng, places), floats(rng, count, width)
     more = at(rng, ids), at(rng, weights), places, at(rng, out), threads(rng)
     core.sum_bags(at(rng, x), n, width, at(rng, starts), count, *more)
+    spread = at(rng, floats(rng, places, width))
+    core.spread_bags(at(rng, out), width, at(rng, starts), count, more[1], places, spread)
+    shares = at(rng, floats(rng, count))
+    core.share_bags(more[0], places, 0, at(rng, starts), count, shares)
     number = rng.choice((0, 1, 2, 5))
     vectors, grads = floats(rng, number, n, width), floats(rng, number, n, width)
     dots = floats(rng, n, number * (number - 1) // 2)
@@ -344,6 +348,8 @@ def layers(core: Any, rng: random.Random) -> None:
     place = uneven(rng, [number, width, n, *apart])
     core.dots(at(rng, vectors), place, at(rng, dots), threads(rng))
     core.dots_back(at(rng, vectors), place, at(rng, dots), at(rng, grads), threads(rng))
+    core.pair_products(at(rng, vectors), place, at(rng, x), at(rng, made))
+    core.pair_products_back(at(rng, vectors), place, at(rng, x), at(rng, made), at(rng, grads))
 
 
 def wire(core: Any, rng: random.Random) -> None:

@@ -9,7 +9,7 @@ from torch.nn import functional
 from shoal.embedding.pooling import sum_bags
 from shoal.embedding.softmax.native import on_arm
 from shoal.models.nn.dropout import begin_slice, begin_step, end_steps
-from shoal.models.nn.interactions import Dots
+from shoal.models.nn.interactions import Dots, sum_of_products
 from shoal.models.nn.mlp import MLP
 
 CPU = torch.device("cpu")
@@ -50,6 +50,20 @@ def test_dots_are_those_of_all_pairs(apart: bool) -> None:
     pairs = [(i, j) for i in range(4) for j in range(i)]
     wanted = torch.stack([(vectors[:, i] * vectors[:, j]).sum(1) for i, j in pairs], 1)
     found = Dots(4)(vectors)
+    assert torch.allclose(found, wanted, atol=1e-5)
+    grad = torch.randn_like(found)
+    (of_wanted,) = torch.autograd.grad(wanted, rows, grad)
+    (of_found,) = torch.autograd.grad(found, rows, grad)
+    assert torch.allclose(of_found, of_wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_products_of_pairs_are_summed(apart: bool) -> None:
+    rows = torch.randn(4, 300, 5) if apart else torch.randn(300, 4, 5)
+    rows.requires_grad_()
+    vectors = rows.transpose(0, 1) if apart else rows
+    wanted = torch.stack([vectors[:, i] * vectors[:, j] for i in range(4) for j in range(i)]).sum(0)
+    found = sum_of_products(vectors)
     assert torch.allclose(found, wanted, atol=1e-5)
     grad = torch.randn_like(found)
     (of_wanted,) = torch.autograd.grad(wanted, rows, grad)

@@ -26,8 +26,10 @@ class Pulled:
 
     def gradients(self, counted: bool) -> RowGradients:
         """What backward left; where ids are counted, with how often each was shown and clicked."""
-        assert self.rows.grad is not None
-        grads = self.rows.grad.view(-1, self.rows.shape[-1])
+        grads = self.rows.grad
+        assert grads is not None
+        if grads.dim() != 2:
+            grads = grads.view(-1, grads.shape[-1])
         counts = None
         if counted:
             shown = torch.ones(len(grads))
@@ -66,12 +68,13 @@ class LocalRows(RowService):
 
     def pull(self, lookups: Sequence[Lookup], learn: bool) -> list[Tensor]:
         leaves = [self.leaves[one.table] for one in lookups]
-        flat = [one.ids if isinstance(one.ids, Every) else one.ids.reshape(-1) for one in lookups]
+        flat = [_flat(one.ids) for one in lookups]
         result = []
         for lookup, ids, rows in zip(lookups, flat, pull_all(leaves, flat)):
-            rows = rows.to(self.device)
-            if not isinstance(lookup.ids, Every):
-                rows = rows.view(*lookup.ids.shape, rows.shape[1])
+            if rows.device != self.device:
+                rows = rows.to(self.device)
+            if ids is not lookup.ids:
+                rows = rows.view(*lookup.ids.shape, rows.shape[1])  # type: ignore[union-attr]
             if learn:
                 rows.requires_grad_()
                 clicks = None if lookup.field is None else self._labels.get(lookup.field)
@@ -112,6 +115,11 @@ class LocalRows(RowService):
     def _has_gradients(self, name: str) -> bool:
         pulled = any(one.rows.grad is not None for one in self._pulled[name])
         return pulled or super()._has_gradients(name)
+
+
+def _flat(ids: Ids) -> Ids:
+    """The same ids in one row: what is so already, or stands for all, is what was given."""
+    return ids if isinstance(ids, Every) or ids.dim() == 1 else ids.reshape(-1)
 
 
 def join(parts: list[RowGradients], dim: int, counted: bool) -> RowGradients:

@@ -81,9 +81,12 @@ def fits(*tensors: Tensor) -> bool:
 
 def on_arm(*tensors: Tensor) -> bool:
     """Whether the core's passes over memory can take these and are worth it."""
-    if not HAS_SOFTMAX or _core.instruction_set() != "neon":
-        return False
-    return all(is_plain(x) for x in tensors)
+    return has_neon() and all(is_plain(x) for x in tensors)
+
+
+def has_neon() -> bool:
+    """Whether the core is there and this is ARM."""
+    return HAS_SOFTMAX and _core.instruction_set() == "neon"
 
 
 def is_plain(x: Tensor) -> bool:

@@ -115,12 +115,12 @@ def draw_mask(shape: torch.Size, p: float) -> Tensor | None:
 
 
 def draw_key(values: int) -> tuple[int, int]:
-    """The next mask for the native core, which makes it where it is needed: its key, and the
-    position of the slice's first value, where a sample has so many `values`.
+    """The next mask for the native core, which makes it where it is needed: its key, int64,
+    and the position of the slice's first value, where a sample has so many `values`.
     """
     layer = _draws.layer
     _draws.layer = layer + 1
-    return _key(layer), _draws.first * values
+    return signed(_key(layer)), _draws.first * values
 
 
 def draw_on(device: torch.device, values: int) -> tuple[Tensor, int]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.models.nn.mlp import begin_by_width
-from shoal.models.nn.native import dots, dots_back, takes_dots
+from shoal.models.nn.native import dots, dots_back, pair_products, pair_products_back, takes_dots
 
 
 def sum_of_dots(vectors: Tensor) -> Tensor:
@@ -32,13 +32,19 @@ class _Pairs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor) -> Tensor:
-        total = vectors.sum(1)
+        if takes_dots(vectors):
+            made, total = pair_products(vectors)
+        else:
+            total = vectors.sum(1)
+            made = 0.5 * (total * total - (vectors * vectors).sum(1))
         ctx.save_for_backward(vectors, total)
-        return 0.5 * (total * total - (vectors * vectors).sum(1))
+        return made
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         vectors, total = ctx.saved_tensors
+        if takes_dots(vectors):
+            return pair_products_back(vectors, total, grads[0])
         return (total.unsqueeze(1) - vectors).mul_(grads[0].unsqueeze(1))
 
 

@@ -88,7 +88,7 @@ def activate_(x: Tensor, bias: Tensor, drop: float, key: int, first: int) -> Ten
     if not on_arm(x, bias) or x.dim() != 2 or bias.shape != x.shape[1:]:
         raise ValueError(f"a layer of {list(x.shape)} and a bias of {list(bias.shape)}")
     threads = torch.get_num_threads()
-    _core.activate(x.data_ptr(), bias.data_ptr(), *x.shape, key, drop, first, threads)
+    _core.activate(x.data_ptr(), bias.data_ptr(), *x.shape, key % 2**64, drop, first, threads)
     return x
 
 
@@ -127,6 +127,26 @@ def dots_back(vectors: Tensor, grads: Tensor) -> Tensor:
         raise ValueError(f"gradients {list(grads.shape)} of dots of {list(vectors.shape)}")
     given = vectors.data_ptr(), _place(vectors), grads.data_ptr()
     _core.dots_back(*given, out.data_ptr(), torch.get_num_threads())
+    return out
+
+
+def pair_products(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Products of all pairs, element by element, summed, and the sum of all vectors.
+
+    [b, n, d] -> [b, d] each
+    """
+    out, total = torch.empty(2, vectors.shape[0], vectors.shape[2]).unbind()
+    _core.pair_products(vectors.data_ptr(), _place(vectors), out.data_ptr(), total.data_ptr())
+    return out, total
+
+
+def pair_products_back(vectors: Tensor, total: Tensor, grads: Tensor) -> Tensor:
+    """The gradient of the first of `pair_products` to vectors; total its second, grads [b, d]."""
+    grads, out = grads.contiguous(), torch.empty_strided(vectors.shape, vectors.stride())
+    if not total.is_contiguous() or not grads.shape == total.shape == vectors.shape[::2]:
+        raise ValueError(f"gradients {list(grads.shape)} of products of {list(vectors.shape)}")
+    given = vectors.data_ptr(), _place(vectors), total.data_ptr(), grads.data_ptr()
+    _core.pair_products_back(*given, out.data_ptr())
     return out
 
 
