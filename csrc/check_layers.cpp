@@ -3,6 +3,7 @@
 
 #include "check.h"
 #include "layers.h"
+#include "pair_attention.h"
 
 namespace shoal {
 namespace {
@@ -109,6 +110,63 @@ void check_dots(size_t n, size_t dim, size_t samples, bool together) {
   }
 }
 
+void check_attention(size_t count, size_t dim, size_t hidden, size_t samples) {
+  const std::vector<float> x = random_floats(count * dim * samples);
+  const std::vector<float> weight = random_floats(hidden * dim), bias = random_floats(hidden);
+  const std::vector<float> query = random_floats(hidden), out = random_floats(dim);
+  const PairAttention of{x.data(), weight.data(), bias.data(), query.data(), out.data(),
+                         count,    dim,           hidden,      samples};
+  const size_t made = of.pairs() * samples;
+  const std::vector<float> of_asked = random_floats(made), of_values = random_floats(made);
+  std::vector<double> back(x.size()), of_weight(weight.size()), of_bias(hidden), of_query(hidden);
+  std::vector<double> of_out(dim), asked(made), values(made);
+  for (size_t s = 0; s < samples; ++s)
+    for (size_t i = 0, at = s; i < count; ++i)
+      for (size_t j = i + 1; j < count; ++j, at += samples) {
+        const auto place = [&](size_t k, size_t c) { return (k * dim + c) * samples + s; };
+        std::vector<double> p(dim), of_p(dim);
+        for (size_t c = 0; c < dim; ++c) {
+          p[c] = x[place(i, c)] * x[place(j, c)];
+          values[at] += out[c] * p[c];
+          of_out[c] += of_values[at] * p[c];
+          of_p[c] = of_values[at] * out[c];
+        }
+        for (size_t o = 0; o < hidden; ++o) {
+          double h = bias[o];
+          for (size_t c = 0; c < dim; ++c) h += weight[o * dim + c] * p[c];
+          if (h <= 0) continue;
+          asked[at] += query[o] * h;
+          of_query[o] += of_asked[at] * h;
+          of_bias[o] += of_asked[at] * query[o];
+          for (size_t c = 0; c < dim; ++c) {
+            of_weight[o * dim + c] += of_asked[at] * query[o] * p[c];
+            of_p[c] += of_asked[at] * query[o] * weight[o * dim + c];
+          }
+        }
+        for (size_t c = 0; c < dim; ++c) {
+          back[place(i, c)] += of_p[c] * x[place(j, c)];
+          back[place(j, c)] += of_p[c] * x[place(i, c)];
+        }
+      }
+  const auto all_near = [](const std::vector<double>& wanted, const std::vector<float>& found) {
+    for (size_t k = 0; k < wanted.size(); ++k) CHECK(near(wanted[k], found[k]));
+  };
+  for (int threads : {1, 3}) {
+    std::vector<float> one(made), two(made), a(x.size()), b(weight.size()), c(hidden), d(hidden);
+    std::vector<float> e(dim);
+    pair_attention(of, one.data(), two.data(), threads);
+    all_near(asked, one);
+    all_near(values, two);
+    pair_attention_back(of, of_asked.data(), of_values.data(),
+                        {a.data(), b.data(), c.data(), d.data(), e.data()}, threads);
+    all_near(back, a);
+    all_near(of_weight, b);
+    all_near(of_bias, c);
+    all_near(of_query, d);
+    all_near(of_out, e);
+  }
+}
+
 }  // namespace
 
 void check_layers() {
@@ -123,6 +181,7 @@ void check_layers() {
     check_dots(9, 11, 300, together);
     check_dots(3, 1100, 3, together);  // vectors of more than a stretch
   }
+  for (size_t samples : {0, 1, 37, 1100}) check_attention(4, 5, 3, samples);
 }
 
 }  // namespace shoal

@@ -7,6 +7,7 @@
 #include "dropout.h"
 #include "layers.h"
 #include "module.h"
+#include "pair_attention.h"
 
 namespace nb = nanobind;
 
@@ -36,6 +37,27 @@ const int64_t* starts_of(Address starts, size_t count, size_t places) {
   const auto* found = at<const int64_t>(starts);
   need(starts != 0 && ascend(found, count, places), "starts: they ascend to the number of places");
   return found;
+}
+
+// given: columns, weight, bias, query, out; sizes: count, dim, hidden, samples.
+PairAttention attention_of(const Addresses& given, const std::vector<size_t>& sizes) {
+  need(given.size() == 5 && sizes.size() == 4, "attention: 5 arrays and 4 sizes");
+  const PairAttention of{at<const float>(given[0]), at<const float>(given[1]),
+                         at<const float>(given[2]), at<const float>(given[3]),
+                         at<const float>(given[4]), sizes[0], sizes[1], sizes[2], sizes[3]};
+  need(of.count >= 1 && of.count <= 4096, "attention: from 1 to 4096 features");
+  need_array(given[0], times(times(of.count, of.dim), of.samples), sizeof(float), "columns: no array");
+  need_array(given[1], times(of.hidden, of.dim), sizeof(float), "weight: no array");
+  for (size_t k : {2, 3}) need_array(given[k], of.hidden, sizeof(float), "bias, query: no array");
+  need_array(given[4], of.dim, sizeof(float), "out: no array");
+  times(of.pairs(), of.samples);
+  return of;
+}
+
+void need_pairs(const PairAttention& of, const Addresses& both) {
+  need(both.size() == 2, "attention: 2 arrays of pairs");
+  for (Address array : both)
+    need_array(array, of.pairs() * of.samples, sizeof(float), "pairs: no array");
 }
 
 }  // namespace
@@ -138,6 +160,28 @@ void bind_layers(nb::module_& m) {
           need_array(array, times(vectors.samples, vectors.dim), sizeof(float), "sums: no array");
         vectors_of(out, place);
         pair_products_back(vectors, at<const float>(total), at<const float>(grads), at<float>(out));
+      },
+      nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "pair_attention",
+      [](const Addresses& given, const std::vector<size_t>& sizes, const Addresses& made,
+         int threads) {
+        const PairAttention of = attention_of(given, sizes);
+        need_pairs(of, made);
+        pair_attention(of, at<float>(made[0]), at<float>(made[1]), threads);
+      },
+      nb::call_guard<nb::gil_scoped_release>());
+  // grads: of what was made; back: of what was given.
+  m.def(
+      "pair_attention_back",
+      [](const Addresses& given, const std::vector<size_t>& sizes, const Addresses& grads,
+         const Addresses& back, int threads) {
+        const PairAttention of = attention_of(given, sizes);
+        need_pairs(of, grads);
+        attention_of(back, sizes);
+        const PairAttentionBack to{at<float>(back[0]), at<float>(back[1]), at<float>(back[2]),
+                                   at<float>(back[3]), at<float>(back[4])};
+        pair_attention_back(of, at<const float>(grads[0]), at<const float>(grads[1]), to, threads);
       },
       nb::call_guard<nb::gil_scoped_release>());
   m.def(

@@ -352,6 +352,20 @@ def layers(core: Any, rng: random.Random) -> None:
     core.pair_products_back(at(rng, vectors), place, at(rng, x), at(rng, made), at(rng, grads))
 
 
+def attention(core: Any, rng: random.Random) -> None:
+    count, dim, hidden, samples = (rng.choice((0, 1, 3, 20)) for _ in range(4))
+    shapes = [(count, dim, samples), (hidden, dim), (hidden,), (hidden,), (dim,)]
+    pairs = count * (count - 1) // 2
+
+    def arrays(some: list[tuple[int, ...]]) -> list[int]:
+        return uneven(rng, [at(rng, floats(rng, *shape)) for shape in some])
+
+    sizes = uneven(rng, [count, dim, hidden, samples])
+    core.pair_attention(arrays(shapes), sizes, arrays([(pairs, samples)] * 2), threads(rng))
+    both = arrays([(pairs, samples)] * 2)
+    core.pair_attention_back(arrays(shapes), sizes, both, arrays(shapes), threads(rng))
+
+
 def wire(core: Any, rng: random.Random) -> None:
     one, _, rows, _, _ = table(core, rng)
     reader = core.RowReader([one], uneven(rng, [rows]), threads(rng))
@@ -407,7 +421,7 @@ CALLS: dict[str, Call] = {
     for call in (
         *(make_table, rows_of_tables, read_and_write, life_of_a_table, products),
         *(topk, pairs, catalogue, codes, add_rows, touched, negatives, slots, dense, layers),
-        wire,
+        *(attention, wire),
         *((lanes, rings) if sys.platform == "linux" else ()),
     )
 }

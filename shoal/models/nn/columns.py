@@ -5,12 +5,13 @@ That is what a CPU is quick at, however narrow the vectors of samples are.
 
 from __future__ import annotations
 
-from itertools import combinations
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+from shoal.models.nn import native
 
 
 def pair_attention(
@@ -21,46 +22,25 @@ def pair_attention(
     <query, relu(weight p + bias)> and <out, p>
     [n, d, b], [o, d], [o], [o], [d] -> [n * (n - 1) / 2, b] each
     """
-    if columns.is_cpu and not torch.compiler.is_compiling():
-        return _PairAttention.apply(columns, weight, bias, query, out)
+    given = columns, weight, bias, query, out
+    if not torch.compiler.is_compiling() and native.takes_attention(*given):
+        return _PairAttention.apply(*given)
     each = [columns[i : i + 1] * columns[i + 1 :] for i in range(len(columns) - 1)]
     pairs = torch.cat(each)  # [pairs, d, b]
     return query @ (weight @ pairs + bias.unsqueeze(1)).relu(), out @ pairs
 
 
 class _PairAttention(torch.autograd.Function):
-    """pair_attention, one pair after the other: what a pair makes is still in the cache."""
+    """pair_attention by the native core: a pair's steps follow each other in the cache."""
 
     @staticmethod
-    def forward(ctx: Any, columns: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
-        weight, bias, query, out = weights
-        hidden, asked, values = [], [], []
-        for i, j in combinations(range(len(columns)), 2):
-            product = columns[i] * columns[j]
-            hidden.append(torch.mm(weight, product).add_(bias.unsqueeze(1)).relu_())
-            asked.append(query @ hidden[-1])
-            values.append(out @ product)
-        ctx.save_for_backward(columns, *weights, *hidden)
-        return torch.stack(asked), torch.stack(values)
+    def forward(ctx: Any, *given: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(*given)
+        return native.pair_attention(*given)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        columns, weight, bias, query, out, *hidden = ctx.saved_tensors
-        back, found = torch.zeros_like(columns), [*map(torch.zeros_like, (weight, bias, query))]
-        of_out = torch.zeros_like(out)
-        pairs = combinations(range(len(columns)), 2)
-        for (i, j), made, asked, value in zip(pairs, hidden, *grads):
-            product = columns[i] * columns[j]
-            inner = query.unsqueeze(1) * asked
-            torch.ops.aten.threshold_backward.grad_input(inner, made, 0, grad_input=inner)
-            found[0].addmm_(inner, product.t())
-            found[1] += inner.sum(1)
-            found[2].addmv_(made, asked)
-            of_out.addmv_(product, value)
-            of_product = torch.mm(weight.t(), inner).addr_(out, value)
-            back[i].addcmul_(of_product, columns[j])
-            back[j].addcmul_(of_product, columns[i])
-        return back, *found, of_out
+        return native.pair_attention_back((grads[0], grads[1]), *ctx.saved_tensors)
 
 
 def features_attend(x: Tensor, weight: Tensor, heads: int) -> Tensor:

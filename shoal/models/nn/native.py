@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.embedding.softmax.native import HAS_SOFTMAX, fits, is_plain, on_arm
+from shoal.embedding.softmax.native import HAS_SOFTMAX, fits, has_neon, is_plain, on_arm
 from shoal.world.core import load_core
 
 _core = load_core()
@@ -104,7 +104,7 @@ def activate_back(grad: Tensor, made: Tensor) -> tuple[Tensor, Tensor]:
 
 def takes_dots(vectors: Tensor) -> bool:
     """Whether the core can make the dots of vectors [b, n, d], whichever of b and n lie apart."""
-    if not (HAS_SOFTMAX and vectors.is_cpu and vectors.dtype == torch.float32):
+    if not (has_neon() and vectors.is_cpu and vectors.dtype == torch.float32):
         return False
     size, number, width = vectors.shape
     next_, apart, one = vectors.stride()
@@ -148,6 +148,43 @@ def pair_products_back(vectors: Tensor, total: Tensor, grads: Tensor) -> Tensor:
     given = vectors.data_ptr(), _place(vectors), total.data_ptr(), grads.data_ptr()
     _core.pair_products_back(*given, out.data_ptr())
     return out
+
+
+def takes_attention(*of: Tensor) -> bool:
+    """Whether the core can make attention over pairs of these: on any machine and any threads."""
+    return HAS_SOFTMAX and all(is_plain(x) for x in of)
+
+
+def pair_attention(columns: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+    """As `columns.pair_attention`: [n, d, b], [o, d], [o], [o], [d] -> [pairs, b] each."""
+    given, sizes = _attention(columns, *weights)
+    count, samples = len(columns), columns.shape[2]
+    asked, values = torch.empty(2, count * (count - 1) // 2, samples).unbind()
+    made = [asked.data_ptr(), values.data_ptr()]
+    _core.pair_attention(given, sizes, made, torch.get_num_threads())
+    return asked, values
+
+
+def pair_attention_back(grads: tuple[Tensor, Tensor], *of: Tensor) -> tuple[Tensor, ...]:
+    """Gradients to all that `pair_attention` was given (`of`), from those of what it made."""
+    given, sizes = _attention(*of)
+    both = [grad.contiguous() for grad in grads]
+    count, samples = len(of[0]), of[0].shape[2]
+    if any(grad.shape != (count * (count - 1) // 2, samples) for grad in both):
+        raise ValueError(f"gradients {[list(x.shape) for x in both]} of pairs of {count} features")
+    back = tuple(torch.empty_like(x) for x in of)
+    addresses = [x.data_ptr() for x in both], [x.data_ptr() for x in back]
+    _core.pair_attention_back(given, sizes, *addresses, torch.get_num_threads())
+    return back
+
+
+def _attention(*of: Tensor) -> tuple[list[int], list[int]]:
+    """Addresses of what attention over pairs reads, and their sizes."""
+    (count, width, samples), hidden = of[0].shape, len(of[1])
+    wanted = [(count, width, samples), (hidden, width), (hidden,), (hidden,), (width,)]
+    if not takes_attention(*of) or [tuple(x.shape) for x in of] != wanted:
+        raise ValueError(f"attention over pairs of {[list(x.shape) for x in of]}")
+    return [x.data_ptr() for x in of], [count, width, hidden, samples]
 
 
 def _place(vectors: Tensor) -> list[int]:
