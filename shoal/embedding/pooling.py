@@ -69,7 +69,7 @@ class _Pool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         offsets, weights, shares = ctx.saved_tensors
-        grad = grads[0] if shares is None else grads[0] * shares
+        grad = (grads[0] if shares is None else grads[0] * shares).contiguous()
         if _core_takes(offsets) and on_arm(grad) and (weights is None or on_arm(weights)):
             out = grad.new_empty(ctx.total, grad.shape[1])
             bags = offsets.data_ptr(), len(grad), 0 if weights is None else weights.data_ptr()
