@@ -1,8 +1,8 @@
 """Steps of layers and losses by the native core, where it is faster than torch.
 
 Many small products take torch three to six times as long on ARM, on one thread; passes over what
-layers make up to five times as long. Those of the loss of pairs are
-used everywhere. Without the core all are plain torch; results agree to rounding.
+layers make up to five times as long, dots of pairs more than that. The loss of pairs and attention
+over pairs are the core's everywhere. Without it all are plain torch; results agree to rounding.
 """
 
 from __future__ import annotations
