@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -98,8 +99,18 @@ class Batch:
         ids = self.ids[field]
         return ids.values if isinstance(ids, Jagged) else ids
 
-    def rows(self, start: int, stop: int) -> Batch:
-        """Samples start..stop-1, as views."""
+    def _tensors(self) -> Iterator[Tensor]:
+        """All that it is made of."""
+        for ids in self.ids.values():
+            if isinstance(ids, Jagged):
+                yield from (x for x in (ids.values, ids.offsets, ids.weights) if x is not None)
+            else:
+                yield ids
+        yield from self.dense.values()
+        yield from (x for x in (self.labels, self.weights) if x is not None)
+
+    def rows(self, start: int, stop: int, first: int | None = None) -> Batch:
+        """Samples start..stop-1, as views; first: the number of the first one, if not as here."""
         ids: dict[str, Tensor | Jagged] = {}
         for name, one in self.ids.items():
             if isinstance(one, Jagged):
@@ -112,13 +123,16 @@ class Batch:
             ids,
             {name: x[start:stop] for name, x in self.dense.items()},
             None if self.labels is None else self.labels[start:stop],
-            self.first + start,
+            self.first + start if first is None else first,
             None if self.weights is None else self.weights[start:stop],
         )
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on another device."""
-        go = torch.device(device).type == "cuda"  # the other way the host must wait
+        """The same batch on another device; this one where it is there already."""
+        device = torch.device(device)
+        if all(tensor.device == device for tensor in self._tensors()):
+            return self
+        go = device.type == "cuda"  # the other way the host must wait
         return Batch(
             self.size,
             {

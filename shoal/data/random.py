@@ -7,7 +7,6 @@ restarts sees the same numbers. The mixing step is the finalizer of splitmix64.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -86,7 +85,6 @@ def uniform_below(bits: np.ndarray, bound: int | np.ndarray) -> np.ndarray:
     return uniform(bits, bound).astype(np.int64)
 
 
-@lru_cache(maxsize=1)  # of an epoch that is read in pieces
 def permutation(n: int, seed: int, epoch: int) -> np.ndarray:
     """The order of n samples in one epoch: int64 [n], a pure function of (n, seed, epoch).
 

@@ -29,6 +29,7 @@ class Reader:
     num_samples: int
     chunk_samples = 1 << 16  # about so many samples are made at once
     prefetch = False  # a thread makes the next ones during the steps of these
+    _shuffled: tuple[int, Shuffle] | None = None  # the epoch whose order was made last
 
     def __init__(self, batch_size: int, seed: int, shuffle: bool = True):
         self.batch_size = batch_size
@@ -64,7 +65,7 @@ class Reader:
             made = self.make(order[np.concatenate(places)], epoch)
             stops = np.cumsum([len(part) for part in places]).tolist()
             return [
-                self.finish(replace(made.rows(stop - len(part), stop), first=first))
+                self.finish(made.rows(stop - len(part), stop, first))
                 for part, stop, first in zip(places, stops, firsts)
             ]
 
@@ -79,7 +80,12 @@ class Reader:
 
     def order(self, epoch: int) -> Order:
         """Sample numbers in the order of an epoch, by slices."""
-        return Shuffle(self.num_samples, self.seed, epoch) if self.shuffle else Unshuffled()
+        if not self.shuffle:
+            return Unshuffled()
+        if self._shuffled is None or self._shuffled[0] != epoch:  # one may be read in pieces
+            self._shuffled = None  # so that the next one has its memory, which is in the cache
+            self._shuffled = epoch, Shuffle(self.num_samples, self.seed, epoch)
+        return self._shuffled[1]
 
     def make(self, samples: np.ndarray, epoch: int) -> Batch:
         """The batch of the given sample numbers."""

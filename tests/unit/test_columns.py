@@ -69,8 +69,9 @@ def test_facing_vectors(apart: bool) -> None:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3, 1.0])
-def test_perceptron_is_its_layers(dropout: float) -> None:
+def test_perceptron_is_its_layers(dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """One step for product, relu and the next dropout, with the masks that layers would draw."""
+    monkeypatch.setattr("shoal.models.nn.mlp.SMALL", 0)  # small ones are the layers themselves
     torch.manual_seed(4)
     mlp = MLP([5, 7, 6, 3], dropout)
 

@@ -42,6 +42,7 @@ class _Draws:
         # The same by type of device, int64 [1]. Always the same memory: a CUDA graph reads from
         # where it read when it was recorded.
         self.on_device: dict[str, Tensor] = {}
+        self.on_host: Any = None  # the memory of the one on the host
         self.first = 0  # number of the slice's first sample in the global batch
         self.layer = 0  # masks drawn in this pass
 
@@ -55,7 +56,12 @@ def begin_step(seed: int, step: int, device: torch.device) -> None:
     _draws.begun, _draws.key = True, key
     if device.type not in _draws.on_device:
         _draws.on_device[device.type] = torch.empty(1, dtype=torch.int64, device=device)
-    _draws.on_device[device.type].fill_(signed(key))
+        if device.type == "cpu":
+            _draws.on_host = _draws.on_device["cpu"].numpy()
+    if device.type == "cpu":  # as quick as it can be: it is done in every step
+        _draws.on_host[0] = signed(key)
+    else:
+        _draws.on_device[device.type].fill_(signed(key))
     begin_slice(0)
 
 

@@ -14,6 +14,7 @@ from shoal.models.nn.dropout import Dropout, draw_key, draw_mask
 from shoal.models.nn.native import activate_, activate_back, on_arm
 
 ALIGN = 8  # columns; products of other widths take slower kernels on a GPU
+SMALL = 1 << 18  # values of a layer below which, on a CPU, calls cost more than passes over memory
 
 
 class Linear(nn.Linear):
@@ -43,9 +44,10 @@ class MLP(nn.Sequential):
         for width_in, width_out in pairwise(sizes):
             layers += [Dropout(dropout), Linear(width_in, width_out), nn.ReLU()]
         super().__init__(*layers)
+        self.widest = max(sizes[1:], default=0)
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or (autocast(x) and x.is_cpu):
+        if torch.compiler.is_compiling() or (x.is_cpu and (autocast(x) or self._is_small(x))):
             return super().forward(x)
         dropped = False  # on a CPU a layer drops what the next one would: see _Activated
         for k in range(0, len(self), 3):
@@ -54,6 +56,9 @@ class MLP(nn.Sequential):
             after: Any = self[k + 3].p if dropped else None
             x = activated(x, self[k + 1], after)  # type: ignore[arg-type]
         return x
+
+    def _is_small(self, x: Tensor) -> bool:
+        return x.shape[:-1].numel() * self.widest < SMALL
 
 
 def autocast(x: Tensor) -> bool:
