@@ -5,8 +5,8 @@
 
 Both commits are put into folders of their own, each with its native core, and are used through the
 command line alone; with `--keep FOLDER` they stay there for the next time. Times are seconds of an
-epoch as result.json has them, but for `start`: those from the command to the first step. Medians
-over rounds; a ratio above 1 is slower than before.
+epoch as result.json has them, but for `start`: those from the command to the first step; and those
+of a whole run after its start. Medians over rounds; a ratio above 1 is slower than before.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def main() -> None:
         place.mkdir(exist_ok=True)
         sides = [make_side(options.commit, place / "before"), make_side(None, place / "now")]
         print(
-            f"\n| case | {options.commit}, s | now, s | now ÷ before | after the start, s | now, s | "
-            "now ÷ before |\n| --- | --- | --- | --- | --- | --- | --- |"
+            f"\n| case | {options.commit}, s | now, s | now ÷ before | after the start, s | now, s "
+            "| now ÷ before |\n| --- | --- | --- | --- | --- | --- | --- |"
         )
         for name in options.cases:
             times: list[list[tuple[float, float]]] = [[], []]
