@@ -54,6 +54,7 @@ def test_sharded_and_servers_hold_a_part():
     assert "each server holds, 2 of them" in servers and "500,000" in servers
 
 
+# Without the core, or where processes may share no memory, every rank has a copy.
 @pytest.mark.skipif(not can_be_neighbours(), reason="ranks share no memory here")
 def test_ranks_of_one_machine_share_fixed_tables():
     shared = plan(click_config(strategy__name="ddp", launch__nproc=4), rows=2 * 10**6)
