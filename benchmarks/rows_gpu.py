@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from shoal.embedding.leaves import gpu_segments, gpu_update
+from shoal.embedding.leaves import gpu_lookup, gpu_segments, gpu_update
 from shoal.embedding.leaves.gpu_growing import GrowingGpuTables
 from shoal.embedding.leaves.gpu_tables import GpuTables
 from shoal.embedding.optim.rows import RowOptimizer
@@ -149,11 +149,10 @@ class Ours:
             self.store.push(lookup, torch.zeros(len(lookup.ids), shape.dim, device=DEVICE), 0.0)
 
     def run(self, k: int) -> None:
-        """A step without `begin`: ids are sorted while rows are read."""
+        """A step without `begin`, as training makes it: ids are sorted while rows are read."""
         store, lookup = self.store, self.lookups[k]
-        rows, segments = store.prepare(lookup)
-        store.pull(lookup, rows)
-        store.apply(segments, self.grads)
+        store.pull(lookup, learn=True)
+        store.apply(store.take_sorted(lookup.counts).segments, self.grads)
 
     def step(self, k: int) -> None:
         k %= SETS
@@ -228,7 +227,9 @@ def tune_one(shape: Shape, name: str, sets: list[Tensor]) -> None:
     keys = [torch.empty_like(s.keys).scatter_(0, s.order, s.keys) for s in sorted_]
     phases: dict[str, Callable[[int], object]] = {
         "locate": lambda k: store.locate(lookups[k]),
-        "gather": lambda k: store.pull(lookups[k], rows[k]),
+        "gather": lambda k: gpu_lookup.gather(
+            store.arena.values, rows[k], lookups[k], store.recipes, store.grows
+        ),
         "torch.sort": lambda k: keys[k].sort(stable=True),
         "sort + list": lambda k: gpu_segments.find_segments(keys[k]),
         "apply": lambda k: store.apply(sorted_[k], ours.grads),
@@ -371,9 +372,8 @@ def bits_that_differ() -> float:
         lookup = store.look_up([ids])
         for _ in range(5):
             store.begin(0.01, lookup)
-            rows, segments = store.prepare(lookup)
-            store.pull(lookup, rows)
-            store.apply(segments, grads)
+            store.pull(lookup, learn=True)
+            store.apply(store.take_sorted(lookup.counts).segments, grads)
         made.append(store.arena.values)
     return float((made[0] != made[1]).sum())
 

@@ -35,7 +35,7 @@ class MemoryStore:
         return self.weight.clone() if isinstance(ids, Every) else self.weight[ids]
 
     @staticmethod
-    def pull_many(stores: list[MemoryStore], ids: list[Ids]) -> list[Tensor]:
+    def pull_many(stores: list[MemoryStore], ids: list[Ids], learn: bool = False) -> list[Tensor]:
         return [store.pull(some) for store, some in zip(stores, ids)]
 
     def push(self, ids: Tensor, grads: Tensor, lr: float) -> None:

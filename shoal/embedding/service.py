@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -48,6 +48,8 @@ class RowGradients:
     ids: Ids
     grads: Tensor
     counts: Tensor | None = None  # where ids are counted: shows and clicks of each [n, 2]
+    # Whether ids are those of the step's one pull, in its order:
+    pulled: bool = field(default=False, kw_only=True)
 
     def scaled(self, scale: float) -> RowGradients:
         """The same, multiplied in place."""

@@ -46,7 +46,7 @@ class Weights:
         return torch.from_numpy(self.rows[ids.cpu().numpy()])
 
     @staticmethod
-    def pull_many(stores: list[Weights], ids: list[Tensor]) -> list[Tensor]:
+    def pull_many(stores: list[Weights], ids: list[Tensor], learn: bool = False) -> list[Tensor]:
         return [store.pull(part) for store, part in zip(stores, ids)]
 
 

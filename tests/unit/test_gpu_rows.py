@@ -87,10 +87,12 @@ class Both:
         want = torch.cat([leaf.pull(part) for leaf, part in zip(self.theirs, ids)])
         counted = {} if clicks is None else {"clicks": clicks.to(DEVICE)}
         self.ours.begin(0.05, lookup)
-        rows, segments = self.ours.prepare(lookup)
-        got = self.ours.pull(lookup, rows)
+        got = self.ours.pull(lookup, learn=True)
         self.close(got, want)
         grads = want - torch.randn_like(want) * 0.1
+        ahead = self.ours.take_sorted(lookup.counts)
+        assert (ahead is not None) == self.ours.sorts_ahead
+        segments = self.ours.sort(lookup) if ahead is None else ahead.segments
         self.ours.apply(segments, grads.to(DEVICE), **counted)
         given = [None] * len(COUNTS) if clicks is None else clicks.split(COUNTS)
         for leaf, part, grad, some in zip(self.theirs, ids, grads.split(COUNTS), given):

@@ -23,6 +23,7 @@ from shoal.embedding.leaves.local import (
 from shoal.embedding.leaves.tiered import Tiered
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placed.local import LocalRows
+from shoal.embedding.service import Lookup
 from shoal.embedding.store import EVERY
 from shoal.embedding.table import Init, Table
 from shoal.training.strategy.single import Single
@@ -136,6 +137,63 @@ def test_many_tables_step_together_and_every_row_at_once():
     ours[1].step = 9
     with pytest.raises(ValueError, match=r"strategy\.graph=false"):
         begin_all(ours, 0.1)
+
+
+def leaves_of_both(rows=20):
+    tables = [Table(name, 4, rows, Init("uniform", 0.1), 0) for name in "ab"]
+    optimizer = RowOptimizer("adagrad")
+    ours = gpu_leaf.make_gpu_leaves(tables, optimizer, 1, DEVICE)
+    theirs = [make_local(table, optimizer, 1, backend="reference") for table in tables]
+    services = [
+        LocalRows({leaf.table.name: leaf for leaf in leaves}, {}, device)
+        for leaves, device in ((ours, DEVICE), (theirs, "cpu"))
+    ]
+    return services, ours[0].group
+
+
+def learn(service, pulls, used=True):
+    """A step of lookups, some of which may get no gradient; the rows it read."""
+    read = [service.pull([Lookup(*one) for one in some], learn=True) for some in pulls]
+    flat = [rows for some in read for rows in some]
+    sum(
+        (k + 1) * rows.square().sum() for k, rows in enumerate(flat if used else flat[1:])
+    ).backward()
+    service.apply(service.collect(), 0.1)
+    return [rows.detach().cpu() for rows in flat]
+
+
+@pytest.mark.parametrize("rows", [20, None])
+def test_a_step_of_one_lookup_sorts_its_ids_before_gradients_come(rows, monkeypatch):
+    (ours, theirs), group = leaves_of_both(rows)
+    sorted_late = []
+    sort = group.sort
+
+    def note(lookup, rows=None):
+        sorted_late.append(rows is None)  # else by _sort_beside
+        return sort(lookup, rows)
+
+    monkeypatch.setattr(group, "sort", note)
+    ids = [torch.tensor([3, 3, 0, 7]), torch.tensor([[7, 1]]), torch.tensor([3, 5, 9])]
+    both = [("a", ids[0]), ("b", ids[1]), ("a", ids[2])]
+    steps = [  # what it looks up, whether all of it gets gradients; whether ids are sorted late
+        ([both], True, [True]),  # nothing is known of a step before
+        ([both], True, [False]),
+        ([both], False, [False, True]),  # those of one lookup are missing
+        ([both[:2], both[2:]], True, [False, True]),  # the first of two
+        ([both[1:]], True, [True]),  # there were two
+        ([both], True, [False]),
+    ]
+    for pulls, used, late in steps:
+        sorted_late.clear()
+        here = [[(name, part.to(DEVICE)) for name, part in some] for some in pulls]
+        for got, want in zip(learn(ours, here, used), learn(theirs, pulls, used), strict=True):
+            torch.testing.assert_close(got, want)
+        assert sorted_late == late
+    for name in "ab":
+        mine, other = ours.stores[name].export(), theirs.stores[name].export()
+        for one, two in zip(mine, other, strict=True):
+            assert torch.equal(one.ids, two.ids)
+            torch.testing.assert_close(one.values, two.values)
 
 
 def test_which_tables_live_on_a_gpu():

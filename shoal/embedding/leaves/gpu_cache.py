@@ -43,6 +43,7 @@ class CachedGpuTables(GpuTables):
     """One fixed table of float32 rows, `slots` of them in GPU memory."""
 
     cached = True
+    sorts_ahead = False  # rows may still be on their way to their slots
 
     def __init__(
         self,
@@ -131,11 +132,11 @@ class CachedGpuTables(GpuTables):
         slots = gpu_staging.find(segments.keys, self.slots, self.wrong, self.padding)
         return replace(segments, keys=slots)
 
-    def pull(self, lookup: Lookup, rows: Tensor | None = None) -> Tensor:
+    def pull(self, lookup: Lookup, learn: bool = False) -> Tensor:
         """Rows of all ids: [n, dim] float32."""
         ids = lookup.ids
-        if rows is not None or not len(ids):
-            return super().pull(lookup, rows)
+        if not len(ids):
+            return super().pull(lookup)
         staged = False
         if len(ids) <= READ_ALONE * self.number_of_slots:
             staged = self._ensure(ids)

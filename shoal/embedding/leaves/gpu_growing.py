@@ -48,6 +48,7 @@ class GrowingGpuTables(GpuTables):
         admission: Admission | None = None,
     ):
         self.admission = admission
+        self.sorts_ahead = admission is None  # else ids that nobody was shown are left out
         self.generation = 0  # rises when memory moves: graphs must be recorded again
         super().__init__(tables, optimizer, seed, device, dtype)
 
@@ -66,6 +67,7 @@ class GrowingGpuTables(GpuTables):
 
     def locate(self, lookup: Lookup) -> Tensor:
         """Rows [n] to read; ids without one read as their initial value."""
+        self.join()  # ids may be entered beside
         return gpu_index.find(self.index, lookup, self.paddings, self.wrong)
 
     def begin(self, lr: float, lookup: Lookup | None = None) -> None:
@@ -74,6 +76,14 @@ class GrowingGpuTables(GpuTables):
         if lookup is not None:
             self._ask()
             self.make_room(lookup.counts)
+
+    def pull(self, lookup: Lookup, learn: bool = False) -> Tensor:
+        """As GpuTables.pull. Ids are entered as they are sorted, so they need room before."""
+        recorded = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if learn and self.sorts_ahead and not recorded:  # else whoever replays it calls `begin`
+            self._ask()
+            self.make_room(lookup.counts)
+        return super().pull(lookup, learn)
 
     def sort(self, lookup: Lookup, rows: Tensor | None = None) -> Segments:
         """Enter the ids, and list their occurrences by place."""
@@ -89,7 +99,6 @@ class GrowingGpuTables(GpuTables):
         shows: Tensor | None = None,
     ) -> None:
         """Count the ids, give rows to those that earned one, and update those that have one."""
-        self.join()
         rule = None
         if self.admission is not None:
             given = self.admission
@@ -114,6 +123,7 @@ class GrowingGpuTables(GpuTables):
     ) -> None:
         """One optimizer step; clicks [n] float32 come with an admission that counts them."""
         self.begin(lr, lookup)
+        self.forget_sorted()
         if len(lookup.ids):
             self.apply(self.sort(lookup), grads.contiguous(), pooling, clicks)
 
@@ -164,6 +174,7 @@ class GrowingGpuTables(GpuTables):
 
     def _grow(self) -> None:
         """Twice the room where it no longer does; nothing here waits."""
+        self.forget_sorted()  # ids get other places in the index
         bounds = self._bounds([0] * len(self.tables))
         sizes = [
             size if 2 * bound <= size else 1 << (4 * bound - 1).bit_length()
@@ -193,6 +204,7 @@ class GrowingGpuTables(GpuTables):
 
     def rows_held(self, number: int) -> tuple[Tensor, Tensor]:
         """Ids of a table that have a row, ascending, and their places in the index."""
+        self.join()
         mine = self._places(number)
         places = torch.arange(mine.start, mine.stop, device=self.device)
         places = places[self.index.rows[mine] >= 0]
@@ -236,6 +248,7 @@ class GrowingGpuTables(GpuTables):
         used = int(self.used) - len(gone)
         self.free[used : used + len(gone)] = gone
         self.used.fill_(used)
+        self.forget_sorted()
         self.index = gpu_index.rebuild(index, self.sizes, keep)
         self._hear()
         self.generation += 1

@@ -97,10 +97,13 @@ class GpuLeaf(Leaf):
         return self.pull_many([self], [ids])[0] if whole is None else whole.clone()
 
     @classmethod
-    def pull_many(cls, leaves: Sequence[GpuLeaf], ids: Sequence[Ids]) -> list[Tensor]:
+    def pull_many(
+        cls, leaves: Sequence[GpuLeaf], ids: Sequence[Ids], learn: bool = False
+    ) -> list[Tensor]:
         """As Leaf.pull_many; the leaves of a group in one launch."""
         result: dict[int, Tensor] = {}
         for group, members in _by_group(leaves).items():
+            alike = not any(isinstance(ids[k], Every) for k in members)  # pushed in one launch, too
             for k in members:
                 if isinstance(ids[k], Every) and leaves[k].lend() is not None:
                     result[k] = leaves[k].pull(ids[k])
@@ -111,13 +114,18 @@ class GpuLeaf(Leaf):
             counts = [0] * len(group.tables)
             for k, part in zip(members, flat):
                 counts[leaves[k].number] += len(part)
-            rows = group.pull(group.look_up(_cat(flat), counts))
+            rows = group.pull(group.look_up(_cat(flat), counts), learn and alike)
             result.update(zip(members, rows.split([len(part) for part in flat])))
         return [result[k] for k in range(len(leaves))]
 
     @classmethod
     def push_many(
-        cls, leaves: Sequence[GpuLeaf], ids: Sequence[Ids], grads: Sequence[Tensor], lr: float
+        cls,
+        leaves: Sequence[GpuLeaf],
+        ids: Sequence[Ids],
+        grads: Sequence[Tensor],
+        lr: float,
+        pulled: bool = False,
     ) -> None:
         """As Leaf.push_many; the leaves of a group in one launch."""
         for group, members in _by_group(leaves).items():
@@ -131,7 +139,12 @@ class GpuLeaf(Leaf):
             counts = [0] * len(group.tables)
             for k, part in zip(members, flat):
                 counts[leaves[k].number] = len(part)
-            leaves[members[0]]._push(group.look_up(_cat(flat), counts), _cat(parts), lr)
+            first, ahead = leaves[members[0]], group.take_sorted(counts)
+            if pulled and ahead is not None:
+                first._begin_unless_recorded(lr)
+                group.apply(ahead.segments, _cat(parts))
+            else:
+                first._push(group.look_up(_cat(flat), counts), _cat(parts), lr)
             for k in members:
                 leaves[k].step = leaves[members[0]].step
 
@@ -150,6 +163,7 @@ class GpuLeaf(Leaf):
 
     def push(self, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
         """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
+        self.group.forget_sorted()
         flat = self.ids_inside(ids)
         grads = self.flat_grads(grads, len(flat))
         if isinstance(ids, Every):
@@ -180,7 +194,7 @@ class GpuLeaf(Leaf):
         else:
             self.group.apply(segments, grads)
 
-    def _begin_unless_recorded(self, lr: float, lookup: Lookup) -> None:
+    def _begin_unless_recorded(self, lr: float, lookup: Lookup | None = None) -> None:
         if self.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
             self.begin(lr, lookup)
         elif self.group.grows:

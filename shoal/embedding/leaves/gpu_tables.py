@@ -5,14 +5,14 @@ push: what only the device knows (an id outside its table, how full an index is)
 later. A step may be recorded in a CUDA graph; whoever replays it calls `begin` before:
 
     tables.begin(lr, lookup)
-    rows, segments = tables.prepare(lookup)      ids are sorted while rows are read
-    values = tables.pull(lookup, rows)
-    tables.apply(segments, grads)
+    values = tables.pull(lookup, learn=True)     ids are sorted on a stream beside from here on
+    tables.apply(tables.take_sorted(lookup.counts).segments, grads)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,11 +31,21 @@ if TYPE_CHECKING:  # it reads configs, which kernels need not
     from shoal.embedding.leaves.admission import Admission
 
 
+@dataclass(frozen=True)
+class Sorted:
+    """What an update needs to know of the ids of a lookup, made on a stream beside."""
+
+    lookup: Lookup
+    rows: Tensor  # that stream may read both until `join`
+    segments: Segments
+
+
 class GpuTables:
     """Fixed tables of one width that learn by one optimizer."""
 
     grows = False
     cached = False  # whether rows may be in host memory, see gpu_cache
+    sorts_ahead = True  # whether ids can be sorted before their gradients are there
     admission: Admission | None = None
 
     def __init__(
@@ -68,7 +78,8 @@ class GpuTables:
         self.steps = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.wrong = torch.zeros(2, dtype=torch.int64, device=self.device)  # table + 1, id
         self._beside: torch.cuda.Stream | None = None
-        self._sorting: Tensor | None = None  # rows that the stream beside reads
+        self._sorted: Sorted | None = None  # of the last lookup that learns
+        self._sorting: Sorted | None = None  # the same, while the stream beside may be at it
         if self.device.type == "cuda":
             # Sorting is many small kernels: behind those that read rows they would wait for all.
             self._beside = torch.cuda.Stream(self.device, priority=-1)
@@ -115,9 +126,11 @@ class GpuTables:
         arena = self.arena
         return gpu_lookup.locate(lookup, arena.bases, self.paddings, self.wrong, self.key_type)
 
-    def pull(self, lookup: Lookup, rows: Tensor | None = None) -> Tensor:
-        """Rows of all ids: [n, dim] float32."""
-        rows = self.locate(lookup) if rows is None else rows
+    def pull(self, lookup: Lookup, learn: bool = False) -> Tensor:
+        """Rows of all ids: [n, dim] float32; `learn`: a push of the same ids may come next."""
+        rows = self.locate(lookup)
+        if learn and self.sorts_ahead and len(rows):
+            self._sort_beside(lookup, rows)
         return gpu_lookup.gather(self.arena.values, rows, lookup, self.recipes, self.grows)
 
     def pull_bags(
@@ -126,13 +139,12 @@ class GpuTables:
         offsets: Tensor,
         mode: str = "sum",
         weights: Tensor | None = None,
-        rows: Tensor | None = None,
     ) -> tuple[Tensor, Pooling]:
         """Pooled rows of bags that lie one after the other over all tables, and how for `push`.
 
         offsets [bags + 1] int64, weights [n] float32 -> [bags, dim].
         """
-        rows = self.locate(lookup) if rows is None else rows
+        rows = self.locate(lookup)
         pooling = gpu_lookup.describe_bags(rows, offsets, mode, weights)
         values = self.arena.values
         return gpu_lookup.pool(values, rows, lookup, self.recipes, self.grows, pooling), pooling
@@ -147,23 +159,34 @@ class GpuTables:
         """Occurrences by row: all that `apply` needs to know of the ids, before gradients come."""
         return gpu_segments.find_segments(self.locate(lookup) if rows is None else rows)
 
-    def prepare(self, lookup: Lookup) -> tuple[Tensor, Segments]:
-        """Rows [n] to read, and what `apply` needs, which is made meanwhile on a stream beside.
+    def _sort_beside(self, lookup: Lookup, rows: Tensor) -> None:
+        """Sort while rows are read and the model computes, after all that was queued here.
 
-        That stream begins after all that was queued here, and `apply` waits for it. So memory it
-        leaves behind is taken again by nobody too early; what it reads is kept until then.
+        `apply` waits for it. So memory that the stream beside leaves behind is taken again by
+        nobody too early.
         """
-        rows = self.locate(lookup)
+        self.join()
         if self._beside is None:
-            return rows, self.sort(lookup, rows)
+            self._sorted = Sorted(lookup, rows, self.sort(lookup, rows))
+            return
         self._beside.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._beside):
-            segments = self.sort(lookup, rows)
-        self._sorting = rows
-        return rows, segments
+            self._sorted = Sorted(lookup, rows, self.sort(lookup, rows))
+        self._sorting = self._sorted
+
+    def take_sorted(self, counts: Sequence[int]) -> Sorted | None:
+        """What the last lookup that learns left, once, if it had so many ids of each table."""
+        found, self._sorted = self._sorted, None
+        self.join()
+        return found if found is not None and found.lookup.counts == tuple(counts) else None
+
+    def forget_sorted(self) -> None:
+        """What the last lookup that learns left is of no use."""
+        self._sorted = None
+        self.join()
 
     def join(self) -> None:
-        """Wait on this stream for what `prepare` began."""
+        """Wait on this stream for what is sorted beside."""
         if self._sorting is not None:
             assert self._beside is not None
             torch.cuda.current_stream(self.device).wait_stream(self._beside)
@@ -171,7 +194,6 @@ class GpuTables:
 
     def apply(self, segments: Segments, grads: Tensor, pooling: Pooling | None = None) -> None:
         """Update every row once by the sum of its gradients, [n, dim] or of bags [bags, dim]."""
-        self.join()
         beside = self._beside
         gpu_update.update(segments, grads, pooling, self.arena, self.optimizer, beside=beside)
 
@@ -180,6 +202,7 @@ class GpuTables:
     ) -> None:
         """One optimizer step by gradients [n, dim] of ids, or [bags, dim] of pooled ones."""
         self.begin(lr, lookup)
+        self.forget_sorted()
         if len(lookup.ids):
             self.apply(self.sort(lookup), grads.contiguous(), pooling)
 

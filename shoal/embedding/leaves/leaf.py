@@ -107,15 +107,28 @@ class Leaf(ABC):
     # Leaves of one kind together, which some kinds do in one call. Any: a kind's own class.
 
     @classmethod
-    def pull_many(cls, leaves: Sequence[Any], ids: Sequence[Ids]) -> list[Tensor]:
-        """Rows of several leaves: ids[k] [n_k] -> [n_k, dim_k]; a leaf may come twice."""
+    def pull_many(
+        cls, leaves: Sequence[Any], ids: Sequence[Ids], learn: bool = False
+    ) -> list[Tensor]:
+        """Rows of several leaves: ids[k] [n_k] -> [n_k, dim_k]; a leaf may come twice.
+
+        learn: a hint, the next push may be of these ids.
+        """
         return [leaf.pull(part) for leaf, part in zip(leaves, ids)]
 
     @classmethod
     def push_many(
-        cls, leaves: Sequence[Any], ids: Sequence[Ids], grads: Sequence[Tensor], lr: float
+        cls,
+        leaves: Sequence[Any],
+        ids: Sequence[Ids],
+        grads: Sequence[Tensor],
+        lr: float,
+        pulled: bool = False,
     ) -> None:
-        """One step of several leaves, each given once."""
+        """One step of several leaves, each given once.
+
+        pulled: ids are those of the last pull that learns, of all leaves and in its order.
+        """
         for leaf, part, grad in zip(leaves, ids, grads):
             leaf.push(part, grad, lr)
 

@@ -224,11 +224,14 @@ def _by_kind(stores: Sequence[Leaf]) -> dict[Any, list[int]]:
     return kinds
 
 
-def pull_all(stores: Sequence[Leaf], ids: Sequence[Ids]) -> list[Tensor]:
-    """Rows of several stores, those of a kind in one call: ids[k] [n_k] -> [n_k, dim_k]."""
+def pull_all(stores: Sequence[Leaf], ids: Sequence[Ids], learn: bool = False) -> list[Tensor]:
+    """Rows of several stores, those of a kind in one call: ids[k] [n_k] -> [n_k, dim_k].
+
+    learn: a hint, the next `push_all` may be of these ids.
+    """
     rows: dict[int, Tensor] = {}
     for kind, members in _by_kind(stores).items():
-        pulled = kind.pull_many([stores[k] for k in members], [ids[k] for k in members])
+        pulled = kind.pull_many([stores[k] for k in members], [ids[k] for k in members], learn)
         rows.update(zip(members, pulled))
     return [rows[k] for k in range(len(stores))]
 
@@ -244,12 +247,14 @@ def push_all(
     parts: Sequence[tuple[Ids, Tensor]],
     lr: float,
     counts: Sequence[Tensor | None] = (),
+    pulled: Sequence[bool] = (),
 ) -> None:
     """One step of several stores, those of a kind in one call; parts[k]: ids, grads of stores[k].
 
     counts[k] [n, 2], of a store with counters: how often each id was shown, and clicked.
+    pulled[k]: the ids are those that the last pull that learns had of it, in that order.
     """
-    counts = counts or [None] * len(stores)
+    counts, pulled = counts or [None] * len(stores), pulled or [False] * len(stores)
     uncounted = [k for k in range(len(stores)) if counts[k] is None]
     for kind, members in _by_kind([stores[k] for k in uncounted]).items():
         some = [uncounted[k] for k in members]
@@ -258,6 +263,7 @@ def push_all(
             [parts[k][0] for k in some],
             [parts[k][1] for k in some],
             lr,
+            all(pulled[k] for k in some),
         )
     for store, (ids, grads), counted in zip(stores, parts, counts):
         if counted is not None:

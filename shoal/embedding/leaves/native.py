@@ -87,10 +87,12 @@ class Native(Leaf):
 
     def push(self, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
         """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
-        self.push_many([self], [ids], [grads], lr, self.flat_counts(counts, len(grads)))
+        self.push_many([self], [ids], [grads], lr, counts=self.flat_counts(counts, len(grads)))
 
     @classmethod
-    def pull_many(cls, leaves: Sequence[Native], ids: Sequence[Ids]) -> list[Tensor]:
+    def pull_many(
+        cls, leaves: Sequence[Native], ids: Sequence[Ids], learn: bool = False
+    ) -> list[Tensor]:
         flat = [leaf.flat_ids(part) for leaf, part in zip(leaves, ids, strict=True)]
         counts = [part.numel() for part in flat]
         out = [torch.empty(n, leaf.table.dim) for leaf, n in zip(leaves, counts)]
@@ -106,6 +108,7 @@ class Native(Leaf):
         ids: Sequence[Ids],
         grads: Sequence[Tensor],
         lr: float,
+        pulled: bool = False,
         counts: Tensor | None = None,
     ) -> None:
         """As Leaf.push_many; counts: of the ids of the only leaf."""

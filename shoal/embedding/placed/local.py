@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -52,6 +52,9 @@ class LocalRows(RowService):
         self.looks_ahead = any(leaf.far for leaf in self.leaves.values())
         self._labels: Labels = {}
         self._pulled: dict[str, list[Pulled]] = {name: [] for name in self.leaves}
+        self._pulls = 0  # since the last `collect`
+        self._once = False  # whether the step before had one pull alone
+        self._ahead = False  # whether the last pull was told to expect a push of its ids
 
     def announce(self, batch: object, lookups: Sequence[Lookup]) -> None:
         ids: dict[str, list[Tensor]] = {}
@@ -70,7 +73,11 @@ class LocalRows(RowService):
         leaves = [self.leaves[one.table] for one in lookups]
         flat = [_flat(one.ids) for one in lookups]
         result = []
-        for lookup, ids, rows in zip(lookups, flat, pull_all(leaves, flat)):
+        if learn:
+            self._ahead = self._once and self._pulls == 0
+            self._pulls += 1
+        found = pull_all(leaves, flat, learn and self._ahead)
+        for lookup, ids, rows in zip(lookups, flat, found):
             if rows.device != self.device:
                 rows = rows.to(self.device)
             if ids is not lookup.ids:
@@ -88,9 +95,15 @@ class LocalRows(RowService):
     def collect(self, scale: float = 1.0, notes: float = 0.0) -> Gradients:
         self._write_late()
         gradients, self._labels = {}, {}
+        self._once, self._pulls = self._pulls == 1, 0
+        expected = self._once and self._ahead
         for name, leaf in self.leaves.items():
-            parts = self._take_own(name) + self._take_pulled(name)
-            gradients[name] = join(parts, leaf.table.dim, name in self.counted).scaled(scale)
+            own, count = self._take_own(name), len(self._pulled[name])
+            pulled = self._take_pulled(name)
+            joined = join(own + pulled, leaf.table.dim, name in self.counted)
+            if expected and not own and len(pulled) == count:
+                joined = replace(joined, pulled=True)
+            gradients[name] = joined.scaled(scale)
         return gradients
 
     def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
@@ -99,6 +112,7 @@ class LocalRows(RowService):
             [(one.ids, one.grads) for one in gradients.values()],
             lr,
             [one.counts for one in gradients.values()],
+            [one.pulled for one in gradients.values()],
         )
         for name, rules in self.rules.items():
             tend(self.leaves[name], rules)

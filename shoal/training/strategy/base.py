@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,14 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.chosen import check_tables, row_optimizer_of
 from shoal.embedding.optim.dense import make_optimizer, restore_state, state_tensors
 from shoal.embedding.placed.duplicates import sum_duplicates
-from shoal.embedding.service import Gradients, Labels, Lookup, RowService, sum_squares
+from shoal.embedding.service import (
+    Gradients,
+    Labels,
+    Lookup,
+    RowGradients,
+    RowService,
+    sum_squares,
+)
 from shoal.embedding.store import Every, Store
 from shoal.embedding.table import Table
 from shoal.models.base import Model, Output
@@ -241,7 +248,7 @@ class Strategy(ABC):
                 continue
             ids, grads = sum_duplicates(one.ids, one.grads)
             counts = None if one.counts is None else sum_duplicates(one.ids.cpu(), one.counts)[1]
-            summed[name] = replace(one, ids=ids, grads=grads, counts=counts)
+            summed[name] = RowGradients(ids, grads, counts)
         dense = [p.grad for p in self.dense if p.grad is not None]
         norm = torch.sqrt(sum_squares(dense) + self.rows.squares(summed))
         scale = float((self.clip_grad_norm / (norm + 1e-6)).clamp(max=1.0))
