@@ -17,6 +17,7 @@ struct Scratch {
   std::vector<uint32_t> position;    // of the occurrences that belong to this part
   std::vector<uint32_t> distinct_of;
   std::vector<int64_t> ids;  // distinct, in order of first arrival
+  std::vector<int64_t> numbered;  // the same as ids of a whole table, where this is a share
   std::vector<uint64_t> hashes;
   std::vector<uint32_t> first;  // position of each one's first arrival
   std::vector<uint32_t> rows;

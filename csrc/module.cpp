@@ -22,7 +22,7 @@ using namespace shoal;
 namespace {
 
 // What Python may call, and how. Raised whenever that changes, here and in shoal/world/core.py.
-constexpr int kInterface = 10;
+constexpr int kInterface = 11;
 
 // Fewer parts for little work: waking a thread costs what it does in some ten microseconds.
 int parts_for(size_t values, int threads) {
@@ -32,7 +32,7 @@ int parts_for(size_t values, int threads) {
 }
 
 Table* make_table(int dim, int64_t rows, bool has_padding, int64_t padding, bool half,
-                  int init_kind, uint64_t init_key, float init_factor, const Hyper& hyper,
+                  const std::vector<int64_t>& numbering, int init_kind, uint64_t init_key, float init_factor, const Hyper& hyper,
                   const std::vector<std::pair<bool, float>>& state, bool counted,
                   const std::vector<float>& admission, size_t bloom_counters, int threads, int file,
                   int rank, int ranks) {
@@ -42,6 +42,14 @@ Table* make_table(int dim, int64_t rows, bool has_padding, int64_t padding, bool
   need(state.size() == kPieces[static_cast<int>(hyper.kind)], "state: not the optimizer's");
   for (const auto& piece : state)
     need(piece.first == (hyper.kind != Optimizer::rowwise_adagrad), "state: of another shape");
+  need(numbering.empty() || numbering.size() == 3, "numbering: nothing, or 3 numbers");
+  if (!numbering.empty()) {
+    const int64_t most = numbering[2];
+    need(rows >= 0 && most > 0 && numbering[0] >= 0 && numbering[0] <= most - rows,
+         "numbering: a share lies inside its table");
+    need(numbering[1] == 1 || (numbering[1] > 0 && numbering[1] < most && most < int64_t{1} << 31),
+         "numbering: a factor below 2^31 rows");
+  }
   need(file < 0 || rows >= 0, "a table that grows cannot be shared");
   need(file < 0 ? ranks == 1 && rank == 0 : rank >= 0 && rank < ranks && ranks <= 1 << 16,
        "a table is shared by ranks, of which this is one");
@@ -52,6 +60,7 @@ Table* make_table(int dim, int64_t rows, bool has_padding, int64_t padding, bool
   spec.has_padding = has_padding;
   spec.padding = padding;
   spec.half = half;
+  if (!numbering.empty()) spec.numbering = {numbering[0], numbering[1], numbering[2]};
   spec.recipe = {static_cast<InitKind>(init_kind), init_key, init_factor};
   spec.hyper = hyper;
   for (const auto& [per_value, begin] : state) spec.state.push_back({per_value, begin});

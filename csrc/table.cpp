@@ -304,6 +304,13 @@ void Table::push(const Push& push, int part, int parts) {
   a.order = s.order.data();
   a.scratch = s.floats.data();
   a.ids = s.ids.data();
+  if (spec_.half && spec_.numbering.rows > 0) {
+    const Numbering& by = spec_.numbering;
+    s.numbered.resize(s.ids.size());
+    for (size_t u = 0; u < s.ids.size(); ++u)
+      s.numbered[u] = (s.ids[u] + by.first) * by.factor % by.rows;
+    a.ids = s.numbered.data();
+  }
   a.noise_key = mix(spec_.recipe.key + push.step * kIncrement);
   kernels().apply(a);
 }

@@ -21,12 +21,18 @@ struct Piece {
   float begin = 0;
 };
 
+// Row k of a share of a table is id (first + k) * factor mod rows of it; 0 rows: it is id k.
+struct Numbering {
+  int64_t first = 0, factor = 1, rows = 0;
+};
+
 struct Spec {
   int dim = 0;
   int64_t rows = -1;  // -1: grows
   bool has_padding = false;
   int64_t padding = 0;
   bool half = false;
+  Numbering numbering;  // for the noise of rounding
   Recipe recipe;
   Hyper hyper;
   std::vector<Piece> state;  // in the order that the optimizer's kernel has it

@@ -1,4 +1,4 @@
-"""The section `rows`: which ids of a growing table have a row, and which lose it again."""
+"""The section `rows`: how rows are kept, which ids of a growing table have one, and lose it."""
 
 from __future__ import annotations
 
@@ -99,6 +99,9 @@ class RowRules(Section):
         return self.admission.threshold > 0 or shrinks or self.decay.every > 0
 
 
+Dtype = Literal["float32", "bfloat16"]
+
+
 class TableRules(TypedDict, total=False):
     """Of one table; what is left out is as for all tables."""
 
@@ -110,27 +113,41 @@ class TableRules(TypedDict, total=False):
     max_age: Annotated[int, Field(ge=0, lt=1 << 62)] | None
     capacity: Annotated[int, Field(ge=1, lt=1 << 62)] | None
     order: Literal["lfu", "lru"]
+    dtype: Dtype
 
 
 class RowsSection(RowRules):
-    """The rules of all growing tables, and those of single ones."""
+    """How rows are kept, the rules of all growing tables, and those of single ones."""
 
+    dtype: Dtype = Field(
+        "float32",
+        description="of values in memory; bfloat16 takes half of it (state stays float32), and "
+        "updates round at random, up or down, so that small ones add up; rows that a softmax "
+        "reads whole stay float32",
+    )
     tables: dict[str, TableRules] = Field(
         default_factory=dict,
-        description="table -> threshold, min_score, min_norm, max_age, capacity, order, for that "
-        "table alone",
+        description="table -> dtype, threshold, min_score, min_norm, max_age, capacity, order, "
+        "for that table alone",
     )
     tiers: TiersSection = Field(default_factory=TiersSection)
 
     def of(self, table: str) -> RowRules:
         """The rules of one table."""
         own: dict[str, Any] = dict(self.tables.get(table, {}))
+        own.pop("dtype", None)
         threshold = {"threshold": own.pop("threshold")} if "threshold" in own else {}
         return RowRules(
             admission=self.admission.model_copy(update=threshold),
             shrink=self.shrink.model_copy(update=own),
             decay=self.decay,
         )
+
+    @property
+    def narrow(self) -> bool:
+        """Whether any table is to be kept in bfloat16."""
+        own = [one.get("dtype") for one in self.tables.values()]
+        return self.dtype == "bfloat16" or "bfloat16" in own
 
     @property
     def asked(self) -> bool:

@@ -24,11 +24,26 @@ class Init:
 
 
 @dataclass(frozen=True)
+class Numbering:
+    """Which rows of a table a share of them is: its row k is id (first + k) * factor mod rows."""
+
+    first: int
+    factor: int
+    rows: int
+
+    def ids(self, places: Tensor) -> Tensor:
+        """The ids of rows [n] of the share."""
+        return (places + self.first) * self.factor % self.rows
+
+
+@dataclass(frozen=True)
 class Table:
     """Rows of `dim` floats under a name. `rows=None` grows: any 64-bit id has a row.
 
     `padding` names one id that always reads as zeros and never learns. `whole` tells that every
     step reads and updates all rows (an output layer): a leaf may then keep them side by side.
+    `dtype` is how values are kept: bfloat16 halves their memory (not that of state), and updates
+    round at random, by (seed, table name, step, id, column); `numbering` tells a share its ids.
     """
 
     name: str
@@ -37,6 +52,13 @@ class Table:
     init: Init = field(default_factory=Init)
     padding: int | None = None
     whole: bool = False
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    numbering: Numbering | None = None
+
+    @property
+    def half(self) -> bool:
+        """Whether values take two bytes."""
+        return self.dtype == "bfloat16"
 
     @property
     def resolved_init(self) -> tuple[Literal["uniform", "normal", "constant"], float]:

@@ -31,6 +31,7 @@ class TableSpec(Section):
     init: Literal["uniform", "normal", "constant"]
     scale: float = Field(allow_inf_nan=False)
     padding: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of values in memory")
     rules: RowRules | None = Field(None, description="of a table that grows for workers too")
 
     @classmethod
@@ -44,6 +45,7 @@ class TableSpec(Section):
             init=kind,
             scale=scale,
             padding=table.padding,
+            dtype=table.dtype,
             rules=rules,
         )
         assert recipe(spec.table(), 0) == recipe(table, 0)
@@ -51,7 +53,8 @@ class TableSpec(Section):
 
     def table(self) -> Table:
         """The table as a server keeps it."""
-        return Table(self.name, self.dim, None, Init(self.init, self.scale), self.padding)
+        init = Init(self.init, self.scale)
+        return Table(self.name, self.dim, None, init, self.padding, dtype=self.dtype)
 
 
 class Spec(Section):
@@ -134,6 +137,8 @@ def parse_spec(values: dict) -> Spec:
     for one in spec.tables:
         if one.rules is not None and (one.rows is not None or spec.mode == "geo"):
             raise WireError(f"table {one.name!r} cannot count its ids: it is fixed, or mode is geo")
+        if one.dtype != "float32" and spec.mode == "geo":
+            raise WireError(f"table {one.name!r} is {one.dtype}, and mode is geo")
     if spec.elastic and spec.mode == "sync":
         raise WireError("workers come and go, and mode is sync, where all of them make each step")
     for _, text in problems(spec.optimizer):

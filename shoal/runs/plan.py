@@ -27,6 +27,7 @@ from shoal.embedding.leaves.budgets import (
     Share,
     row_bytes,
     share_out,
+    value_bytes,
 )
 from shoal.embedding.leaves.local import gpu_need, lives_on_gpu
 from shoal.embedding.optim.rows import RowOptimizer
@@ -138,11 +139,16 @@ def plan_tables_of(
             )
     once = 0
     if _share_rows(config, device):
-        fixed = [t for n, t in held.items() if t.rows and not t.whole and shares[n].slots is None]
+        fixed = [t for n, t in held.items() if _is_shared(t) and shares[n].slots is None]
         once = sum((t.rows or 0) * row_bytes(t, optimizers[t.name]) for t in fixed)
         told.append(f"the ranks of this machine share {show_size(once)} of that, and hold it once")
     _refuse_too_much(config, what, here, total, once, machine, told)
     return "\n".join(told)
+
+
+def _is_shared(table: Table) -> bool:
+    """Whether ranks that share memory hold a table there."""
+    return table.rows is not None and not table.whole and not table.half
 
 
 def _share_rows(config: Config, device: torch.device) -> bool:
@@ -189,7 +195,8 @@ def _line(
 ) -> tuple[str, ...]:
     """A table's line; adds what it takes to `total`."""
     each, rows = row_bytes(table, optimizer), table.rows
-    values, state = 4 * table.dim, each - 4 * table.dim
+    values = value_bytes(table)
+    state = each - values
     if share.slots is None and on_gpu and (lives_on_gpu(table, None, "cuda") or rows is not None):
         where, index = "gpu", INDEX_GROWING if rows is None else 0
         total["gpu"] += (rows or 0) * each

@@ -14,7 +14,7 @@ from shoal.embedding.leaves.reference import Reference
 from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
 from shoal.embedding.pooling import pool_rows
 from shoal.embedding.store import EVERY
-from shoal.embedding.table import Init, Table
+from shoal.embedding.table import Init, Numbering, Table
 
 gpu_growing, gpu_index, gpu_leaf, gpu_tables = (
     import_kernels(f"shoal.embedding.leaves.{name}")
@@ -55,16 +55,21 @@ def shown_once(clicks):
 class Both:
     """The same three tables twice, and steps of both."""
 
-    def __init__(self, optimizer, grows=False, dtype=torch.float32, admission=None):
+    def __init__(self, optimizer, grows=False, dtype="float32", admission=None):
         torch.manual_seed(0)
         rows = None if grows else ROWS
-        tables = [Table(f"t{k}", DIM, rows, one, 5) for k, one in enumerate(BEGINS)]
-        self.grows, self.half = grows, dtype == torch.bfloat16
+        self.grows, self.half = grows, dtype == "bfloat16"
+        # The second is a share of a larger table, as far as rounding goes.
+        shares = [None, None if grows else Numbering(7, 11, 3 * ROWS), None]
+        tables = [
+            Table(f"t{k}", DIM, rows, one, 5, dtype=dtype, numbering=share)
+            for k, (one, share) in enumerate(zip(BEGINS, shares, strict=True))
+        ]
         if grows:
-            self.ours = gpu_growing.GrowingGpuTables(tables, optimizer, 3, DEVICE, dtype, admission)
+            self.ours = gpu_growing.GrowingGpuTables(tables, optimizer, 3, DEVICE, admission)
         else:
-            self.ours = gpu_tables.GpuTables(tables, optimizer, 3, DEVICE, dtype)
-        self.theirs = [Reference(table, optimizer, 3, admission, dtype) for table in tables]
+            self.ours = gpu_tables.GpuTables(tables, optimizer, 3, DEVICE)
+        self.theirs = [Reference(table, optimizer, 3, admission) for table in tables]
 
     def draw(self):
         """Ids of each table; one of the last has three windows of occurrences, one is padding."""
@@ -112,11 +117,11 @@ class Both:
                     self.close(part, other.state[key])
 
 
-WAYS = [(name, False, torch.float32) for name in DEFINITIONS] + [
-    ("sgd", True, torch.float32),
-    ("rowwise_adagrad", True, torch.bfloat16),
-    ("adam", True, torch.float32),
-    ("adam", False, torch.bfloat16),
+WAYS = [(name, False, "float32") for name in DEFINITIONS] + [
+    ("sgd", True, "float32"),
+    ("rowwise_adagrad", True, "bfloat16"),
+    ("adam", True, "float32"),
+    ("adam", False, "bfloat16"),
 ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ ENGINES = ["reference", pytest.param("native", marks=needs_core)]
 
 
 def make(engine, table, name="sgd"):
-    return make_local(table, RowOptimizer(name), 5, backend=engine, dtype=torch.bfloat16)
+    return make_local(replace(table, dtype="bfloat16"), RowOptimizer(name), 5, backend=engine)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -53,7 +55,8 @@ def test_native_rounds_as_the_reference_does(rows):
     """Plain SGD on distinct ids leaves no room for differences in the arithmetic."""
     table = Table("t", 7, rows, Init("normal", 1.0))
     stores = [
-        kind(table, RowOptimizer("sgd"), 9, dtype=torch.bfloat16) for kind in (Native, Reference)
+        kind(replace(table, dtype="bfloat16"), RowOptimizer("sgd"), 9)
+        for kind in (Native, Reference)
     ]
     for _ in range(5):
         ids, grads = torch.randperm(300)[:200], torch.randn(200, 7)
@@ -79,7 +82,7 @@ def test_export_and_restore_keep_every_bit(engine, name):
 def test_memory_of_values_is_halved():
     table = Table("t", 64, 1000)
     plain = Native(table, RowOptimizer("rowwise_adagrad"), 0)
-    half = Native(table, RowOptimizer("rowwise_adagrad"), 0, dtype=torch.bfloat16)
+    half = Native(replace(table, dtype="bfloat16"), RowOptimizer("rowwise_adagrad"), 0)
     assert plain.memory == 1000 * (64 * 4 + 4)
     assert half.memory == 1000 * (64 * 2 + 4)
 
@@ -98,5 +101,5 @@ def test_rounding_by_hand():
 
 
 def test_other_types_are_refused():
-    with pytest.raises(ValueError, match=r"rows of torch\.float16; known are"):
-        make_local(Table("t", 2, 3), RowOptimizer("sgd"), 0, dtype=torch.float16)
+    with pytest.raises(ValueError, match=r"rows of float16; known are float32 and bfloat16"):
+        make_local(Table("t", 2, 3, dtype="float16"), RowOptimizer("sgd"), 0)

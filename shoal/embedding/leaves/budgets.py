@@ -28,9 +28,14 @@ class Share:
     slots: int | None  # rows in memory; None: all of them
 
 
+def value_bytes(table: Table) -> int:
+    """Bytes of a row's values."""
+    return -(-2 * table.dim // 4) * 4 if table.half else 4 * table.dim
+
+
 def row_bytes(table: Table, optimizer: RowOptimizer) -> int:
     """Bytes of a row's values and its optimizer's state."""
-    return 4 * (table.dim + sum(optimizer.widths(table.dim).values()))
+    return value_bytes(table) + 4 * sum(optimizer.widths(table.dim).values())
 
 
 def share_out(

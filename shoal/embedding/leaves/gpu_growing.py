@@ -44,13 +44,12 @@ class GrowingGpuTables(GpuTables):
         optimizer: RowOptimizer,
         seed: int,
         device: torch.device | str,
-        dtype: torch.dtype = torch.float32,
         admission: Admission | None = None,
     ):
         self.admission = admission
         self.sorts_ahead = admission is None  # else ids that nobody was shown are left out
         self.generation = 0  # rises when memory moves: graphs must be recorded again
-        super().__init__(tables, optimizer, seed, device, dtype)
+        super().__init__(tables, optimizer, seed, device)
 
     def _make_rows(self) -> None:
         sizes = [FIRST_PLACES] * len(self.tables)

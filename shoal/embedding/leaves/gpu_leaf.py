@@ -30,21 +30,21 @@ def make_gpu_leaves(
     optimizer: RowOptimizer,
     seed: int,
     device: torch.device | str,
-    dtype: torch.dtype = torch.float32,
     admissions: Sequence[Admission | None] = (),
 ) -> list[GpuLeaf]:
-    """A leaf for each table; those of one width and one admission lie side by side."""
+    """A leaf for each table; those of one width, type and admission lie side by side."""
     admissions = admissions or [None] * len(tables)
-    groups: dict[tuple[int, bool, Admission | None], list[int]] = {}
+    groups: dict[tuple[int, bool, bool, Admission | None], list[int]] = {}
     for k, (table, admission) in enumerate(zip(tables, admissions)):
-        groups.setdefault((table.dim, table.rows is None, admission), []).append(k)
+        alike = table.dim, table.half, table.rows is None, admission
+        groups.setdefault(alike, []).append(k)
     leaves: dict[int, GpuLeaf] = {}
-    for (_, grows, admission), members in groups.items():
+    for (_, _, grows, admission), members in groups.items():
         some = [tables[k] for k in members]
         if grows:
-            group: GpuTables = GrowingGpuTables(some, optimizer, seed, device, dtype, admission)
+            group: GpuTables = GrowingGpuTables(some, optimizer, seed, device, admission)
         else:
-            group = GpuTables(some, optimizer, seed, device, dtype)
+            group = GpuTables(some, optimizer, seed, device)
         leaves.update({k: GpuLeaf(group, number) for number, k in enumerate(members)})
     return [leaves[k] for k in range(len(tables))]
 
@@ -54,7 +54,7 @@ class GpuLeaf(Leaf):
 
     def __init__(self, group: GpuTables, number: int):
         table = group.tables[number]
-        super().__init__(table, group.optimizer, group.seed, group.admission, group.dtype)
+        super().__init__(table, group.optimizer, group.seed, group.admission)
         self.group, self.number, self.device = group, number, group.device
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ class GpuLeaf(Leaf):
 
     def lend(self) -> Tensor | None:
         """The rows themselves [rows, dim], to be read until the next push; None: they cannot be."""
-        whole = self.table.rows is not None and self.dtype == torch.float32
+        whole = self.table.rows is not None and not self.table.half
         return self.group.whole(self.number) if whole and not self.group.cached else None
 
     def pull(self, ids: Ids) -> Tensor:

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from shoal.embedding.leaves import init
-from shoal.embedding.table import Table
+from shoal.embedding.table import Numbering, Table
 
 
 def _signed(value: int) -> int:
@@ -33,9 +33,13 @@ KINDS = {"uniform": 1, "normal": 2, "constant": 4}  # `initial` has them in numb
 
 @dataclass(frozen=True)
 class Recipes:
-    """How rows of several tables begin, on their device: key, factor and kind of each."""
+    """How rows of several tables begin, on their device: key, factor and kind of each.
 
-    keys: Tensor  # [tables] int64
+    After all keys stand first, factor and rows of each table's numbering, for rounding; 0 rows:
+    ids are as they are.
+    """
+
+    keys: Tensor  # [4 * tables] int64
     factors: Tensor  # [tables] float32
     kinds: Tensor  # [tables] int32
     every: int  # the kinds that occur, or-ed
@@ -44,8 +48,12 @@ class Recipes:
     def of(cls, tables: Sequence[Table], seed: int, device: torch.device) -> Recipes:
         made = [init.recipe(table, seed) for table in tables]
         kinds = [KINDS[one.kind] for one in made]
+        numberings = [table.numbering or Numbering(0, 1, 0) for table in tables]
+        keys = [_signed(one.key) for one in made]
+        for part in ("first", "factor", "rows"):
+            keys += [getattr(one, part) for one in numberings]
         return cls(
-            torch.tensor([_signed(one.key) for one in made], device=device),
+            torch.tensor(keys, device=device),
             torch.tensor([one.factor for one in made], device=device),
             torch.tensor(kinds, dtype=torch.int32, device=device),
             sum(set(kinds)),
@@ -109,8 +117,12 @@ def nearest(value):
 
 
 @triton.jit
-def noise_of(ids, recipe_keys, table, step, column):
+def noise_of(ids, recipe_keys, table, tables, step, column):
     """16 bits for each value [n, width]: a pure function of (table's key, step, id, column)."""
+    rows = tl.load(recipe_keys + 3 * tables + table)
+    first = tl.load(recipe_keys + tables + table)
+    numbered = (ids + first) * tl.load(recipe_keys + 2 * tables + table) % tl.maximum(rows, 1)
+    ids = tl.where(rows > 0, numbered, ids)
     step_key = mix(step * INCREMENT + tl.load(recipe_keys + table))
     row = mix(ids * INCREMENT ^ step_key)[:, None]
     place = column.to(tl.int64)[None, :]

@@ -54,7 +54,6 @@ class GpuTables:
         optimizer: RowOptimizer,
         seed: int,
         device: torch.device | str,
-        dtype: torch.dtype = torch.float32,
     ):
         if len({table.dim for table in tables}) != 1:
             widths = sorted({table.dim for table in tables})
@@ -65,9 +64,10 @@ class GpuTables:
                 raise ValueError(
                     f"table {table.name!r} is {other}: keep it with tables of its kind"
                 )
+        if len({table.dtype for table in tables}) != 1:
+            raise ValueError("tables of float32 and bfloat16: one GpuTables holds one kind")
         self.tables, self.optimizer = list(tables), optimizer
-        self.seed, self.dtype = seed, dtype
-        self.device, self.half = torch.device(device), dtype == torch.bfloat16
+        self.seed, self.device, self.half = seed, torch.device(device), tables[0].half
         self.dim, self.step = tables[0].dim, 0
         self.recipes = Recipes.of(tables, seed, self.device)
         self.paddings = (

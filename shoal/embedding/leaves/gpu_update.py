@@ -133,7 +133,7 @@ def _close_rows(values, state_1, state_2, numbers, steps, bases, tables, index_i
     value, first, second = step(value, first, second, grad, numbers, KIND, DIM, REST_1, REST_2,
                                 MOMENTUM, L1, L2, BETA, DECAY, CLIP)
     if HALF:
-        noise = noise_of(id_, recipe_keys, table, tl.load(steps), column)
+        noise = noise_of(id_, recipe_keys, table, tables, tl.load(steps), column)
         tl.store(values + at, narrow(value, noise), mask=inside)
     else:
         tl.store(values + at, value, mask=inside)

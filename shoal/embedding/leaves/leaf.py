@@ -33,7 +33,6 @@ class Leaf(ABC):
         optimizer: RowOptimizer,
         seed: int,
         admission: Admission | None = None,
-        dtype: torch.dtype = torch.float32,
     ):
         if table.dim < 1 or (table.rows is not None and table.rows < 1):
             raise ValueError(
@@ -45,12 +44,11 @@ class Leaf(ABC):
                 f"table {table.name!r} has {table.rows} rows: admission is for tables that grow "
                 "(rows=None)"
             )
-        if dtype not in (torch.float32, torch.bfloat16):
+        if table.dtype not in ("float32", "bfloat16"):
             raise ValueError(
-                f"table {table.name!r}: rows of {dtype}; known are torch.float32 and torch.bfloat16"
+                f"table {table.name!r}: rows of {table.dtype}; known are float32 and bfloat16"
             )
         self.admission = admission
-        self.dtype = dtype
         self.table = table
         self.optimizer = optimizer
         self.seed = seed

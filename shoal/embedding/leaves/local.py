@@ -37,14 +37,12 @@ def make_local(
     backend: Literal["auto", "native", "reference", "device"] = "auto",
     threads: int | None = None,
     admission: Admission | None = None,
-    dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     fused: bool = False,
     share: MakeShared | None = None,
 ) -> Leaf:
     """A leaf that holds the table's rows here; `threads=None` means torch's number of threads.
 
-    dtype=torch.bfloat16 halves the memory of values (not of state); updates round stochastically.
     On a GPU fixed tables are tensors in its memory (`make_leaves` has more). Rows that are read
     whole are tensors on the host as well: they are lent without a copy. `fused` lets such rows be
     updated where nobody sees their gradients. `share`: ranks of this host that make the same leaf
@@ -53,23 +51,21 @@ def make_local(
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r} is not known; known are {', '.join(BACKENDS)}")
     as_tensors = table.rows is not None and (torch.device(device).type != "cpu" or table.whole)
-    as_tensors = as_tensors and admission is None and dtype == torch.float32
+    as_tensors = as_tensors and admission is None and not table.half
     if backend == "device" or (backend == "auto" and as_tensors):
         return Device(table, optimizer, seed, device, fused)
     if backend == "native" or (backend == "auto" and native_is_built()):
         shared = None
-        if share is not None and table.rows is not None and dtype == torch.float32:
+        if share is not None and table.rows is not None and not table.half:
             shared = share(table.rows * row_bytes(table, optimizer))
         try:
-            return native.Native(
-                table, optimizer, seed, admission, dtype, threads=threads, shared=shared
-            )
+            return native.Native(table, optimizer, seed, admission, threads=threads, shared=shared)
         finally:
             if shared is not None:
                 os.close(shared.file)
     if backend == "auto":
         _warn_once()
-    return Reference(table, optimizer, seed, admission, dtype)
+    return Reference(table, optimizer, seed, admission)
 
 
 def native_is_built() -> bool:
@@ -183,6 +179,11 @@ def _make_tiered(
     made: dict[str, Leaf] = {}
     for name, number in slots.items():
         table, optimizer = tables[name], optimizers[name]
+        if table.half:
+            raise ValueError(
+                f"table {name!r} has rows in tiers (rows.tiers), which are float32: leave out "
+                "rows.dtype=bfloat16, or rows.tiers"
+            )
         if admissions.get(name) is not None:
             raise ValueError(
                 f"table {name!r} has rows in tiers (rows.tiers) and counts its ids "

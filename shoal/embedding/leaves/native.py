@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import torch
@@ -31,7 +32,6 @@ class Native(Leaf):
         optimizer: RowOptimizer,
         seed: int,
         admission: Admission | None = None,
-        dtype: torch.dtype = torch.float32,
         *,
         threads: int | None = None,
         shared: Shared | None = None,
@@ -40,7 +40,7 @@ class Native(Leaf):
 
         Each updates its part of the rows, so they must wait for each other before anyone reads.
         """
-        super().__init__(table, optimizer, seed, admission, dtype)
+        super().__init__(table, optimizer, seed, admission)
         if _core is None:
             raise ValueError(
                 "the native core is not built: install a C++ compiler and reinstall shoal, or use "
@@ -59,7 +59,8 @@ class Native(Leaf):
             -1 if table.rows is None else table.rows,
             table.padding is not None,
             table.padding or 0,
-            dtype == torch.bfloat16,
+            table.half,
+            [] if table.numbering is None else list(astuple(table.numbering)),
             INIT_KINDS.index(made.kind),
             made.key,
             made.factor,

@@ -27,9 +27,8 @@ class Reference(Leaf):
         optimizer: RowOptimizer,
         seed: int,
         admission: Admission | None = None,
-        dtype: torch.dtype = torch.float32,
     ):
-        super().__init__(table, optimizer, seed, admission, dtype)
+        super().__init__(table, optimizer, seed, admission)
         size = table.rows or 0
         self.positions: dict[int, int] = {}  # growing tables only
         self.free: list[int] = []
@@ -75,9 +74,11 @@ class Reference(Leaf):
         values = self.values.index_select(0, positions)
         state = {key: self.state[key][positions] for key in self.optimizer.state_names()}
         update_rows(self.optimizer, values, state, summed, lr, self._step)
-        if self.dtype == torch.bfloat16:
+        if self.table.half:
             table_key = recipe(self.table, self.seed).key
-            noise = rounding_noise(table_key, self._step, distinct, self.table.dim)
+            numbering = self.table.numbering
+            rounded = distinct if numbering is None else numbering.ids(distinct)
+            noise = rounding_noise(table_key, self._step, rounded, self.table.dim)
             values = round_bfloat16(values, noise)
         self.values.index_copy_(0, positions, values)
         for key, part in state.items():
@@ -103,7 +104,7 @@ class Reference(Leaf):
         self.check_rows(rows)
         rows = self.real_rows(rows)
         positions = rows.ids if self.table.rows is not None else self._insert(rows.ids)
-        half = self.dtype == torch.bfloat16
+        half = self.table.half
         self.values[positions] = round_bfloat16(rows.values) if half else rows.values
         for key, part in rows.state.items():
             self.state[key][positions] = part
@@ -116,7 +117,7 @@ class Reference(Leaf):
             keep = ids != self.table.padding
             ids, values = ids[keep], values[keep]
         positions = ids if self.table.rows is not None else self._insert(ids)
-        half = self.dtype == torch.bfloat16
+        half = self.table.half
         self.values[positions] = round_bfloat16(values) if half else values
         self._note_changes(ids)
 
@@ -170,7 +171,7 @@ class Reference(Leaf):
 
     def _initial(self, ids: Tensor) -> Tensor:
         values = initial_rows(self.table, self.seed, ids)
-        return round_bfloat16(values) if self.dtype == torch.bfloat16 else values
+        return round_bfloat16(values) if self.table.half else values
 
     def _sum_duplicates(self, ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
         """The distinct ids, ascending, and the sum of each one's gradients, in order of arrival."""

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from shoal.embedding.leaves.native import _core
-from shoal.embedding.table import Table
+from shoal.embedding.table import Numbering, Table
 
 MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 / golden ratio, as int64: its products wrap
 Place = Literal["row", "table", "column", "replicate"]
@@ -139,13 +139,16 @@ class Layout:
             owner = owner.masked_fill(ids == self.table.padding, self.size)
         return owner
 
-    def ids(self, rank: int) -> Tensor:
-        """Fixed tables: the ids a rank holds, in the order of its leaf."""
+    def numbering(self, rank: int) -> Numbering:
+        """Fixed tables: which id each row of a rank's leaf is."""
         rows = self.table.rows
         assert rows is not None
         low = 0 if self.everyone else self.bounds[rank]
-        codes = torch.arange(low, low + self.shares[rank])
-        return codes if self.factor == 1 else codes * pow(self.factor, -1, rows) % rows
+        return Numbering(low, 1 if self.factor == 1 else pow(self.factor, -1, rows), rows)
+
+    def ids(self, rank: int) -> Tensor:
+        """Fixed tables: the ids a rank holds, in the order of its leaf."""
+        return self.numbering(rank).ids(torch.arange(self.shares[rank]))
 
 
 def _coprime(rows: int) -> int:

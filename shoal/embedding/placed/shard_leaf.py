@@ -58,6 +58,11 @@ def _own_table(layout: Layout, rank: int, optimizer: RowOptimizer) -> Table:
             f"table {table.name!r} is cut by columns, but {optimizer.name} looks at whole rows; "
             "place it by row"
         )
+    if by_column and table.half:
+        raise ValueError(
+            f"table {table.name!r} is cut by columns, and such rows are float32: place it by row, "
+            "or leave out rows.dtype=bfloat16"
+        )
     if layout.grows and layout.width(rank) < table.dim:
         raise ValueError(
             f"table {table.name!r} grows, and a growing table cannot be cut by columns yet; "
@@ -66,8 +71,15 @@ def _own_table(layout: Layout, rank: int, optimizer: RowOptimizer) -> Table:
     if layout.grows:
         return table
     # The padding id never travels; its row stays at the zeros that it begins with.
-    zeros, width = Init("constant", 0.0), layout.width(rank)
-    return Table(table.name, width, layout.shares[rank], zeros, whole=table.whole)
+    return Table(
+        table.name,
+        layout.width(rank),
+        layout.shares[rank],
+        Init("constant", 0.0),
+        whole=table.whole,
+        dtype=table.dtype,
+        numbering=layout.numbering(rank) if table.half else None,
+    )
 
 
 def write_initial(leaf: Leaf, layout: Layout, rank: int, seed: int) -> None:

@@ -26,6 +26,7 @@ from shoal.config.row_rules import RowRules, RowsSection
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch
 from shoal.embedding.leaves.admission import admission_of
+from shoal.embedding.leaves.dtypes import choose_dtypes
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.leaves.local import make_leaves
 from shoal.embedding.module import Embeddings
@@ -63,6 +64,7 @@ class Strategy(ABC):
     saves_rows = False  # whether rows are written and read where they are, not by rank 0
     spreads_rows = False  # whether ranks hold tables together, which may be too much for one
     cannot_count: str | None = None  # why ids cannot be counted here, where they cannot
+    cannot_narrow: str | None = None  # why rows cannot be bfloat16 here, where they cannot
 
     def __init__(self, world: World | None = None):
         self.world = world or World()
@@ -95,11 +97,13 @@ class Strategy(ABC):
             if clash:
                 raise ValueError(f"two Embeddings of one model both have a table {min(clash)!r}")
             tables.update(module.tables)
-        self.tables = tables
-        check_tables(optimizer, tables)
-        self.row_optimizers = {name: row_optimizer_of(optimizer, name) for name in tables}
         rows = rows or RowsSection()
         self.tiers, self.rules = rows.tiers, self._make_rules(tables, rows)
+        if rows.narrow and self.cannot_narrow is not None:
+            raise ValueError(f"rows.dtype: given bfloat16; {self.cannot_narrow}")
+        self.tables = tables = choose_dtypes(tables, rows)
+        check_tables(optimizer, tables)
+        self.row_optimizers = {name: row_optimizer_of(optimizer, name) for name in tables}
         self.dense = [p for p in model.parameters() if p.requires_grad]
         self.dense_optimizer = make_optimizer(optimizer, self.dense)  # its import takes a while
         self.rows = self.make_rows(tables)  # and from here on peers may wait for us
@@ -123,12 +127,15 @@ class Strategy(ABC):
     def _make_rules(self, tables: dict[str, Table], section: RowsSection) -> dict[str, RowRules]:
         """The rules of those growing tables that have any."""
         growing = [name for name, table in tables.items() if table.rows is None]
-        for name in section.tables:
+        for name, own in section.tables.items():
+            if name in tables and own.keys() <= {"dtype"}:
+                continue
             if name not in growing:
                 raise ValueError(
                     f"rows.tables names a table {name!r} that the model does not have, or that "
-                    f"does not grow; its growing tables are: {', '.join(growing) or 'none'}"
-                    f"{did_you_mean(name, growing)}"
+                    f"does not grow, of which dtype alone can be said; its tables are: "
+                    f"{', '.join(tables)}; those that grow: {', '.join(growing) or 'none'}"
+                    f"{did_you_mean(name, list(tables))}"
                 )
         if not section.asked:
             return {}

@@ -29,6 +29,10 @@ class Geo(ParameterServers):
         "sees how often an id came, and a change would be added to a row that was dropped "
         "meanwhile; use strategy.ps.mode sync or async, or leave the section out"
     )
+    cannot_narrow = (
+        "in mode geo workers send sums of changes, which are float32: use strategy.ps.mode sync or "
+        "async, or leave it out"
+    )
 
     def setup(
         self, model: Any, optimizer: Any, seed: int, clip_grad_norm: Any = None, **how: Any

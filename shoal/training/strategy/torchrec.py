@@ -26,6 +26,7 @@ class ShardedByTorchRec(Sharded):
         "backend torchrec has no tables that grow, and only their ids are counted; set "
         "strategy.backend=native, or leave the section out"
     )
+    cannot_narrow = "backend torchrec keeps float32: set strategy.backend=native, or leave it out"
 
     def make_rows(self, tables: dict[str, Table]) -> RowService:
         self._refuse(tables)
