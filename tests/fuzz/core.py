@@ -96,10 +96,20 @@ def table(core: Any, rng: random.Random) -> tuple[Any, int, int, bool, int]:
     state = uneven(rng, [(bool(PER_VALUE[kind]), 0.1)] * PIECES[kind])
     bloom = rng.choice((0, 64)) if counted else 0
     made = core.make_table(
-        *(dim, rows, rng.random() < 0.5, 0, rng.random() < 0.3, rng.randrange(3), 7, 0.1),
+        *(dim, rows, rng.random() < 0.5, 0, rng.random() < 0.3, numbering(rng, rows)),
+        *(rng.randrange(3), 7, 0.1),
         *(core.Hyper(kind), state, counted, [1.0, 1.0, 1.0], bloom, threads(rng), *sharing(rng)),
     )
     return made, dim, rows, counted, kind
+
+
+def numbering(rng: random.Random, rows: int) -> list[int]:
+    """Which rows of a larger table these are: mostly right, or nothing said."""
+    if rows < 0 or rng.random() < 0.5:
+        return []
+    if rng.random() < 0.2:
+        return [rng.choice(EDGES) for _ in range(rng.randrange(5))]
+    return [rng.randrange(9), rng.choice((1, 3)), rows + 9]
 
 
 def some_ids(rng: random.Random, rows: int) -> np.ndarray:
@@ -118,7 +128,8 @@ def make_table(core: Any, rng: random.Random) -> None:
     if dim * max(rows, 0) > 1 << 20 and rows < 2**53:  # it would be made, and take long
         rows = 5 if dim < 100 else 2**62
     core.make_table(
-        *(dim, rows, False, 0, False, rng.choice((0, 1, 2, 3, -1)), 1, 0.1),
+        *(dim, rows, False, 0, rng.random() < 0.5, numbering(rng, rows)),
+        *(rng.choice((0, 1, 2, 3, -1)), 1, 0.1),
         *(core.Hyper(rng.randrange(-1, 9)), [(True, 0.0)] * rng.randrange(3), False, [0.0] * 3, 0),
         *(threads(rng), *sharing(rng)),
     )

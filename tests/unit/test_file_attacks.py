@@ -360,7 +360,7 @@ def test_a_table_too_large_to_count_ends_with_one_error() -> None:
         "sizes = [(2**62, 16), (2**60, 4), (2**58, 16), (2**40, 2**30), (5, -1), (-7, 4)]\n"
         "for rows, dim in sizes:\n"
         "    try:\n"
-        "        core.make_table(dim, rows, False, 0, False, 0, 1, 0.1, *told, False,\n"
+        "        core.make_table(dim, rows, False, 0, False, [], 0, 1, 0.1, *told, False,\n"
         "                        [0.0] * 3, 0, 1, -1, 0, 1)\n"
         "    except ValueError as error:\n"
         "        print(error)\n"
