@@ -306,8 +306,8 @@ void Table::push(const Push& push, int part, int parts) {
   a.ids = s.ids.data();
   if (spec_.half && spec_.numbering.rows > 0) {
     const Numbering& by = spec_.numbering;
-    s.numbered.resize(s.ids.size());
-    for (size_t u = 0; u < s.ids.size(); ++u)
+    at_least(s.numbered, s.distinct);
+    for (size_t u = 0; u < s.distinct; ++u)
       s.numbered[u] = (s.ids[u] + by.first) * by.factor % by.rows;
     a.ids = s.numbered.data();
   }
