@@ -80,24 +80,23 @@ class MappedLanes {
 
   bool done(uint64_t ticket) const { return lanes_.done(ticket); }
 
-  // Lets a few numbers go to every process, and as many come from each; they are kept here.
-  uint64_t start_numbers(const std::vector<double>& numbers) {
-    return start_each(numbers.data(), numbers.size() * sizeof(double));
+  // Tells every process that this one has come so far, and hears the same from each.
+  uint64_t start_token() {
+    std::vector<Bytes> out, in;
+    for (int peer = 0; peer < lanes_.size(); ++peer) {
+      out.push_back({peer, &token_, 1});
+      in.push_back({peer, &token_, 1});
+    }
+    return lanes_.start(out, in);
   }
+
+  // Lets a few numbers go to every process, and as many come from each; they are kept here.
   uint64_t start_floats(Address floats, size_t n) {
     need_array(floats, n, sizeof(float), "lanes: no array");
     return start_each(at<float>(floats), n * sizeof(float));
   }
 
-  // Once they have come: those of process 0, of process 1, ...
-  std::vector<double> take_numbers(uint64_t ticket) {
-    const Kept kept = take(ticket);
-    std::vector<double> numbers(kept.all.size() / sizeof(double));
-    if (!numbers.empty()) std::memcpy(numbers.data(), kept.all.data(), kept.all.size());
-    return numbers;
-  }
-
-  // Likewise: their sums, added up in order of process.
+  // Once they have come: their sums, added up in order of process.
   void take_sums(uint64_t ticket, Address out, size_t n) {
     const Kept kept = take(ticket);
     need_array(out, n, sizeof(float), "lanes: no array");
@@ -137,6 +136,7 @@ class MappedLanes {
 
   Mapping mapping_;
   Lanes lanes_;
+  char token_ = 0;
   std::unordered_map<uint64_t, Kept> kept_;  // numbers under way
 };
 
@@ -148,8 +148,7 @@ void bind_lanes(nb::module_& m) {
       .def("start", &MappedLanes::start)
       .def("wait", &MappedLanes::wait)
       .def("done", &MappedLanes::done)
-      .def("start_numbers", &MappedLanes::start_numbers)
-      .def("take_numbers", &MappedLanes::take_numbers)
+      .def("start_token", &MappedLanes::start_token)
       .def("start_floats", &MappedLanes::start_floats)
       .def("take_sums", &MappedLanes::take_sums)
       .def_static("memory_of", &memory_of);

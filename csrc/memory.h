@@ -39,19 +39,8 @@ class Pages {
 #endif
   }
 
-  // Memory that processes share, each by its own descriptor of one file.
-  Pages(int file, size_t bytes) : length_(bytes), size_(bytes) {
-    struct stat facts {};
-    if (fstat(file, &facts) != 0 || static_cast<size_t>(facts.st_size) < bytes)
-      throw std::invalid_argument("memory to be shared is too small");
-    if (bytes == 0) return;
-    whole_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (whole_ == MAP_FAILED) {
-      whole_ = nullptr;
-      throw std::bad_alloc();
-    }
-    data_ = static_cast<char*>(whole_);
-  }
+  // Memory that processes share, each by its own descriptor of one file; from: a whole page of it.
+  static Pages shared(int file, size_t bytes, size_t from = 0) { return Pages(file, bytes, from); }
 
   Pages(Pages&& other) noexcept { swap(other); }
   Pages& operator=(Pages&& other) noexcept {
@@ -77,6 +66,20 @@ class Pages {
   }
 
  private:
+  Pages(int file, size_t bytes, size_t from) : length_(bytes), size_(bytes) {
+    struct stat facts {};
+    if (fstat(file, &facts) != 0 || static_cast<size_t>(facts.st_size) < from ||
+        static_cast<size_t>(facts.st_size) - from < bytes)
+      throw std::invalid_argument("memory to be shared is too small");
+    if (bytes == 0) return;
+    whole_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, static_cast<off_t>(from));
+    if (whole_ == MAP_FAILED) {
+      whole_ = nullptr;
+      throw std::bad_alloc();
+    }
+    data_ = static_cast<char*>(whole_);
+  }
+
   void swap(Pages& other) noexcept {
     std::swap(whole_, other.whole_);
     std::swap(length_, other.length_);

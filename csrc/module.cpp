@@ -22,17 +22,11 @@ using namespace shoal;
 namespace {
 
 // What Python may call, and how. Raised whenever that changes, here and in shoal/world/core.py.
-constexpr int kInterface = 11;
-
-// Fewer parts for little work: waking a thread costs what it does in some ten microseconds.
-int parts_for(size_t values, int threads) {
-  constexpr size_t enough = 1 << 18;
-  const size_t most = std::max<size_t>(values / enough, 1);
-  return static_cast<int>(std::min<size_t>(most, static_cast<size_t>(std::max(threads, 1))));
-}
+constexpr int kInterface = 12;
 
 Table* make_table(int dim, int64_t rows, bool has_padding, int64_t padding, bool half,
-                  const std::vector<int64_t>& numbering, int init_kind, uint64_t init_key, float init_factor, const Hyper& hyper,
+                  const std::vector<int64_t>& numbering, int init_kind, uint64_t init_key,
+                  float init_factor, const Hyper& hyper,
                   const std::vector<std::pair<bool, float>>& state, bool counted,
                   const std::vector<float>& admission, size_t bloom_counters, int threads, int file,
                   int rank, int ranks) {
@@ -76,116 +70,6 @@ Table* make_table(int dim, int64_t rows, bool has_padding, int64_t padding, bool
     throw std::invalid_argument("a table of " + std::to_string(rows) + " rows of " +
                                 std::to_string(dim) + " values does not fit into memory");
   }
-}
-
-// Guards of several tables, each once and in one order, so that two callers never wait in a ring.
-template <bool write>
-class Guards {
- public:
-  explicit Guards(std::vector<Table*> tables) : tables_(std::move(tables)) {
-    std::sort(tables_.begin(), tables_.end());
-    tables_.erase(std::unique(tables_.begin(), tables_.end()), tables_.end());
-    for (Table* table : tables_) write ? table->guard().lock() : table->guard().lock_shared();
-  }
-  ~Guards() {
-    for (Table* table : tables_) write ? table->guard().unlock() : table->guard().unlock_shared();
-  }
-  Guards(const Guards&) = delete;
-  Guards& operator=(const Guards&) = delete;
-
- private:
-  std::vector<Table*> tables_;
-};
-
-// -1 when all ids are inside, otherwise (which table) << 40 | (which id).
-int64_t find_outside(const std::vector<Table*>& tables, const Addresses& ids,
-                     const std::vector<size_t>& n) {
-  need(ids.size() == tables.size() && n.size() == tables.size(), "ids: one array for each table");
-  for (size_t t = 0; t < tables.size(); ++t) {
-    need(tables[t] != nullptr, "no table");
-    need_array(ids[t], n[t], sizeof(int64_t), "ids: no array");
-  }
-  for (size_t t = 0; t < tables.size(); ++t) {
-    const int64_t position = tables[t]->first_outside(at<int64_t>(ids[t]), n[t]);
-    if (position >= 0) return static_cast<int64_t>(t) << 40 | position;
-  }
-  return -1;
-}
-
-}  // namespace
-
-int64_t shoal::pull(const std::vector<Table*>& tables, const Addresses& ids, const std::vector<size_t>& n,
-             const Addresses& out, int threads) {
-  const int64_t wrong = find_outside(tables, ids, n);
-  if (wrong >= 0) return wrong;
-  need(out.size() == tables.size(), "rows: one array for each table");
-  size_t values = 0;
-  for (size_t t = 0; t < tables.size(); ++t) {
-    const size_t own = times(n[t], static_cast<size_t>(tables[t]->dim()));
-    need_array(out[t], own, sizeof(float), "rows: no array");
-    values += own;
-  }
-  const size_t parts = static_cast<size_t>(parts_for(values, threads));
-  const Guards<false> guards(tables);
-  Pool::run(static_cast<int>(parts), static_cast<int>(parts), [&](int part) {
-    const size_t p = static_cast<size_t>(part);
-    for (size_t t = 0; t < tables.size(); ++t) {
-      const size_t begin = n[t] * p / parts, end = n[t] * (p + 1) / parts;
-      const size_t dim = static_cast<size_t>(tables[t]->dim());
-      tables[t]->pull(at<int64_t>(ids[t]) + begin, end - begin, at<float>(out[t]) + begin * dim);
-    }
-  });
-  return -1;
-}
-
-namespace {
-
-// num_grads: rows of each table's gradients. clicks, shows: see Push; address 0: none.
-int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std::vector<size_t>& n,
-             const Addresses& grads, const std::vector<size_t>& num_grads, const Addresses& clicks,
-             const Addresses& shows, const std::vector<StepNumbers>& numbers, const std::vector<uint64_t>& counts,
-             int threads) {
-  const int64_t wrong = find_outside(tables, ids, n);
-  if (wrong >= 0) return wrong;
-  const size_t count = tables.size();
-  need(grads.size() == count && num_grads.size() == count && clicks.size() == count &&
-           shows.size() == count && numbers.size() == count && counts.size() == count,
-       "push: one entry for each table");
-  size_t values = 0;
-  std::vector<Push> pushes(count);
-  for (size_t t = 0; t < count; ++t) {
-    need_array(grads[t], times(num_grads[t], static_cast<size_t>(tables[t]->dim())), sizeof(float),
-               "gradients: no array");
-    need(num_grads[t] >= n[t], "gradients: fewer than ids");
-    Push& p = pushes[t];
-    p.ids = at<int64_t>(ids[t]);
-    p.n = n[t];
-    p.grads = at<float>(grads[t]);
-    p.clicks = at<float>(clicks[t]);
-    p.shows = at<float>(shows[t]);
-    p.now = numbers[t];
-    p.step = counts[t];
-    values += n[t] * static_cast<size_t>(tables[t]->dim());
-    if (n[t] >= kNoRow) throw std::length_error("more than 2^32 - 2 ids in one push");
-  }
-  const int workers = parts_for(values, threads);
-  // A part of a table must look at all its ids, so only tables too large for one share are split.
-  struct Task {
-    size_t table;
-    int part, parts;
-  };
-  std::vector<Task> tasks;
-  for (size_t t = 0; t < tables.size(); ++t) {
-    const size_t own = n[t] * static_cast<size_t>(tables[t]->dim());
-    const int parts = 2 * own * static_cast<size_t>(workers) > values ? workers : 1;
-    for (int part = 0; part < parts; ++part) tasks.push_back({t, part, parts});
-  }
-  const Guards<true> guards(tables);
-  Pool::run(workers, static_cast<int>(tasks.size()), [&](int task) {
-    const Task& job = tasks[static_cast<size_t>(task)];
-    tables[job.table]->push(pushes[job.table], job.part, job.parts);
-  });
-  return -1;
 }
 
 // counters: the addresses of show, click and last_step, or nothing for tables without them.
@@ -337,15 +221,14 @@ NB_MODULE(_core, m) {
       .def_prop_ro("oldest_mark", &Table::oldest_mark);
   bind_row_optimizers(m);
   m.def("make_table", &make_table, nb::rv_policy::take_ownership, release());
-  m.def("pull", &pull, release());
   bind_wire(m);
   bind_lanes(m);
-  bind_touched(m);
+  bind_board(m);
+  bind_rows(m);
   bind_dense(m);
   bind_layers(m);
   bind_softmax(m);
   bind_topk(m);
-  m.def("push", &push, release());
   // known: (num_users, num_items, bitmap or 0, keys, starts); table: (keep, alias) or zeros.
   m.def("draw_negatives", [](const Addresses& known, uint64_t key, const Addresses& table,
                              int column_bits, int max_attempts, Address users, Address index,

@@ -47,7 +47,7 @@ Table::Table(const Spec& spec, int threads, const Sharing& sharing) : spec_(spec
       bytes > (size_t{1} << 60))
     throw std::invalid_argument("a table of " + std::to_string(spec.rows) + " rows of " +
                                 std::to_string(layout_.stride) + " bytes is more than memory holds");
-  pages_ = sharing.file < 0 ? Pages(bytes) : Pages(sharing.file, bytes);
+  pages_ = sharing.file < 0 ? Pages(bytes) : Pages::shared(sharing.file, bytes);
   Pool::run(threads, threads, [&](int part) {
     const int64_t own = sharing.rank * threads + part, whole = sharing.ranks * threads;
     const int64_t begin = spec_.rows * own / whole, end = spec_.rows * (own + 1) / whole;
@@ -265,8 +265,7 @@ void Table::push(const Push& push, int part, int parts) {
     find_or_insert(push, s);
   } else {
     const auto mine = [&](int64_t row) {
-      return !is_padding(row) &&
-             (whole == 1 || (static_cast<uint64_t>(row) * kIncrement >> 32) * whole >> 32 == own);
+      return !is_padding(row) && (whole == 1 || part_of(row, whole) == own);
     };
     // One slot per row costs the table's size in memory, but only touched slots in time.
     if (spec_.rows <= (int64_t{1} << 22) || static_cast<size_t>(spec_.rows) <= 16 * push.n)
@@ -274,20 +273,9 @@ void Table::push(const Push& push, int part, int parts) {
     else
       distinct_ids(s, push.ids, push.n, mine);
     for (size_t u = 0; u < s.distinct; ++u) s.records[u] = fixed_record(s.ids[u]);
-    if (sharing_.ranks == 1) {
+    if (sharing_.ranks == 1)  // else the caller notes those that others update, too
       for (size_t u = 0; u < s.distinct; ++u) note_change(changed_, static_cast<size_t>(s.ids[u]));
-    } else if (part == 0 && generation_ != 0) {  // also of the rows that others update
-      for (size_t i = 0; i < push.n; ++i)
-        if (!is_padding(push.ids[i])) note_change(changed_, static_cast<size_t>(push.ids[i]));
-    }
   }
-  at_least(s.floats, 2 * static_cast<size_t>(spec_.dim));
-  Apply a;
-  a.layout = layout_;
-  a.hyper = spec_.hyper;
-  a.now = push.now;
-  a.count = s.distinct;
-  a.records = s.records.data();
   // Sums that stay in the cache: read the gradients once, in order. Otherwise go row by row.
   const size_t dim = static_cast<size_t>(spec_.dim);
   if (s.distinct < s.occurrences && s.distinct * dim * sizeof(float) <= kCachedSums) {
@@ -295,11 +283,52 @@ void Table::push(const Push& push, int part, int parts) {
     list_sums(s);
     kernels().scatter({spec_.dim, s.occurrences, s.position.data(), s.distinct_of.data(),
                        push.grads, s.sums.data()});
-    a.grads = s.sums.data();
+    apply(s, s.sums.data(), push.now, push.step);
   } else {
     list_occurrences(s);
-    a.grads = push.grads;
+    apply(s, push.grads, push.now, push.step);
   }
+}
+
+void Table::push_all(const std::vector<Values>& values, float scale, const StepNumbers& now, uint64_t step,
+                     int part, int parts) {
+  Scratch& s = scratch();
+  size_t n = 0;
+  for (const Values& some : values) n += some.n;
+  n = std::min(n, static_cast<size_t>(spec_.rows));
+  at_least(s.ids, n);
+  at_least(s.sums, n * static_cast<size_t>(spec_.dim));
+  at_least(s.records, n);
+  Sum sum;
+  sum.dim = spec_.dim;
+  sum.part = static_cast<uint64_t>(sharing_.rank * parts + part);
+  sum.parts = static_cast<uint64_t>(sharing_.ranks * parts);
+  sum.left_out = spec_.has_padding ? spec_.padding : -1;
+  sum.scale = scale;
+  sum.ids = s.ids.data();
+  sum.sums = s.sums.data();
+  s.distinct = sum_rows(s, sum, values, spec_.rows);
+  for (size_t u = 0; u < s.distinct; ++u) s.records[u] = fixed_record(s.ids[u]);
+  list_sums(s);
+  apply(s, s.sums.data(), now, step);
+}
+
+void Table::note_changes(const int64_t* ids, size_t n) {
+  if (!marked()) return;
+  for (size_t i = 0; i < n; ++i)
+    if (!is_padding(ids[i])) note_change(changed_, static_cast<size_t>(ids[i]));
+}
+
+// One step of the rows whose records `s` has, by the gradients that it lists.
+void Table::apply(Scratch& s, const float* grads, const StepNumbers& now, uint64_t step) {
+  at_least(s.floats, 2 * static_cast<size_t>(spec_.dim));
+  Apply a;
+  a.layout = layout_;
+  a.hyper = spec_.hyper;
+  a.now = now;
+  a.count = s.distinct;
+  a.records = s.records.data();
+  a.grads = grads;
   a.starts = s.starts.data();
   a.order = s.order.data();
   a.scratch = s.floats.data();
@@ -311,7 +340,7 @@ void Table::push(const Push& push, int part, int parts) {
       s.numbered[u] = (s.ids[u] + by.first) * by.factor % by.rows;
     a.ids = s.numbered.data();
   }
-  a.noise_key = mix(spec_.recipe.key + push.step * kIncrement);
+  a.noise_key = mix(spec_.recipe.key + step * kIncrement);
   kernels().apply(a);
 }
 

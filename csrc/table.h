@@ -106,6 +106,7 @@ class Table {
 
   bool grows() const { return spec_.rows < 0; }
   int dim() const { return spec_.dim; }
+  const Sharing& sharing() const { return sharing_; }
   bool counted() const { return spec_.counted; }
   size_t num_states() const { return state_sizes_.size(); }
   size_t size() const;   // rows held
@@ -119,6 +120,12 @@ class Table {
   void pull(const int64_t* ids, size_t n, float* out) const;
   // Part `part` of `parts` of a push; parts touch different rows and may run at once.
   void push(const Push& push, int part, int parts);
+  // The same of a fixed table, by gradients that lie in several places, which are multiplied.
+  void push_all(const std::vector<Values>& values, float scale, const StepNumbers& now, uint64_t step,
+                int part, int parts);
+  // Rows that are updated, here or by another process that shares the table; once there is a mark.
+  bool marked() const { return generation_ != 0; }
+  void note_changes(const int64_t* ids, size_t n);
   // Ids held, ascending; those changed after a mark; those not admitted yet; those dropped.
   std::vector<int64_t> sorted_ids() const;
   std::vector<int64_t> changed_ids(uint64_t since) const;
@@ -171,6 +178,7 @@ class Table {
     for (size_t b = 0; b < bytes; b += 64) prefetch_read(record + b);
   }
   void find_or_insert(const Push& push, Scratch& s);
+  void apply(Scratch& s, const float* grads, const StepNumbers& now, uint64_t step);
   uint32_t insert(Shard& shard, int64_t id, uint64_t hash);
   char* admitted_record(Shard& shard, uint32_t row, const Push& push, int64_t id, uint64_t hash,
                         float shows, float clicks);

@@ -5,14 +5,13 @@ other; here bytes are copied into a ring that the other side reads (csrc/lanes.h
 is under way without any thread: it is in the ring. Sums are made in order of rank.
 
 What all ranks want from each (rows' gradients) need not be copied at all: beside the rings lies a
-board, where every rank writes its own part and reads those of the others (`lay_out`). And what all
+board, where every rank writes its own part and reads those of the others (`post`). And what all
 would hold alike (rows themselves) they can hold once (`share`).
 """
 
 from __future__ import annotations
 
 import json
-import math
 import mmap
 import os
 import secrets
@@ -25,16 +24,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.world.board import Board, Given
 from shoal.world.core import load_core
 
 RING = 1 << 20  # bytes between two ranks, where that does not come to more than
 ALL_RINGS = 1 << 27
-BOARD = 1 << 26  # bytes of the board; memory is taken when it is first written to
-LINE = 64  # bytes: tensors begin at whole ones
+BOARD = 1 << 28  # bytes of the board; memory is taken when it is first written to
 SMALL = 1 << 16  # bytes that all ranks may add up for themselves
 SPINS = 2000  # looks before a rank goes to sleep; where ranks share cores, none
 MANY = 16  # trips under way before those that have ended are looked for
 NAP = 0.2  # seconds after which Python may hear of a signal
+NOTHING = torch.empty(0)
 
 
 def can_be_neighbours() -> bool:
@@ -103,18 +103,6 @@ def _board_at(size: int) -> int:
     return (_bytes_of(size) // page + 2) * page
 
 
-Kind = tuple[torch.dtype, tuple[int, ...]]  # dtype, and shape of a row
-
-
-@dataclass(frozen=True)
-class Laid:
-    """Groups of tensors on the board, each of all ranks in order of rank."""
-
-    groups: list[list[Tensor]]
-    firsts: list[int]  # of each group: the row at which this rank's own begin
-    mine: int  # bytes of these
-
-
 @dataclass(frozen=True)
 class Shared:
     """Memory that the ranks of a host have in common."""
@@ -134,9 +122,6 @@ class Neighbours:
         """
         self.rank, self.size, self.timeout = rank, len(pids), timeout
         self._watched: list[int] = []
-        self._boards: dict[Kind, tuple[Tensor, int, int, list[int]]] = {}
-        self._board = torch.empty(0)
-        self._tokens = torch.zeros(1), [[one] for one in torch.zeros(self.size, 1)]
         file = os.open(path, os.O_RDWR)
         try:
             if os.pread(file, len(mark), _bytes_of(self.size)) != mark.encode():
@@ -148,8 +133,7 @@ class Neighbours:
             self._lanes: Any = load_core().Lanes(
                 file, rank, self.size, capacity_of(self.size), alive, spins
             )
-            board = mmap.mmap(file, BOARD, offset=_board_at(self.size))
-            self._board = torch.frombuffer(board, dtype=torch.uint8)
+            self._board = Board(file, _board_at(self.size), BOARD, rank, self.size)
         except BaseException:  # raised again: no descriptor may stay open behind it
             self.close()
             raise
@@ -198,31 +182,20 @@ class Neighbours:
         mine_go()  # not before: a ring may be too small for all, and the others' receives come now
         return joined, counts
 
-    def lay_out(self, groups: list[list[Kind]], lengths: list[list[int]]) -> Laid | None:
-        """As World.lay_out."""
-        laid, firsts, place, mine = [], [], 0, 0
-        for kinds, *counts in zip(groups, *lengths):
-            rows, tensors = sum(counts), []
-            for kind in kinds:
-                board, item, width, strides = self._board_of(kind)
-                size = rows * width * item
-                if place + size > BOARD:
-                    return None
-                # One call each: a step of a small model is made of such calls.
-                tensors.append(board.as_strided((rows, *kind[1]), strides, place // item))
-                place += -(-size // LINE) * LINE
-                mine += counts[self.rank] * width * item
-            laid.append(tensors)
-            firsts.append(sum(counts[: self.rank]))
-        return Laid(laid, firsts, mine)
-
-    def _board_of(self, kind: Kind) -> tuple[Tensor, int, int, list[int]]:
-        """The board as numbers of a kind; bytes of one, how many make a row, strides of rows."""
-        if kind not in self._boards:
-            dtype, shape = kind
-            strides = [math.prod(shape[axis:]) for axis in range(len(shape) + 1)]
-            self._boards[kind] = self._board.view(dtype), dtype.itemsize, strides[0], strides
-        return self._boards[kind]
+    def post(self, flat: Tensor, tables: Sequence[Given]) -> tuple[Board | None, int]:
+        """As World.post; also how many bytes were written."""
+        rides = flat.nbytes <= SMALL and flat.dtype == torch.float32 and flat.is_contiguous()
+        written = self._board.write(flat if rides else NOTHING, tables)
+        if rides:
+            self.barrier()
+        else:
+            self.all_reduce(flat)  # which none has before all have written
+            written += flat.nbytes
+        if self._board.read(flat if rides else NOTHING):
+            return self._board, written
+        if rides:
+            self.all_reduce(flat)
+        return None, written
 
     def share(self, size: int) -> Shared | None:
         """As World.share."""
@@ -246,37 +219,19 @@ class Neighbours:
 
     def barrier(self) -> None:
         """Wait for all; what each has written before can then be read."""
-        mine, others = self._tokens
-        self.start([[mine]] * self.size, others)()
+        self.start_barrier()()
 
     def start_barrier(self) -> Callable[[], None]:
         """Say that this rank has come so far; the call that waits until all have."""
-        ticket = self._lanes.start_numbers([0.0])
+        ticket = self._lanes.start_token()
         self._travelling[ticket] = None
-
-        def wait() -> None:
-            self._wait(ticket)
-            self._lanes.take_numbers(ticket)
-
-        return wait
+        return lambda: self._wait(ticket)
 
     def stack(self, tensor: Tensor) -> Tensor:
         """As World.stack."""
         out = tensor.new_empty(self.size, *tensor.shape)
         self.start([[tensor.contiguous()]] * self.size, [[one] for one in out])()
         return out
-
-    def start_numbers(self, numbers: list[float]) -> Callable[[], list[list[float]]]:
-        """As World.start_numbers."""
-        ticket, count = self._lanes.start_numbers(numbers), len(numbers)
-        self._travelling[ticket] = None  # the core keeps them
-
-        def wait() -> list[list[float]]:
-            self._wait(ticket)
-            came = self._lanes.take_numbers(ticket)
-            return [came[first : first + count] for first in range(0, len(came), count)]
-
-        return wait
 
     def all_reduce(self, tensor: Tensor) -> None:
         """As World.all_reduce: every rank adds up a slice, and all have the same bits."""
@@ -329,7 +284,7 @@ class Neighbours:
         """Go; what was sent can still be read."""
         for watched in self._watched:
             os.close(watched)
-        self._watched, self._boards, self._board = [], {}, torch.empty(0)
+        self._watched = []
 
 
 def _pieces(tensors: list[list[Tensor]]) -> list[tuple[int, int, int]]:

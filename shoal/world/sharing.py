@@ -6,7 +6,6 @@ same, to be compared with one process: slower, and with the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,9 +44,6 @@ class SharedGpu(World):
 
     def stack(self, tensor: Tensor) -> Tensor:
         return self.inner.stack(tensor.cpu()).to(self.device)
-
-    def start_numbers(self, numbers: list[float]) -> Callable[[], list[list[float]]]:
-        return self.inner.start_numbers(numbers)
 
     def start_all_to_all(
         self, tensor: Tensor, sent: list[int], received: list[int], out: Tensor | None = None

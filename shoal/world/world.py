@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -18,11 +18,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shoal.world.board import Board, Given
 from shoal.world.channel import read_secret
 from shoal.world.gpus import choose_gpus, pick_device
 from shoal.world.hosts import WorldError, address_towards, interface_towards
 from shoal.world.joining import Joined
-from shoal.world.neighbours import Kind, Laid, Neighbours, Shared, meet
+from shoal.world.neighbours import Neighbours, Shared, meet
 from shoal.world.padded import Padded
 from shoal.world.talking import PeerLost, Talking
 from shoal.world.tunnel import BACKEND, Tunnel
@@ -114,17 +115,15 @@ class World:
 
     @property
     def has_board(self) -> bool:
-        """Whether ranks share memory to `lay_out` tensors in."""
+        """Whether ranks share memory to `post` rows in."""
         return self.neighbours is not None
 
-    def lay_out(self, groups: list[list[Kind]], lengths: list[list[int]]) -> Laid | None:
-        """Memory where each rank writes its rows of tensors that all will read.
+    def post(self, flat: Tensor, tables: Sequence[Given]) -> Board | None:
+        """Where they do: sum `flat` over ranks, in place, and let all read each other's rows.
 
-        lengths[r][g]: of each tensor of groups[g], the rows of rank r. Nothing is sent: once all
-        have written and waited for each other, in any collective, all may read; and once they have
-        done so again, write anew. None: there is too little of it.
+        They lie on the board until the next call. None: there is too little room for those of one.
         """
-        return None
+        raise NotImplementedError  # only ranks that have a board are asked
 
     def share(self, size: int) -> Shared | None:
         """Memory of so many bytes that all ranks have in common, zeros; None: they cannot."""
@@ -133,10 +132,6 @@ class World:
     def stack(self, tensor: Tensor) -> Tensor:
         """Everybody's tensor of one shape: [size, *shape], in order of rank."""
         return tensor.unsqueeze(0)
-
-    def start_numbers(self, numbers: list[float]) -> Callable[[], list[list[float]]]:
-        """Let a few numbers go to all, while the caller goes on; the call that has everybody's."""
-        return lambda: [numbers]
 
     def all_to_all(
         self, tensor: Tensor, sent: list[int], received: list[int], out: Tensor | None = None
@@ -313,11 +308,12 @@ class Group(World):
             all_gather_flat(gathered, mine)
         return gathered.view(self.size, -1)
 
-    def lay_out(self, groups: list[list[Kind]], lengths: list[list[int]]) -> Laid | None:
-        laid = None if self.neighbours is None else self.neighbours.lay_out(groups, lengths)
-        if laid is not None:
-            self.bytes_sent += laid.mine
-        return laid
+    def post(self, flat: Tensor, tables: Sequence[Given]) -> Board | None:
+        assert self.neighbours is not None
+        with self._collective("post", 0):
+            board, written = self.neighbours.post(flat, tables)
+        self.bytes_sent += written
+        return board
 
     def share(self, size: int) -> Shared | None:
         if self.neighbours is None:
@@ -332,19 +328,6 @@ class Group(World):
             out = tensor.new_empty(self.size * tensor.numel())
             all_gather_flat(out, tensor.reshape(-1))
         return out.view(self.size, *tensor.shape)
-
-    def start_numbers(self, numbers: list[float]) -> Callable[[], list[list[float]]]:
-        if self.neighbours is None:
-            everyones = self.stack(torch.tensor(numbers, dtype=torch.float64, device=self.device))
-            return everyones.tolist
-        self.bytes_sent += 8 * len(numbers)
-        wait = self.neighbours.start_numbers(numbers)
-
-        def finish() -> list[list[float]]:
-            with self._collective("numbers", 0):
-                return wait()
-
-        return finish
 
     def start_all_to_all(
         self, tensor: Tensor, sent: list[int], received: list[int], out: Tensor | None = None

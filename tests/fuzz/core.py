@@ -273,15 +273,36 @@ def add_rows(core: Any, rng: random.Random) -> None:
     )
 
 
-def touched(core: Any, rng: random.Random) -> None:
+def board(core: Any, rng: random.Random) -> None:
     limit, dim, n = rng.choice((1, 5, 10**6)), rng.choice((1, 8)), rng.choice((0, 1, 20))
     told = rng.choice((limit, limit, -1, 2**62))
-    ids = [at(rng, numbers(rng, n, limit)) for _ in range(2)]
-    found = core.Touched(uneven(rng, ids), uneven(rng, [n, n]), told)
-    values = [at(rng, floats(rng, n, dim)) for _ in range(2)]
-    out_ids, sums = np.zeros(len(found), np.int64), np.zeros((len(found), dim), np.float32)
-    out = (at(rng, out_ids), at(rng, sums))
-    found.write(uneven(rng, values), dim, rng.choice((0.5, 1.0, np.nan)), *out, threads(rng))
+    size, rank = 1 << rng.choice((8, 16)), rng.choice((0, 0, 1, -1))
+    file = os.memfd_create("fuzz")
+    os.truncate(file, size)
+    try:
+        ranks = rng.choice((1, 1, 2))
+        made = core.Board(file, rng.choice((0, 0, 0, 4096, 2**41)), size, rank, ranks)
+        flat = floats(rng, 3)
+        for _ in range(2):
+            ids = [at(rng, numbers(rng, n, limit)) for _ in range(2)]
+            values = [at(rng, floats(rng, n, dim)) for _ in range(2)]
+            lengths = uneven(rng, [n, n])
+            entries = [(uneven(rng, ids), lengths, uneven(rng, values), dim, told)]
+            made.write(at(rng, flat), 3, entries, threads(rng))
+        if rng.random() < 0.2:  # what others have written may be anything
+            os.pwrite(file, rng.randbytes(rng.choice((8, 40, 200))), rng.randrange(size))
+        made.sums(at(rng, flat), rng.choice((3, 3, 0, 9)))
+        number, width = rng.choice((0, 0, 1, 2**40)), rng.choice((dim, dim, 0, 4))
+        count = made.count_rows(number, width)
+        if count > 10**5:
+            return
+        out_ids, out = np.zeros(count, np.int64), np.zeros((count, width), np.float32)
+        made.read(number, width, 0.5, at(rng, out_ids), at(rng, out), rng.choice((count, count, 0)))
+        tables = uneven(rng, [table(core, rng)[0]])
+        step = core.StepNumbers(size=0.1, eps=1e-8, lr=0.1, keep=1.0)
+        core.push_board(made, [number], tables, 0.5, uneven(rng, [step]), [1], threads(rng))
+    finally:
+        os.close(file)
 
 
 def negatives(core: Any, rng: random.Random) -> None:
@@ -431,7 +452,7 @@ CALLS: dict[str, Call] = {
     call.__name__: call
     for call in (
         *(make_table, rows_of_tables, read_and_write, life_of_a_table, products),
-        *(topk, pairs, catalogue, codes, add_rows, touched, negatives, slots, dense, layers),
+        *(topk, pairs, catalogue, codes, add_rows, board, negatives, slots, dense, layers),
         *(attention, wire),
         *((lanes, rings) if sys.platform == "linux" else ()),
     )

@@ -15,6 +15,7 @@ from shoal.embedding.leaves.leaf import COUNTERS, Leaf
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.store import Ids, Rows
 from shoal.embedding.table import Table
+from shoal.world.board import Board
 from shoal.world.core import load_core
 from shoal.world.neighbours import Shared
 
@@ -116,10 +117,6 @@ class Native(Leaf):
         flat = [leaf.flat_ids(part) for leaf, part in zip(leaves, ids, strict=True)]
         grads = [s.flat_grads(g, i.numel()) for s, i, g in zip(leaves, flat, grads, strict=True)]
         columns = [None, None] if counts is None else [one.contiguous() for one in counts.unbind(1)]
-        numbers = []
-        for leaf in leaves:
-            now = leaf.optimizer.numbers(lr, leaf._step + 1)
-            numbers.append(_core.StepNumbers(size=now.size, eps=now.eps, lr=now.lr, keep=now.keep))
         wrong = _core.push(
             [leaf._core for leaf in leaves],
             _addresses(flat),
@@ -128,11 +125,30 @@ class Native(Leaf):
             [len(part) for part in grads],
             _addresses([columns[1]] * len(leaves)),
             _addresses([columns[0]] * len(leaves)),
-            numbers,
-            [leaf._step + 1 for leaf in leaves],
+            *_next_steps(leaves, lr),
             _parts(leaves),
         )
         _refuse(leaves, flat, wrong)
+        for leaf in leaves:
+            leaf._step += 1
+
+    @classmethod
+    def push_posted(
+        cls,
+        leaves: Sequence[Native],
+        board: Board,
+        numbers: Sequence[int],
+        lr: float,
+        scale: float,
+    ) -> None:
+        """One step of leaves that ranks share, by the gradients of all that lie on the board.
+
+        numbers[k]: of leaves[k] there. Each rank updates its part of the rows. scale: what the
+        gradients are multiplied by.
+        """
+        cores = [leaf._core for leaf in leaves]
+        steps = _next_steps(leaves, lr)
+        _core.push_board(board.core, numbers, cores, scale, *steps, _parts(leaves))
         for leaf in leaves:
             leaf._step += 1
 
@@ -253,6 +269,15 @@ def row_reader(stores: Sequence[object], limits: Sequence[int | None]) -> Any:
         return None
     bounds = [-1 if limit is None else limit for limit in limits]
     return _core.RowReader([store._core for store in native], bounds, _parts(native))
+
+
+def _next_steps(leaves: Sequence[Native], lr: float) -> tuple[list[Any], list[int]]:
+    """The numbers of each leaf's next step, and which one that is."""
+    numbers = []
+    for leaf in leaves:
+        now = leaf.optimizer.numbers(lr, leaf._step + 1)
+        numbers.append(_core.StepNumbers(size=now.size, eps=now.eps, lr=now.lr, keep=now.keep))
+    return numbers, [leaf._step + 1 for leaf in leaves]
 
 
 def _parts(leaves: Sequence[Native]) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -55,50 +53,6 @@ def _whole(numbers: Tensor) -> Tensor:
     if numbers.dtype != torch.int64 or numbers.dim() != 1:
         raise ValueError(f"given {numbers.dtype} {list(numbers.shape)}; codes are int64 [n]")
     return numbers.contiguous()
-
-
-class Touched:
-    """Rows of a table that some lookups touch, repeated ones found; their gradients come later.
-
-    By the native core alone, for float32 on a CPU.
-    """
-
-    def __init__(self, ids: Sequence[Tensor], limit: int | None):
-        """limit: ids [n] are below it, where that is known."""
-        whole = [_whole(some) for some in ids]
-        self._core = _core.Touched(
-            [some.data_ptr() for some in whole],
-            [some.numel() for some in whole],
-            -1 if limit is None else limit,
-        )
-        self.lengths = [some.numel() for some in whole]
-
-    def __len__(self) -> int:
-        """How many rows they are."""
-        return len(self._core)
-
-    def write(
-        self, values: Sequence[Tensor], scale: float, sums: Tensor, ids: Tensor | None, first: int
-    ) -> None:
-        """From row `first` on: the sums of each row's values, multiplied, and its id where asked.
-
-        values[k] [n_k, dim]: of the ids of lookup k. sums [rows, dim], ids [rows]: contiguous.
-        """
-        width = sums.shape[1]
-        values = [one.contiguous() for one in values]
-        if [one.shape for one in values] != [(length, width) for length in self.lengths]:
-            raise ValueError(
-                f"values {[list(one.shape) for one in values]} of lookups of {self.lengths} ids "
-                f"do not fit rows of {width}"
-            )
-        self._core.write(
-            [one.data_ptr() for one in values],
-            width,
-            scale,
-            0 if ids is None else ids.data_ptr() + first * ids.itemsize,
-            sums.data_ptr() + first * width * sums.itemsize,
-            torch.get_num_threads(),
-        )
 
 
 def code_map(codes: Tensor, limit: int, places: Tensor | int = 0) -> Tensor:

@@ -3,8 +3,9 @@
 Bytes on the wire grow with the batch, never with the table. Every rank applies the same sums in the
 same order, so replicas stay equal bit for bit. Large tables that a softmax reads whole are updated
 in stripes, one on each rank (see stripe.py); replicas of those are equal once they were fetched.
-Ranks of one host may have a table in the same memory: each then updates its part of the rows, and
-all wait for each other before they read (`_await_rows`).
+Ranks of one host leave gradients on a board that all read, and may have a table in the same memory:
+each then updates its part of the rows, straight from the board, and all wait for each other before
+they read (`_await_rows`).
 """
 
 from __future__ import annotations
@@ -12,20 +13,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from shoal.config.row_rules import RowRules
 from shoal.embedding.leaves.leaf import Leaf
-from shoal.embedding.placed.duplicates import Touched, add_rows, find_duplicates
-from shoal.embedding.placed.local import LocalRows, Pulled, join
+from shoal.embedding.leaves.native import Native
+from shoal.embedding.placed.duplicates import add_rows, find_duplicates
+from shoal.embedding.placed.local import LocalRows, join
 from shoal.embedding.placed.placement import Layout
 from shoal.embedding.placed.stripe import Stripe
 from shoal.embedding.service import Gradients, Lookup, RowGradients
 from shoal.embedding.softmax.fused_cpu import fusable_on_cpu
 from shoal.embedding.store import EVERY, Every, Store
-from shoal.world.neighbours import Kind
+from shoal.world.board import Board, Given
 from shoal.world.world import World
 
 SMALL = 1 << 20  # bytes of all ranks that may travel with the rows, to be added up by each
@@ -33,12 +36,12 @@ STRIPED = 1 << 20  # floats of a table that is worth three more trips in every s
 
 
 @dataclass(frozen=True)
-class Promise:
-    """What ranks of one host say before backward about the gradients that it will leave."""
+class Posted:
+    """Gradients of all ranks that lie on the board, of rows that ranks have in the same memory."""
 
-    lookups: dict[str, list[Pulled]]  # of this rank, by table
-    touched: list[Touched]  # likewise
-    numbers: Callable[[], list[list[float]]]  # of each rank: terms of its loss, rows by table
+    board: Board
+    numbers: dict[str, int]  # of tables, there
+    scale: float  # what they are to be multiplied by
 
 
 class ReplicatedRows(LocalRows):
@@ -50,10 +53,7 @@ class ReplicatedRows(LocalRows):
         super().__init__(leaves, rules, world.device)
         self.world = world
         self._stripes: dict[str, Stripe] = {}
-        self._promising = world.has_board
-        self._promise: Promise | None = None  # of the step that goes on
-        self._broken = False  # whether this rank cannot keep it
-        self._kinds = [_kinds(leaf, name in self.counted) for name, leaf in self.leaves.items()]
+        self._posted: Posted | None = None  # until they are applied
         self._stale = False  # whether the other ranks' stripes have changed since they were fetched
         self._shared = any(leaf.shared for leaf in self.leaves.values())
         self._updated: Callable[[], None] | None = None  # waits until all ranks updated their parts
@@ -83,47 +83,22 @@ class ReplicatedRows(LocalRows):
 
     # ---- gradients of all ranks -----------------------------------------------------------------
 
-    def promise(self, count: float | Tensor) -> None:
-        """Before a step's last backward, where ranks share memory: say how much will be written.
-
-        count: terms of this rank's loss. The numbers travel during backward, so that after it a
-        step waits once: for all to have written.
-        """
-        if not self._promising:
-            return
-        lookups = {name: _row_by_row(pulled) for name, pulled in self._pulled.items()}
-        touched = [
-            Touched([one.ids for one in some if not isinstance(one.ids, Every)], leaf.table.rows)
-            for leaf, some in zip(self.leaves.values(), lookups.values())
-        ]
-        numbers = self.world.start_numbers([float(count), *map(len, touched)])
-        self._promise = Promise(lookups, touched, numbers)
-
-    def note(self) -> float:
-        """1: backward left other gradients than this rank has promised."""
-        if self._promise is None:
-            return 0.0
-        self._broken = any(
-            _row_by_row(self._pulled[name]) != promised
-            or any(one.rows.grad is None for one in promised)
-            for name, promised in self._promise.lookups.items()
-        )
-        return float(self._broken)
-
     def collect(self, scale: float = 1.0, notes: float = 0.0) -> Gradients:
-        return self.collect_with(torch.empty(0, device=self.device))[1](scale)
+        return self.collect_with(torch.empty(0, device=self.device), seen=True)[1](scale)
 
-    def collect_with(self, flat: Tensor) -> tuple[Tensor, Callable[[float], Gradients]]:
+    def collect_with(self, flat: Tensor, seen: bool) -> tuple[Tensor, Callable[[float], Gradients]]:
         """The sum of everybody's `flat`; the call that has everybody's gradients, multiplied.
 
-        All of it is one trip where `flat` is small. Gradients of every row of a table (a softmax
-        over the catalogue) are summed on the way, as a larger `flat` is. After a promise `flat`
-        ends with the note of each rank.
+        seen: whether the caller looks at them (all ranks say the same). Else those of rows that
+        ranks have in the same memory stay on the board, for `apply`. All of it is one trip where
+        `flat` is small. Gradients of every row of a table (a softmax over the catalogue) are
+        summed on the way, as a larger `flat` is.
         """
-        promise, self._promise = self._promise, None
         every, mine = self._take_mine()
-        found = None if promise is None else self._write(promise, flat, mine)
-        flat, exchange = found or self._gather(flat, mine)
+        if self.world.has_board:
+            exchange = self._post(flat, mine, seen) or self._gather(flat[:0], mine)[1]
+        else:
+            flat, exchange = self._gather(flat, mine)
 
         def finish(scale: float) -> Gradients:
             result = {name: one.scaled(scale) for name, one in every.items()} | exchange(scale)
@@ -149,28 +124,38 @@ class ReplicatedRows(LocalRows):
                 mine[name] = parts
         return every, mine
 
-    def _write(
-        self, promise: Promise, flat: Tensor, mine: dict[str, list[RowGradients]]
-    ) -> tuple[Tensor, Callable[[float], Gradients]] | None:
-        """Write what was promised where all ranks read it; None: there is no room for that."""
-        numbers = promise.numbers()  # now all have read what lay there before
-        lengths = [[int(length) for length in one[1:]] for one in numbers]
-        laid = self.world.lay_out(self._kinds, lengths)
-        if laid is None:
+    def _post(
+        self, flat: Tensor, mine: dict[str, list[RowGradients]], seen: bool
+    ) -> Callable[[float], Gradients] | None:
+        """Leave what this rank has where all read it; `flat` is summed.
+
+        None: there is no room for the rows of one of them.
+        """
+        tables: list[Given] = []
+        stay: dict[str, int] = {}  # numbers of tables whose gradients nobody looks at
+        looked_at: dict[str, int] = {}
+        for name, parts in mine.items():
+            leaf, table = self.leaves[name], self.leaves[name].table
+            stays = leaf.shared and not seen and name not in self._stripes
+            (stay if stays else looked_at)[name] = len(tables)
+            ids = [one.ids for one in parts if not isinstance(one.ids, Every)]
+            tables.append(Given(ids, [one.grads for one in parts], table.dim, table.rows))
+            if name in self.counted:
+                counts = [one.counts for one in parts if one.counts is not None]
+                tables.append(Given(ids, counts, 2, table.rows))
+        board = self.world.post(flat, tables)
+        if board is None:
             return None
-        joined = {name: group for name, group in zip(self.leaves, laid.groups) if name in mine}
-        if not self._broken:
-            count = sum(one[0] for one in numbers)
-            scale = 1.0 / count if count else 0.0
-            for name, touched, first in zip(self.leaves, promise.touched, laid.firsts):
-                if name in mine:
-                    write(touched, mine[name], scale, joined[name], first)
-        flat = self.world.all_reduce(flat)  # and now all have written
-        if flat[-1]:  # not as they promised: some rows had no gradient, and will have none
-            self._promising = False
-            return flat, self._gather(flat[:0], mine)[1]
-        gradients = {name: RowGradients(*group) for name, group in joined.items()}
-        return flat, lambda scale: gradients  # multiplied when they were written
+
+        def finish(scale: float) -> Gradients:
+            self._posted = Posted(board, stay, scale) if stay else None
+            result = {}
+            for name, k in looked_at.items():
+                counts = board.rows(k + 1, 2, 1.0)[1] if name in self.counted else None
+                result[name] = RowGradients(*board.rows(k, tables[k].dim, scale), counts)
+            return result
+
+        return finish
 
     def _gather(
         self, flat: Tensor, mine: dict[str, list[RowGradients]]
@@ -206,6 +191,11 @@ class ReplicatedRows(LocalRows):
         self._await_rows()  # a step may have read none
         for name, stripe in self._stripes.items():
             stripe.step = self.leaves[name].step
+        posted, self._posted = self._posted, None
+        if posted is not None:
+            leaves = [cast(Native, self.leaves[name]) for name in posted.numbers]
+            numbers = list(posted.numbers.values())
+            Native.push_posted(leaves, posted.board, numbers, lr, posted.scale)
         super().apply(gradients, lr, scale)
         if self._shared:
             self._updated = self.world.start_barrier()
@@ -273,24 +263,3 @@ class ReplicatedRows(LocalRows):
         self._await_rows()
         if self.world.is_main:
             yield from super().saved()
-
-
-def _row_by_row(pulled: list[Pulled]) -> list[Pulled]:
-    """Lookups of a table's rows; none where one of them takes in all rows."""
-    return [] if any(isinstance(one.ids, Every) for one in pulled) else list(pulled)
-
-
-def _kinds(leaf: Leaf, counted: bool) -> list[Kind]:
-    """Of a table: dtypes and shapes of its rows' ids, gradients and counts."""
-    kinds: list[Kind] = [(torch.int64, ()), (torch.float32, (leaf.table.dim,))]
-    return [*kinds, (torch.float32, (2,))] if counted else kinds
-
-
-def write(
-    touched: Touched, parts: list[RowGradients], scale: float, out: list[Tensor], first: int
-) -> None:
-    """Put touched rows there, from row `first` on: ids, sums of gradients (multiplied), counts."""
-    touched.write([one.grads for one in parts], scale, out[1], out[0], first)
-    if len(out) > 2:
-        counts = [one.counts for one in parts if one.counts is not None]
-        touched.write(counts, 1.0, out[2], None, first)

@@ -41,19 +41,18 @@ class DDP(Collective):
         across, self.gathered.called = self.gathered.called, False
         if self.buckets is not None and not across:
             self.buckets.begin()
-        self.rows.promise(count)
 
     def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
         lr = self.lr(lr)
         sums = self.backward(parts, lr)
-        note = self.rows.note()
+        seen = self.clip_grad_norm is not None
         if self.buckets is not None and self.buckets.begun:
             self.buckets.flush()
-            tail, collect = self.rows.collect_with(self.tail(sums, note))
+            tail, collect = self.rows.collect_with(self.tail(sums), seen)
             loss, scale, _ = self.mean_loss(tail)
             self.buckets.end(scale)
         else:
-            flat, collect = self.rows.collect_with(self.flat_dense(sums, note))
+            flat, collect = self.rows.collect_with(self.flat_dense(sums), seen)
             loss, scale, _ = self.mean_dense(flat)
         gradients = self.clip(collect(scale))
         if self.dense_optimizer is not None:

@@ -1,0 +1,176 @@
+// Rows of several tables at once, read and updated, as Python sees them: shoal/embedding/leaves/native.py.
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+
+#include "board.h"
+#include "doors.h"
+#include "module.h"
+#include "table.h"
+
+namespace nb = nanobind;
+
+namespace shoal {
+namespace {
+
+// Guards of several tables, each once and in one order, so that two callers never wait in a ring.
+template <bool write>
+class Guards {
+ public:
+  explicit Guards(std::vector<Table*> tables) : tables_(std::move(tables)) {
+    std::sort(tables_.begin(), tables_.end());
+    tables_.erase(std::unique(tables_.begin(), tables_.end()), tables_.end());
+    for (Table* table : tables_) write ? table->guard().lock() : table->guard().lock_shared();
+  }
+  ~Guards() {
+    for (Table* table : tables_) write ? table->guard().unlock() : table->guard().unlock_shared();
+  }
+  Guards(const Guards&) = delete;
+  Guards& operator=(const Guards&) = delete;
+
+ private:
+  std::vector<Table*> tables_;
+};
+
+// -1 when all ids are inside, otherwise (which table) << 40 | (which id).
+int64_t find_outside(const std::vector<Table*>& tables, const Addresses& ids,
+                     const std::vector<size_t>& n) {
+  need(ids.size() == tables.size() && n.size() == tables.size(), "ids: one array for each table");
+  for (size_t t = 0; t < tables.size(); ++t) {
+    need(tables[t] != nullptr, "no table");
+    need_array(ids[t], n[t], sizeof(int64_t), "ids: no array");
+  }
+  for (size_t t = 0; t < tables.size(); ++t) {
+    const int64_t position = tables[t]->first_outside(at<int64_t>(ids[t]), n[t]);
+    if (position >= 0) return static_cast<int64_t>(t) << 40 | position;
+  }
+  return -1;
+}
+
+}  // namespace
+
+int64_t pull(const std::vector<Table*>& tables, const Addresses& ids, const std::vector<size_t>& n,
+             const Addresses& out, int threads) {
+  const int64_t wrong = find_outside(tables, ids, n);
+  if (wrong >= 0) return wrong;
+  need(out.size() == tables.size(), "rows: one array for each table");
+  size_t values = 0;
+  for (size_t t = 0; t < tables.size(); ++t) {
+    const size_t own = times(n[t], static_cast<size_t>(tables[t]->dim()));
+    need_array(out[t], own, sizeof(float), "rows: no array");
+    values += own;
+  }
+  const size_t parts = static_cast<size_t>(parts_for(values, threads));
+  const Guards<false> guards(tables);
+  Pool::run(static_cast<int>(parts), static_cast<int>(parts), [&](int part) {
+    const size_t p = static_cast<size_t>(part);
+    for (size_t t = 0; t < tables.size(); ++t) {
+      const size_t begin = n[t] * p / parts, end = n[t] * (p + 1) / parts;
+      const size_t dim = static_cast<size_t>(tables[t]->dim());
+      tables[t]->pull(at<int64_t>(ids[t]) + begin, end - begin, at<float>(out[t]) + begin * dim);
+    }
+  });
+  return -1;
+}
+
+namespace {
+
+// Parts of tables, each done once by work(table, part, parts). values[t]: how many a step of it is of.
+template <typename Work>
+void each_part(const std::vector<size_t>& values, int threads, Work work) {
+  size_t total = 0;
+  for (const size_t own : values) total += own;
+  const int workers = parts_for(total, threads);
+  // A part of a table must look at all its ids, so only tables too large for one share are split.
+  struct Task {
+    size_t table;
+    int part, parts;
+  };
+  std::vector<Task> tasks;
+  for (size_t t = 0; t < values.size(); ++t) {
+    const int parts = 2 * values[t] * static_cast<size_t>(workers) > total ? workers : 1;
+    for (int part = 0; part < parts; ++part) tasks.push_back({t, part, parts});
+  }
+  Pool::run(workers, static_cast<int>(tasks.size()), [&](int task) {
+    const Task& job = tasks[static_cast<size_t>(task)];
+    work(job.table, job.part, job.parts);
+  });
+}
+
+// num_grads: rows of each table's gradients. clicks, shows: see Push; address 0: none.
+int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std::vector<size_t>& n,
+             const Addresses& grads, const std::vector<size_t>& num_grads, const Addresses& clicks,
+             const Addresses& shows, const std::vector<StepNumbers>& numbers, const std::vector<uint64_t>& counts,
+             int threads) {
+  const int64_t wrong = find_outside(tables, ids, n);
+  if (wrong >= 0) return wrong;
+  const size_t count = tables.size();
+  need(grads.size() == count && num_grads.size() == count && clicks.size() == count &&
+           shows.size() == count && numbers.size() == count && counts.size() == count,
+       "push: one entry for each table");
+  std::vector<size_t> values;
+  std::vector<Push> pushes(count);
+  for (size_t t = 0; t < count; ++t) {
+    need_array(grads[t], times(num_grads[t], static_cast<size_t>(tables[t]->dim())), sizeof(float),
+               "gradients: no array");
+    need(num_grads[t] >= n[t], "gradients: fewer than ids");
+    Push& p = pushes[t];
+    p.ids = at<int64_t>(ids[t]);
+    p.n = n[t];
+    p.grads = at<float>(grads[t]);
+    p.clicks = at<float>(clicks[t]);
+    p.shows = at<float>(shows[t]);
+    p.now = numbers[t];
+    p.step = counts[t];
+    values.push_back(n[t] * static_cast<size_t>(tables[t]->dim()));
+    if (n[t] >= kNoRow) throw std::length_error("more than 2^32 - 2 ids in one push");
+  }
+  const Guards<true> guards(tables);
+  for (size_t t = 0; t < count; ++t)  // also the rows that others update
+    if (tables[t]->sharing().ranks > 1) tables[t]->note_changes(pushes[t].ids, pushes[t].n);
+  each_part(values, threads, [&](size_t t, int part, int parts) { tables[t]->push(pushes[t], part, parts); });
+  return -1;
+}
+
+// The gradients that processes have left for each other on a board; entries[k]: the number there of
+// tables[k], which these processes share. They are multiplied by `scale`.
+void push_board(const Board& board, const std::vector<size_t>& entries, const std::vector<Table*>& tables,
+                float scale, const std::vector<StepNumbers>& numbers, const std::vector<uint64_t>& counts,
+                int threads) {
+  const size_t count = tables.size();
+  need(entries.size() == count && numbers.size() == count && counts.size() == count,
+       "push: one entry for each table");
+  std::vector<std::vector<Values>> found;
+  std::vector<size_t> values;
+  for (size_t t = 0; t < count; ++t) {
+    need(tables[t] != nullptr && !tables[t]->grows() && tables[t]->sharing().ranks == board.ranks() &&
+             tables[t]->sharing().rank == board.rank(),
+         "push: a table that the processes of the board share");
+    const auto dim = static_cast<size_t>(tables[t]->dim());
+    found.push_back(board.rows(entries[t], dim));
+    size_t n = 0;
+    for (const Values& some : found[t]) {
+      need(tables[t]->first_outside(some.ids, some.n) < 0, "push: an id outside its table");
+      n += some.n;
+    }
+    need(n < kNoRow, "push: more ids than can be told");
+    values.push_back(n * dim / static_cast<size_t>(board.ranks()));
+  }
+  const Guards<true> guards(tables);
+  for (size_t t = 0; t < count; ++t)
+    for (const Values& some : found[t]) tables[t]->note_changes(some.ids, some.n);
+  each_part(values, threads, [&](size_t t, int part, int parts) {
+    tables[t]->push_all(found[t], scale, numbers[t], counts[t], part, parts);
+  });
+}
+
+}  // namespace
+
+void bind_rows(nb::module_& m) {
+  using release = nb::call_guard<nb::gil_scoped_release>;
+  m.def("pull", &pull, release());
+  m.def("push", &push, release());
+  m.def("push_board", &push_board, release());
+}
+
+}  // namespace shoal
