@@ -173,6 +173,7 @@ size_t sum_of(const Sum& s, const Values& values) {
   const float* g = values.at;
   for (size_t i = 0; i < values.n; ++i, g += width) {
     const int64_t id = values.ids[i];
+    if (!hashed && i + 2 * kAhead < values.n) prefetch_write(slots + values.ids[i + 2 * kAhead]);
     if (!all && (part_of(id, s.parts) != s.part || id == s.left_out)) continue;
     uint64_t slot = static_cast<uint64_t>(id);
     if (hashed) {
