@@ -80,7 +80,7 @@ def meet(store: Any, rank: int, size: int, timeout: float) -> Neighbours | None:
         near = None
         if willing:
             # In another container, or it was not made, or there is no room for it.
-            with suppress(OSError, ValueError, RuntimeError):
+            with suppress(OSError, ValueError, RuntimeError, MemoryError):
                 near = Neighbours(path, mark, rank, pids, timeout)
         store.set(f"near/{rank}", str(int(near is not None)))
         votes = sum(int(store.get(f"near/{one}")) for one in everyone)
