@@ -1,7 +1,10 @@
 // Steps of layers: every value against its formula in double, and threads against one thread.
+#include <algorithm>
 #include <cmath>
 
+#include "attend.h"
 #include "check.h"
+#include "dispatch.h"
 #include "layers.h"
 #include "pair_attention.h"
 
@@ -167,6 +170,77 @@ void check_attention(size_t count, size_t dim, size_t hidden, size_t samples) {
   }
 }
 
+void check_attend(size_t count, size_t dim, size_t heads, size_t width, size_t samples,
+                  bool together) {
+  const size_t made = heads * width, rows = 4 * made;
+  const std::vector<float> x = random_floats(count * dim * samples);
+  const std::vector<float> weight = random_floats(rows * dim);
+  const std::vector<float> grads = random_floats(count * made * samples);
+  const Vectors vectors{x.data(), count, dim, samples, together ? dim : samples * dim,
+                        together ? count * dim : dim};
+  const Attend of{vectors, weight.data(), heads, width};
+  std::vector<double> out(grads.size()), of_x(x.size()), of_weight(weight.size());
+  const double scale = 1 / std::sqrt(static_cast<double>(width));
+  for (size_t s = 0; s < samples; ++s) {
+    const auto place = [&](size_t i, size_t c) { return i * vectors.apart + s * vectors.next + c; };
+    const auto result = [&](size_t i, size_t r) { return (s * count + i) * made + r; };
+    std::vector<double> parts(rows * count), of_parts(rows * count);
+    for (size_t r = 0; r < rows; ++r)
+      for (size_t i = 0; i < count; ++i)
+        for (size_t c = 0; c < dim; ++c)
+          parts[r * count + i] += weight[r * dim + c] * static_cast<double>(x[place(i, c)]);
+    for (size_t h = 0; h < heads; ++h) {
+      const auto part = [&](size_t p, size_t c, size_t i) {
+        return ((p * heads + h) * width + c) * count + i;
+      };
+      for (size_t i = 0; i < count; ++i) {
+        std::vector<double> share(count), of_share(count);
+        double total = 0, sum = 0;
+        for (size_t j = 0; j < count; ++j) {
+          for (size_t c = 0; c < width; ++c) share[j] += parts[part(0, c, i)] * parts[part(1, c, j)];
+          total += share[j] = std::exp(scale * share[j]);
+        }
+        for (double& one : share) one /= total;
+        for (size_t c = 0; c < width; ++c) {
+          double value = parts[part(3, c, i)];
+          for (size_t j = 0; j < count; ++j) value += share[j] * parts[part(2, c, j)];
+          out[result(i, h * width + c)] = std::max(value, 0.0);
+          const double grad = value > 0 ? grads[result(i, h * width + c)] : 0.0;
+          of_parts[part(3, c, i)] = grad;
+          for (size_t j = 0; j < count; ++j) {
+            of_share[j] += grad * parts[part(2, c, j)];
+            of_parts[part(2, c, j)] += grad * share[j];
+          }
+        }
+        for (size_t j = 0; j < count; ++j) sum += share[j] * of_share[j];
+        for (size_t j = 0; j < count; ++j)
+          for (size_t c = 0; c < width; ++c) {
+            const double grad = scale * share[j] * (of_share[j] - sum);
+            of_parts[part(0, c, i)] += grad * parts[part(1, c, j)];
+            of_parts[part(1, c, j)] += grad * parts[part(0, c, i)];
+          }
+      }
+    }
+    for (size_t r = 0; r < rows; ++r)
+      for (size_t i = 0; i < count; ++i)
+        for (size_t c = 0; c < dim; ++c) {
+          of_x[place(i, c)] += of_parts[r * count + i] * weight[r * dim + c];
+          of_weight[r * dim + c] += of_parts[r * count + i] * x[place(i, c)];
+        }
+  }
+  const auto all_near = [](const std::vector<double>& wanted, const std::vector<float>& found) {
+    for (size_t k = 0; k < wanted.size(); ++k) CHECK(near(wanted[k], found[k]));
+  };
+  for (int threads : {1, 3}) {
+    std::vector<float> one(out.size()), two(x.size()), three(weight.size());
+    attend(of, one.data(), threads);
+    all_near(out, one);
+    attend_back(of, grads.data(), two.data(), three.data(), threads);
+    all_near(of_x, two);
+    all_near(of_weight, three);
+  }
+}
+
 }  // namespace
 
 void check_layers() {
@@ -182,6 +256,14 @@ void check_layers() {
     check_dots(3, 1100, 3, together);  // vectors of more than a stretch
   }
   for (size_t samples : {0, 1, 37, 1100}) check_attention(4, 5, 3, samples);
+  for (const std::string& name : instruction_sets()) {
+    use_instruction_set(name);
+    for (bool together : {false, true}) {
+      for (size_t samples : {0, 1, 37, 1100}) check_attend(3, 6, 2, 3, samples, together);
+      check_attend(7, 10, 1, 8, 50, together);
+    }
+  }
+  use_instruction_set(instruction_sets().front());
 }
 
 }  // namespace shoal

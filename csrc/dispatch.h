@@ -1,4 +1,5 @@
-// Which build of the inner loops is used: kernels() and softmax_kernels() are of the same one.
+// Which build of the inner loops is used: kernels(), softmax_kernels() and attend_kernels() are
+// of the same one.
 #pragma once
 
 #include <string>

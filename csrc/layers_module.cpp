@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "attend.h"
 #include "doors.h"
 #include "dropout.h"
 #include "layers.h"
@@ -58,6 +59,23 @@ void need_pairs(const PairAttention& of, const Addresses& both) {
   need(both.size() == 2, "attention: 2 arrays of pairs");
   for (Address array : both)
     need_array(array, of.pairs() * of.samples, sizeof(float), "pairs: no array");
+}
+
+// x as vectors; sizes: heads and the width of each.
+Attend attend_of(Address x, const std::vector<size_t>& place, Address weight,
+                 const std::vector<size_t>& sizes) {
+  need(sizes.size() == 2, "attention: heads and their width");
+  const Attend of{vectors_of(x, place), at<const float>(weight), sizes[0], sizes[1]};
+  const size_t made = times(of.heads, of.width), most = size_t{1} << 16;
+  need(made <= most && of.heads <= most && of.x.dim <= most, "attention: at most 65536 wide");
+  need_array(weight, times(4 * made, of.x.dim), sizeof(float), "weight: no array");
+  times(times(of.x.count, made), of.x.samples);
+  return of;
+}
+
+void need_made(const Attend& of, Address array) {
+  const size_t each = times(of.x.count, times(of.heads, of.width));
+  need_array(array, times(each, of.x.samples), sizeof(float), "what features become: no array");
 }
 
 }  // namespace
@@ -182,6 +200,27 @@ void bind_layers(nb::module_& m) {
         const PairAttentionBack to{at<float>(back[0]), at<float>(back[1]), at<float>(back[2]),
                                    at<float>(back[3]), at<float>(back[4])};
         pair_attention_back(of, at<const float>(grads[0]), at<const float>(grads[1]), to, threads);
+      },
+      nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "attend",
+      [](Address x, const std::vector<size_t>& place, Address weight,
+         const std::vector<size_t>& sizes, Address out, int threads) {
+        const Attend of = attend_of(x, place, weight, sizes);
+        need_made(of, out);
+        attend(of, at<float>(out), threads);
+      },
+      nb::call_guard<nb::gil_scoped_release>());
+  // back: gradients of x and of the weight.
+  m.def(
+      "attend_back",
+      [](Address x, const std::vector<size_t>& place, Address weight,
+         const std::vector<size_t>& sizes, Address grads, const Addresses& back, int threads) {
+        const Attend of = attend_of(x, place, weight, sizes);
+        need_made(of, grads);
+        need(back.size() == 2, "attention: gradients of 2 arrays");
+        attend_of(back[0], place, back[1], sizes);
+        attend_back(of, at<const float>(grads), at<float>(back[0]), at<float>(back[1]), threads);
       },
       nb::call_guard<nb::gil_scoped_release>());
   m.def(

@@ -398,6 +398,18 @@ def attention(core: Any, rng: random.Random) -> None:
     core.pair_attention_back(arrays(shapes), sizes, both, arrays(shapes), threads(rng))
 
 
+def attend(core: Any, rng: random.Random) -> None:
+    count, dim, heads, width, samples = (rng.choice((0, 1, 3, 20)) for _ in range(5))
+    x, weight = floats(rng, count, samples, dim), floats(rng, 4 * heads * width, dim)
+    apart = rng.choice(((samples * dim, dim), (dim, count * dim), (dim, dim)))
+    place, sizes = uneven(rng, [count, dim, samples, *apart]), uneven(rng, [heads, width])
+    out = floats(rng, samples, count, heads * width)
+    given = at(rng, x), place, at(rng, weight), sizes
+    core.attend(*given, at(rng, out), threads(rng))
+    back = uneven(rng, [at(rng, floats(rng, *one.shape)) for one in (x, weight)])
+    core.attend_back(*given, at(rng, out), back, threads(rng))
+
+
 def wire(core: Any, rng: random.Random) -> None:
     one, _, rows, _, _ = table(core, rng)
     reader = core.RowReader([one], uneven(rng, [rows]), threads(rng))
@@ -453,7 +465,7 @@ CALLS: dict[str, Call] = {
     for call in (
         *(make_table, rows_of_tables, read_and_write, life_of_a_table, products),
         *(topk, pairs, catalogue, codes, add_rows, board, negatives, slots, dense, layers),
-        *(attention, wire),
+        *(attention, attend, wire),
         *((lanes, rings) if sys.platform == "linux" else ()),
     )
 }

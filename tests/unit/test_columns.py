@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from shoal.models.nn.columns import features_attend, pair_attention
+from shoal.models.nn.columns import _Attend, features_attend, pair_attention
 from shoal.models.nn.interactions import sum_of_facing
 from shoal.models.nn.mlp import MLP
+from shoal.models.nn.native import takes_attend
+from shoal.world.core import load_core
 
 
 def check(made, plain, *given: Tensor) -> None:
@@ -50,6 +52,53 @@ def test_features_attend_to_each_other(size: int) -> None:
         return [features_attend(x, weight, 2)]
 
     check(made, plain, torch.randn(size, 5, 4), torch.randn(24, 4))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(
+    ("size", "number", "dim", "heads", "width"),
+    [(1, 2, 1, 1, 1), (3, 7, 10, 2, 8), (37, 3, 6, 3, 5), (530, 5, 9, 1, 3), (1100, 2, 4, 2, 2)],
+)
+def test_the_core_attends_as_torch_does(
+    size: int, number: int, dim: int, heads: int, width: int, apart: bool
+) -> None:
+    if load_core() is None:
+        pytest.skip("torch alone is used here")
+    torch.manual_seed(6)
+
+    def made(x, weight):
+        x = x.transpose(0, 1).contiguous().transpose(0, 1) if apart else x
+        assert takes_attend(x, weight)
+        return [features_attend(x, weight, heads)]
+
+    def plain(x, weight):
+        return [_Attend.apply(x.permute(2, 1, 0).contiguous(), weight, heads).permute(2, 1, 0)]
+
+    check(made, plain, torch.randn(size, number, dim), torch.randn(4 * heads * width, dim))
+
+
+def test_attention_is_the_same_for_any_number_of_threads() -> None:
+    torch.manual_seed(7)
+    found = []
+    x, weight = torch.randn(1300, 4, 6), torch.randn(24, 6)
+    for threads in (1, 3):
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            given = x.clone().requires_grad_(), weight.clone().requires_grad_()
+            out = features_attend(*given, 2)
+            found.append([out, *torch.autograd.grad(out.square().sum(), given)])
+        finally:
+            torch.set_num_threads(before)
+    for one, other in zip(*found):
+        assert torch.equal(one, other)
+
+
+def test_what_is_no_number_stays_so() -> None:
+    x = torch.randn(20, 3, 4)
+    x[5, 1, 2] = float("nan")
+    found = features_attend(x, torch.randn(16, 4), 1)
+    assert found[5].isnan().all() and not found[:5].isnan().any() and not found[6:].isnan().any()
 
 
 @pytest.mark.parametrize("apart", [False, True])

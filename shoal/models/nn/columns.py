@@ -49,13 +49,31 @@ def features_attend(x: Tensor, weight: Tensor, heads: int) -> Tensor:
     weight makes queries, keys, values and the feature itself, each `heads` times as wide as a head:
     [b, n, d], [4 * width, d] -> [b, n, width]
     """
-    if x.is_cpu and not torch.compiler.is_compiling():
-        return _Attend.apply(x.permute(2, 1, 0).contiguous(), weight, heads).permute(2, 1, 0)
+    if not torch.compiler.is_compiling():
+        if native.takes_attend(x, weight):
+            return _AttendByCore.apply(x, weight, heads)
+        if x.is_cpu:
+            return _Attend.apply(x.permute(2, 1, 0).contiguous(), weight, heads).permute(2, 1, 0)
     parts = (x @ weight.T).unflatten(2, (4, heads, -1)).permute(2, 0, 3, 1, 4)
     query, key, value, same = parts  # [b, heads, n, width / heads] each
     return (
         (scaled_dot_product_attention(query, key, value) + same).transpose(1, 2).flatten(2).relu()
     )
+
+
+class _AttendByCore(torch.autograd.Function):
+    """features_attend by the native core: what a few samples make stays in the cache."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, heads: int) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.heads = heads
+        return native.attend(x, weight, heads)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight = ctx.saved_tensors
+        return *native.attend_back(x, weight, ctx.heads, grads[0]), None
 
 
 class _Attend(torch.autograd.Function):

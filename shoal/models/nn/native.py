@@ -1,8 +1,9 @@
 """Steps of layers and losses by the native core, where it is faster than torch.
 
 Many small products take torch three to six times as long on ARM, on one thread; passes over what
-layers make up to five times as long, dots of pairs more than that. The loss of pairs and attention
-over pairs are the core's everywhere. Without it all are plain torch; results agree to rounding.
+layers make up to five times as long, dots of pairs more than that. The loss of pairs, and attention
+over pairs and over features, are the core's everywhere. Without it all are plain torch; results
+agree to rounding.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from shoal.embedding.softmax.native import HAS_SOFTMAX, fits, has_neon, is_plain
 from shoal.world.core import load_core
 
 _core = load_core()
+MOST_FEATURES = 256  # of a sample; what they make together must fit into a cache
 SMALL = 1 << 16  # multiplications of a product; beyond them torch's calls cost nothing any more
 
 
@@ -104,13 +106,18 @@ def activate_back(grad: Tensor, made: Tensor) -> tuple[Tensor, Tensor]:
 
 def takes_dots(vectors: Tensor) -> bool:
     """Whether the core can make the dots of vectors [b, n, d], whichever of b and n lie apart."""
-    if not (has_neon() and vectors.is_cpu and vectors.dtype == torch.float32):
+    return has_neon() and 1 < vectors.shape[1] <= 4096 and _lie_packed(vectors)
+
+
+def _lie_packed(vectors: Tensor) -> bool:
+    """Whether vectors [b, n, d] lie one after the other, whichever of b and n is first."""
+    if not (vectors.is_cpu and vectors.dtype == torch.float32):
         return False
     size, number, width = vectors.shape
     next_, apart, one = vectors.stride()
     packed = next_ == number * width and apart == width
     packed = packed or (next_ == width and apart == size * width)
-    return one == 1 and packed and 1 < number <= 4096 and size > 0 and width > 0
+    return one == 1 and packed and size > 0 and width > 0
 
 
 def dots(vectors: Tensor) -> Tensor:
@@ -185,6 +192,40 @@ def _attention(*of: Tensor) -> tuple[list[int], list[int]]:
     if not takes_attention(*of) or [tuple(x.shape) for x in of] != wanted:
         raise ValueError(f"attention over pairs of {[list(x.shape) for x in of]}")
     return [x.data_ptr() for x in of], [count, width, hidden, samples]
+
+
+def takes_attend(x: Tensor, weight: Tensor) -> bool:
+    """Whether the core can make attention over features: on any machine and any threads."""
+    return HAS_SOFTMAX and 1 < x.shape[1] <= MOST_FEATURES and _lie_packed(x) and is_plain(weight)
+
+
+def attend(x: Tensor, weight: Tensor, heads: int) -> Tensor:
+    """As `columns.features_attend`: [b, n, d], [4 * width, d] -> [b, n, width]."""
+    given = _attend(x, weight, heads)
+    out = torch.empty(*x.shape[:2], len(weight) // 4)
+    _core.attend(*given, out.data_ptr(), torch.get_num_threads())
+    return out
+
+
+def attend_back(x: Tensor, weight: Tensor, heads: int, grads: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients to x and the weight, from those of what `attend` made."""
+    given, grads = _attend(x, weight, heads), grads.contiguous()
+    if grads.shape != (*x.shape[:2], len(weight) // 4):
+        raise ValueError(f"gradients {list(grads.shape)} of attention over {list(x.shape)}")
+    of_x, of_weight = torch.empty_strided(x.shape, x.stride()), torch.empty_like(weight)
+    back = [of_x.data_ptr(), of_weight.data_ptr()]
+    _core.attend_back(*given, grads.data_ptr(), back, torch.get_num_threads())
+    return of_x, of_weight
+
+
+def _attend(x: Tensor, weight: Tensor, heads: int) -> tuple[int, list[int], int, list[int]]:
+    """What attention over features reads: addresses and sizes."""
+    sound = takes_attend(x, weight) and weight.shape == (len(weight), x.shape[2])
+    if not sound or len(weight) % (4 * heads):
+        raise ValueError(f"attention over {list(x.shape)} by {list(weight.shape)}, {heads} heads")
+    size, number, width = x.shape
+    place = [number, width, size, x.stride(1), x.stride(0)]
+    return x.data_ptr(), place, weight.data_ptr(), [heads, len(weight) // (4 * heads)]
 
 
 def _place(vectors: Tensor) -> list[int]:
