@@ -279,6 +279,17 @@ void apply(const Apply& a) {
   }
 }
 
+// Four values at a time, of which the last may be copied twice: to call memcpy takes as long again.
+inline void copy_row(float* to, const float* from, size_t dim) {
+  constexpr size_t four = 4 * sizeof(float);
+  if (dim < 4) {
+    for (size_t c = 0; c < dim; ++c) to[c] = from[c];
+    return;
+  }
+  for (size_t c = 0; c + 4 <= dim; c += 4) std::memcpy(to + c, from + c, four);
+  std::memcpy(to + dim - 4, from + dim - 4, four);
+}
+
 template <int D>
 void gather_of(const Layout& layout, const char* base, const int64_t* ids, size_t n, float* out) {
   const size_t bytes = sizeof(float) * static_cast<size_t>(D > 0 ? D : layout.dim);
@@ -289,8 +300,9 @@ void gather_of(const Layout& layout, const char* base, const int64_t* ids, size_
       const char* coming = base + static_cast<size_t>(ids[i + ahead]) * layout.stride;
       for (size_t b = 0; b < bytes; b += 64) prefetch_read(coming + b);
     }
-    std::memcpy(out + i * dim, base + static_cast<size_t>(ids[i]) * layout.stride,
-                D > 0 ? sizeof(float) * D : bytes);
+    const char* const from = base + static_cast<size_t>(ids[i]) * layout.stride;
+    if constexpr (D > 0) std::memcpy(out + i * dim, from, sizeof(float) * D);
+    else copy_row(out + i * dim, reinterpret_cast<const float*>(from), dim);
   }
 }
 
@@ -313,6 +325,7 @@ void gather(const Layout& layout, const char* base, const int64_t* ids, size_t n
     return;
   }
   switch (layout.dim) {
+    case 1: return gather_of<1>(layout, base, ids, n, out);
     case 16: return gather_of<16>(layout, base, ids, n, out);
     case 32: return gather_of<32>(layout, base, ids, n, out);
     case 64: return gather_of<64>(layout, base, ids, n, out);

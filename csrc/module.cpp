@@ -229,6 +229,7 @@ NB_MODULE(_core, m) {
   bind_layers(m);
   bind_softmax(m);
   bind_topk(m);
+  bind_clicks(m);
   // known: (num_users, num_items, bitmap or 0, keys, starts); table: (keep, alias) or zeros.
   m.def("draw_negatives", [](const Addresses& known, uint64_t key, const Addresses& table,
                              int column_bits, int max_attempts, Address users, Address index,

@@ -31,5 +31,6 @@ void bind_dense(nanobind::module_& m);
 void bind_layers(nanobind::module_& m);
 void bind_softmax(nanobind::module_& m);
 void bind_topk(nanobind::module_& m);
+void bind_clicks(nanobind::module_& m);
 
 }  // namespace shoal

@@ -218,6 +218,14 @@ def topk(core: Any, rng: random.Random) -> None:
     core.topk_finish(*state, at(rng, best), at(rng, where))
 
 
+def clicks(core: Any, rng: random.Random) -> None:
+    n = rng.choice((0, 1, 7, 300))
+    scores, labels = np.array([floats(rng, n), floats(rng, n)], np.float64).round(rng.randrange(3))
+    core.pairs_in_order(at(rng, scores), at(rng, labels), n)
+    core.log_loss(at(rng, scores), at(rng, labels), n)
+    core.first_odd(at(rng, labels), n)
+
+
 def pairs(core: Any, rng: random.Random) -> None:
     n, dim = rng.choice((0, 1, 5)), rng.choice((1, 3, 16, 20))
     made = [floats(rng, n, dim) for _ in range(6)]
@@ -465,7 +473,7 @@ CALLS: dict[str, Call] = {
     for call in (
         *(make_table, rows_of_tables, read_and_write, life_of_a_table, products),
         *(topk, pairs, catalogue, codes, add_rows, board, negatives, slots, dense, layers),
-        *(attention, attend, wire),
+        *(attention, attend, clicks, wire),
         *((lanes, rings) if sys.platform == "linux" else ()),
     )
 }

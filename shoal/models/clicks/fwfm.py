@@ -42,4 +42,4 @@ class FwFM(FM):
         weights = torch.cat([self.pair_weights, self.pair_weights.new_zeros(1)])
         matrix = weights.index_select(0, self.where).view(len(vectors), len(vectors))
         met = (matrix @ vectors.flatten(1)).view(vectors.shape)  # what each one meets, weighed
-        return LR.logits(self, batch) + (met * vectors).sum((0, 2))
+        return LR.logits(self, batch) + (met * vectors).sum(0).sum(1)

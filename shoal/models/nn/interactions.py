@@ -22,8 +22,11 @@ def sum_of_products(vectors: Tensor) -> Tensor:
 
     sum over pairs of v_i * v_j  =  ((sum of v_i)^2 - sum of v_i^2) / 2, so n steps, not n^2.
     """
-    if vectors.requires_grad and not torch.compiler.is_compiling():
-        return _Pairs.apply(vectors)
+    if not torch.compiler.is_compiling():
+        if vectors.requires_grad:
+            return _Pairs.apply(vectors)
+        if takes_dots(vectors):
+            return pair_products(vectors)[0]
     return 0.5 * (vectors.sum(1).square() - vectors.square().sum(1))
 
 

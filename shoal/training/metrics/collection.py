@@ -141,12 +141,13 @@ class MetricSet:
     def _measure(self, block: Ranked | Valued) -> State:
         if isinstance(block, Ranked):
             other, size, count = "valued", "users", len(block.items)
-            view: Any = Ranking(block, self.setting)
         else:
-            other, size, count, view = "ranked", "rows", len(block.users), block
+            other, size, count = "ranked", "rows", len(block.users)
         state = {size: torch.tensor(count)}
-        for metric in self.metrics.values():
-            if metric.needs != other:
+        asked = [metric for metric in self.metrics.values() if metric.needs != other]
+        if asked:  # to look at rankings costs more than that nobody asks for them
+            view = Ranking(block, self.setting) if isinstance(block, Ranked) else block
+            for metric in asked:
                 state |= metric.measure(view)
         return state
 
