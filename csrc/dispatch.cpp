@@ -6,6 +6,7 @@
 
 #include "attend.h"
 #include "kernels.h"
+#include "perceptron.h"
 #include "softmax_kernels.h"
 
 #if defined(__aarch64__)
@@ -19,12 +20,14 @@ namespace SHOAL_LEAST {
 extern const Kernels table;
 extern const SoftmaxKernels softmax_table;
 extern const AttendKernels attend_table;
+extern const PerceptronKernels perceptron_table;
 }
 #ifdef SHOAL_HAS_AVX2
 namespace avx2 {
 extern const Kernels table;
 extern const SoftmaxKernels softmax_table;
 extern const AttendKernels attend_table;
+extern const PerceptronKernels perceptron_table;
 }
 #endif
 #ifdef SHOAL_HAS_AVX512
@@ -32,6 +35,7 @@ namespace avx512 {
 extern const Kernels table;
 extern const SoftmaxKernels softmax_table;
 extern const AttendKernels attend_table;
+extern const PerceptronKernels perceptron_table;
 }
 #endif
 namespace {
@@ -40,6 +44,7 @@ struct Build {
   const Kernels* kernels;
   const SoftmaxKernels* softmax;
   const AttendKernels* attend;
+  const PerceptronKernels* perceptron;
 };
 
 // Those that this machine can run, the widest first.
@@ -50,13 +55,16 @@ const std::vector<Build>& builds() {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("fma"))
-      all.push_back({&avx512::table, &avx512::softmax_table, &avx512::attend_table});
+      all.push_back({&avx512::table, &avx512::softmax_table, &avx512::attend_table,
+                     &avx512::perceptron_table});
 #endif
 #ifdef SHOAL_HAS_AVX2
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-      all.push_back({&avx2::table, &avx2::softmax_table, &avx2::attend_table});
+      all.push_back(
+          {&avx2::table, &avx2::softmax_table, &avx2::attend_table, &avx2::perceptron_table});
 #endif
-    all.push_back({&SHOAL_LEAST::table, &SHOAL_LEAST::softmax_table, &SHOAL_LEAST::attend_table});
+    all.push_back({&SHOAL_LEAST::table, &SHOAL_LEAST::softmax_table, &SHOAL_LEAST::attend_table,
+                   &SHOAL_LEAST::perceptron_table});
     return all;
   }();
   return found;
@@ -76,6 +84,10 @@ const SoftmaxKernels& softmax_kernels() {
 }
 
 const AttendKernels& attend_kernels() { return *chosen().load(std::memory_order_relaxed)->attend; }
+
+const PerceptronKernels& perceptron_kernels() {
+  return *chosen().load(std::memory_order_relaxed)->perceptron;
+}
 
 std::vector<std::string> instruction_sets() {
   std::vector<std::string> names;

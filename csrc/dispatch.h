@@ -1,5 +1,5 @@
-// Which build of the inner loops is used: kernels(), softmax_kernels() and attend_kernels() are
-// of the same one.
+// Which build of the inner loops is used: kernels(), softmax_kernels() and all others are of
+// the same one.
 #pragma once
 
 #include <string>

@@ -9,6 +9,7 @@
 #include "layers.h"
 #include "module.h"
 #include "pair_attention.h"
+#include "perceptron.h"
 
 namespace nb = nanobind;
 
@@ -76,6 +77,42 @@ Attend attend_of(Address x, const std::vector<size_t>& place, Address weight,
 void need_made(const Attend& of, Address array) {
   const size_t each = times(of.x.count, times(of.heads, of.width));
   need_array(array, times(each, of.x.samples), sizeof(float), "what features become: no array");
+}
+
+// arrays: weight and bias of each layer; widths: of the input and of all layers; drops: p of what
+// goes into each layer, with keys and first positions.
+std::vector<Layer> layers_of(const Addresses& arrays, const std::vector<size_t>& widths,
+                             const std::vector<double>& drops, const std::vector<uint64_t>& keys,
+                             const std::vector<uint64_t>& firsts, size_t rows) {
+  const size_t count = drops.size();
+  need(count >= 1 && arrays.size() == 2 * count && widths.size() == count + 1 &&
+           keys.size() == count && firsts.size() == count,
+       "perceptron: as many of all as there are layers");
+  std::vector<Layer> layers;
+  for (size_t k = 0; k < count; ++k) {
+    need(drops[k] >= 0 && drops[k] < 1, "dropout: a probability from 0 to below 1");
+    for (size_t width : {widths[k], widths[k + 1]})
+      need(width >= 1 && width <= size_t{1} << 16, "perceptron: from 1 to 65536 wide");
+    for (size_t array : {2 * k, 2 * k + 1}) need(arrays[array] != 0, "perceptron: no array");
+    times(times(rows, std::max(widths[k], widths[k + 1])), sizeof(float));
+    layers.push_back({at<const float>(arrays[2 * k]), at<const float>(arrays[2 * k + 1]),
+                      widths[k], widths[k + 1], {keys[k], drops[k], 1}, firsts[k]});
+  }
+  return layers;
+}
+
+// What each layer made of all rows; least: those before it may be nowhere.
+template <typename T>
+std::vector<T*> made_of(const std::vector<Layer>& layers, const Addresses& made, size_t rows,
+                        size_t least) {
+  need(made.size() == layers.size(), "perceptron: an array for each layer");
+  std::vector<T*> arrays;
+  for (size_t k = 0; k < made.size(); ++k) {
+    if (made[k] != 0 || k >= least)
+      need_array(made[k], times(rows, layers[k].out), sizeof(float), "layers: no array");
+    arrays.push_back(at<T>(made[k]));
+  }
+  return arrays;
 }
 
 }  // namespace
@@ -221,6 +258,36 @@ void bind_layers(nb::module_& m) {
         need(back.size() == 2, "attention: gradients of 2 arrays");
         attend_of(back[0], place, back[1], sizes);
         attend_back(of, at<const float>(grads), at<float>(back[0]), at<float>(back[1]), threads);
+      },
+      nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "perceptron",
+      [](const Addresses& arrays, const std::vector<size_t>& widths,
+         const std::vector<double>& drops, const std::vector<uint64_t>& keys,
+         const std::vector<uint64_t>& firsts, Address x, size_t rows, const Addresses& made,
+         int threads) {
+        const auto layers = layers_of(arrays, widths, drops, keys, firsts, rows);
+        need_array(x, times(rows, layers[0].in), sizeof(float), "input: no array");
+        perceptron(layers, at<const float>(x), rows, made_of<float>(layers, made, rows, layers.size() - 1),
+                   threads);
+      },
+      nb::call_guard<nb::gil_scoped_release>());
+  // back: gradients of the arrays; of_x: of the input, address 0: not wanted.
+  m.def(
+      "perceptron_back",
+      [](const Addresses& arrays, const std::vector<size_t>& widths,
+         const std::vector<double>& drops, const std::vector<uint64_t>& keys,
+         const std::vector<uint64_t>& firsts, Address x, size_t rows, const Addresses& made,
+         Address grads, Address of_x, const Addresses& back, int threads) {
+        const auto layers = layers_of(arrays, widths, drops, keys, firsts, rows);
+        need_array(x, times(rows, layers[0].in), sizeof(float), "input: no array");
+        need_array(grads, times(rows, layers.back().out), sizeof(float), "gradients: no array");
+        layers_of(back, widths, drops, keys, firsts, rows);
+        std::vector<LayerBack> to;
+        for (size_t k = 0; k < layers.size(); ++k)
+          to.push_back({at<float>(back[2 * k]), at<float>(back[2 * k + 1])});
+        perceptron_back(layers, at<const float>(x), rows, made_of<const float>(layers, made, rows, 0),
+                        at<const float>(grads), at<float>(of_x), to, threads);
       },
       nb::call_guard<nb::gil_scoped_release>());
   m.def(

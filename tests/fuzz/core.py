@@ -7,6 +7,7 @@ are, because addresses are all that the core has; what stands in arrays and list
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import random
 import sys
@@ -418,6 +419,24 @@ def attend(core: Any, rng: random.Random) -> None:
     core.attend_back(*given, at(rng, out), back, threads(rng))
 
 
+def perceptron(core: Any, rng: random.Random) -> None:
+    count, rows = rng.choice((0, 1, 3)), rng.choice((0, 1, 5, 70))
+    widths = [rng.choice((0, 1, 4, 19)) for _ in range(count + 1)]
+    shapes = [shape for a, b in itertools.pairwise(widths) for shape in ((b, a), (b,))]
+
+    def arrays(some: list[tuple[int, ...]]) -> list[int]:
+        return uneven(rng, [at(rng, floats(rng, *shape)) for shape in some])
+
+    rates = uneven(rng, [rng.choice((0.0, 0.5, 1.0, -1.0)) for _ in range(count)])
+    keys, firsts = uneven(rng, [3] * count), uneven(rng, [0] * count)
+    x = at(rng, floats(rng, rows, widths[0]))
+    given = arrays(shapes), uneven(rng, widths), rates, keys, firsts, x, rows
+    core.perceptron(*given, arrays([(rows, one) for one in widths[1:]]), threads(rng))
+    made, grads = arrays([(rows, one) for one in widths[1:]]), floats(rng, rows, widths[-1])
+    back = at(rng, floats(rng, rows, widths[0])), arrays(shapes)
+    core.perceptron_back(*given, made, at(rng, grads), *back, threads(rng))
+
+
 def wire(core: Any, rng: random.Random) -> None:
     one, _, rows, _, _ = table(core, rng)
     reader = core.RowReader([one], uneven(rng, [rows]), threads(rng))
@@ -473,7 +492,7 @@ CALLS: dict[str, Call] = {
     for call in (
         *(make_table, rows_of_tables, read_and_write, life_of_a_table, products),
         *(topk, pairs, catalogue, codes, add_rows, board, negatives, slots, dense, layers),
-        *(attention, attend, clicks, wire),
+        *(attention, attend, clicks, perceptron, wire),
         *((lanes, rings) if sys.platform == "linux" else ()),
     )
 }

@@ -12,6 +12,7 @@ from torch.nn.functional import linear, pad
 
 from shoal.models.nn.dropout import Dropout, draw_key, draw_mask
 from shoal.models.nn.native import activate_, activate_back, on_arm
+from shoal.models.nn.perceptron import perceptron, takes
 
 ALIGN = 8  # columns; products of other widths take slower kernels on a GPU
 SMALL = 1 << 18  # values of a layer below which, on a CPU, calls cost more than passes over memory
@@ -47,7 +48,14 @@ class MLP(nn.Sequential):
         self.widest = max(sizes[1:], default=0)
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or (x.is_cpu and (autocast(x) or self._is_small(x))):
+        if torch.compiler.is_compiling() or (x.is_cpu and autocast(x)):
+            return super().forward(x)
+        layers: list[Any] = list(self)
+        weights = [part for layer in layers[1::3] for part in (layer.weight, layer.bias)]
+        rates = [layer.p for layer in layers[::3]] if self.training else None
+        if takes(x, weights) and 1.0 not in (rates or ()):
+            return perceptron(x, weights, rates)
+        if x.is_cpu and self._is_small(x):
             return super().forward(x)
         dropped = False  # on a CPU a layer drops what the next one would: see _Activated
         for k in range(0, len(self), 3):
