@@ -295,23 +295,23 @@ void check_products(size_t m, size_t k, size_t n) {
   }
 }
 
-// Margins and gradients of pairs, on two threads, against sums in double.
+// The loss of pairs and its gradients, on two threads, against sums in double.
 void check_pairs(size_t n, size_t dim) {
   const size_t size = n * dim;
-  std::vector<float> rows(3 * size), made(3 * size), margins(n), decays(n);
+  std::vector<float> rows(3 * size), made(3 * size), slopes(n);
   for (float& x : rows) x = static_cast<float>(random_word() % 2001) / 1000 - 1;
   const Pairs pairs{rows.data(), rows.data() + size, rows.data() + 2 * size, n, dim};
-  pair_margins(pairs, margins.data(), 2);
-  for (size_t i = 0; i < n; ++i) decays[i] = std::exp(-std::fabs(margins[i]));
-  pair_gradients(pairs,
-                 {margins.data(), decays.data(), 0.5f, made.data(), made.data() + size,
-                  made.data() + 2 * size},
-                 2);
+  const double loss = pair_loss(pairs, slopes.data(), 2);
+  CHECK(loss == pair_loss(pairs, slopes.data(), 1));
+  pair_gradients(
+      pairs, {slopes.data(), 0.5f, made.data(), made.data() + size, made.data() + 2 * size}, 2);
+  double expected = 0;
   for (size_t i = 0; i < n; ++i) {
     double margin = 0;
     for (size_t c = i * dim; c < (i + 1) * dim; ++c)
       margin += double{rows[c]} * (double{rows[size + c]} - double{rows[2 * size + c]});
-    CHECK(std::fabs(margins[i] - margin) < 1e-4);
+    expected += std::log1p(std::exp(-margin));
+    CHECK(std::fabs(slopes[i] - 1 / (1 + std::exp(margin))) < 1e-5);
     const double slope = -0.5 / (1 + std::exp(margin));
     for (size_t c = i * dim; c < (i + 1) * dim; ++c) {
       CHECK(std::fabs(made[c] - slope * (rows[size + c] - rows[2 * size + c])) < 1e-4);
@@ -319,6 +319,7 @@ void check_pairs(size_t n, size_t dim) {
       CHECK(made[2 * size + c] == -made[size + c]);
     }
   }
+  CHECK(std::fabs(loss - expected) <= 1e-5 * expected);
 }
 
 // Negatives are items that the user has not seen; who has seen all of them is left over.

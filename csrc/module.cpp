@@ -22,7 +22,7 @@ using namespace shoal;
 namespace {
 
 // What Python may call, and how. Raised whenever that changes, here and in shoal/world/core.py.
-constexpr int kInterface = 13;
+constexpr int kInterface = 14;
 
 Table* make_table(int dim, int64_t rows, bool has_padding, int64_t padding, bool half,
                   const std::vector<int64_t>& numbering, int init_kind, uint64_t init_key,
@@ -227,6 +227,7 @@ NB_MODULE(_core, m) {
   bind_rows(m);
   bind_dense(m);
   bind_layers(m);
+  bind_graph(m);
   bind_softmax(m);
   bind_topk(m);
   bind_clicks(m);
@@ -255,24 +256,24 @@ NB_MODULE(_core, m) {
     return draw_negatives(pairs, draws, at<int64_t>(users), at<int64_t>(index), n, num,
                           at<int64_t>(out));
   }, release());
-  m.def("pair_margins", [](Address queries, Address positives, Address negatives, size_t n, size_t dim,
-                           Address out, int threads) {
+  m.def("pair_loss", [](Address queries, Address positives, Address negatives, size_t n, size_t dim,
+                        Address slopes, int threads) {
     for (Address array : {queries, positives, negatives})
       need_array(array, times(n, times(3, dim)), sizeof(float), "pairs: no array");
-    need_array(out, n, sizeof(float), "margins: no array");
-    pair_margins({at<float>(queries), at<float>(positives), at<float>(negatives), n, dim},
-                 at<float>(out), parts_for(3 * n * dim, threads));
+    need_array(slopes, n, sizeof(float), "slopes: no array");
+    return pair_loss({at<float>(queries), at<float>(positives), at<float>(negatives), n, dim},
+                     at<float>(slopes), parts_for(3 * n * dim, threads));
   }, release());
-  // made: margins and decays; out: gradients of queries, positives and negatives.
+  // out: gradients of queries, positives and negatives.
   m.def("pair_gradients", [](Address queries, Address positives, Address negatives, size_t n, size_t dim,
-                             const Addresses& made, float scale, const Addresses& out, int threads) {
-    need(made.size() == 2 && out.size() == 3, "pairs: 2 and 3 arrays");
+                             Address slopes, float scale, const Addresses& out, int threads) {
+    need(out.size() == 3, "pairs: 3 arrays");
     for (Address array : {queries, positives, negatives, out[0], out[1], out[2]})
       need_array(array, times(n, times(3, dim)), sizeof(float), "pairs: no array");
-    for (Address array : made) need_array(array, n, sizeof(float), "margins: no array");
+    need_array(slopes, n, sizeof(float), "slopes: no array");
     pair_gradients({at<float>(queries), at<float>(positives), at<float>(negatives), n, dim},
-                   {at<float>(made.at(0)), at<float>(made.at(1)), scale, at<float>(out.at(0)),
-                    at<float>(out.at(1)), at<float>(out.at(2))},
+                   {at<float>(slopes), scale, at<float>(out.at(0)), at<float>(out.at(1)),
+                    at<float>(out.at(2))},
                    parts_for(3 * n * dim, threads));
   }, release());
   m.def("codes_of", [](Address ids, size_t n, int64_t rows, int64_t padding, int64_t factor,

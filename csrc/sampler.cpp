@@ -28,22 +28,41 @@ bool KnownPairs::contains(int64_t user, int64_t item) const {
 int64_t draw_negatives(const KnownPairs& known, const Draws& draws, const int64_t* users,
                        const int64_t* index, size_t n, size_t num, int64_t* out) {
   const double scale = static_cast<double>(known.num_items - 1) * 0x1p-53;
+  for (size_t i = 0; i < n; ++i)
+    if (users[i] < 0 || users[i] >= known.num_users) return -1;
   int64_t left = 0;
-  for (size_t i = 0; i < n; ++i) {
-    const int64_t user = users[i];
-    if (user < 0 || user >= known.num_users) return -1;
-    const uint64_t entry = static_cast<uint64_t>(index[i]) << draws.column_bits;
-    for (size_t column = 0; column < num; ++column) {
-      const uint64_t bits = mix(draws.key + (entry + column) * kIncrement);
-      int64_t item = choose(draws, bits, scale);
+  // First attempts of a block, all of them, then the others of those that were in vain: whether one
+  // was cannot be guessed, and a wrong guess costs as much as several draws.
+  constexpr size_t block = 128;
+  uint64_t bits[block];
+  size_t vain[block + 1];
+  const size_t total = n * num;
+  for (size_t begin = 0; begin < total; begin += block) {
+    const size_t count = std::min(block, total - begin);
+    size_t found = 0;
+    for (size_t k = 0, i = begin / num, column = begin % num; k < count; ++k) {
+      const uint64_t entry = (static_cast<uint64_t>(index[i]) << draws.column_bits) + column;
+      bits[k] = mix(draws.key + entry * kIncrement);
+      const int64_t item = out[begin + k] = choose(draws, bits[k], scale);
+      vain[found] = k;
+      found += known.contains(users[i], item) ? 1 : 0;
+      const bool next = ++column == num;
+      i += next ? 1 : 0;
+      column = next ? 0 : column;
+    }
+    for (size_t v = 0; v < found; ++v) {
+      const size_t k = vain[v];
+      const int64_t user = users[(begin + k) / num];
+      int64_t item = out[begin + k];
       int attempt = 1;
       for (; attempt < draws.max_attempts && known.contains(user, item); ++attempt)
-        item = choose(draws, mix(kStart + (bits + static_cast<uint64_t>(attempt)) * kIncrement), scale);
+        item = choose(draws, mix(kStart + (bits[k] + static_cast<uint64_t>(attempt)) * kIncrement),
+                      scale);
       if (attempt == draws.max_attempts && known.contains(user, item)) {
         item = 0;
         ++left;
       }
-      *out++ = item;
+      out[begin + k] = item;
     }
   }
   return left;

@@ -55,19 +55,23 @@ class Reader:
         chunks = range(start, last, together)
 
         def make(chunk: int) -> list[Batch]:
-            places, firsts = [], []
+            slices = []  # of each batch: its first place, how many there are, the first of them
             for number in range(chunk, min(chunk + together, last)):
                 begin = number * self.batch_size + skip
                 count = min(self.batch_size, self.num_samples - begin)
                 first, stop = count * rank // size, count * (rank + 1) // size
-                places.append(np.arange(begin + first, begin + stop))
-                firsts.append(first)
-            made = self.make(order[np.concatenate(places)], epoch)
-            stops = np.cumsum([len(part) for part in places]).tolist()
-            return [
-                self.finish(made.rows(stop - len(part), stop, first))
-                for part, stop, first in zip(places, stops, firsts)
-            ]
+                slices.append((begin + first, stop - first, first))
+            if size == 1:  # they follow each other
+                begin, count, _ = slices[-1]
+                samples = order[slices[0][0] : begin + count]
+            else:
+                places = [np.arange(begin, begin + count) for begin, count, _ in slices]
+                samples = order[np.concatenate(places)]
+            made, stop, batches = self.make(samples, epoch), 0, []
+            for _, count, first in slices:
+                batches.append(self.finish(made.rows(stop, stop + count, first)))
+                stop += count
+            return batches
 
         if self.prefetch:
             from shoal.data.clicks.ahead import ahead  # its room imports this file
@@ -126,8 +130,8 @@ class Interactions(Reader):
         self.num_negatives = draws_per_sample(negatives)
 
     def make(self, samples: np.ndarray, epoch: int) -> Batch:
-        users = self.users[samples].astype(np.int64, copy=False)  # on disk ids are shorter
-        items = self.items[samples].astype(np.int64, copy=False)
+        users = self.users.take(samples).astype(np.int64, copy=False)  # on disk ids are shorter
+        items = self.items.take(samples).astype(np.int64, copy=False)
         ids: dict[str, Tensor] = {
             self.user_field: torch.from_numpy(users),
             self.item_field: torch.from_numpy(items),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import math
 import signal
 import statistics
 import time
@@ -17,7 +18,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import MISSING, asdict, fields
 from typing import Any
 
-import torch
 from torch import Tensor
 
 import shoal
@@ -187,7 +187,7 @@ class Trainer:
         cursor, config, reader = self.cursor, self.config, self.reader
         if not self.model.trainable:
             return 0.0
-        total = torch.tensor(cursor.loss_sum, dtype=torch.float64, device=self.world.device)
+        total: Tensor | float = cursor.loss_sum  # a tensor where a GPU would be waited for
         batches = self._parts()
         self.interval.begin()
         shown = bar(
@@ -199,7 +199,8 @@ class Trainer:
             cursor.position(reader)[0],
         )
         for parts, following in one_ahead(map(self._move, shown)):
-            total += self._step(parts, following, epochs)
+            loss = self._step(parts, following, epochs)
+            total = total + (loss.item() if loss.is_cpu else loss.double())
             every, told = config.checkpoint.every_steps, self.stopping.stops(cursor.step)
             if told or (every and cursor.step % every == 0 and following is not None):
                 cursor.loss_sum = self._number(total)
@@ -249,15 +250,15 @@ class Trainer:
         log.info("stopped by %s; saved at step %d", signal.Signals(number).name, self.cursor.step)
         raise shoal.Interrupted(number)
 
-    def _number(self, loss: Tensor) -> float:
+    def _number(self, loss: Tensor | float) -> float:
         """A sum of losses; NaN is refused, before it is saved in the place of what was good."""
-        if loss.isnan():
+        if math.isnan(loss := float(loss)):
             self.checkpoints.wait()  # one may still be being written
             raise ValueError(
                 f"the loss became NaN in epoch {self.cursor.epoch}; lower train.optimizer.lr or "
                 "set train.clip_grad_norm. The checkpoints before it are kept"
             )
-        return float(loss)
+        return loss
 
     def _parts(self) -> Iterator[list[Batch]]:
         """This rank's slices of the epoch's batches, each in as many parts as are asked for.

@@ -230,11 +230,11 @@ def clicks(core: Any, rng: random.Random) -> None:
 def pairs(core: Any, rng: random.Random) -> None:
     n, dim = rng.choice((0, 1, 5)), rng.choice((1, 3, 16, 20))
     made = [floats(rng, n, dim) for _ in range(6)]
-    margins, decays = floats(rng, n), floats(rng, n)
-    core.pair_margins(*(at(rng, x) for x in made[:3]), n, dim, at(rng, margins), threads(rng))
+    slopes = floats(rng, n)
+    core.pair_loss(*(at(rng, x) for x in made[:3]), n, dim, at(rng, slopes), threads(rng))
     core.pair_gradients(
         *(at(rng, x) for x in made[:3]),
-        *(n, dim, uneven(rng, [at(rng, margins), at(rng, decays)]), 0.5),
+        *(n, dim, at(rng, slopes), 0.5),
         *(uneven(rng, [at(rng, x) for x in made[3:]]), threads(rng)),
     )
 

@@ -15,7 +15,7 @@ from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placed.duplicates import add_rows, distinct
 from shoal.embedding.softmax.native import logits_of
 from shoal.embedding.table import Init, Table
-from shoal.models.nn.native import pair_gradients, pair_margins, products_of
+from shoal.models.nn.native import pair_gradients, pair_loss, products_of
 from shoal.world.core import load_core
 
 core = load_core()
@@ -53,9 +53,9 @@ def test_shapes_of_products_and_pairs() -> None:
         logits_of(torch.ones(2, 4), torch.ones(5, 4), torch.ones(3))
     queries, short = torch.ones(6, 4), torch.ones(2, 4)
     with pytest.raises(ValueError, match="pairs"):
-        pair_margins(queries, short, torch.ones(6, 1, 4))
-    with pytest.raises(ValueError, match="margins"):
-        pair_gradients(queries, queries, torch.ones(6, 1, 4), torch.ones(2), torch.ones(6), 1.0)
+        pair_loss(queries, short, torch.ones(6, 1, 4))
+    with pytest.raises(ValueError, match="slopes"):
+        pair_gradients(queries, queries, torch.ones(6, 1, 4), torch.ones(2), 1.0)
 
 
 def test_lines_lie_within_their_text() -> None:

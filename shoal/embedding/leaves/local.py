@@ -230,6 +230,9 @@ def pull_all(stores: Sequence[Leaf], ids: Sequence[Ids], learn: bool = False) ->
 
     learn: a hint, the next `push_all` may be of these ids.
     """
+    kinds = {type(store) for store in stores}
+    if len(kinds) == 1:  # as nearly always
+        return kinds.pop().pull_many(stores, ids, learn)
     rows: dict[int, Tensor] = {}
     for kind, members in _by_kind(stores).items():
         pulled = kind.pull_many([stores[k] for k in members], [ids[k] for k in members], learn)
@@ -255,6 +258,11 @@ def push_all(
     counts[k] [n, 2], of a store with counters: how often each id was shown, and clicked.
     pulled[k]: the ids are those that the last pull that learns had of it, in that order.
     """
+    kinds = {type(store) for store in stores}
+    if len(kinds) == 1 and all(one is None for one in counts):  # as nearly always
+        ids, grads = [ids for ids, _ in parts], [grads for _, grads in parts]
+        kinds.pop().push_many(stores, ids, grads, lr, bool(pulled) and all(pulled))
+        return
     counts, pulled = counts or [None] * len(stores), pulled or [False] * len(stores)
     uncounted = [k for k in range(len(stores)) if counts[k] is None]
     for kind, members in _by_kind([stores[k] for k in uncounted]).items():

@@ -20,7 +20,7 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Facts, Output, Retrieval
 from shoal.models.nn.graph import Graph
-from shoal.models.nn.losses import bpr_loss
+from shoal.models.nn.losses import length_sum, placed_bpr_loss
 
 
 class LightGCN(Retrieval):
@@ -62,11 +62,7 @@ class LightGCN(Retrieval):
 
     def last_layer(self, first: Tensor) -> Tensor:
         """What spreading makes of them: one vector for each node."""
-        layer = total = first
-        for _ in range(self.options.n_layers):
-            layer = self.graph(layer)
-            total = total + layer
-        return total / (self.options.n_layers + 1)
+        return self.graph.mean(first, self.options.n_layers)
 
     def train(self, mode: bool = True) -> LightGCN:
         """As in torch; either way, what was propagated before is forgotten."""
@@ -93,17 +89,13 @@ class LightGCN(Retrieval):
         """The BPR loss of nodes [b, 2 + k], and the L2 term on their learned vectors."""
         size, k = nodes.shape[0], nodes.shape[1] - 2
         nodes = nodes.T.contiguous()  # [2 + k, b]: vectors of a kind lie together
-        users, items, negatives = F.embedding(nodes, final).split([1, 1, k])
-        loss = bpr_loss(users.squeeze(0), items.squeeze(0), negatives.transpose(0, 1))
+        loss = placed_bpr_loss(final, nodes)
         # each of the k pairs of a sample holds its user and its item once
         often = first.new_ones(2 + k, 1)
         often[:2] = k
         often = often.expand(-1, size).reshape(-1)
         often = first.new_zeros(len(first)).index_add_(0, nodes.reshape(-1), often)
-        if self.options.require_pow:
-            penalty = 0.5 * (often @ first.square().sum(1))
-        else:
-            penalty = often @ torch.linalg.vector_norm(first, dim=1)
+        penalty = length_sum(first, often, self.options.require_pow)
         return Output(loss + self.options.reg_weight * penalty, size * k)
 
     def encode_query(self, batch: Batch) -> Tensor:

@@ -45,12 +45,11 @@ class SGL(LightGCN):
 
     def _view(self, first: Tensor) -> Tensor:
         """All nodes, as they are in a graph of which something is missing."""
-        weights = self._drop()
+        if self.options.type != "RW":
+            return self.graph.mean(first, self.options.n_layers, self._drop())
         layer = total = first
-        for number in range(self.options.n_layers):
-            if number and self.options.type == "RW":
-                weights = self._drop()
-            layer = self.graph(layer, weights)
+        for _ in range(self.options.n_layers):
+            layer = self.graph(layer, self._drop())
             total = total + layer
         return total / (self.options.n_layers + 1)
 

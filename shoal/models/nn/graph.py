@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.embedding.pooling import sum_bags
+from shoal.models.nn.native_graph import Edges, spread_graph, takes_graph
 
 
 class _Spread(torch.autograd.Function):
@@ -36,6 +37,25 @@ class _Spread(torch.autograd.Function):
         return back, None, None, None, None
 
 
+class _Layers(torch.autograd.Function):
+    """Some layers of a graph in one call of the native core; see `spread_graph`.
+
+    The matrix of a graph is symmetric, and so are its powers and their sums: the gradient is the
+    same again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, edges: Edges, layers: int, summed: bool, scale: float
+    ) -> Tensor:
+        ctx.of = edges, layers, summed, scale
+        return spread_graph(x, edges, layers, summed, scale)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return _Layers.apply(grads[0].contiguous(), *ctx.of), None, None, None, None
+
+
 class Graph(nn.Module):
     """D^-1/2 A D^-1/2 of the training interactions; items are numbered after the users."""
 
@@ -44,6 +64,7 @@ class Graph(nn.Module):
     ends: Tensor  # [2 * edges]: the node that each of these is a neighbour of
     edges: Tensor  # [2 * edges]: number of the undirected edge, 0 .. edges - 1
     weights: Tensor  # [2 * edges]
+    shares: Tensor  # [nodes]: a weight is the product of those of its two nodes
 
     def __init__(self, users: Tensor, items: Tensor, num_users: int, num_items: int):
         super().__init__()
@@ -60,7 +81,10 @@ class Graph(nn.Module):
             self.register_buffer(name, value, persistent=False)  # the data makes it anew
         ones = torch.ones(len(ends), dtype=torch.float64)
         self.register_buffer("weights", self.normalised(ones).float(), persistent=False)
+        shares = self._shares(ones).float()
+        self.register_buffer("shares", shares, persistent=False)
         self._cut: Any = None
+        self._edges: Edges | None = None
 
     @property
     def num_edges(self) -> int:
@@ -69,14 +93,36 @@ class Graph(nn.Module):
 
     def normalised(self, kept: Tensor) -> Tensor:
         """Weights of a graph with some edges only: kept [2 * edges] of 0 and 1 -> likewise."""
-        degrees = torch.zeros(self.nodes, dtype=kept.dtype, device=kept.device)
-        share = degrees.index_add(0, self.ends, kept).clamp(min=1.0).rsqrt()
+        share = self._shares(kept)
         return kept * share.index_select(0, self.ends) * share.index_select(0, self.neighbours)
+
+    def _shares(self, kept: Tensor) -> Tensor:
+        """1 / sqrt(neighbours) of every node: [nodes]."""
+        degrees = torch.zeros(self.nodes, dtype=kept.dtype, device=kept.device)
+        return degrees.index_add(0, self.ends, kept).clamp(min=1.0).rsqrt()
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Every node's weighted sum of its neighbours: [nodes, d] -> [nodes, d]."""
+        if weights is None and takes_graph(x):
+            return _Layers.apply(x, self._as_edges(), 1, False, 1.0)
         weights = self.weights if weights is None else weights
         return _Spread.apply(x, self.starts, self.neighbours, weights, self._pieces(x))
+
+    def mean(self, x: Tensor, layers: int, weights: Tensor | None = None) -> Tensor:
+        """The mean of x and of what `layers` steps make of it: [nodes, d] -> [nodes, d]."""
+        if weights is None and takes_graph(x):
+            return _Layers.apply(x, self._as_edges(), layers, True, 1.0 / (layers + 1))
+        layer = total = x
+        for _ in range(layers):
+            layer = self(layer, weights)
+            total = total + layer
+        return total / (layers + 1)
+
+    def _as_edges(self) -> Edges:
+        """What the native core needs of the graph; made once."""
+        if self._edges is None or self._edges.starts is not self.starts:
+            self._edges = Edges(self.starts, self.neighbours.int(), self.shares)
+        return self._edges
 
     def _pieces(self, x: Tensor) -> Any:
         """What the kernels need of the graph, where there are any; made once."""

@@ -8,11 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.models.nn.native import (
-    core_takes_pairs,
-    pair_gradients,
-    pair_margins,
-)
+from shoal.models.nn.native import core_takes_pairs, pair_gradients, pair_loss
+from shoal.models.nn.native_graph import placed_pair_gradients, placed_pair_loss, takes_placed
 
 
 def bpr_loss(queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
@@ -39,16 +36,63 @@ class _PairLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-        margins = pair_margins(queries, positives, negatives)
-        terms, decays = torch.ops.aten.log_sigmoid_forward(margins)  # decays: exp(-|margins|)
-        ctx.save_for_backward(queries, positives, negatives, margins, decays)
-        return -terms.sum()
+        loss, slopes = pair_loss(queries, positives, negatives)
+        ctx.save_for_backward(queries, positives, negatives, slopes)
+        return torch.full((), loss)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        queries, positives, negatives, margins, decays = ctx.saved_tensors
-        made = pair_gradients(queries, positives, negatives, margins, decays, float(grads[0]))
-        return made[0], made[1], made[2].view_as(negatives)
+        queries, positives, negatives, slopes = ctx.saved_tensors
+        made = pair_gradients(queries, positives, negatives, slopes, grads[0].item())
+        of_queries, of_positives, of_negatives = made.unbind()
+        return of_queries, of_positives, of_negatives.unsqueeze(1)
+
+
+def placed_bpr_loss(rows: Tensor, places: Tensor) -> Tensor:
+    """bpr_loss of rows [n, d]; places [2 + k, b]: those of queries, positives and negatives."""
+    if takes_placed(rows, places):
+        return _PlacedPairLoss.apply(rows, places)
+    queries, positives, negatives = F.embedding(places, rows).split([1, 1, places.shape[0] - 2])
+    return bpr_loss(queries.squeeze(0), positives.squeeze(0), negatives.transpose(0, 1))
+
+
+class _PlacedPairLoss(torch.autograd.Function):
+    """placed_bpr_loss of one negative by the native core: no vector is copied."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, places: Tensor) -> Tensor:
+        loss, slopes = placed_pair_loss(rows, places)
+        ctx.save_for_backward(rows, places, slopes)
+        return torch.full((), loss)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        rows, places, slopes = ctx.saved_tensors
+        return placed_pair_gradients(rows, places, slopes, grads[0].item()), None
+
+
+def length_sum(x: Tensor, often: Tensor, power: bool) -> Tensor:
+    """Sum of often * the length of x, or of half its square: [n, d], [n] -> scalar.
+
+    Nothing but zeros has no length, and no gradient.
+    """
+    return _LengthSum.apply(x, often, power)
+
+
+class _LengthSum(torch.autograd.Function):
+    """length_sum, whose gradient is x times a number for each row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, often: Tensor, power: bool) -> Tensor:
+        lengths = torch.linalg.vector_norm(x, dim=1)
+        shares = often if power else (often / lengths).masked_fill_(lengths == 0, 0.0)
+        ctx.save_for_backward(x, shares)
+        return 0.5 * (often @ lengths.square_()) if power else often @ lengths
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        x, shares = ctx.saved_tensors
+        return x * (shares * grads[0]).unsqueeze(1), None, None
 
 
 def mean_distance(

@@ -34,8 +34,10 @@ def products_of(a: Tensor, b: Tensor) -> Tensor:
 
 def core_takes_pairs(queries: Tensor, positives: Tensor, negatives: Tensor) -> bool:
     """Whether the core can make the loss of these pairs: on any machine and any threads."""
-    one_each = queries.dim() == 2 and negatives.shape == (len(queries), 1, queries.shape[1])
-    if not (one_each and positives.shape == queries.shape and hasattr(_core, "pair_margins")):
+    shape = queries.shape
+    if _core is None or len(shape) != 2 or positives.shape != shape:
+        return False
+    if negatives.shape != (shape[0], 1, shape[1]):
         return False
     return is_plain(queries) and is_plain(positives) and is_plain(negatives)
 
@@ -47,36 +49,42 @@ def _check_pairs(queries: Tensor, positives: Tensor, negatives: Tensor) -> None:
         raise ValueError(f"pairs of {shapes}; they must be float32 [b, d], [b, d] and [b, 1, d]")
 
 
-def pair_margins(queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-    """<q, p - n> of every pair: [b, d], [b, d], [b, 1, d] -> [b]."""
+def pair_loss(queries: Tensor, positives: Tensor, negatives: Tensor) -> tuple[float, Tensor]:
+    """Sum of -ln sigmoid(<q, p - n>): [b, d], [b, d], [b, 1, d]; and 1 - sigmoid of each [b]."""
     _check_pairs(queries, positives, negatives)
-    out = torch.empty(len(queries))
-    addresses = [x.data_ptr() for x in (queries, positives, negatives)]
-    _core.pair_margins(*addresses, *queries.shape, out.data_ptr(), torch.get_num_threads())
-    return out
+    size, dim = queries.shape
+    slopes = torch.empty(size)
+    loss = _core.pair_loss(
+        queries.data_ptr(),
+        positives.data_ptr(),
+        negatives.data_ptr(),
+        size,
+        dim,
+        slopes.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return loss, slopes
 
 
 def pair_gradients(
-    queries: Tensor,
-    positives: Tensor,
-    negatives: Tensor,
-    margins: Tensor,
-    decays: Tensor,
-    scale: float,
+    queries: Tensor, positives: Tensor, negatives: Tensor, slopes: Tensor, scale: float
 ) -> Tensor:
-    """Gradients of scale * sum of -ln sigmoid(margins): [3, b, d]; decays are exp(-|margins|)."""
+    """Gradients of scale * `pair_loss`, whose slopes are given: [3, b, d]."""
     _check_pairs(queries, positives, negatives)
-    if margins.shape != (len(queries),) or decays.shape != margins.shape:
-        raise ValueError(f"{len(queries)} pairs have as many margins and decays")
-    out = torch.empty(3, *queries.shape)
-    addresses = [x.data_ptr() for x in (queries, positives, negatives)]
-    made = [margins.data_ptr(), decays.data_ptr()]
+    size, dim = queries.shape
+    if slopes.shape != (size,) or not is_plain(slopes):
+        raise ValueError(f"{size} pairs have as many slopes")
+    out = torch.empty(3, size, dim)
+    begin, step = out.data_ptr(), 4 * size * dim
     _core.pair_gradients(
-        *addresses,
-        *queries.shape,
-        made,
+        queries.data_ptr(),
+        positives.data_ptr(),
+        negatives.data_ptr(),
+        size,
+        dim,
+        slopes.data_ptr(),
         scale,
-        [x.data_ptr() for x in out.unbind()],
+        [begin, begin + step, begin + 2 * step],
         torch.get_num_threads(),
     )
     return out

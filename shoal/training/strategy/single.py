@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from shoal.data.batch import Batch
@@ -12,6 +13,7 @@ from shoal.embedding.placed.local import LocalRows
 from shoal.embedding.service import RowService
 from shoal.embedding.table import Table
 from shoal.models.base import Output
+from shoal.training.strategy.back import go_back
 from shoal.training.strategy.base import Strategy
 from shoal.world.world import World
 
@@ -31,8 +33,10 @@ class Single(Strategy):
     def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
         lr, scale = self.lr(lr), 1.0
         if len(parts) == 1:
-            loss = mean_loss(self.forward(parts[0], lr))
-            loss.backward()
+            output = self.forward(parts[0], lr)
+            share = share_of(output)
+            go_back(output.loss, share)
+            loss = output.loss.detach() * share
         else:
             sums = self.backward(parts, lr)
             scale = 1.0 / max(1.0, float(sums.count))
@@ -43,7 +47,7 @@ class Single(Strategy):
         gradients = self.clip(self.rows.collect(scale))
         self.step_dense(lr)
         self.rows.apply(gradients, lr, scale)
-        return loss.detach()
+        return loss
 
     def step_dense(self, lr: float) -> None:
         """Update the dense parameters."""
@@ -51,13 +55,12 @@ class Single(Strategy):
             dense_step(self.dense_optimizer, lr)
 
 
-def mean_loss(output: Output) -> Tensor:
-    """The mean loss of a batch, to go back from.
+def share_of(output: Output) -> Tensor:
+    """1 / the terms of a batch's loss, shaped as it is, to go back with.
 
-    Scaling the loss costs nothing; scaling the gradients afterwards would. (So would handing the
-    scale to backward: torch then imports all of its symbolic shapes.)
+    Scaling what backward begins with costs nothing; scaling the gradients afterwards would.
     """
-    count = output.count
+    loss, count = output.loss, output.count
     if isinstance(count, Tensor):  # a GPU is not waited for
-        return output.loss * count.clamp(min=1).to(output.loss).reciprocal()
-    return output.loss * (1.0 / count if count else 0.0)
+        return count.clamp(min=1).to(loss).reciprocal().view_as(loss)
+    return torch.full_like(loss, 1.0 / count if count else 0.0)
