@@ -260,8 +260,9 @@ def push_all(
     """
     kinds = {type(store) for store in stores}
     if len(kinds) == 1 and all(one is None for one in counts):  # as nearly always
-        ids, grads = [ids for ids, _ in parts], [grads for _, grads in parts]
-        kinds.pop().push_many(stores, ids, grads, lr, bool(pulled) and all(pulled))
+        every_id, every_grad = [ids for ids, _ in parts], [grads for _, grads in parts]
+        together = bool(pulled) and all(pulled)
+        kinds.pop().push_many(stores, every_id, every_grad, lr, together)
         return
     counts, pulled = counts or [None] * len(stores), pulled or [False] * len(stores)
     uncounted = [k for k in range(len(stores)) if counts[k] is None]
