@@ -13,7 +13,7 @@ typedef float Four __attribute__((vector_size(16), aligned(4)));
 
 // Columns that are made together: of every node one cache line.
 constexpr size_t kWidth = 16;
-struct Line {
+struct alignas(64) Line {
   Four x[kWidth / 4];
 };
 
@@ -67,8 +67,8 @@ void spread_columns(const Graph& graph, const Spreading& of, size_t first, float
   for (size_t layer = 1; layer <= of.layers; ++layer) {
     for (size_t k = 0; k < graph.nodes; ++k) {
       Line made = gather<far>(graph, k, now.data()) * graph.shares[k];
-      if (of.summed) {
-        const Line begun = read(of.x + k * of.dim + first, columns);
+      if (of.added != nullptr) {
+        const Line begun = read(of.added + k * of.dim + first, columns);
         for (size_t v = 0; v < kWidth / 4; ++v) made.x[v] += begun.x[v];
       }
       if (layer == of.layers)
@@ -82,7 +82,6 @@ void spread_columns(const Graph& graph, const Spreading& of, size_t first, float
 
 }  // namespace
 
-// By Horner: x + M x + M^2 x = x + M (x + M x).
 void spread(const Graph& graph, const Spreading& of, float* out, int threads) {
   constexpr size_t near = 1 << 14, enough = 1 << 18;  // nodes; values that are worth another thread
   if (of.layers == 0) {

@@ -14,12 +14,13 @@ struct Graph {
   size_t nodes = 0;
 };
 
-// Of x [nodes, dim] and the matrix M, the power M^layers x or, with `summed`, x + M x + ... + M^layers x;
-// either times scale: out [nodes, dim]. Columns do not depend on each other, nor on the threads.
+// With the matrix M, so many times x = added + M x; in the end times scale: out [nodes, dim]. Where x
+// itself is what is added, that is x + M x + ... + M^layers x. Columns do not depend on each other, nor
+// on the threads.
 struct Spreading {
-  const float* x = nullptr;
+  const float* x = nullptr;      // [nodes, dim]
+  const float* added = nullptr;  // [nodes, dim] or null
   size_t dim = 0, layers = 1;
-  bool summed = false;
   float scale = 1;
 };
 void spread(const Graph& graph, const Spreading& of, float* out, int threads);

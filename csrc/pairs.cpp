@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "memory.h"
 #include "threads.h"
 
 namespace shoal {
@@ -90,6 +91,16 @@ const float* row_of(const PlacedPairs& pairs, int64_t place) {
   return pairs.rows + static_cast<size_t>(place) * pairs.dim;
 }
 
+// Lets the rows of the pair that comes some pairs later be fetched; rows is what they are of.
+void fetch_later(const PlacedPairs& pairs, size_t i, const float* rows) {
+  constexpr size_t later = 6, line = 16;
+  if (i + later >= pairs.count) return;
+  for (const int64_t* places : {pairs.queries, pairs.positives, pairs.negatives}) {
+    const float* row = rows + static_cast<size_t>(places[i + later]) * pairs.dim;
+    for (size_t c = 0; c < pairs.dim; c += line) prefetch_read(row + c);
+  }
+}
+
 }  // namespace
 
 double pair_loss(const Pairs& pairs, float* slopes, int threads) {
@@ -102,6 +113,7 @@ double pair_loss(const Pairs& pairs, float* slopes, int threads) {
 
 double pair_loss(const PlacedPairs& pairs, float* slopes, int threads) {
   return sum_losses(pairs.count, slopes, threads, [&](size_t i) {
+    fetch_later(pairs, i, pairs.rows);
     return margin_of(row_of(pairs, pairs.queries[i]), row_of(pairs, pairs.positives[i]),
                      row_of(pairs, pairs.negatives[i]), pairs.dim);
   });
@@ -140,6 +152,8 @@ void pair_gradients(const PlacedPairs& pairs, const float* slopes, float scale, 
       return out + static_cast<size_t>(place) * pairs.dim + first;
     };
     for (size_t i = 0; i < pairs.count; ++i) {
+      fetch_later(pairs, i, pairs.rows);
+      fetch_later(pairs, i, out);
       const float g = -scale * slopes[i];
       const float* query = row_of(pairs, pairs.queries[i]) + first;
       const float* positive = row_of(pairs, pairs.positives[i]) + first;

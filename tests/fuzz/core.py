@@ -393,6 +393,34 @@ def layers(core: Any, rng: random.Random) -> None:
     core.pair_products_back(at(rng, vectors), place, at(rng, x), at(rng, made), at(rng, grads))
 
 
+def graph(core: Any, rng: random.Random) -> None:
+    n, width, count = rng.choice((0, 1, 7, 90)), rng.choice((0, 1, 5, 16)), rng.choice((0, 1, 6))
+    x, y, out, back = (floats(rng, n, width) for _ in range(4))
+    starts, shares = np.sort(numbers(rng, n + 1, 9)), floats(rng, n)
+    neighbours = numbers(rng, 8, max(n, 1)).astype(np.int32)
+    nodes = at(rng, starts), at(rng, neighbours), len(neighbours), at(rng, shares), n
+    layers = rng.choice((0, 1, 3, 2**21))
+    core.spread_graph(
+        *(*nodes, at(rng, x), at(rng, y), width, layers, 0.5, at(rng, out), threads(rng))
+    )
+    places, slopes = numbers(rng, 3 * count, max(n, 1)), floats(rng, count)
+    pairs = at(rng, x), n, width, at(rng, places), count, at(rng, slopes)
+    core.placed_pair_loss(*pairs, threads(rng))
+    core.placed_pair_gradients(*pairs, 0.5, at(rng, out), threads(rng))
+    sides = floats(rng, n, 2 * width)
+    core.join_sides(at(rng, x), at(rng, y), n, width, at(rng, sides), threads(rng))
+    both = at(rng, out), at(rng, back), threads(rng)
+    core.part_sides(at(rng, sides), at(rng, x), at(rng, y), n, width, *both)
+    rate, sums, lengths = rng.choice((0.5, 0, 1, -1)), floats(rng, width), floats(rng, n)
+    sizes = uneven(rng, [n, width, rng.choice((2 * width, width, 0))])
+    more = at(rng, sums), 7, rate, at(rng, sides), at(rng, lengths), threads(rng)
+    core.finish_layer(sizes, 0.2, 1e-12, at(rng, x), *more)
+    made = uneven(rng, [at(rng, x), at(rng, sides), at(rng, lengths)])
+    grads = uneven(rng, [at(rng, sides), at(rng, y)])
+    ends = rate, at(rng, back), at(rng, sums), threads(rng)
+    core.finish_layer_back(sizes, 0.2, 1e-12, made, grads, *ends)
+
+
 def attention(core: Any, rng: random.Random) -> None:
     count, dim, hidden, samples = (rng.choice((0, 1, 3, 20)) for _ in range(4))
     shapes = [(count, dim, samples), (hidden, dim), (hidden,), (hidden,), (dim,)]
@@ -492,7 +520,7 @@ CALLS: dict[str, Call] = {
     for call in (
         *(make_table, rows_of_tables, read_and_write, life_of_a_table, products),
         *(topk, pairs, catalogue, codes, add_rows, board, negatives, slots, dense, layers),
-        *(attention, attend, clicks, perceptron, wire),
+        *(graph, attention, attend, clicks, perceptron, wire),
         *((lanes, rings) if sys.platform == "linux" else ()),
     )
 }

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.nn import functional
 
+from shoal.data.batch import Jagged
 from shoal.embedding.pooling import sum_bags
 from shoal.embedding.softmax.native import on_arm
-from shoal.models.nn import mlp, perceptron
+from shoal.models.nn import mlp, perceptron, taken
 from shoal.models.nn.dropout import begin_slice, begin_step, end_steps
 from shoal.models.nn.interactions import Dots, sum_of_products
 from shoal.models.nn.mlp import MLP
@@ -159,3 +160,18 @@ def test_what_is_no_number_stays_so_in_a_perceptron() -> None:
     x[2, 1] = float("nan")
     found = layers(x)
     assert found[2].isnan().all() and not found[:2].isnan().any() and not found[3:].isnan().any()
+
+
+@pytest.mark.parametrize("dim", [1, 6, 67])
+def test_sums_of_lists_and_their_gradients_are_products(dim: int, monkeypatch) -> None:
+    torch.manual_seed(dim)
+    lists = Jagged.from_lists([[4, 1, 9], [], [9], [2, 3, 4, 5]])
+    owner, weights, found = taken.owners(lists), torch.rand(8), []
+    rows, weight = torch.randn(12, dim), torch.randn(4, dim)
+    for takes in (taken.on_arm, lambda *_: False):
+        monkeypatch.setattr(taken, "on_arm", takes)
+        own = rows.clone().requires_grad_()
+        made = taken.summed(lambda ids, own=own: own[ids], lists, owner, weights)
+        (made * weight).sum().backward()
+        found.append((made.detach(), own.grad))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)

@@ -38,22 +38,21 @@ class _Spread(torch.autograd.Function):
 
 
 class _Layers(torch.autograd.Function):
-    """Some layers of a graph in one call of the native core; see `spread_graph`.
+    """Some layers of a graph, or the mean of all, in one call of the native core.
 
     The matrix of a graph is symmetric, and so are its powers and their sums: the gradient is the
     same again.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, edges: Edges, layers: int, summed: bool, scale: float
-    ) -> Tensor:
-        ctx.of = edges, layers, summed, scale
-        return spread_graph(x, edges, layers, summed, scale)
+    def forward(ctx: Any, x: Tensor, edges: Edges, layers: int, mean: bool) -> Tensor:
+        ctx.of = edges, layers, mean
+        scale = 1.0 / (layers + 1) if mean else 1.0
+        return spread_graph(x, edges, layers, scale, x if mean else None)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
-        return _Layers.apply(grads[0].contiguous(), *ctx.of), None, None, None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return _Layers.apply(grads[0].contiguous(), *ctx.of), None, None, None
 
 
 class Graph(nn.Module):
@@ -104,21 +103,21 @@ class Graph(nn.Module):
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Every node's weighted sum of its neighbours: [nodes, d] -> [nodes, d]."""
         if weights is None and takes_graph(x):
-            return _Layers.apply(x, self._as_edges(), 1, False, 1.0)
+            return _Layers.apply(x, self.as_edges(), 1, False)
         weights = self.weights if weights is None else weights
         return _Spread.apply(x, self.starts, self.neighbours, weights, self._pieces(x))
 
     def mean(self, x: Tensor, layers: int, weights: Tensor | None = None) -> Tensor:
         """The mean of x and of what `layers` steps make of it: [nodes, d] -> [nodes, d]."""
         if weights is None and takes_graph(x):
-            return _Layers.apply(x, self._as_edges(), layers, True, 1.0 / (layers + 1))
+            return _Layers.apply(x, self.as_edges(), layers, True)
         layer = total = x
         for _ in range(layers):
             layer = self(layer, weights)
             total = total + layer
         return total / (layers + 1)
 
-    def _as_edges(self) -> Edges:
+    def as_edges(self) -> Edges:
         """What the native core needs of the graph; made once."""
         if self._edges is None or self._edges.starts is not self.starts:
             self._edges = Edges(self.starts, self.neighbours.int(), self.shares)

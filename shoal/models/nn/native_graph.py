@@ -31,10 +31,12 @@ def takes_graph(x: Tensor) -> bool:
     return has_neon() and is_plain(x) and x.dim() == 2 and not torch.compiler.is_compiling()
 
 
-def spread_graph(x: Tensor, edges: Edges, layers: int, summed: bool, scale: float) -> Tensor:
-    """scale * M^layers x or, with `summed`, scale * (x + M x + ... + M^layers x): [nodes, d].
+def spread_graph(
+    x: Tensor, edges: Edges, layers: int = 1, scale: float = 1.0, added: Tensor | None = None
+) -> Tensor:
+    """`layers` times x = added + M x, then times scale: [nodes, d]; M is the matrix of the graph.
 
-    M is the matrix of the graph.
+    Where x itself is added, that is the sum of all layers, x among them.
     """
     starts, neighbours, shares = edges
     kinds = starts.dtype, neighbours.dtype, shares.dtype
@@ -42,10 +44,13 @@ def spread_graph(x: Tensor, edges: Edges, layers: int, summed: bool, scale: floa
         raise ValueError(f"a graph of {kinds} and vectors {list(x.shape)} {x.dtype}")
     if not starts.shape[0] - 1 == shares.shape[0] == x.shape[0]:
         raise ValueError(f"{shares.shape[0]} nodes do not fit vectors {list(x.shape)}")
+    if added is not None and (added.shape != x.shape or not is_plain(added)):
+        raise ValueError(f"vectors {list(added.shape)} cannot be added to {list(x.shape)}")
     out = torch.empty_like(x)
     nodes = starts.data_ptr(), neighbours.data_ptr(), neighbours.numel(), shares.data_ptr()
-    given = x.shape[0], x.data_ptr(), x.shape[1], layers, summed, scale
-    _core.spread_graph(*nodes, *given, out.data_ptr(), torch.get_num_threads())
+    given = x.shape[0], x.data_ptr(), 0 if added is None else added.data_ptr(), x.shape[1]
+    made = layers, scale, out.data_ptr(), torch.get_num_threads()
+    _core.spread_graph(*nodes, *given, *made)
     return out
 
 
