@@ -359,6 +359,7 @@ int main() {
   check_dense();
   check_dropout();
   check_layers();
+  check_graph();
   check_chosen_ids();
   for (int kind = 0; kind <= static_cast<int>(Optimizer::rmsprop); ++kind)
     for (int64_t rows : {int64_t{500}, int64_t{-1}})
