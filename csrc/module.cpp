@@ -22,7 +22,7 @@ using namespace shoal;
 namespace {
 
 // What Python may call, and how. Raised whenever that changes, here and in shoal/world/core.py.
-constexpr int kInterface = 14;
+constexpr int kInterface = 15;
 
 Table* make_table(int dim, int64_t rows, bool has_padding, int64_t padding, bool half,
                   const std::vector<int64_t>& numbering, int init_kind, uint64_t init_key,
