@@ -180,9 +180,11 @@ class Watch:
             if beat is None or signs is None:
                 continue
             known = self._update(name, signs, beat.counter, now)
-            if known.stopped_since is not None and now - known.stopped_since >= self.seconds:
-                self._end(beat.pid, path, f"was stopped {now - known.stopped_since:.0f} s ago")
-                return True
+            if known.stopped_since is not None:  # that is why, however long it did nothing before
+                if now - known.stopped_since >= self.seconds:
+                    self._end(beat.pid, path, f"was stopped {now - known.stopped_since:.0f} s ago")
+                    return True
+                continue
             still = now - max(known.still_since, beat.since)
             if beat.waiting:
                 waits.append((still, beat.pid, name, path))

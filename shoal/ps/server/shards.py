@@ -14,6 +14,7 @@ import os
 import signal
 import stat
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -36,6 +37,7 @@ from shoal.ps.wire import WireError, json_frame
 CHUNK_ROWS = 1 << 18
 LIBC = ctypes.CDLL(None)
 PARENT_DEATH_SIGNAL = 1  # of prctl
+_forking = threading.Lock()
 
 
 class ShardWriter:
@@ -69,7 +71,8 @@ class ShardWriter:
     def _fork(self, state: State, folder: Folder, marks: list[int] | None, held: bool) -> None:
         server = os.getpid()
         told, self._gate = os.pipe() if held else (-1, -1)
-        with warnings.catch_warnings():
+        # One at a time: what other libraries do around a fork may fail in two threads at once.
+        with _forking, warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the child starts no thread
             self._pid = os.fork()
         if self._pid == 0:
