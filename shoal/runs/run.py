@@ -51,7 +51,6 @@ from shoal.runs.daily.growth import save_vocabularies
 from shoal.runs.daily.start import begin
 from shoal.runs.daily.validation import keep_before, validate_first
 from shoal.runs.launching import train_once
-from shoal.runs.leased import train_leased
 from shoal.training.run_folder import RunFolder, is_run_config, start_logging
 from shoal.training.trainer import Trainer
 from shoal.world.gpus import choose_gpus, pick_device
@@ -304,6 +303,8 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     with ExitStack() as stack:
         stack.callback(world.close)
         if config.workers_come_and_go:
+            from shoal.runs.leased import train_leased  # and all of servers: not for every start
+
             return train_leased(resolved, world, resume, comparable(config, code), code, _leave)
         agree(world, "config", comparable(config, code))
         name = world.broadcast_bytes(
