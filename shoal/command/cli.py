@@ -106,6 +106,12 @@ def main() -> None:
             signal.signal(number, ending.stop)
     try:
         asked_for(sys.argv[1:2])(standalone_mode=True)
+    except SystemExit:
+        if "SHOAL_LAUNCHER" not in os.environ:
+            # All is done and told. Python would put back what ends it raw while it cleans up.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
+        raise
     except shoal.Interrupted as error:
         ending.tell_stopped(error)
     except Exception as error:

@@ -281,3 +281,17 @@ def test_a_signal_in_the_midst_of_an_import(monkeypatch: pytest.MonkeyPatch) -> 
     finally:
         signal.signal(signal.SIGTERM, before)
     assert ending.raised == [caught.value]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_when_all_is_done_changes_nothing(number: signal.Signals) -> None:
+    program = (
+        "import atexit, os, sys\n"
+        f"atexit.register(os.kill, os.getpid(), {int(number)})\n"
+        "from shoal.__main__ import main\n"
+        "sys.argv = ['shoal', 'config', 'keys']\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert "train.epochs" in done.stdout
