@@ -123,7 +123,8 @@ class World:
 
         They lie on the board until the next call. None: there is too little room for those of one.
         """
-        raise NotImplementedError  # only ranks that have a board are asked
+        # A world without a board says so (has_board), and its rows are gathered instead.
+        raise NotImplementedError
 
     def share(self, size: int) -> Shared | None:
         """Memory of so many bytes that all ranks have in common, zeros; None: they cannot."""

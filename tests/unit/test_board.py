@@ -29,6 +29,7 @@ from shoal.world.world import PeerLost, World, connect
 
 # The core is optional, and some hosts forbid processes to share memory: ranks then gather.
 pytestmark = [
+    # The board is memory that the core writes, between processes of one Linux host.
     pytest.mark.skipif(_core is None, reason="no native core was built"),
     pytest.mark.skipif(not can_be_neighbours(), reason="ranks share no memory here"),
 ]

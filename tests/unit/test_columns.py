@@ -62,7 +62,7 @@ def test_features_attend_to_each_other(size: int) -> None:
 def test_the_core_attends_as_torch_does(
     size: int, number: int, dim: int, heads: int, width: int, apart: bool
 ) -> None:
-    if load_core() is None:
+    if load_core() is None:  # then there is no kernel to compare with
         pytest.skip("torch alone is used here")
     torch.manual_seed(6)
 

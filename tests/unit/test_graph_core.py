@@ -16,6 +16,7 @@ from shoal.models.nn.dropout import begin_step, end_steps
 from shoal.models.nn.graph import Graph
 from shoal.world.core import load_core
 
+# Without a compiler at installation there is no core, and torch makes all of this.
 on_core = pytest.mark.skipif(load_core() is None, reason="the native core is not built")
 
 
@@ -37,7 +38,7 @@ def matrix(graph: Graph) -> Tensor:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_layers_of_a_graph_are_products(dim: int, layers: int, threads: int) -> None:
     graph = some_graph(19, 31, 200)
-    if not native_graph.has_neon():
+    if not native_graph.has_neon():  # elsewhere torch's products are used, and tested with models
         pytest.skip("products with graphs are torch's on this machine")
     x, product = torch.randn(graph.nodes, dim), matrix(graph)
     before = torch.get_num_threads()
@@ -114,7 +115,7 @@ def test_sums_of_lengths_are_torchs(power: bool) -> None:
 @pytest.mark.parametrize("sizes", [[64, 64], [7, 33, 1], [5]])
 def test_convolution_by_the_core_is_torchs(drop: float, sizes: list[int], monkeypatch) -> None:
     graph = some_graph(23, 17, 150)
-    if not native_graph.has_neon():
+    if not native_graph.has_neon():  # elsewhere torch's products are used, and tested with models
         pytest.skip("products with graphs are torch's on this machine")
     taken = torch.randint(1, 23, (150,)), torch.randint(1, 17, (150,))
     facts = Facts(23, 17, train_users=taken[0], train_items=taken[1])
@@ -141,7 +142,7 @@ def test_convolution_by_the_core_is_torchs(drop: float, sizes: list[int], monkey
 @on_core
 def test_convolution_of_no_layer_is_what_was_given() -> None:
     graph = some_graph(9, 8, 20)
-    if not native_graph.has_neon():
+    if not native_graph.has_neon():  # elsewhere torch's products are used, and tested with models
         pytest.skip("products with graphs are torch's on this machine")
     x = torch.randn(graph.nodes, 4, requires_grad=True)
     none: list[Weights] = []
