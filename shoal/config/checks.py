@@ -50,11 +50,11 @@ def split(config: Config) -> Iterator[Problem]:
     if min(ratio) < 0 or sum(ratio) <= 0:
         yield "data.split.ratio", f"given {ratio}; parts must not be negative, nor all zero"
     parts = config.data.presplit
-    if parts is not None and len(parts) != 3:
+    if parts is not None and len(parts) not in (2, 3):
         yield (
             "data.presplit",
-            f"given {len(parts)} name parts ({', '.join(parts)}); there must be three: train, "
-            "valid and test",
+            f"given {len(parts)} name parts ({', '.join(parts)}); there must be three, for train, "
+            "valid and test, or two, for train and test",
         )
 
 

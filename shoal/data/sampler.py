@@ -91,6 +91,18 @@ class Seen:
         sorted_keys = (_address(self._keys), _address(self._starts))
         return [self.num_users, self.num_items, bitmap, *sorted_keys]
 
+    def draw(self, samples: np.ndarray, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """A user and one of the user's items for each sample, int64 [n] each; both uniform.
+
+        Of users who have any; a pure function of (seed, epoch, sample).
+        """
+        having = np.flatnonzero(np.diff(self._starts))
+        bits = hash64(seed, epoch, samples)
+        users = having[uniform_below(bits, len(having))]
+        starts = self._starts[users]
+        places = starts + uniform_below(hash64(bits, 1), self._starts[users + 1] - starts)
+        return users, self._keys[places] - users * self.num_items
+
     def items_of(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Known items of a block of users, ascending for each user.
 

@@ -28,7 +28,7 @@ from shoal.data.prepare import load_dataset, with_side_files
 from shoal.data.prepared.dataset import Prepared
 from shoal.data.reader import Interactions, Reader, Windows
 from shoal.data.sampler import log_weights
-from shoal.data.samples import Prefixes, Users
+from shoal.data.samples import ByUser, Prefixes, Users
 from shoal.data.statistics import describe
 from shoal.embedding.optim.chosen import row_optimizer_names_of
 from shoal.models import find
@@ -42,6 +42,7 @@ from shoal.training.strategy import Strategy, make_strategy
 from shoal.world.world import World
 
 log = logging.getLogger("shoal")
+SAMPLES_BY = {"each": Interactions, "by_user": ByUser}
 MakeStrategy = Callable[[StrategySection, World, float], Strategy]
 
 
@@ -69,6 +70,12 @@ def build(config: Config, world: World, make: MakeStrategy = make_strategy) -> P
     refuse_unread(config, world.size, world.device.type)
     torch.set_float32_matmul_precision("high" if config.run.tf32 else "highest")
     model_class = find(config.model.name)
+    learns_pairs = model_class.samples == "interactions" and model_class.kind != "clicks"
+    if config.train.positives != "each" and not learns_pairs:
+        raise ValueError(
+            f"train.positives={config.train.positives} draws pairs of a user and an item, and "
+            f"{config.model.title} does not learn from such pairs; set train.positives=each"
+        )
     if model_class.kind == "clicks":
         if config.data.is_click_log:
             return _build_clicks(config, world, model_class, make)
@@ -143,7 +150,7 @@ def _reader(
     if model.samples == "users":
         reader = Users(dataset, batch_size, config.run.seed, shuffle)
     elif model.kind != "sequential":
-        reader = Interactions(dataset, *how, table)
+        reader = SAMPLES_BY[config.train.positives](dataset, *how, table)
     else:
         histories = Histories(dataset, ("train",), config.data.max_len, model.reads_times)
         masking = getattr(model, "masking", None)  # how a bidirectional model wants its windows

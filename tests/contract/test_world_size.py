@@ -33,7 +33,12 @@ CURVES: dict[str, dict[str, Any]] = {
         "train__clip_grad_norm": 0.05,
     },
     "NeuMF": {"model": "NeuMF", "train__optimizer__lr": 0.01},
-    "LightGCN": {"model": "LightGCN", "train__optimizer__lr": 0.01},
+    "LightGCN, pairs by user": {
+        "model": "LightGCN",
+        "train__optimizer__lr": 0.01,
+        "train__positives": "by_user",
+        "rows__init": {"kind": "normal", "scale": 0.1},
+    },
     "SASRec": {"model": "SASRec", "train__batch_size": 13},
     "SASRec BPR": {
         "model": "SASRec",

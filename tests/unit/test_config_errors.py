@@ -204,7 +204,7 @@ def test_a_wrong_entry_of_a_mapping_is_named(write, text: str, expected: str) ->
 def test_wrong_sections_and_objects(write) -> None:
     assert file_errors(write("train: 5\n")) == [
         "recipe.yaml:1: train: given 5 (whole number); it is a section of epochs, batch_size, "
-        "shuffle, negatives, optimizer, clip_grad_norm, eval_every, patience, print_every, "
+        "shuffle, positives, negatives, optimizer, clip_grad_norm, eval_every, patience, "
         "precision, accumulate, compile, ema, recompute, bucket"
     ]
     assert (
@@ -273,7 +273,7 @@ def test_docs_show_a_real_message(write) -> None:
     [
         ({"data.split.ratio": [0, 0, 0]}, "data.split.ratio: given [0.0, 0.0, 0.0]"),
         ({"data.split.ratio": [2, -1, 1]}, "must not be negative"),
-        ({"data.presplit": ["a", "b"]}, "data.presplit: given 2 name parts (a, b)"),
+        ({"data.presplit": ["a"]}, "data.presplit: given 1 name parts (a)"),
         ({"data.threshold": {"a": 1, "b": 2}}, "data.threshold: given 2 fields"),
         (
             {"data.filter.values": {"rating": "3"}},

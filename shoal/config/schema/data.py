@@ -203,7 +203,9 @@ class DataSection(Section):
         None, description="the column with the weight of each sample in the loss"
     )
     presplit: list[str] | None = Field(
-        None, description="three name parts: NAME.PART.inter are the train, valid and test rows"
+        None,
+        description="name parts: NAME.PART.inter are the train, valid and test rows; of two, the "
+        "train and test rows",
     )
     split: SplitSection = Field(default_factory=SplitSection)
     max_len: int = Field(50, ge=1, description="items kept of a user's history")

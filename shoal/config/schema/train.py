@@ -83,6 +83,11 @@ class TrainSection(Section):
         2048, ge=1, description="samples per update, whatever the number of processes"
     )
     shuffle: bool = Field(True, description="a new order in every epoch")
+    positives: Literal["each", "by_user"] = Field(
+        "each",
+        description="each: every interaction once an epoch; by_user: as many samples, each a user "
+        "at random and one of the user's items, so that users count alike (LightGCN's authors)",
+    )
     negatives: NegativesSection | None = Field(default_factory=NegativesSection)
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection)
     clip_grad_norm: float | None = Field(
