@@ -205,7 +205,7 @@ def test_wrong_sections_and_objects(write) -> None:
     assert file_errors(write("train: 5\n")) == [
         "recipe.yaml:1: train: given 5 (whole number); it is a section of epochs, batch_size, "
         "shuffle, positives, negatives, optimizer, clip_grad_norm, eval_every, patience, "
-        "precision, accumulate, compile, ema, recompute, bucket"
+        "print_every, precision, accumulate, compile, ema, recompute, bucket"
     ]
     assert (
         "given an object of Python type object; allowed: text"
