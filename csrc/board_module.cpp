@@ -6,7 +6,7 @@
 #include <tuple>
 
 #include "board.h"
-#include "doors.h"
+#include "argument_checks.h"
 #include "module.h"
 
 namespace nb = nanobind;

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <shared_mutex>
 
-#include "doors.h"
+#include "argument_checks.h"
 #include "module.h"
 #include "pairs.h"
 #include "route.h"
@@ -22,7 +22,7 @@ using namespace shoal;
 namespace {
 
 // What Python may call, and how. Raised whenever that changes, here and in shoal/world/core.py.
-constexpr int kInterface = 15;
+constexpr int kInterface = 16;
 
 Table* make_table(int dim, int64_t rows, bool has_padding, int64_t padding, bool half,
                   const std::vector<int64_t>& numbering, int init_kind, uint64_t init_key,
@@ -225,12 +225,10 @@ NB_MODULE(_core, m) {
   bind_lanes(m);
   bind_board(m);
   bind_rows(m);
-  bind_dense(m);
   bind_layers(m);
   bind_graph(m);
   bind_softmax(m);
   bind_topk(m);
-  bind_clicks(m);
   // known: (num_users, num_items, bitmap or 0, keys, starts); table: (keep, alias) or zeros.
   m.def("draw_negatives", [](const Addresses& known, uint64_t key, const Addresses& table,
                              int column_bits, int max_attempts, Address users, Address index,

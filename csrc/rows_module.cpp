@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "board.h"
-#include "doors.h"
+#include "argument_checks.h"
 #include "module.h"
 #include "table.h"
 

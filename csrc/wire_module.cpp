@@ -15,7 +15,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "doors.h"
+#include "argument_checks.h"
 #include "module.h"
 #include "wire.h"
 

@@ -82,7 +82,6 @@ USERS = [
     "embedding.leaves.native",
     "embedding.softmax.native",
     "models.nn.native",
-    "embedding.optim.dense_core",
     "models.nn.dropout",
     "ps.native",
     "data.sampler",

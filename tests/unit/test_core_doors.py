@@ -13,7 +13,6 @@ import torch
 from shoal.embedding.leaves.native import Native
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placed.duplicates import add_rows, distinct
-from shoal.embedding.softmax.native import logits_of
 from shoal.embedding.table import Init, Table
 from shoal.models.nn.native import pair_gradients, pair_loss, products_of
 from shoal.world.core import load_core
@@ -47,10 +46,6 @@ def test_sums_have_places(places: list[int]) -> None:
 def test_shapes_of_products_and_pairs() -> None:
     with pytest.raises(ValueError, match="multiplied"):
         products_of(torch.ones(2, 3, 4), torch.ones(2, 5, 6))
-    with pytest.raises(ValueError, match="do not fit"):
-        logits_of(torch.ones(2, 8), torch.ones(5, 4), None)
-    with pytest.raises(ValueError, match="do not fit"):
-        logits_of(torch.ones(2, 4), torch.ones(5, 4), torch.ones(3))
     queries, short = torch.ones(6, 4), torch.ones(2, 4)
     with pytest.raises(ValueError, match="pairs"):
         pair_loss(queries, short, torch.ones(6, 1, 4))

@@ -349,22 +349,6 @@ def test_exponentials_of_every_instruction_set(instructions: str, n: int, k: int
         torch.testing.assert_close(totals.double(), exact.sum(1), rtol=3e-6, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("n", "k", "dim"), [(0, 4, 3), (1, 1, 1), (3, 63, 5), (17, 65, 33), (33, 130, 64)]
-)
-def test_logits_of_every_instruction_set(instructions: str, n: int, k: int, dim: int) -> None:
-    generator = torch.Generator().manual_seed(n + k)
-    states, rows, bias = (torch.randn(s, generator=generator) for s in ((n, dim), (k, dim), (k,)))
-    expected = states.double() @ rows.double().T
-    for added in (None, bias):
-        out = torch.empty(n, k)
-        address = 0 if added is None else added.data_ptr()
-        places = rows.data_ptr(), k, dim, address, out.data_ptr()
-        native._core.logits(states.data_ptr(), n, *places, 2)
-        right = expected if added is None else expected + added.double()
-        torch.testing.assert_close(out.double(), right, rtol=1e-5, atol=1e-5)
-
-
 def test_large_logits_and_no_candidates_in_double(instructions: str) -> None:
     """One pass against torch in double: logits of +-1e4, and rows that are no candidates."""
     generator = torch.Generator().manual_seed(5)

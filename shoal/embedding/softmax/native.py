@@ -14,7 +14,6 @@ from shoal.world.core import load_core
 _core = load_core()
 HAS_SOFTMAX = hasattr(_core, "use_instruction_set")
 WIDE = ("neon", "avx2", "avx512")  # SSE2, of x86 before 2013, was slower than torch in everything
-FEW = 64  # positions; with more torch's product is as fast on ARM, and it is on x86 with any number
 MOST = 1 << 16  # floats of states that the one pass holds in the second cache, and as many sums
 HELD = 1 << 25  # exponentials that it may hold from forward to the step: 128 MiB
 
@@ -39,23 +38,6 @@ def is_wide() -> bool:
     return HAS_SOFTMAX and _core.instruction_set() in WIDE
 
 
-def logits_of(states: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
-    """states [n, d] @ rows.T [d, k] + bias [k] -> [n, k]."""
-    n, k, dim = states.shape[0], rows.shape[0], rows.shape[1]
-    if states.shape != (n, dim) or (bias is not None and bias.shape != (k,)):
-        raise ValueError(
-            f"states {list(states.shape)}, rows {list(rows.shape)} and bias "
-            f"{None if bias is None else list(bias.shape)} do not fit: [n, d], [k, d] and [k]"
-        )
-    if 0 < n <= FEW and fits(states, rows, *([] if bias is None else [bias])):
-        out = torch.empty(n, k)
-        address = 0 if bias is None else bias.data_ptr()
-        _core.logits(states.data_ptr(), n, rows.data_ptr(), k, dim, address, out.data_ptr(), 1)
-        return out
-    out = states @ rows.T
-    return out if bias is None else out.add_(bias)
-
-
 def exponentials_(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [n, k] = exp(x - highest of its row), in place: the highest [n] and the sums [n]."""
     # Two passes over memory instead of torch's four: 1.3 to 2 times as fast on x86, 1.7 on ARM.
@@ -69,10 +51,10 @@ def exponentials_(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fits(*tensors: Tensor) -> bool:
-    """Whether the core's plain products can take these and are worth it.
+    """Whether the core's small products can take these and are worth it.
 
-    On ARM, on one thread: torch takes 1.25 times as long for few positions against many rows, three
-    to six times for many small ones. On x86 its products are as fast or faster.
+    On ARM, on one thread: torch takes three to six times as long for many small ones. On x86 its
+    products are as fast or faster.
     """
     if not HAS_SOFTMAX or _core.instruction_set() != "neon" or torch.get_num_threads() > 1:
         return False

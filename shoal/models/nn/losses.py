@@ -28,11 +28,7 @@ def bpr_loss(queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
 
 
 class _PairLoss(torch.autograd.Function):
-    """bpr_loss of one negative by the native core: the same numbers, in two passes over the rows.
-
-    The gradients of positives and negatives lie one after the other in memory: where both are rows
-    of one table, a step takes them as they are.
-    """
+    """bpr_loss of one negative by the native core: the same numbers, in two passes."""
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:

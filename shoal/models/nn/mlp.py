@@ -12,7 +12,6 @@ from torch.nn.functional import linear, pad
 
 from shoal.models.nn.dropout import Dropout, draw_key, draw_mask
 from shoal.models.nn.native import activate_, activate_back, on_arm
-from shoal.models.nn.perceptron import perceptron, takes
 
 ALIGN = 8  # columns; products of other widths take slower kernels on a GPU
 SMALL = 1 << 18  # values of a layer below which, on a CPU, calls cost more than passes over memory
@@ -50,11 +49,6 @@ class MLP(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling() or (x.is_cpu and autocast(x)):
             return super().forward(x)
-        layers: list[Any] = list(self)
-        weights = [part for layer in layers[1::3] for part in (layer.weight, layer.bias)]
-        rates = [layer.p for layer in layers[::3]] if self.training else None
-        if takes(x, weights) and 1.0 not in (rates or ()):
-            return perceptron(x, weights, rates)
         if x.is_cpu and self._is_small(x):
             return super().forward(x)
         dropped = False  # on a CPU a layer drops what the next one would: see _Activated
@@ -110,9 +104,7 @@ class _Activated(torch.autograd.Function):
         mask: Tensor | tuple[int, int] | None,
         drop: float,
     ) -> Tensor:
-        if x.is_cuda:
-            out = torch._addmm_activation(bias, x, weight.t())
-        elif not isinstance(mask, Tensor) and on_arm(x, weight, bias):
+        if not isinstance(mask, Tensor) and on_arm(x, weight, bias):
             key = (0, 0) if mask is None else mask
             out = activate_(x @ weight.t(), bias, drop, *key)
         else:

@@ -1,4 +1,4 @@
-// Doors: what exported functions check before they touch memory. Arrays come as addresses; how long
+// What exported functions check before they touch memory. Arrays come as addresses; how long
 // they are is in the arguments beside them, and what they hold must lie within one another.
 #pragma once
 

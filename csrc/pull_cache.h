@@ -1,4 +1,4 @@
-// Recall: which rows the last pulls found, so that a push of the same ids need not look again.
+// PullCache: which rows the last pulls found, so that a push of the same ids need not look again.
 //
 // A training step pushes the ids that it pulled just before, and in a large table finding a row
 // costs as much as reading it. Rows keep their numbers for as long as they are held, whatever is
@@ -15,7 +15,7 @@
 
 namespace shoal {
 
-class Recall {
+class PullCache {
  public:
   // Ids pulled together, and for each its row or kNoRow.
   struct Stretch {
