@@ -1,4 +1,4 @@
-// A board that processes share, as Python sees it: shoal/world/board.py.
+// A board that processes share, as Python sees it: shoal/kernels/board.py.
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 

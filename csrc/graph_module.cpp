@@ -1,4 +1,4 @@
-// Graphs and losses of their nodes, as Python sees them: shoal/models/nn/native_graph.py.
+// Graphs and losses of their nodes, as Python sees them: shoal/kernels/graph.py and pairs.py.
 
 #include "argument_checks.h"
 #include "graph.h"

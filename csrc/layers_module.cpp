@@ -1,4 +1,4 @@
-// Steps of layers, as Python sees them: shoal/models/nn/dropout.py and native.py.
+// Steps of layers, as Python sees them: shoal/kernels/dropout.py, linear_relu.py and bags.py.
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>

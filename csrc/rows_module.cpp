@@ -1,4 +1,4 @@
-// Rows of several tables at once, read and updated, as Python sees them: shoal/embedding/leaves/native.py.
+// Rows of several tables at once, read and updated, as Python sees them: shoal/kernels/tables.py.
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>

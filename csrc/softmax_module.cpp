@@ -1,5 +1,5 @@
 // A softmax over a catalogue and small products, as Python sees them:
-// shoal/embedding/softmax/{native,fused_cpu}.py and shoal/models/nn/native.py.
+// shoal/kernels/softmax.py and products.py.
 #include "softmax.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The k largest scores of rows, as Python sees it: shoal/runs/artifact/ranking.py.
+// The k largest scores of rows, as Python sees it: shoal/kernels/topk.py.
 #include <limits>
 
 #include "argument_checks.h"

@@ -28,7 +28,7 @@ REFUSED = (ValueError, TypeError, IndexError, MemoryError, OverflowError)
 def load(path: str | None) -> Any:
     """The core that a file holds (None: the one that shoal uses)."""
     if path is None:
-        from shoal.world.core import load_core
+        from shoal.kernels.core import load_core
 
         return load_core()
     spec = importlib.util.spec_from_file_location("_core", path)

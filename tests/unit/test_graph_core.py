@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from shoal.kernels import machine, pairs
+from shoal.kernels.core import load_core
+from shoal.kernels.graph import spread_graph
 from shoal.models.nn import graph as graphs
-from shoal.models.nn import losses, native_graph
+from shoal.models.nn import losses
 from shoal.models.nn.graph import Graph
-from shoal.world.core import load_core
 
 # Without a compiler at installation there is no core, and torch makes all of this.
 on_core = pytest.mark.skipif(load_core() is None, reason="the native core is not built")
@@ -33,14 +35,14 @@ def matrix(graph: Graph) -> Tensor:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_layers_of_a_graph_are_products(dim: int, layers: int, threads: int) -> None:
     graph = some_graph(19, 31, 200)
-    if not native_graph.has_neon():  # elsewhere torch's products are used, and tested with models
+    if not machine.has_neon():  # elsewhere torch's products are used, and tested with models
         pytest.skip("products with graphs are torch's on this machine")
     x, product = torch.randn(graph.nodes, dim), matrix(graph)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        power = native_graph.spread_graph(x, graph.as_edges(), layers, 0.5)
-        added = native_graph.spread_graph(x, graph.as_edges(), layers, 2.0, added=x)
+        power = spread_graph(x, graph.as_edges(), layers, 0.5)
+        added = spread_graph(x, graph.as_edges(), layers, 2.0, added=x)
     finally:
         torch.set_num_threads(before)
     terms = [x.double()]
@@ -71,8 +73,8 @@ def test_the_loss_of_places_is_that_of_their_rows(dim: int, threads: int, monkey
     before, found = torch.get_num_threads(), []
     torch.set_num_threads(threads)
     try:
-        for takes in (losses.takes_placed, lambda *_: False):
-            monkeypatch.setattr(losses, "takes_placed", takes)
+        for takes in (pairs.takes_placed, lambda *_: False):
+            monkeypatch.setattr(pairs, "takes_placed", takes)
             own = rows.clone().requires_grad_()
             loss = losses.placed_bpr_loss(own, places)
             (loss * 0.25).backward()
@@ -85,10 +87,10 @@ def test_the_loss_of_places_is_that_of_their_rows(dim: int, threads: int, monkey
 @on_core
 def test_places_lie_within_their_rows() -> None:
     with pytest.raises(ValueError, match="places"):
-        native_graph.placed_pair_loss(torch.ones(4, 2), torch.full((3, 5), 4))
+        pairs.placed_pair_loss(torch.ones(4, 2), torch.full((3, 5), 4))
     with pytest.raises(ValueError, match="slopes"):
         places = torch.zeros(3, 5, dtype=torch.int64)
-        native_graph.placed_pair_gradients(torch.ones(4, 2), places, torch.ones(4), 1.0)
+        pairs.placed_pair_gradients(torch.ones(4, 2), places, torch.ones(4), 1.0)
 
 
 @pytest.mark.parametrize("power", [False, True])

@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional
 
 from shoal.data.batch import Jagged
-from shoal.embedding.pooling import sum_bags
-from shoal.embedding.softmax.native import on_arm
+from shoal.kernels.bags import sum_bags
+from shoal.kernels.machine import on_arm
 from shoal.models.nn import mlp, taken
 from shoal.models.nn.dropout import begin_slice, begin_step, end_steps
 from shoal.models.nn.interactions import Dots, sum_of_facing, sum_of_products

@@ -21,6 +21,7 @@ from shoal.embedding.optim.dense import adam_step
 from shoal.embedding.optim.rows import RowOptimizer, update_rows
 from shoal.embedding.store import Every, Ids, Rows
 from shoal.embedding.table import Table
+from shoal.kernels.tables import row_kernels
 
 
 class Device(Leaf):
@@ -199,13 +200,7 @@ def find_kernels(optimizer: RowOptimizer, device: torch.device) -> Any | None:
     """The module of Triton kernels, where they can run and know this optimizer; else None."""
     if optimizer.name not in ("adam", "adamw") or optimizer.clip is not None:
         return None
-    try:
-        from shoal.embedding.leaves import triton_rows
-    except ImportError:  # torch without Triton
-        return None
-    if device.type == "cuda" or (device.type == "cpu" and triton_rows.takes_cpu()):
-        return triton_rows
-    return None
+    return row_kernels(device)
 
 
 def _is_recording(device: torch.device) -> bool:

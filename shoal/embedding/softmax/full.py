@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from shoal.embedding.softmax.native import exponentials_, worth_it
+from shoal.kernels.softmax import exponentials_, gpu_kernels, worth_it
 
 LOGITS_BLOCK = 1 << 24  # floats of logits held at a time: 64 MiB
 GPU_BLOCKS = 16  # so many times more on a GPU, whose products want to be large
@@ -101,11 +101,7 @@ def kernels_for(hidden: Tensor, items: Tensor) -> Any:
     alike = hidden.dtype == items.dtype == torch.float32 and items.is_contiguous()
     if not (hidden.is_cuda and len(hidden) and alike):
         return None
-    try:
-        from shoal.embedding.softmax import triton_softmax
-    except ImportError:  # torch without Triton
-        return None
-    return triton_softmax if items.shape[1] in triton_softmax.DIMS else None
+    return gpu_kernels(items.shape[1])
 
 
 def take_made(ctx: Any) -> Any:

@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 
 from shoal.embedding.softmax.full import SoftmaxGradients, block_size, take_made
 from shoal.embedding.softmax.fused_cpu import CoreSoftmax
-from shoal.embedding.softmax.native import exponentials_, in_one_pass, worth_it
+from shoal.kernels.softmax import exponentials_, in_one_pass, worth_it
 from shoal.world.world import World
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoal.kernels.dots import dots_beside, takes_dots
 from shoal.models.nn.mlp import begin_by_width
 
 
@@ -101,18 +102,9 @@ class Dots(nn.Module):
 
         On a GPU by one kernel, with zeros behind for `mlp.Linear` to read.
         """
-        kernels = _kernels() if vectors.is_cuda and not torch.compiler.is_compiling() else None
-        if kernels is not None and vectors.dtype == torch.float32:
-            return kernels.DotsOf.apply(first, vectors, torch.is_autocast_enabled("cuda"))
+        if takes_dots(vectors):
+            return dots_beside(first, vectors)
         return torch.cat([first, self(torch.cat([first.unsqueeze(1), vectors], 1))], 1)
-
-
-def _kernels() -> Any:
-    try:
-        from shoal.models.nn import triton_dots
-    except ImportError:  # torch without Triton
-        return None
-    return triton_dots
 
 
 class Cross(nn.Module):

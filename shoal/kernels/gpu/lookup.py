@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoal.embedding.leaves.gpu_random import Recipes, initial, nearest, widen
+from shoal.kernels.gpu.random import Recipes, initial, nearest, widen
 
 ABSENT, UNKNOWN = tl.constexpr(-1), tl.constexpr(-2)
 BLOCK = 1024  # ids that one program locates

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.world.core import load_core
+from shoal.kernels.core import load_core
 
 _core = load_core()
 TILE = 128  # queries at a time

@@ -20,9 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoal.embedding.leaves.gpu_lookup import ABSENT, UNKNOWN, Lookup, note_wrong, table_of
-from shoal.embedding.leaves.gpu_random import INCREMENT, mix
-from shoal.embedding.leaves.gpu_segments import Segments
+from shoal.kernels.gpu.lookup import ABSENT, UNKNOWN, Lookup, note_wrong, table_of
+from shoal.kernels.gpu.random import INCREMENT, mix
+from shoal.kernels.gpu.segments import Segments
 
 EMPTY = tl.constexpr(-(1 << 63))  # in place of an id; as an id it is refused
 CLICK_BITS = 20  # behind the point of summed clicks: integers add up the same in any order

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.world.core import load_core
+from shoal.kernels.core import load_core
 
 
 @dataclass(frozen=True)

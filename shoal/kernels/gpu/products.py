@@ -15,9 +15,9 @@ import torch
 import triton
 import triton.language as tl
 
-from shoal.embedding.leaves import triton_rows
+from shoal.kernels.gpu import rows
 
-INTERPRETED = tl.constexpr(triton_rows.INTERPRETED)
+INTERPRETED = tl.constexpr(rows.INTERPRETED)
 
 
 def is_full() -> bool:

@@ -19,10 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoal.models.nn.positions import WORD, threshold
-from shoal.models.nn.triton_dropout import mixed_key, word_of
+from shoal.kernels.gpu.dropout import mixed_key, word_of
+from shoal.kernels.mask_words import WORD, threshold
 
-WIDEST = 1024  # columns of a row
 TILE = 2048  # values at a time
 PROGRAMS = 264  # that add up gradients of weight and bias
 

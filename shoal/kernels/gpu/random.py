@@ -1,4 +1,4 @@
-"""Initial values and rounding noise inside Triton kernels: the bits of shoal.embedding.leaves.init.
+"""Initial values and rounding noise inside Triton kernels: the bits of embedding/leaves/init.py.
 
 Integers are int64 that wrap, as torch's are there; a logical shift is an arithmetic one with its
 sign bits masked off.
@@ -16,18 +16,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoal.embedding.leaves import init
-from shoal.embedding.table import Numbering, Table
+from shoal.kernels import rules
+from shoal.kernels.rules import Recipe
 
 
 def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-INCREMENT = tl.constexpr(_signed(init.INCREMENT))
-MULTIPLIER_1 = tl.constexpr(_signed(init.MULTIPLIER_1))
-MULTIPLIER_2 = tl.constexpr(_signed(init.MULTIPLIER_2))
-NORMAL_MIDDLE = tl.constexpr(init.NORMAL_TERMS * 65535)
+INCREMENT = tl.constexpr(_signed(rules.INCREMENT))
+MULTIPLIER_1 = tl.constexpr(_signed(rules.MULTIPLIER_1))
+MULTIPLIER_2 = tl.constexpr(_signed(rules.MULTIPLIER_2))
+NORMAL_MIDDLE = tl.constexpr(rules.NORMAL_TERMS * 65535)
 KINDS = {"uniform": 1, "normal": 2, "constant": 4}  # `initial` has them in numbers
 
 
@@ -45,13 +45,17 @@ class Recipes:
     every: int  # the kinds that occur, or-ed
 
     @classmethod
-    def of(cls, tables: Sequence[Table], seed: int, device: torch.device) -> Recipes:
-        made = [init.recipe(table, seed) for table in tables]
+    def of(
+        cls,
+        made: Sequence[Recipe],
+        numberings: Sequence[tuple[int, int, int] | None],
+        device: torch.device,
+    ) -> Recipes:
+        """numberings: first, factor and rows of each table's; None: ids are as they are."""
         kinds = [KINDS[one.kind] for one in made]
-        numberings = [table.numbering or Numbering(0, 1, 0) for table in tables]
         keys = [_signed(one.key) for one in made]
-        for part in ("first", "factor", "rows"):
-            keys += [getattr(one, part) for one in numberings]
+        for part in zip(*(one or (0, 1, 0) for one in numberings)):
+            keys += part
         return cls(
             torch.tensor(keys, device=device),
             torch.tensor([one.factor for one in made], device=device),
@@ -147,23 +151,30 @@ def _write_initial(values, start, count, recipe_keys, factors, kinds, table, pad
 # fmt: on
 
 
-def write_initial(values: Tensor, start: int, table: Table, number: int, recipes: Recipes) -> None:
-    """Make the rows of a fixed table, from row `start` of values [rows, dim] on."""
-    assert table.rows is not None
-    block = max(1, 2048 // triton.next_power_of_2(table.dim))
-    _write_initial[(triton.cdiv(table.rows, block),)](
+def write_initial(
+    values: Tensor,
+    start: int,
+    rows: int,
+    dim: int,
+    padding: int | None,
+    number: int,
+    recipes: Recipes,
+) -> None:
+    """Make the rows of a fixed table, the `number`-th, from row `start` of values [.., dim] on."""
+    block = max(1, 2048 // triton.next_power_of_2(dim))
+    _write_initial[(triton.cdiv(rows, block),)](
         values,
         start,
-        table.rows,
+        rows,
         recipes.keys,
         recipes.factors,
         recipes.kinds,
         number,
-        table.padding or 0,
-        int(table.padding is not None),
-        DIM=table.dim,
+        padding or 0,
+        int(padding is not None),
+        DIM=dim,
         PITCH=values.stride(0),
-        WIDTH=triton.next_power_of_2(table.dim),
+        WIDTH=triton.next_power_of_2(dim),
         BLOCK=block,
         HALF=values.dtype == torch.int16,
         EVERY=recipes.every,

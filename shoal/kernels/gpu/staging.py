@@ -32,8 +32,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoal.embedding.leaves.gpu_lookup import note_wrong
-from shoal.embedding.leaves.gpu_segments import _append
+from shoal.kernels.gpu.lookup import note_wrong
+from shoal.kernels.gpu.segments import _append
 
 AWAY, CALLED = tl.constexpr(-1), tl.constexpr(-2)
 AGES = tl.constexpr(256)  # steps of coldness

@@ -31,3 +31,8 @@ def load_core() -> Any:
         "again with `make setup`, or `cmake -S . -B build && cmake --build build` where it was "
         "built in place; without the sources reinstall shoal"
     )
+
+
+def has_core() -> bool:
+    """Whether the native core was built."""
+    return load_core() is not None

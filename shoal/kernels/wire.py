@@ -1,4 +1,4 @@
-"""Native: rows sent and received by native code, which calls pyzmq's own libzmq.
+"""Rows sent and received by the native core, which calls pyzmq's own libzmq.
 
 It sends rows from the memory that they are gathered into, and puts those that come where they
 belong. Without it, or where libzmq's functions cannot be found, Python does the same.
@@ -13,7 +13,7 @@ from typing import Any
 import zmq
 from zmq.backend import Socket
 
-from shoal.world.core import load_core
+from shoal.kernels.core import load_core
 
 _core = load_core()
 OUT = ("init_size", "data", "send", "close")
@@ -49,3 +49,13 @@ def _functions(names: tuple[str, ...]) -> list[int]:
     except (KeyError, OSError, AttributeError):
         return []
     return [ctypes.cast(one, ctypes.c_void_p).value or 0 for one in found]
+
+
+def ring_reader(file: int, capacity: int, start: int) -> Any:
+    """The reading end of a ring (csrc/ring.h) in a file of memory, where there is a core."""
+    return _core.RingReader(file, capacity, start)
+
+
+def ring_writer(file: int, capacity: int) -> Any:
+    """The writing end; ValueError where the file is not such a ring."""
+    return _core.RingWriter(file, capacity)

@@ -3,7 +3,7 @@
 Written out in torch, scores, their softmax and what dropout leaves of it are three tensors of
 [b, heads, l, l] that are written, read and kept for backward. Here a tile of them lives on the chip
 and is made again in backward from each query's largest score and sum. Masks are those of
-positions.py, at the places that the written-out softmax has, so that any slice of a batch, and the
+mask_words.py, at the places that the written-out softmax has, so that any slice of a batch, and the
 CPU, agree on them.
 
 Queries, keys and values are read from where their one layer wrote them, and so are gradients
@@ -26,9 +26,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoal.embedding.softmax.triton_products import is_full, product
-from shoal.models.nn.positions import WORD, threshold
-from shoal.models.nn.triton_dropout import mixed_key, word_of
+from shoal.kernels.gpu.dropout import mixed_key, word_of
+from shoal.kernels.gpu.products import is_full, product
+from shoal.kernels.mask_words import WORD, threshold
 
 
 # fmt: off

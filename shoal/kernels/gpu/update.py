@@ -22,11 +22,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoal.embedding.leaves.gpu_lookup import Pooling, read_rows, table_of
-from shoal.embedding.leaves.gpu_optim import EXACT, constants, step
-from shoal.embedding.leaves.gpu_random import Recipes, initial, narrow, nearest, noise_of, widen
-from shoal.embedding.leaves.gpu_segments import WINDOW, Segments
-from shoal.embedding.optim.rows import RowOptimizer
+from shoal.kernels.gpu.lookup import Pooling, read_rows, table_of
+from shoal.kernels.gpu.optim import EXACT, constants, step
+from shoal.kernels.gpu.random import Recipes, initial, narrow, nearest, noise_of, widen
+from shoal.kernels.gpu.segments import WINDOW, Segments
+from shoal.kernels.rules import RowRule
 
 PARTS = 64  # windows of a long segment that are added at once
 SUMMERS = 2112  # programs that look for long segments, of which there may be none
@@ -224,7 +224,7 @@ def update(
     grads: Tensor,
     pooling: Pooling | None,
     arena: Arena,
-    optimizer: RowOptimizer,
+    optimizer: RowRule,
     index_ids: Tensor | None = None,
     found: Tensor | None = None,
     beside: torch.cuda.Stream | None = None,

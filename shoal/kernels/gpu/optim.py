@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoal.embedding.optim.rows import RowOptimizer
+from shoal.kernels.rules import RowRule
 
 NUMBERS = 4  # of a step, on the device: step size, eps, learning rate, what adamw keeps of a value
 EXACT = {"enable_fp_fusion": False}  # how kernels that call `step` are launched
@@ -83,14 +83,14 @@ def _write_numbers(numbers, steps, size, eps, lr, keep, count):
 
 
 def write_numbers(
-    numbers: Tensor, steps: Tensor, optimizer: RowOptimizer, lr: float, count: int
+    numbers: Tensor, steps: Tensor, optimizer: RowRule, lr: float, count: int
 ) -> None:
     """What step `count` needs, into numbers [4] float32 and steps [1] int64, without a copy."""
     now = optimizer.numbers(lr, count)
     _write_numbers[(1,)](numbers, steps, now.size, now.eps, now.lr, now.keep, count, num_warps=1)
 
 
-def constants(optimizer: RowOptimizer, dim: int) -> dict[str, Any]:
+def constants(optimizer: RowRule, dim: int) -> dict[str, Any]:
     """What `step` is compiled with."""
     first, second = optimizer.betas or (0.0, 0.0)
     if optimizer.alpha is not None:
@@ -109,7 +109,7 @@ def constants(optimizer: RowOptimizer, dim: int) -> dict[str, Any]:
     }
 
 
-def make_state(optimizer: RowOptimizer, rows: int, dim: int, device: Any) -> dict[str, Tensor]:
+def make_state(optimizer: RowRule, rows: int, dim: int, device: Any) -> dict[str, Tensor]:
     """State of rows that never learned: each [rows] or [rows, dim] float32."""
     begin = optimizer.initial_state()
     return {

@@ -1,6 +1,6 @@
 """Dropout on a GPU: one kernel that makes each value's mask where it is needed, and keeps none.
 
-The bits are those of positions.py. The key is read on the device, so that a recorded step draws
+The bits are those of mask_words.py. The key is read on the device, so that a recorded step draws
 other masks each time it is replayed.
 """
 
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoal.models.nn.positions import WORD, threshold
+from shoal.kernels.mask_words import WORD, threshold
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 BLOCK = 1024

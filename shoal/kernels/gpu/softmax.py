@@ -23,9 +23,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoal.embedding.leaves.triton_rows import adam, constants
-from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.softmax.triton_products import dot_halves, dot_parts, halves_of
+from shoal.kernels.gpu.products import dot_halves, dot_parts, halves_of
+from shoal.kernels.gpu.rows import adam, constants
+from shoal.kernels.rules import RowRule
 
 DIMS = (16, 32, 64, 128, 256)  # of rows that the kernels are written for
 LOWEST = tl.constexpr(-1e30)  # below any logit, and finite: differences of it are numbers
@@ -308,7 +308,7 @@ def update(
     bias: tuple[Tensor, Tensor, Tensor] | None,
     numbers: Tensor,
     stop: int,
-    optimizer: RowOptimizer,
+    optimizer: RowRule,
     shape: dict[str, int] | None = None,
 ) -> None:
     """A step of Adam of every row by the gradient of scale × the summed losses of `pool`.

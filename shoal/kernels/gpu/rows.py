@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shoal.embedding.optim.rows import RowOptimizer
+from shoal.kernels.rules import RowRule
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # when imported: kernels run on the CPU
 
@@ -64,7 +64,7 @@ def step_rows(
     rows: tuple[Tensor, Tensor, Tensor],
     numbers: Tensor,
     padding: int | None,
-    optimizer: RowOptimizer,
+    optimizer: RowRule,
 ) -> None:
     """A step of Adam of the rows of `ids` [n], by sums [n, dim] at those places that are slots.
 
@@ -87,7 +87,7 @@ def step_rows(
         )
 
 
-def constants(optimizer: RowOptimizer) -> dict[str, float | bool]:
+def constants(optimizer: RowRule) -> dict[str, float | bool]:
     """What `adam` is compiled with."""
     return {
         "RATE_1": 1.0 - optimizer.betas[0],
