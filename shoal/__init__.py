@@ -46,10 +46,6 @@ if "SHOAL_LAUNCHER" in os.environ and threading.current_thread() is threading.ma
     # A rank or a server: its launcher tells of Ctrl-C. Here, because what follows takes a while.
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
 
-# torch's memory on ARM is mimalloc's, which gives back what a step has freed before the next one
-# asks for it. It waits so many milliseconds longer; where torch has another, nobody reads this.
-os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")
-
 
 def __getattr__(name: str):  # type: ignore[no-untyped-def]
     # `import shoal` stays quick: torch comes in with the first thing that is used.

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.world.board import Board, Given
+from shoal.kernels.board import Board, Given
 from shoal.world.channel import read_secret
 from shoal.world.gpus import choose_gpus, pick_device
 from shoal.world.hosts import WorldError, address_towards, interface_towards

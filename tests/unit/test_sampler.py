@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import shoal.data.sampler as sampler_module
 from shoal.data.random import hash64, permutation, uniform, uniform_below
 from shoal.data.sampler import NegativeSampler, Seen, alias_table
+from shoal.kernels.core import has_core
 
 NUM_USERS, NUM_ITEMS = 50, 120
 
@@ -188,9 +189,7 @@ def test_any_slicing_gives_the_same_negatives(storage, distribution):
 
 
 # It holds the core against numpy: without a compiler there is only numpy, which the others test.
-@pytest.mark.skipif(
-    not hasattr(sampler_module._core, "draw_negatives"), reason="the native core is not built"
-)
+@pytest.mark.skipif(not has_core(), reason="the native core is not built")
 @given(
     count=st.sampled_from([0, 30, 900, 12_000]),  # the last: most items seen by everyone
     distribution=st.sampled_from(["uniform", "popularity"]),

@@ -154,16 +154,4 @@ def join(parts: list[RowGradients], dim: int, counted: bool) -> RowGradients:
         return parts[0]
     ids = [one.ids for one in parts if not isinstance(one.ids, Every)]
     counts = torch.cat([one.counts for one in parts if one.counts is not None]) if counted else None
-    return RowGradients(torch.cat(ids), _end_to_end([one.grads for one in parts]), counts)
-
-
-def _end_to_end(parts: list[Tensor]) -> Tensor:
-    """Parts [n, dim] one after the other; no copy where they lie so in one memory already."""
-    first, total, dim = parts[0], 0, parts[0].shape[1]
-    memory = first.untyped_storage().data_ptr()
-    for part in parts:
-        follows = part.data_ptr() == first.data_ptr() + first.element_size() * dim * total
-        if not (follows and part.is_contiguous() and part.untyped_storage().data_ptr() == memory):
-            return torch.cat(parts)
-        total += len(part)
-    return first.as_strided((total, dim), (dim, 1))
+    return RowGradients(torch.cat(ids), torch.cat([one.grads for one in parts]), counts)

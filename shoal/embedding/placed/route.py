@@ -17,12 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.embedding.leaves.leaf import every_id
-from shoal.embedding.placed.duplicates import add_rows, code_map, distinct
+from shoal.embedding.placed.duplicates import distinct
 from shoal.embedding.placed.placement import Layout
 from shoal.embedding.placed.sharded_table import ShardedTable
 from shoal.embedding.service import Labels, Lookup
 from shoal.embedding.store import Every, Ids
 from shoal.embedding.table import Table
+from shoal.kernels.codes import add_rows, code_map
 from shoal.world.world import Arriving, World
 
 

@@ -21,13 +21,14 @@ from shoal.models.nn.losses import bpr_loss
 class BPR(Retrieval):
     """A vector per user, a vector per item, and their dot product."""
 
+    cuda_graph_safe = True
+
     @dataclass
     class Options(Retrieval.Options):
         embedding_size: int = 64
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
-        self.steady = type(self) is BPR
         users = Table("user", options.embedding_size, facts.num_users)
         items = Table("item", options.embedding_size, facts.num_items)
         self.embed = Embeddings(

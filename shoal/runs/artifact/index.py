@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal.kernels.topk import Pairs
 from shoal.runs.artifact.loaded import Artifact
-from shoal.runs.artifact.ranking import Pairs
 
 MEASURED = 256  # queries
 MORE = 64  # that are found beyond topk and what a user has seen, before filters

@@ -207,7 +207,8 @@ class Loop:
         self.section = section
         self._inner.setup(Assembled(self._spread), section, self.seed)
         parameters = [] if dense is None else [p for g in dense.param_groups for p in g["params"]]
-        self._inner.dense, self._inner.dense_optimizer = parameters, dense
+        self._inner.dense = parameters
+        self._inner.dense_optimizer = dense  # type: ignore[assignment]  # for its state alone
         self._dense, self._ready = dense, True
         self._begin_alike(parameters)
         for module in self._spread:

@@ -45,7 +45,6 @@ from shoal.embedding.store import Every, Store
 from shoal.embedding.table import Table
 from shoal.models.base import Model, Output
 from shoal.models.nn.dropout import begin_slice
-from shoal.training.strategy.back import go_back
 from shoal.training.strategy.gathered import Gathered
 from shoal.world.world import World
 
@@ -237,7 +236,7 @@ class Strategy(ABC):
             count = count + output.count
             if number == len(parts):
                 self.going_back(count)
-            go_back(output.loss)
+            output.loss.backward()
         self.gathered.parts = 1
         assert isinstance(loss, Tensor)  # there is one part at least
         return Sums(loss, count)
