@@ -67,7 +67,7 @@ class Running:
     def stop(self) -> None:
         self.server.should_exit = True
         self.thread.join()
-        self.server.api.threads.shutdown()
+        self.server.api.close()
 
 
 @pytest.fixture(scope="module")

@@ -165,7 +165,7 @@ def serve(
     finally:
         stop.set()
         watcher.join()
-        server.api.threads.shutdown()
+        server.api.close()
     log.info("stopped")
 
 
