@@ -10,6 +10,7 @@ import typer
 
 from shoal.command.arguments import TRUST
 from shoal.command.starting import importing
+from shoal.world.durable import written
 
 
 def export(
@@ -39,7 +40,8 @@ def export(
     with importing():
         from shoal.runs.artifact.export import export
 
-    found = export(run, to, rows, delta, histories, tolerance, trust, onnx)  # type: ignore[arg-type]
+    with written(to):
+        found = export(run, to, rows, delta, histories, tolerance, trust, onnx)  # type: ignore[arg-type]
     typer.echo(
         f"checked in a fresh process: answers differ by at most {found['largest_difference']:.3g} "
         f"({found['allowed']:.3g} allowed); rows ({rows}) "
@@ -93,7 +95,8 @@ def recommend(
         if output is None:
             raise ValueError("--all needs a file to write to: --output top.parquet")
         job = Job(run, output, topk, users, exclude, only, category, seen, approximate)
-        count = recommend_many(job, nproc, lambda text: None)
+        with written(output):
+            count = recommend_many(job, nproc, lambda text: None)
         typer.echo(f"{count} users: {output}")
         return
     from rich.console import Console
@@ -134,7 +137,8 @@ def predict(
     """Predict the clicks of samples: a line for each, in their order."""
     from shoal.runs.artifact.predict import predict_file
 
-    count = predict_file(artifact, input, output)
+    with written(output):
+        count = predict_file(artifact, input, output)
     typer.echo(f"{count} samples: {output}")
 
 
