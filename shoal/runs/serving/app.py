@@ -168,7 +168,7 @@ class Api:
             except TimeoutError:
                 raise Refused(503, "no answer in time; come again") from None
             except ValueError as error:
-                raise Refused(404 if "not known" in str(error) else 422, str(error)) from None
+                raise _refusal(str(error)) from None
             return _json(answer)
 
         return post
@@ -235,6 +235,11 @@ PAGE = resources.files("shoal.runs.serving").joinpath("page.html").read_text()
 def _path(request: Request) -> str:
     """The path that was routed; request.url has the text of the header `host` before it."""
     return request.scope["path"]
+
+
+def _refusal(why: str) -> Refused:
+    """What a model cannot answer; who asks for somebody unknown does not learn who is known."""
+    return Refused(404, why.partition(";")[0]) if "not known" in why else Refused(422, why)
 
 
 def _json(value: Any, status: int = 200) -> Response:
