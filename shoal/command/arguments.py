@@ -31,7 +31,9 @@ PADDLEREC_PROGRAMS = (
     "static_gpubox_trainer.py",
 )
 PADDLE_PORT = 6170
-TRUST = typer.Option("--trust", help="Run the code that the run folder's config names.")
+TRUST = typer.Option(
+    "--trust", help="Run the code and write to the places that the run folder's config names."
+)
 
 
 def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:

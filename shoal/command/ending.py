@@ -30,10 +30,13 @@ def print_result(result: dict[str, Any]) -> None:
 
 def fail(error: Exception) -> NoReturn:
     """One clear line for what a user can mend, a traceback for what only we can."""
+    from shoal.command.machine import explain
     from shoal.launch.hosts import LaunchError
     from shoal.launch.launched import is_launched, record_failure
     from shoal.world.world import WorldError
 
+    if (line := explain(error)) is not None:
+        error = ValueError(line)
     fault = not isinstance(error, (ValueError, OSError, WorldError, LaunchError))
     recorded = record_failure(error, fault)
     if recorded and is_launched():

@@ -6,7 +6,7 @@ import math
 import os
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -174,7 +174,8 @@ def launch(
     if server_num is None and workers is None and servers is None and role is None:
         # PaddleRec's gpubox is launched, and has no servers: its rows are with the workers.
         more = [] if worker_num is None else [f"--launch.nproc={worker_num}"]
-        resolved = run.resolve(files, [*overrides, *more], folder=folder, trust=trust)
+        here: dict[str, Any] = {"strategy.ps.addresses": []}  # new servers choose theirs
+        resolved = run.resolve(files, [*overrides, *more], here, folder=folder, trust=trust)
     if resolved is None or resolved.config.strategy.name != "sharded":
         roles = find_roles(worker_num, server_num, workers, servers, role, index)
         resolved = run.resolve_with_roles(files, overrides, roles, folder=folder, trust=trust)

@@ -20,6 +20,7 @@ import torch
 import shoal
 from shoal.config import Resolved
 from shoal.config.keys import LEAVES
+from shoal.config.trust import WRITES
 from shoal.data.dataset import Dataset
 from shoal.runs.build import build, describe_data
 from shoal.runs.run import connect_as, resolve_run
@@ -32,6 +33,7 @@ log = logging.getLogger("shoal")
 
 
 NO_RULES = {key: leaf.default for key, leaf in LEAVES.items() if key.startswith("rows.")}
+UNWRITTEN = NO_RULES | {key: LEAVES[key].default for key in WRITES}
 
 
 def open_config(
@@ -42,7 +44,8 @@ def open_config(
 ) -> Resolved:
     """The config of a run as its trained model is used: without what only training needs."""
     origin = "use of a trained run"
-    values = {"strategy.graph": False, **(values or {})}  # steps are recorded for training alone
+    # Steps are recorded for training alone, and nothing is written where training wrote.
+    values = {"strategy.graph": False, **UNWRITTEN, **(values or {})}
     resolved = resolve_run(folder, overrides, values, origin, trust)
     changed = dict(NO_RULES)  # nothing is counted, admitted or dropped
     # all of it is in the checkpoints

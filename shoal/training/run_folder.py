@@ -25,9 +25,10 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, cast
 
-from shoal.world.durable import no_links, replace_durably
+from shoal.world.durable import no_links, replace_durably, written
 
 log = logging.getLogger("shoal")
+TRAINED_IN: list[Path] = []  # the folder that this process trains in, or did last
 
 
 class RunFolder:
@@ -80,7 +81,8 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from training in this folder; the system frees it if we die."""
-        with _open_own(self.path / ".lock", "a+") as file:
+        path = self.path / ".lock"
+        with _open_own(path, "a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -91,9 +93,13 @@ class RunFolder:
                 ) from None
             except OSError:  # a file system without locks
                 pass
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on host {socket.gethostname()}\n")
-            file.flush()
+            with written(path):
+                file.truncate(0)
+                os.write(
+                    file.fileno(),
+                    f"process {os.getpid()} on host {socket.gethostname()}\n".encode(),
+                )
+            TRAINED_IN[:] = [self.path]
             yield
 
     def write_config(self, text: str) -> None:
@@ -135,14 +141,17 @@ class RunFolder:
             replace_durably(path, "".join(line + "\n" for line in kept).encode())
 
     def append_metrics(self, line: dict[str, Any]) -> None:
+        """Add a line for an epoch, whole or not at all."""
         path = self.path / "metrics.jsonl"
-        try:
-            with open(path, "a", opener=no_links) as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            raise ValueError(
-                f"cannot write {path}: {error.strerror}; make room and continue with --resume"
-            ) from error
+        with written(path), open(path, "ab", buffering=0, opener=no_links) as file:
+            size = file.tell()
+            data = (json.dumps(line) + "\n").encode()
+            try:
+                while data:
+                    data = data[file.write(data) :]
+            except OSError:
+                os.ftruncate(file.fileno(), size)
+                raise
 
     def read_metrics(self) -> list[dict[str, Any]]:
         path = self.path / "metrics.jsonl"

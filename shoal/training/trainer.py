@@ -103,8 +103,7 @@ class Trainer:
             first = self.cursor.epoch if self.resumed else None
             self.curves = Curves(self.folder.path / "tensorboard", first)
         self.model.train()
-        if not self.resumed:
-            self.checkpoints.claim()
+        self.checkpoints.claim()
         if self._rows_are_elsewhere and not self.resumed:
             self._save()  # a server that cannot write there says so now, not after an epoch
         keep_freed_memory()  # a step takes as much as the one before
