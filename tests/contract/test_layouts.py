@@ -6,6 +6,7 @@ A layout joins by its name in a list. Ranks start once for each strategy and run
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from ps_cluster import Threads
+from ps_cluster import serving
 from ranks import run_ranks
 from torch import Tensor
 
@@ -53,7 +54,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp over Gloo": {"name": "ddp"},
     "sharded": {"name": "sharded", "place": "row"},
     "sync": {"name": "ps"},
-    # Workers have batches of their own: one alone, which waits for each step, equals single.
+    # Workers have their own batches: one alone, which waits for each step, equals single.
     "async": {"name": "ps"},
     "geo": {"name": "ps"},
 }
@@ -115,12 +116,12 @@ def train(world: World, section: dict[str, Any], case: str) -> list[float] | str
         strategy.close()
 
 
-def every_case(world: World, name: str, addresses: list[str]) -> dict[str, Any]:
+def every_case(world: World, name: str, addresses: list[list[str]]) -> dict[str, Any]:
     found = {}
-    for case, address in zip(IDS, addresses):
+    for case, servers in zip(IDS, addresses):
         section = dict(STRATEGIES[name])
-        if section["name"] == "ps":
-            section["ps"] = {"mode": name, "addresses": [address], "geo_step": 1}
+        if servers:
+            section["ps"] = {"mode": name, "addresses": servers, "geo_step": 1}
         found[case] = train(world, section, case)
     return found
 
@@ -128,16 +129,13 @@ def every_case(world: World, name: str, addresses: list[str]) -> dict[str, Any]:
 @cache
 def run(name: str, folder: Path) -> list[dict[str, Any]]:
     """What each rank found: losses, or a refusal, by case."""
-    servers = [Threads() for _ in IDS if STRATEGIES[name]["name"] == "ps"]
-    addresses = [one.addresses[0] for one in servers] or [""] * len(IDS)
-    if name in ("async", "geo"):
-        found = [every_case(World(), name, addresses)]
-    else:
+    with ExitStack() as stack:
+        served = STRATEGIES[name]["name"] == "ps"
+        addresses = [stack.enter_context(serving()).addresses if served else [] for _ in IDS]
+        if name in ("async", "geo"):
+            return [every_case(World(), name, addresses)]
         shared = name != "ddp over Gloo"
-        found = run_ranks(every_case, 2, folder / name, name, addresses, shared_memory=shared)
-    for one in servers:
-        one.join()
-    return found
+        return run_ranks(every_case, 2, folder / name, name, addresses, shared_memory=shared)
 
 
 @cache
