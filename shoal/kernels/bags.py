@@ -27,8 +27,9 @@ def sum_bags(
         )
     places = len(x) if ids is None else len(ids)
     for one in [starts] if ids is None else [starts, ids]:
-        if one.dtype != torch.int64 or one.dim() != 1 or not one.is_contiguous():
-            raise ValueError("starts and ids of bags are int64 and lie one after the other")
+        if one.dtype != torch.int64 or one.dim() != 1:
+            raise ValueError(f"bags of {one.dtype} {list(one.shape)}: starts and ids are int64 [n]")
+    starts, ids = starts.contiguous(), None if ids is None else ids.contiguous()
     if not len(starts) or (weights is not None and weights.shape != (places,)):
         raise ValueError(f"bags of {places} places have a start, an end and as many weights")
     out = x.new_empty(len(starts) - 1, x.shape[1])

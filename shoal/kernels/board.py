@@ -62,13 +62,8 @@ def _entry(given: Given) -> tuple[list[int], list[int], list[int], int, int]:
     """What the core takes: addresses, of arrays that are what it takes them for."""
     lengths = [len(ids) for ids in given.ids]
     for ids, values, length in zip(given.ids, given.values, lengths, strict=True):
-        fit = ids.dtype == torch.int64 and ids.dim() == 1 and values.shape == (length, given.dim)
-        if not (fit and values.dtype == torch.float32 and ids.is_contiguous()):
-            raise ValueError(
-                f"ids are {ids.dtype} {list(ids.shape)} and values {values.dtype} "
-                f"{list(values.shape)}; they must be torch.int64 [n] and torch.float32 "
-                f"[n, {given.dim}]"
-            )
+        _check("ids", ids, torch.int64, (length,))
+        _check("values", values, torch.float32, (length, given.dim))
     return (
         [ids.data_ptr() for ids in given.ids],
         lengths,
@@ -76,3 +71,16 @@ def _entry(given: Given) -> tuple[list[int], list[int], list[int], int, int]:
         given.dim,
         -1 if given.limit is None else given.limit,
     )
+
+
+def _check(what: str, given: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Refuse a tensor whose memory is not an array of this dtype and shape."""
+    if given.dtype != dtype or given.shape != shape:
+        raise ValueError(
+            f"{what} are {given.dtype} {list(given.shape)}; they must be {dtype} {list(shape)}"
+        )
+    if not given.is_contiguous():
+        raise ValueError(
+            f"{what} {list(given.shape)} have strides {list(given.stride())}; they must be "
+            "contiguous (.contiguous())"
+        )

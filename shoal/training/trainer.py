@@ -31,11 +31,12 @@ from shoal.training.checkpoint import CheckpointError, Checkpoints, give
 from shoal.training.cursor import Cursor
 from shoal.training.curves import Curves
 from shoal.training.evaluation import ClickEvaluator, Evaluator, Interval
+from shoal.training.losses import Losses
 from shoal.training.metrics import higher_is_better
 from shoal.training.progress import bar
 from shoal.training.run_folder import RunFolder
 from shoal.training.schedule import learning_rate
-from shoal.training.steps import in_step, keep_hardest, one_ahead, seed_step
+from shoal.training.steps import check_reader, in_step, keep_hardest, one_ahead, seed_step
 from shoal.training.strategy.base import Strategy
 from shoal.world.memory import keep_freed_memory
 from shoal.world.stopping import STOPPING, Agreement
@@ -76,23 +77,15 @@ class Trainer:
         self.curves: Curves | None = None
         self.begun: float | None = None  # when the first step began
         self.stopping = Agreement(self.world)
+        self.losses = Losses(strategy, config.train.batch_size)
         self.interval = Interval(
-            self.model, self.world, config.train.print_every, config.run.loss_decimals
+            self.model,
+            self.world,
+            Losses(strategy, config.train.batch_size),
+            config.train.print_every,
+            config.run.loss_decimals,
         )
-        if config.train.accumulate > 1 and (
-            reader.num_batches is None or config.data.clicks.split_files
-        ):
-            raise ValueError(
-                "train.accumulate cuts batches whose samples every process can count; with "
-                "data.clicks.split_files, or a reader that does not know its length, set it to 1"
-            )
-        schedule = config.train.optimizer.schedule
-        if reader.num_batches is None and schedule != "constant":
-            raise ValueError(
-                f"train.optimizer.schedule {schedule} depends on the number of steps, which this "
-                "reader of clicks knows only when it has read all; use constant, or "
-                "data.clicks.reader memory"
-            )
+        check_reader(reader, config)
 
     def fit(self, started: float) -> dict[str, Any]:
         """Train, evaluate, and test the best checkpoint."""
@@ -144,19 +137,17 @@ class Trainer:
     def _epoch(self, epochs: int) -> None:
         begun = time.perf_counter()
         first_batch, sent = self.cursor.batch, self.world.bytes_sent
-        loss_sum = self._train(epochs)
-        self._end_epoch(epochs, loss_sum, time.perf_counter() - begun, first_batch, sent)
+        self._train(epochs)
+        self._end_epoch(epochs, time.perf_counter() - begun, first_batch, sent)
 
-    def _end_epoch(
-        self, epochs: int, loss_sum: float, seconds: float, first_batch: int, sent: int
-    ) -> None:
+    def _end_epoch(self, epochs: int, seconds: float, first_batch: int, sent: int) -> None:
         """Tell of an epoch, evaluate and save; sent: bytes before its first batch."""
         cursor, section = self.cursor, self.config.train
         if first_batch == 0:  # a resumed part of an epoch says nothing about the time of one
             self.train_seconds.append(seconds)
         epoch = cursor.epoch
         places = self.config.run.loss_decimals
-        shown = f"{loss_sum:z.{places}f}"  # z: no minus before a zero
+        shown = f"{cursor.loss_sum:z.{places}f}"  # z: no minus before a zero
         log.info("epoch %d training [time: %.2fs, train loss: %s]", epoch, seconds, shown)
         steps = cursor.batch - first_batch
         if steps > 0:  # the last batch of an epoch may be smaller
@@ -166,7 +157,7 @@ class Trainer:
         if self.world.size > 1 and steps > 0:
             sent = (self.world.bytes_sent - sent) // steps
             log.info("epoch %d sent %.1f KiB per step from this process", epoch, sent / 1024)
-        loss = loss_sum / max(1, cursor.batch)
+        loss = cursor.loss_sum / max(1, cursor.losses)
         line: dict[str, Any] = {"epoch": epoch, "step": cursor.step, "loss": loss}
         line["train_seconds"] = seconds
         cursor.begin_epoch(epoch + 1)
@@ -181,13 +172,13 @@ class Trainer:
         if improved or last or (epoch + 1) % self.config.checkpoint.every_epochs == 0:
             self._save()
 
-    def _train(self, epochs: int) -> float:
-        """The rest of the current epoch; the sum of the steps' mean losses."""
+    def _train(self, epochs: int) -> None:
+        """The rest of the current epoch."""
         cursor, config, reader = self.cursor, self.config, self.reader
         if not self.model.trainable:
-            return 0.0
-        total: Tensor | float = cursor.loss_sum  # a tensor where a GPU would be waited for
+            return
         batches = self._parts()
+        self.losses.begin(cursor.loss_sum, cursor.losses)
         self.interval.begin()
         shown = bar(
             batches,
@@ -198,17 +189,16 @@ class Trainer:
             cursor.position(reader)[0],
         )
         for parts, following in one_ahead(map(self._move, shown)):
-            loss = self._step(parts, following, epochs)
-            total = total + (loss.item() if loss.is_cpu else loss.double())
+            self._step(parts, following, epochs)
             every, told = config.checkpoint.every_steps, self.stopping.stops(cursor.step)
             if told or (every and cursor.step % every == 0 and following is not None):
-                cursor.loss_sum = self._number(total)
+                self._count_losses()
                 self.strategy.settle()
                 self._save(may_skip=not told)
                 if told:
                     self._stop(told)
         self.strategy.settle()
-        return self._number(total)
+        self._count_losses()
 
     @property
     def _drawn_later(self) -> bool:
@@ -222,8 +212,8 @@ class Trainer:
             return [part.to(self.world.device) for part in parts]
         return [self.strategy.receive(part) for part in parts]
 
-    def _step(self, parts: list[Batch], following: list[Batch] | None, epochs: int) -> Tensor:
-        """The step that the cursor is at, and the cursor is one further; its mean loss."""
+    def _step(self, parts: list[Batch], following: list[Batch] | None, epochs: int) -> None:
+        """The step that the cursor is at, and the cursor is one further."""
         cursor, config, reader = self.cursor, self.config, self.reader
         self.begun = self.begun or time.perf_counter()
         seed_step(config.run.seed, cursor.step, self.world.rank, self.world.device)
@@ -239,8 +229,8 @@ class Trainer:
         if self.on_step is not None:
             self.on_step(cursor.step, loss)
         samples = sum(part.size for part in parts)
+        self.losses.add(loss, samples)
         self.interval.step(cursor.epoch, cursor.step, samples, loss)
-        return loss
 
     def _stop(self, number: int) -> None:
         """All ranks were told to end, and have saved."""
@@ -249,15 +239,19 @@ class Trainer:
         log.info("stopped by %s; saved at step %d", signal.Signals(number).name, self.cursor.step)
         raise shoal.Interrupted(number)
 
-    def _number(self, loss: Tensor | float) -> float:
-        """A sum of losses; NaN is refused, before it is saved in the place of what was good."""
-        if math.isnan(loss := float(loss)):
+    def _count_losses(self) -> None:
+        """All ranks: let the cursor have the losses so far.
+
+        NaN is refused, before it is saved in the place of what was good.
+        """
+        loss_sum, batches = self.losses.sums()
+        if math.isnan(loss_sum):
             self.checkpoints.wait()  # one may still be being written
             raise ValueError(
                 f"the loss became NaN in epoch {self.cursor.epoch}; lower train.optimizer.lr or "
                 "set train.clip_grad_norm. The checkpoints before it are kept"
             )
-        return loss
+        self.cursor.loss_sum, self.cursor.losses = loss_sum, batches
 
     def _parts(self) -> Iterator[list[Batch]]:
         """This rank's slices of the epoch's batches, each in as many parts as are asked for.
@@ -359,6 +353,7 @@ class Trainer:
             state.pop("fingerprint"), self.fingerprint, self.folder, self.model.options
         )
         state.pop("steps")
+        state.setdefault("losses", state["batch"])  # checkpoints once had a loss of each step
         give(self.strategy, snapshot)
         self.cursor = Cursor(**state)
         self.cursor.check(self.reader)

@@ -143,8 +143,10 @@ def test_what_cannot_be_written(memory: int) -> None:
     for ids, values, message in (
         (torch.tensor([0, 9]), torch.ones(2, 3), "limit"),
         (torch.tensor([0.5]), torch.ones(1, 3), "int64"),
-        (torch.tensor([1, 2]), torch.ones(3, 3), r"\[n, 3\]"),
+        (torch.tensor([1, 2]), torch.ones(3, 3), r"\[3, 3\]; they must be torch.float32 \[2, 3\]"),
         (torch.tensor([1]), torch.ones(1, 3).double(), "float32"),
+        (torch.arange(4)[::2], torch.ones(2, 3), r"ids \[2\] have strides \[2\].*contiguous"),
+        (torch.tensor([1, 2]), torch.ones(1, 3).expand(2, 3), r"values .*strides.*contiguous"),
     ):
         with pytest.raises(ValueError, match=message):
             board.write(torch.ones(1), [Given([ids], [values], 3, 9)])
