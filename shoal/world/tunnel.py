@@ -39,6 +39,7 @@ class Tunnel:
         self._store, self._rank, self._size = store, rank, size
         self._secret, self._address = secret, address
         self._loop = asyncio.new_event_loop()
+        self._servers: list[asyncio.Server] = []  # that listen until all ranks are connected
         threading.Thread(target=self._loop.run_forever, name="tunnel", daemon=True).start()
 
     def make_group(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
@@ -63,9 +64,15 @@ class Tunnel:
             ):  # one stands in for all of a host
                 if host != self._address:
                     self._call(self._stand_in(place_of(other), gloo_port, host, port))
-        self._store.set(f"open/{rank}", "1")
-        self._store.wait([f"open/{other}" for other in range(size)])
-        return dist.ProcessGroupGloo(store, rank, size, options)
+        self._wait_for_all("open")
+        group = dist.ProcessGroupGloo(store, rank, size, options)
+        self._wait_for_all("connected")
+        self._call(self._stop_listening())  # strangers find nothing that they could fill
+        return group
+
+    def _wait_for_all(self, what: str) -> None:
+        self._store.set(f"{what}/{self._rank}", "1")
+        self._store.wait([f"{what}/{other}" for other in range(self._size)])
 
     def _call(self, what: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(what, self._loop).result()
@@ -79,6 +86,7 @@ class Tunnel:
             ssl=context(listens=True),
             ssl_handshake_timeout=HANDSHAKE_SECONDS,
         )
+        self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
 
     async def _let_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -109,7 +117,13 @@ class Tunnel:
                     far_writer.close()
             writer.close()
 
-        await asyncio.start_server(hand_on, place, gloo_port, limit=BLOCK)
+        self._servers.append(await asyncio.start_server(hand_on, place, gloo_port, limit=BLOCK))
+
+    async def _stop_listening(self) -> None:
+        """Keep the connections that there are, and accept no more."""
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
 
     async def _join(
         self,

@@ -293,6 +293,47 @@ def test_the_wrong_secret_is_refused_and_the_right_one_trains(
     assert SAID in passed  # what the log says: only joining is encrypted
 
 
+# 300 silent connections from every address; those that are dropped come again.
+CROWD = """
+import socket, sys, time
+crowd = {address: [] for address in sys.argv[2:]}
+def is_open(one):
+    try:
+        return one.recv(1) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+while True:
+    for address, some in crowd.items():
+        some[:] = filter(is_open, some)
+        while len(some) < 300:
+            some.append(socket.socket())
+            some[-1].setblocking(False)
+            some[-1].bind((address, 0))
+            some[-1].connect_ex((sys.argv[1], 5678))
+    time.sleep(0.2)
+"""
+
+
+@pytest.mark.slow
+def test_silent_connections_keep_no_host_out(hosts: list[str], short: Path, tmp_path: Path) -> None:
+    """From the address of the second host, and from one that is nobody's."""
+    run("ip", "-n", hosts[1], "addr", "add", "10.213.78.3/24", "dev", "eth0")
+    folder, secret = tmp_path / "run", "of this run and no other"
+    addresses = (ADDRESSES[0], ADDRESSES[1], "10.213.78.3")
+    words = ("ip", "netns", "exec", hosts[1], SHOAL[0], "-c", CROWD, *addresses)
+    with subprocess.Popen(words) as crowd:
+        try:
+            first = on(hosts[0], 0, short, folder, SHOAL_SECRET=secret)
+            first.until("a crowd", lambda: "refused at" in first.output)
+            second = on(hosts[1], 1, short, folder, SHOAL_SECRET=secret)
+            assert [second.wait(), first.wait()] == [0, 0], first.output + second.output
+        finally:
+            crowd.kill()
+    assert result(folder)["world_size"] == 2
+
+
 @pytest.mark.slow
 def test_a_tunnel_lets_nothing_be_read(
     hosts: list[str], tap: Tap, short: Path, alone: Path, tmp_path: Path
@@ -303,7 +344,10 @@ def test_a_tunnel_lets_nothing_be_read(
         on(host, offset, short, folder, *words, nproc=2, SHOAL_SECRET=secret)
         for host, offset in zip(hosts, (0, 2))
     ]
+    both[0].until("an epoch", (folder / "metrics.jsonl").exists)
+    open_ports = [one for one in listeners(both[0].process.pid) if one[6:8] != "7F"]
     assert [one.wait() for one in both] == [0, 0], both[0].output + both[1].output
+    assert [one[-5:] for one in open_ports] in ([":162E"], [])  # 5678, where hosts meet; or over
     assert "what ranks send each other is encrypted" in both[0].output
     assert result(folder)["world_size"] == 4
     losses = [[line["loss"] for line in metrics(one)] for one in (folder, alone)]
