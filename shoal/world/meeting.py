@@ -7,6 +7,7 @@ evaluated, and whoever has not proved to belong here is cut off before a single 
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -15,7 +16,7 @@ from contextlib import suppress
 
 from shoal.world.channel import LARGEST, Place, receive, send
 from shoal.world.door import Door
-from shoal.world.hosts import WorldError
+from shoal.world.hosts import WorldError, which_it_has
 
 GUESTS = 8192  # connections at a time that have proved to belong here
 ROOM = 256 * LARGEST  # bytes of all names and values
@@ -33,13 +34,7 @@ class Meeting:
         try:
             self._door = Door(place, secret, self._serve)
         except OSError as error:
-            raise WorldError(
-                f"port {place.port} on {place.host} is in use by another program; choose another, "
-                "in --port, or in the first entry of --workers"
-                if "in use" in str(error)
-                else f"nobody can meet at {place}: {error.strerror or error}; --ip is an address "
-                "of the first host"
-            ) from error
+            raise WorldError(_why_not(place, error)) from error
 
     def close(self) -> None:
         """Let nobody in any more."""
@@ -90,6 +85,21 @@ class Meeting:
             self._values[name] = value
             self._news.notify_all()
             return [b"1", value]
+
+
+def _why_not(place: Place, error: OSError) -> str:
+    """Error for a place where nobody can meet."""
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"port {place.port} on {place.host} is in use by another program; choose another, in "
+            "--port, or in the first entry of --workers"
+        )
+    if error.errno == errno.EADDRNOTAVAIL:
+        return (
+            f"--ip={place.host} is no address of this host, {which_it_has()}; --ip is an address "
+            "of the first host (--group_offset=0), the same in every command"
+        )
+    return f"nobody can meet at {place}: {error.strerror or error}"
 
 
 class Guest:

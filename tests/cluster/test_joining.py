@@ -202,10 +202,17 @@ def hosts() -> Iterator[list[str]]:
 
 
 def on(
-    host: str, offset: int, config: Path, folder: Path, *words: str, nproc: int = 1, **env: str
+    host: str,
+    offset: int,
+    config: Path,
+    folder: Path,
+    *words: str,
+    nproc: int = 1,
+    ip: str = ADDRESSES[0],
+    **env: str,
 ) -> Command:
     """`shoal train` as one of two hosts."""
-    meet = (f"--ip={ADDRESSES[0]}", "--port=5678", f"--nproc={nproc}", f"--world_size={2 * nproc}")
+    meet = (f"--ip={ip}", "--port=5678", f"--nproc={nproc}", f"--world_size={2 * nproc}")
     command = (*SHOAL, "train", str(config), *meet, f"--group_offset={offset}", *words)
     where = folder.parent / f"{folder.name}-{offset}-{time.monotonic_ns()}"
     return Command(("ip", "netns", "exec", host, *command, "--output", str(folder)), where, **env)
@@ -291,6 +298,31 @@ def test_the_wrong_secret_is_refused_and_the_right_one_trains(
     passed = tap.read()
     assert b"of this run and no other" not in passed
     assert SAID in passed  # what the log says: only joining is encrypted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("192.168.8{}.1/24", "10.213.78.{}/24"),  # the other host cannot reach the first one
+        ("10.213.78.{}/24", "10.213.78.10{}/24"),
+        ("fd00:{}::1/64", "fd00:9::{}/64"),
+    ],
+)
+def test_hosts_meet_at_second_addresses(
+    hosts: list[str], short: Path, alone: Path, tmp_path: Path, first: str, second: str
+) -> None:
+    for k, name in enumerate(hosts, 1):
+        run("ip", "-n", name, "addr", "flush", "dev", "eth0")
+        for one in (first.format(k), second.format(k)):
+            nodad = ["nodad"] * (":" in one)
+            run("ip", "-n", name, "addr", "add", one, "dev", "eth0", *nodad)
+    folder, secret = tmp_path / "run", "of this run and no other"
+    ip = second.format(1).partition("/")[0]
+    both = [on(hosts[k], k, short, folder, ip=ip, SHOAL_SECRET=secret) for k in range(2)]
+    assert [one.wait() for one in both] == [0, 0], both[0].output + both[1].output
+    losses = [[line["loss"] for line in metrics(one)] for one in (folder, alone)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 # 300 silent connections from every address; those that are dropped come again.

@@ -176,6 +176,13 @@ def test_a_port_that_is_taken() -> None:
             Meeting(Place(host="127.0.0.1", port=port), SECRET)
 
 
+def test_an_address_of_another_host_is_named_with_our_own() -> None:
+    assert ("127.0.0.1", "lo") in hosts.addresses_here()
+    place = Place(host="198.51.100.7", port=free_port())
+    with pytest.raises(WorldError, match=r"--ip=198.51.100.7 is no address of this host, which ha"):
+        Meeting(place, SECRET)
+
+
 def test_what_a_killed_run_left_is_taken_over(tmp_path: Path) -> None:
     place = Place(path=str(tmp_path / "meeting"))
     left = place.listen()
