@@ -30,7 +30,7 @@ from shoal.world.neighbours import Neighbours, Shared, meet
 from shoal.world.padded import Padded
 from shoal.world.talking import PeerLost, Talking
 from shoal.world.tunnel import Tunnel
-from shoal.world.variables import is_first, is_worker
+from shoal.world.variables import is_first, is_first_of_host, is_worker
 
 # torch 2.13 renamed it and warns about the old name; older versions have only that.
 all_gather_flat = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -90,6 +90,7 @@ class World:
     neighbours: Neighbours | None = None  # where ranks talk through shared memory
     host = socket.gethostname()
     notes: tuple[str, ...] = ()  # what the log should say of how ranks talk
+    place = ""  # where and as which ranks this host joined, for its log
     shared_memory = True  # whether processes of one host may talk through it
 
     def __init__(self, device: torch.device | str = "cpu"):
@@ -223,6 +224,8 @@ class Group(World):
             self._tunnel = self._open_tunnel()
         if self.neighbours is None:
             self._form_group()
+        last = self.rank + local_size - 1 if is_first_of_host() else self.rank
+        self.place = f"{address} with ranks {self.rank} to {last} of {self.size}"
         if not one_host:
             self.notes = (OPEN_TALK if self._tunnel is None else TUNNELLED,)
 

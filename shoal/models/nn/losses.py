@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal.models.nn.native import core_takes_pairs, pair_gradients, pair_loss
 from shoal.models.nn.native_graph import placed_pair_gradients, placed_pair_loss, takes_placed
@@ -109,3 +109,10 @@ def mean_distance(
     if bias is not None:
         distances = distances + bias[targets] - bias[1:stop].mean()
     return distances.where(targets > 0, 0.0).sum()
+
+
+class BPRLoss(nn.Module):
+    """`bpr_loss` as a part of a model, which the log shows."""
+
+    def forward(self, queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+        return bpr_loss(queries, positives, negatives)
