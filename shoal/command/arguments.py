@@ -104,7 +104,8 @@ def as_paddle_launches(overrides: list[str]) -> list[str]:
         hosts = [word.strip() for word in given["ips"].split(",") if word.strip()]
         said = given.get("nproc") or given.get("launch.nproc") or nproc
         if said is None:
-            raise typer.BadParameter("--ips needs --gpus 0,1 or --nproc N: the processes of a host")
+            said = _visible_gpus()
+            rest.append(f"--launch.nproc={said}")
         host, here = place_of(hosts), int(said)
         if len(hosts) > 1:
             rest += [f"--launch.ip={hosts[0]}", f"--launch.world_size={here * len(hosts)}"]
@@ -112,6 +113,19 @@ def as_paddle_launches(overrides: list[str]) -> list[str]:
             if not {"port", "launch.port"} & given.keys():
                 rest.append(f"--launch.port={PADDLE_PORT}")
     return rest
+
+
+def _visible_gpus() -> int:
+    from shoal.world.gpus import count_gpus
+
+    found = count_gpus(None)
+    if not found:
+        raise typer.BadParameter(
+            "--ips starts a process for each GPU of a host, and none is visible here; --gpus 0,1 "
+            "or --nproc N names how many"
+        )
+    typer.echo(f"--ips without --gpus: {found} processes here, one for each visible GPU", err=True)
+    return found
 
 
 def check_resumable(resolved: Resolved, resume: bool) -> None:

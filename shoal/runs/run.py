@@ -51,7 +51,7 @@ from shoal.runs.daily.growth import save_vocabularies
 from shoal.runs.daily.start import begin
 from shoal.runs.daily.validation import keep_before, validate_first
 from shoal.runs.launching import train_once
-from shoal.training.run_folder import RunFolder, is_run_config, start_logging
+from shoal.training.run_folder import RunFolder, host_log, is_run_config, start_logging
 from shoal.training.trainer import Trainer
 from shoal.world.gpus import choose_gpus, pick_device
 from shoal.world.hosts import is_loopback
@@ -321,6 +321,8 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
         )
         for note in [*resolved.notes, *world.notes]:
             log.info("%s", note)
+        if not world.is_main:
+            host_log.info("host %s joined %s", world.host, world.place)
         with knocking(config, world.rank):
             parts = build(config, world)
         agree(world, "data", parts.fingerprint)
@@ -349,7 +351,8 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
             result["before"] = before
             folder.write_result(result)
         parts.strategy.close()
-        log.info("run folder: %s", folder.path)
+        where = "" if world.is_main else " (on the first host)"
+        host_log.info("run folder: %s%s", folder.path, where)
         return {**result, "folder": str(folder.path)}
 
 

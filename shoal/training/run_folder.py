@@ -26,8 +26,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from shoal.world.durable import no_links, replace_durably, written
+from shoal.world.variables import is_first_of_host
 
 log = logging.getLogger("shoal")
+host_log = logging.getLogger("shoal.host")  # lines of every host: its first rank shows them
 TRAINED_IN: list[Path] = []  # the folder that this process trains in, or did last
 
 
@@ -203,7 +205,10 @@ class Stdout(logging.StreamHandler):
 
 
 def start_logging(level: str, rank: int = 0, file: Path | None = None) -> None:
-    """Lines such as `15 Nov 03:10    INFO  epoch 0 training [...]`; rank 0 says it all."""
+    """Lines such as `15 Nov 03:10    INFO  epoch 0 training [...]`.
+
+    Rank 0 shows all of them, the first rank of another host those of `host_log`, others warnings.
+    """
     formatter = logging.Formatter("%(asctime)s    %(levelname)s  %(message)s", "%d %b %H:%M")
     if rank:
         formatter = logging.Formatter(
@@ -219,4 +224,6 @@ def start_logging(level: str, rank: int = 0, file: Path | None = None) -> None:
         handler.setFormatter(formatter)
         log.addHandler(handler)
     log.setLevel(logging.WARNING if rank else level.upper())
+    quiet = rank and not is_first_of_host()
+    host_log.setLevel(logging.WARNING if quiet else level.upper())
     log.propagate = False

@@ -34,7 +34,7 @@ from shoal.training.evaluation import ClickEvaluator, Evaluator, Interval
 from shoal.training.losses import Losses
 from shoal.training.metrics import higher_is_better
 from shoal.training.progress import bar
-from shoal.training.run_folder import RunFolder
+from shoal.training.run_folder import RunFolder, host_log
 from shoal.training.schedule import learning_rate
 from shoal.training.steps import check_reader, in_step, keep_hardest, one_ahead, seed_step
 from shoal.training.strategy.base import Strategy
@@ -148,7 +148,7 @@ class Trainer:
         epoch = cursor.epoch
         places = self.config.run.loss_decimals
         shown = f"{cursor.loss_sum:z.{places}f}"  # z: no minus before a zero
-        log.info("epoch %d training [time: %.2fs, train loss: %s]", epoch, seconds, shown)
+        host_log.info("epoch %d training [time: %.2fs, train loss: %s]", epoch, seconds, shown)
         steps = cursor.batch - first_batch
         if steps > 0:  # the last batch of an epoch may be smaller
             records = steps * self.reader.batch_size
@@ -315,7 +315,7 @@ class Trainer:
                 give(self.strategy, self.checkpoints.load_step(cursor.best_step))
             test, _ = self._evaluate("test")
             log.info("best valid : %s", self._rounded(cursor.best_valid))
-            log.info("test result: %s", self._rounded(test))
+            host_log.info("test result: %s", self._rounded(test))
         return {
             "model": self.config.model.title,
             "dataset": self.config.data.name,

@@ -59,8 +59,14 @@ def test_two_hosts(place: Path, short: Path, alone: Path) -> None:
     for host in hosts:
         assert host.wait() == 0, host.output
     assert_equal(place / "hosts", alone, 4)
-    assert "precision@10" in hosts[1].output
-    assert "precision@10" not in hosts[0].output  # the result is the first host's to tell
+    second, first = (host.output.splitlines() for host in hosts)
+    assert sum("epoch 0 training [" in line for line in first) == 1 and "└" in first[-2]
+    assert "  (loss): BPRLoss()" in first
+    shown = [line.partition("[rank 2] ")[2] for line in second]  # a host shows its first rank's
+    assert " joined 127.0.0.1 with ranks 2 to 3 of 4" in shown[0]
+    assert [line.split("[")[0] for line in shown[1:5]] == [f"epoch {k} training " for k in range(4)]
+    assert shown[5].startswith("test result: {") and shown[6].endswith("hosts (on the first host)")
+    assert len(shown) == 7  # the table is the first host's
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Table
 from shoal.models.base import Facts, Output, Retrieval
-from shoal.models.nn.losses import bpr_loss
+from shoal.models.nn.losses import BPRLoss
 
 
 class BPR(Retrieval):
@@ -34,13 +34,14 @@ class BPR(Retrieval):
         self.embed = Embeddings(
             {facts.user_field: users, facts.item_field: items, "neg_item": items}
         )
+        self.loss = BPRLoss()
 
     def forward(self, batch: Batch) -> Output:
         if "neg_item" not in batch.ids:
             raise ValueError("BPR learns from negatives and has none; set train.negatives.num to 1")
         rows = self.embed(batch)
         negatives = rows["neg_item"]  # [b, k, d]
-        loss = bpr_loss(rows[self.facts.user_field], rows[self.facts.item_field], negatives)
+        loss = self.loss(rows[self.facts.user_field], rows[self.facts.item_field], negatives)
         return Output(loss, negatives.shape[0] * negatives.shape[1])
 
     def encode_query(self, batch: Batch) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal.kernels.pairs import loss_of_pairs, loss_of_places
 
@@ -66,3 +66,10 @@ def mean_distance(
     if bias is not None:
         distances = distances + bias[targets] - bias[1:stop].mean()
     return distances.where(targets > 0, 0.0).sum()
+
+
+class BPRLoss(nn.Module):
+    """`bpr_loss` as a part of a model, which the log shows."""
+
+    def forward(self, queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+        return bpr_loss(queries, positives, negatives)
