@@ -42,7 +42,7 @@ def cache_folder(files: list[Path], config: DataSection, seed: int) -> Path:
     # Not sort_keys: the order of data.filter.values decides which error is given, nothing else.
     text = json.dumps([VERSION, states, options], sort_keys=True)
     key = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return files[0].parent / ".shoal" / f"{config.name}-{key}"
+    return files[0].parent / ".shoal" / f"{config.title}-{key}"
 
 
 def load(folder: Path) -> Dataset | None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shoal.config.schema import CLICK_FORMATS, Config, StrategySection
+from shoal.config.schema import Config, StrategySection
 from shoal.config.unread import refuse_unread
 from shoal.data.clicks import ClickData, InMemory, Layout, open_clicks
 from shoal.data.clicks.apart import Apart, log_features
@@ -24,6 +24,7 @@ from shoal.data.history import Histories
 from shoal.data.joined import Joined, check_packable, packed_rows
 from shoal.data.knowledge import knowledge_of
 from shoal.data.masking import MaskedWindows, Masking
+from shoal.data.named import named_data
 from shoal.data.prepare import load_dataset, with_side_files
 from shoal.data.prepared.dataset import Prepared
 from shoal.data.reader import Interactions, Reader, Windows
@@ -69,16 +70,11 @@ def build(config: Config, world: World, make: MakeStrategy = make_strategy) -> P
     refuse_unread(config, world.size, world.device.type)
     torch.set_float32_matmul_precision("high" if config.run.tf32 else "highest")
     model_class = find(config.model.name)
-    if model_class.kind == "clicks":
-        if config.data.is_click_log:
-            return _build_clicks(config, world, model_class, make)
+    clicks = model_class.kind == "clicks"
+    if named_data(config.data, clicks).kind == "clicks":
+        return _build_clicks(config, world, model_class, make)
+    if clicks:
         return _build_joined(config, world, model_class, make)
-    if config.data.format in CLICK_FORMATS or config.data.clicks.train is not None:
-        raise ValueError(
-            f"{config.model.title} learns from interactions of users with items, and data.format "
-            f"{config.data.format} with data.clicks is a click log; choose a click model such as "
-            "LR or DeepFM (`shoal models` lists them), or name interactions with data.name"
-        )
     refuse_labels(config)
     dataset, table = _load(config, world, model_class.reads_features)
     if table is not None and (own := [f.name for f in table.features if f.side == "context"]):

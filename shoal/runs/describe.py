@@ -10,6 +10,7 @@ from shoal.config.yaml_io import inline
 from shoal.data.clicks import open_clicks
 from shoal.data.encode import encode
 from shoal.data.features import Feature, features_of, options
+from shoal.data.named import named_data
 from shoal.data.page import page
 from shoal.data.prepare import load_dataset, with_side_files
 from shoal.data.statistics import describe, leakage, per_item, per_user, spread
@@ -28,7 +29,8 @@ class Description:
 
 def describe_run(config: Config) -> Description:
     """Describe the data of a config, as a model that reads features would see it."""
-    if find(config.model.name).kind == "clicks" and config.data.is_click_log:
+    clicks = find(config.model.name).kind == "clicks"
+    if named_data(config.data, clicks).kind == "clicks":
         data = open_clicks(config, World(), 1024)
         features = data.layout.features()
         return Description(

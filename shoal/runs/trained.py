@@ -98,7 +98,7 @@ class Trained:
         ended = time.perf_counter()
         return {
             "model": self.config.model.title,
-            "dataset": self.config.data.name,
+            "dataset": self.config.data.title,
             "world_size": self.world.size,
             "best_valid": valid,
             "test": test,

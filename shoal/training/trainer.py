@@ -325,7 +325,7 @@ class Trainer:
             log.info("test result: %s", self._rounded(test))
         return {
             "model": self.config.model.title,
-            "dataset": self.config.data.name,
+            "dataset": self.config.data.title,
             "world_size": self.world.size,
             "best_valid": cursor.best_valid,
             "test": test,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from shoal.config.schema import GENERATED_CLICKS, ClicksSection, DataSection
+from shoal.config.schema import ClicksSection, DataSection
 from shoal.data.clicks import criteo, delimited, parquet, pipe, slots
 from shoal.data.clicks.lines import (
     LONGEST_LINE,
@@ -160,13 +160,7 @@ def pick_format(data: DataSection) -> str:
             f"data.format is {data.format}, which has no clicks; click models read "
             f"{', '.join(FORMATS)}"
         )
-    if data.clicks.train is None:
-        if data.name not in GENERATED_CLICKS:
-            raise ValueError(
-                f"data.name {data.name} does not say where its clicks are: name the files with "
-                "data.clicks.train, or leave data.name out for generated clicks"
-            )
-        return "planted_clicks"
+    assert data.clicks.train is not None, "named_data sees to it"
     if data.clicks.pipe_command is not None or data.clicks.reader == "custom":
         return "slots"
     return looks_like(find_files(data.clicks.train, data.path, "data.clicks.train")[0])

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.config.schema import DataSection
+from shoal.config.schema import PREPARED, DataSection
 from shoal.config.yaml_io import inline
 from shoal.data.dataset import Column, Columns, Dataset, Phase, Ragged
 from shoal.data.prepared import sides, views
@@ -38,7 +38,7 @@ from shoal.data.split import PHASES
 logger = logging.getLogger(__name__)
 
 VERSION = 1
-MANIFEST = "manifest.json"
+MANIFEST = PREPARED
 VIEW_MEMORY = 1 << 31  # bytes that making a view may take when a run makes it
 # What preparation decides: a run has it as the folder was made, or refuses to start.
 DECIDED = ("fields", "filter", "threshold", "load", "unload")
@@ -72,10 +72,16 @@ class Prepared(Dataset):
 
 def find(config: DataSection) -> Path | None:
     """The prepared folder that a config names: data.path/data.name, or data.path itself."""
-    for folder in (Path(config.path) / config.name, Path(config.path)):
+    for folder in (config.folder, Path(config.path)):
         if (folder / MANIFEST).is_file():
             return folder
     return None
+
+
+def find_log(pattern: str | None, root: str) -> Path | None:
+    """The prepared folder that data.clicks.train (or valid, test) names; None: it names files."""
+    folder = Path(root, pattern) if pattern is not None else None
+    return folder if folder is not None and (folder / MANIFEST).is_file() else None
 
 
 def open_prepared(config: DataSection, seed: int) -> Prepared:
@@ -83,8 +89,8 @@ def open_prepared(config: DataSection, seed: int) -> Prepared:
     folder = find(config)
     if folder is None:
         raise ValueError(
-            f"no prepared folder: neither {Path(config.path) / config.name} nor {config.path} has "
-            f"a {MANIFEST}; make one with `shoal prepare INPUT... --to DIR` and set data.path=DIR"
+            f"no prepared folder: neither {config.folder} nor {config.path} has a "
+            f"{MANIFEST}; make one with `shoal prepare INPUT... --to DIR` and set data.path=DIR"
         )
     try:
         manifest = read_document(folder / MANIFEST, VERSION)

@@ -94,7 +94,7 @@ def files(config: DataSection) -> dict[str, list[Path]]:
 
 def beside(config: DataSection) -> dict[str, str]:
     """Files named inter, user and item in the folder of the data set, whatever their format."""
-    folder = Path(config.path) / config.name
+    folder = config.folder
     found: dict[str, str] = {}
     if folder.is_dir():
         for path in sorted(folder.iterdir()):
