@@ -191,7 +191,8 @@ def _table(config: DataSection, suffix: str, pieces: list[Piece]) -> tuple[RawTa
                 f"data.load.{suffix} or take it out of data.unload.{suffix}"
             )
     owner = np.repeat(np.arange(len(pieces)), [len(piece.frame) for piece in pieces])
-    reader = _Columns(config, pieces, owner, required)
+    filled = required | (filled_numbers(config) if suffix == "inter" else set())
+    reader = _Columns(config, pieces, owner, filled)
     columns, types = {}, {}
     for name in wanted:
         types[name], columns[name] = reader.column(name, declared.get(name))
@@ -218,15 +219,21 @@ def declared_types(config: DataSection, suffix: str) -> tuple[dict[str, FieldTyp
     required = set(ids)
     if suffix == "inter":
         ids = [fields.user, fields.item]
-        numbers = [fields.time, fields.rating, fields.label, config.sample_weight]
-        numbers += [said.get("column", name) for name, said in (config.labels or {}).items()]
-        types |= {name: "float" for name in numbers if name is not None}
+        types |= dict.fromkeys(filled_numbers(config), "float")
         required = {*ids}
     types |= dict.fromkeys(ids, "token")
     if suffix in ("kg", "link", "net"):
         types |= dict.fromkeys(["head_id", "relation_id", "tail_id", "entity_id"], "token")
         types |= dict.fromkeys(["source", "target", "source_id", "target_id"], "token")
     return types, required
+
+
+def filled_numbers(config: DataSection) -> set[str]:
+    """Columns of interactions in which an empty cell is a mistake, never an invented value."""
+    fields = config.fields
+    labels = [said.get("column", name) for name, said in (config.labels or {}).items()]
+    weight = [] if config.sample_weight is None else [config.sample_weight]
+    return {fields.time, fields.rating, fields.label, *labels, *weight}
 
 
 def guess_type(name: str, series: pl.Series) -> FieldType:
@@ -251,9 +258,9 @@ class _Columns:
     """Columns of several files as one, checked; `bad` rows are left out where that is allowed."""
 
     def __init__(
-        self, config: DataSection, pieces: list[Piece], owner: np.ndarray, required: set[str]
+        self, config: DataSection, pieces: list[Piece], owner: np.ndarray, filled: set[str]
     ):
-        self.config, self.pieces, self.owner, self.required = config, pieces, owner, required
+        self.config, self.pieces, self.owner, self.filled = config, pieces, owner, filled
         self.first = np.searchsorted(owner, np.arange(len(pieces)))
         self.bad = np.zeros(len(owner), dtype=bool)
 
@@ -279,7 +286,7 @@ class _Columns:
             )
         if guessed == "token":
             values = _words(name, series, self.pieces[0].path)
-            if name in self.required:
+            if name in self.filled:
                 self._drop(name, values, values.is_null().to_numpy(), "is empty")
                 values = values.fill_null("")
             return guessed, ParsedColumn(values)
@@ -305,10 +312,10 @@ class _Columns:
         """Float64; dates are seconds since 1970."""
         import polars as pl
 
-        if series.dtype.is_temporal() and series.dtype not in (pl.Duration, pl.Time):
-            return series.cast(pl.Datetime("us")).cast(pl.Int64).cast(pl.Float64) / 1e6
         text = series
-        if series.dtype == pl.String:
+        if series.dtype.is_temporal() and series.dtype not in (pl.Duration, pl.Time):
+            numbers = series.cast(pl.Datetime("us")).cast(pl.Int64).cast(pl.Float64) / 1e6
+        elif series.dtype == pl.String:
             text = series.str.strip_chars()
             text = text.set(text == "", None)
             numbers = text.cast(pl.Float64, strict=False)
@@ -324,8 +331,7 @@ class _Columns:
             )
         odd = text.is_not_null() & ~(numbers.abs() <= LARGEST).fill_null(False)
         self._drop(name, series, odd.to_numpy(), "is not a number that fits 32 bits")
-        fields = self.config.fields
-        if name in (fields.time, fields.rating, fields.label):
+        if name in self.filled:
             self._drop(name, series, (text.is_null() & ~odd).to_numpy(), "is empty")
         return numbers.set(odd, None) if odd.any() else numbers
 
