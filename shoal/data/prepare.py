@@ -142,6 +142,7 @@ def build(raw: Raw, config: DataSection, seed: int) -> Dataset:
     _normalize(dataset, config)
     for suffix, table in {"inter": raw.inter, **raw.side}.items():
         dataset.missing[suffix] = {name: c.num_missing for name, c in table.columns.items()}
+    dataset.left_out = raw.left_out
     return dataset
 
 

@@ -17,6 +17,7 @@ from shoal.config.unread import refuse_unread
 from shoal.data.clicks import ClickData, InMemory, Layout, open_clicks
 from shoal.data.clicks.apart import Apart, log_features
 from shoal.data.dataset import Dataset
+from shoal.data.doubts import doubts
 from shoal.data.encode import encode
 from shoal.data.feature_table import FeatureTable
 from shoal.data.features import features_of, labels_of
@@ -347,9 +348,17 @@ def describe_data(dataset: Dataset | ClickData) -> str:
     return dataset.describe() if isinstance(dataset, ClickData) else describe(dataset)
 
 
+def warn(parts: Parts, evaluated: bool = True) -> None:
+    """Log what makes the metrics of the data doubtful: on one rank, which counts it."""
+    if parts.strategy.world.is_main:
+        for doubt in doubts(parts.dataset, evaluated):
+            log.warning("%s", doubt)
+
+
 def announce(config: Config, parts: Parts) -> None:
     """The block of facts at the head of a log."""
     log.info("%s", describe_data(parts.dataset))
+    warn(parts, bool(config.train.eval_every))
     if isinstance(parts.dataset, ClickData):
         order = "in the order of the files"
         if getattr(getattr(parts.reader, "inner", parts.reader), "shuffle", False):

@@ -21,11 +21,11 @@ import shoal
 from shoal.config import Resolved
 from shoal.config.keys import LEAVES
 from shoal.data.dataset import Dataset
-from shoal.runs.build import build, describe_data
+from shoal.runs.build import build, describe_data, warn
 from shoal.runs.run import connect_as, resolve_run
+from shoal.training.belonging import check_fingerprint
 from shoal.training.checkpoint import Checkpoints, give
 from shoal.training.run_folder import RunFolder, start_logging
-from shoal.training.trainer import check_fingerprint
 from shoal.world.world import World
 
 log = logging.getLogger("shoal")
@@ -182,6 +182,7 @@ def evaluate_run(
             RunFolder(output).create(resume=True)
         trained = Trained(folder, resolved, world)
         log.info("%s", describe_data(trained.parts.dataset))
+        warn(trained.parts)
         result = trained.evaluate()
         if world.is_main:
             if output is not None:

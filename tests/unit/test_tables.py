@@ -239,7 +239,8 @@ def test_bad_rows_are_left_out_and_counted(
         found = load(tmp_path, "a.csv", text, bad_rows="skip")
     assert found.num_inter == 21 and "99" in found.vocab["item_id"]
     told = [record.getMessage() for record in caplog.records]
-    assert [re.findall(r"(\d) bad rows", line) for line in told] == [["1"], ["2"]]
+    assert [re.findall(r"(\d) bad rows", line) for line in told] == [["3"]]
+    assert found.left_out == {"data.bad_rows": 3}
     lines = [json.dumps({"user_id": k % 3, "item_id": k}) for k in range(9)] + ["{"]
     assert load(tmp_path, "a.jsonl", "\n".join(lines), bad_rows="skip").num_inter == 9
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ class ClickData:
     files: dict[str, list[Path]]
     fingerprint: dict[str, Any]
     sources: dict[str, str]  # phase -> where its samples come from, in the user's words
+    # phase -> names of its files that are trained on too
+    trained_on: dict[str, list[str]] = field(default_factory=dict)
 
     def describe(self) -> str:
         """The block of facts that the log shows."""
@@ -170,6 +173,7 @@ def _prepared(config: Config, world: World, tile: int) -> ClickData:
     return ClickData(
         *(data.title, "prepared", clicks.reader, layout, None),
         *(reader, readers, {}, print_of, sources),
+        _trained_on(config, {phase: one[2] for phase, one in found.items()}, lambda f: f[0]),
     )
 
 
@@ -219,8 +223,23 @@ def _logged(config: Config, world: World, tile: int) -> ClickData:
     print_of = _fingerprint(config, layout, logs["train"].fingerprint())
     print_of["split_over"] = world.size if clicks.split_files else None
     return ClickData(
-        *(data.title, form, clicks.reader, layout, None, reader, readers, files, print_of, sources)
+        *(data.title, form, clicks.reader, layout, None, reader, readers, files, print_of, sources),
+        _trained_on(config, files, lambda path: path.name),
     )
+
+
+def _trained_on(
+    config: Config, files: Mapping[str, list[Any]], name: Callable[[Any], str]
+) -> dict[str, list[str]]:
+    """Phase -> names of its files that are trained on too, unless they are tested first."""
+    same = {phase: [one for one in some if one in files["train"]] for phase, some in files.items()}
+    if config.start.test_first:
+        return {}
+    return {
+        phase: [name(one) for one in some]
+        for phase, some in same.items()
+        if some and phase != "train" and getattr(config.data.clicks, phase) is not None
+    }
 
 
 class _Maker:

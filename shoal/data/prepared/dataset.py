@@ -23,6 +23,7 @@ import numpy as np
 from shoal.config.schema import PREPARED, DataSection
 from shoal.config.yaml_io import inline
 from shoal.data.dataset import Column, Columns, Dataset, Phase, Ragged
+from shoal.data.pairs import counts_of
 from shoal.data.prepared import sides, views
 from shoal.data.prepared.files import (
     DamagedFolder,
@@ -177,6 +178,14 @@ def map_columns(folder: Path, manifest: dict[str, Any]) -> Columns:
     return {name: sides.map_column(folder, column) for name, column in manifest["columns"].items()}
 
 
+def _left_out(manifest: dict[str, Any]) -> dict[str, int]:
+    """Config key -> rows that it left out when the folder was made."""
+    found = counts_of(
+        {"data.bad_rows": manifest.get("bad_rows", 0), **manifest.get("left_out", {})}
+    )
+    return {key: count for key, count in found.items() if count}
+
+
 def for_view(manifest: dict[str, Any], columns: Columns, order: str) -> dict:
     """The columns that a view is made of."""
     fields = manifest["options"]["fields"]
@@ -196,8 +205,8 @@ def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int
     place = folder / "views" / key
     rows = len(columns[fields["user"]])
     sizes = len(vocab[fields["user"]]), len(vocab[fields["item"]])
-    arrays = views.open_view(place, rows, sizes)
-    if arrays is None:
+    view = views.open_view(place, rows, sizes)
+    if view is None:
         logger.info("%s is split for the first time as data.split says; it is kept", folder)
         chosen = for_view(manifest, columns, config.split.order)
         try:
@@ -208,9 +217,10 @@ def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int
                 "is kept there; make room, or let `shoal prepare` make it: give it the same "
                 "data.split and run.seed"
             ) from error
-        arrays = views.open_view(place, rows, sizes)
-        if arrays is None:
+        view = views.open_view(place, rows, sizes)
+        if view is None:
             raise DamagedFolder(f"{place} is not what was written there")
+    arrays = view.arrays
     tables = manifest.get("sides", {})
     fills = number_defaults(config)
     types = {name: column["type"] for name, column in manifest["columns"].items()}
@@ -231,9 +241,11 @@ def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int
             suffix: {name: one.get("missing", 0) for name, one in entry["columns"].items()}
             for suffix, entry in {"inter": manifest, **tables}.items()
         },
+        left_out=_left_out(manifest),
+        pairs=view.pairs,
         vocab=vocab,
         splits={phase: arrays[f"rows-{phase}"] for phase in PHASES},
-        digests={"interactions": manifest["interactions"], "splits": views.splits_digest(place)},
+        digests={"interactions": manifest["interactions"], "splits": view.splits},
         ids={name: one for name, one in arrays.items() if not name.startswith("history")},
         histories={n: (arrays[f"history-{n}"], arrays[f"offsets-{n}"]) for n in (1, 2, 3)},
     )

@@ -26,7 +26,7 @@ from shoal.data.prepared.engine import Engine
 from shoal.data.raw import RawColumn, choose_columns
 from shoal.data.sources.atomic import read_header
 from shoal.data.sources.delimited import Layout, ParsedColumn, join, parse
-from shoal.data.sources.tables import declared_types, guess_type
+from shoal.data.sources.typed import declared_types, guess_type
 from shoal.world.durable import open_regular
 
 if TYPE_CHECKING:
