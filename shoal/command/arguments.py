@@ -166,16 +166,13 @@ def run_config(folder: str) -> Path:
 
 
 def daily_arguments(
-    start: str, data: str | None, output: str | None, files: list[str]
+    start: str, output: str | None, files: list[str]
 ) -> tuple[list[str], dict[str, Any]]:
-    """Of `shoal train --from RUN --data DATA`: the run's config, and what is other than in it."""
+    """Of `shoal train --from RUN`: the run's config, and what is other than in it."""
     if files:
         raise typer.BadParameter(f"--from brings the run's config; leave {files[0]} out")
     folder = Path(start).absolute()
     values: dict[str, Any] = {"start.run": str(folder), "run.output": output}
     if (folder / "vocabulary.safetensors").is_file():  # click models have ids of their own
         values["start.words"] = str(folder)
-    if data is not None:
-        path = Path(data)
-        values |= {"data.path": str(path.parent), "data.name": path.name}
     return [str(run_config(start))], values

@@ -24,7 +24,8 @@ def print_result(result: dict[str, Any]) -> None:
 
     table = Table("metric", "best valid", "test", title=f"{result['model']} on {result['dataset']}")
     for name, value in result["test"].items():
-        table.add_row(name, f"{result['best_valid'].get(name, float('nan')):.4f}", f"{value:.4f}")
+        valid = result["best_valid"].get(name)
+        table.add_row(name, "-" if valid is None else f"{valid:.4f}", f"{value:.4f}")
     Console().print(table)
 
 

@@ -318,8 +318,6 @@ def click_metrics(config: Config) -> Iterator[Problem]:
             f"{', '.join(ranking)} rank items for a user, and {config.model.title} predicts clicks "
             f"of single samples; choose among {', '.join(CLICK_METRICS)}",
         )
-    if "GAUC" in chosen.metrics and config.data.is_click_log and config.data.clicks.group is None:
-        yield "eval.metrics", "GAUC needs the slot that it groups by: set data.clicks.group"
     modes = {chosen.mode} if isinstance(chosen.mode, str) else set(chosen.mode.values())
     if modes != {"labeled"}:
         yield (

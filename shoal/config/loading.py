@@ -35,7 +35,6 @@ KindLookup = Callable[[str], str]
 ModelCheck = Callable[[str, Origin], None]
 
 CLICK_DEFAULTS: dict[str, Any] = {
-    "data.name": "clicks",
     "data.split.group_by": "none",
     "eval.mode": "labeled",
     "eval.metrics": ["AUC", "LogLoss"],

@@ -27,6 +27,7 @@ from shoal.config.schema import Config
 from shoal.config.sources import Origin, from_file
 from shoal.config.trust import check_model_trusted, check_trusted
 from shoal.data.dataset import Dataset
+from shoal.data.named import named_data
 from shoal.embedding.optim.chosen import problems as row_optimizer_problems
 from shoal.launch.growing import MoreRanks
 from shoal.launch.hosts import LaunchError, secret_of
@@ -204,7 +205,9 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
 
     A dict without entries on hosts that do not run rank 0: the result is written on the first.
     """
-    section = resolved.config.launch
+    config, section = resolved.config, resolved.config.launch
+    if section.nproc:  # refuse what cannot be read before anything is made
+        named_data(config.data, find(config.model.name).kind == "clicks")
     alone = section.nproc == 1 and section.world_size in (-1, 1) and not section.servers
     if is_worker() or (alone and not section.max_restarts):
         return train_here(resolved, resume)
@@ -393,4 +396,4 @@ def agree(world: World, what: str, mine: dict[str, Any]) -> None:
 
 def label(config: Config) -> str:
     """The stem of a new run's folder."""
-    return f"{config.model.title}-{config.data.name}"
+    return f"{config.model.title}-{config.data.title}"

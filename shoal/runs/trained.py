@@ -22,11 +22,11 @@ from shoal.config import Resolved
 from shoal.config.keys import LEAVES
 from shoal.config.trust import WRITES
 from shoal.data.dataset import Dataset
-from shoal.runs.build import build, describe_data
+from shoal.runs.build import build, describe_data, warn
 from shoal.runs.run import connect_as, resolve_run
+from shoal.training.belonging import check_fingerprint
 from shoal.training.checkpoint import Checkpoints, give
 from shoal.training.run_folder import RunFolder, start_logging
-from shoal.training.trainer import check_fingerprint
 from shoal.world.world import World
 
 log = logging.getLogger("shoal")
@@ -101,7 +101,7 @@ class Trained:
         ended = time.perf_counter()
         return {
             "model": self.config.model.title,
-            "dataset": self.config.data.name,
+            "dataset": self.config.data.title,
             "world_size": self.world.size,
             "best_valid": valid,
             "test": test,
@@ -185,6 +185,7 @@ def evaluate_run(
             RunFolder(output).create(resume=True)
         trained = Trained(folder, resolved, world)
         log.info("%s", describe_data(trained.parts.dataset))
+        warn(trained.parts)
         result = trained.evaluate()
         if world.is_main:
             if output is not None:

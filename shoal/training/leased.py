@@ -68,8 +68,7 @@ class LeasedTrainer(Trainer):
     def fit(self, started: float) -> dict[str, Any]:
         """Take part until the run is over, or until this worker is told to leave."""
         epochs = self.config.train.epochs if self.model.trainable else 1
-        if every := self.config.train.eval_every:
-            self.evaluator.check(["valid", "test"] if every <= epochs else ["test"])
+        self._check_parts(epochs)
         self.model.train()
         gc.freeze()
         try:

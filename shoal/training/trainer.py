@@ -8,14 +8,13 @@ does what it would have done.
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import math
 import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
@@ -23,11 +22,11 @@ from torch import Tensor
 import shoal
 from shoal.config.schema import Config
 from shoal.data.batch import Batch
-from shoal.data.fingerprint import mismatch, without_later
 from shoal.data.reader import Reader
 from shoal.models.nn.dropout import end_steps
 from shoal.training.averages import Averages
-from shoal.training.checkpoint import CheckpointError, Checkpoints, give
+from shoal.training.belonging import check_fingerprint
+from shoal.training.checkpoint import Checkpoints, give
 from shoal.training.cursor import Cursor
 from shoal.training.curves import Curves
 from shoal.training.evaluation import ClickEvaluator, Evaluator, Interval
@@ -90,8 +89,7 @@ class Trainer:
     def fit(self, started: float) -> dict[str, Any]:
         """Train, evaluate, and test the best checkpoint."""
         epochs = self.config.train.epochs if self.model.trainable else 1
-        if every := self.config.train.eval_every:
-            self.evaluator.check(["valid", "test"] if every <= epochs else ["test"])
+        self._check_parts(epochs)
         if self.world.is_main and self.config.run.tensorboard:
             first = self.cursor.epoch if self.resumed else None
             self.curves = Curves(self.folder.path / "tensorboard", first)
@@ -109,6 +107,11 @@ class Trainer:
             end_steps()
         self.checkpoints.wait()
         return self._conclude(epochs, started)
+
+    def _check_parts(self, epochs: int) -> None:
+        """Refuse parts without anything to evaluate on; the valid part, if epochs need it."""
+        if every := self.config.train.eval_every:
+            self.evaluator.check(["valid", "test"] if every <= epochs else ["test"])
 
     def _conclude(self, epochs: int, started: float) -> dict[str, Any]:
         """Test the best checkpoint, and write down what came of the run."""
@@ -162,7 +165,8 @@ class Trainer:
         line["train_seconds"] = seconds
         cursor.begin_epoch(epoch + 1)
         improved = False
-        if section.eval_every and (epoch + 1) % section.eval_every == 0:
+        due = section.eval_every and (epoch + 1) % section.eval_every == 0
+        if due or (section.eval_every and cursor.epoch == epochs and self.evaluator.has("valid")):
             improved = self._validate(epoch, line)
         if self.world.is_main:
             self.folder.append_metrics(line)
@@ -313,12 +317,14 @@ class Trainer:
             if cursor.best_step is not None and cursor.best_step != cursor.step:
                 log.info("Loading model structure and parameters from %s", self._best_name())
                 give(self.strategy, self.checkpoints.load_step(cursor.best_step))
+            if cursor.best_score is None and self.evaluator.has("valid"):  # nothing was trained
+                cursor.best_valid, _ = self._evaluate("valid")
             test, _ = self._evaluate("test")
             log.info("best valid : %s", self._rounded(cursor.best_valid))
             host_log.info("test result: %s", self._rounded(test))
         return {
             "model": self.config.model.title,
-            "dataset": self.config.data.name,
+            "dataset": self.config.data.title,
             "world_size": self.world.size,
             "best_valid": cursor.best_valid,
             "test": test,
@@ -378,20 +384,6 @@ class Trainer:
 
     def _spread(self, values: dict[str, float]) -> str:
         return "    ".join(f"{name} : {value}" for name, value in self._rounded(values).items())
-
-
-def check_fingerprint(
-    saved: dict[str, Any], now: dict[str, Any], folder: RunFolder, options: Any
-) -> None:
-    """A checkpoint goes on only with the model and the data it was made with."""
-    known: dict[str, Any] = {one.name: one.default for one in fields(options)}
-    for one in fields(options):
-        if one.default_factory is not MISSING:
-            known[one.name] = one.default_factory()
-    now = json.loads(json.dumps(now))  # as it was saved: an option may be a tuple
-    defaults = json.loads(json.dumps(known, default=str))
-    if (what := mismatch(saved, without_later(saved, now, defaults))) is not None:
-        raise CheckpointError(f"the checkpoints in {folder.path} {what}")
 
 
 def _median(seconds: list[float]) -> float | None:

@@ -369,8 +369,6 @@ def test_the_format_of_a_file(tmp_path: Path) -> None:
         picked("log", "what is this\n")
     with pytest.raises(ValueError, match="has no clicks"):
         pick_format(DataSection(format="atomic"))
-    with pytest.raises(ValueError, match="does not say where its clicks are"):
-        pick_format(DataSection(name="ml-100k"))
 
 
 @pytest.mark.parametrize(

@@ -129,8 +129,11 @@ def test_place_of_a_nested_key(write) -> None:
         ("train.shuffle: 'true'", "'true' (text); allowed: true or false; leave out the quotes"),
         ("train.clip_grad_norm: x", "x (text); allowed: a number > 0 or null"),
         ("launch.port: 70000", "70000 (whole number); allowed: a whole number ≥ 0 and ≤ 65535"),
-        ("data.name: 5", "5 (whole number); allowed: text; put it in quotes if text is meant"),
-        ("data.name: no", "false (true or false); allowed: text; put it in quotes"),
+        (
+            "data.name: 5",
+            "5 (whole number); allowed: text or null; put it in quotes if text",
+        ),
+        ("data.name: no", "false (true or false); allowed: text or null; put it in quotes"),
         ("data.split.ratio: [1]", "[1] (list); allowed: a 3-element list of numbers"),
         ("data.load: [a]", "[a] (list); allowed: a mapping of texts to lists of texts or null"),
         ("data.normalize: some", "some (text); allowed: a list of texts or one of all"),

@@ -195,7 +195,7 @@ def test_flags_of_the_example_are_not_offered_to_other_models() -> None:
 
 def test_without_such_flags_nothing_changes() -> None:
     config = resolve((), ["--model=BERT4Rec", "--hidden_size=32", "--epochs=7"]).config
-    assert config.data.name == "planted" and config.data.max_len == 50
+    assert config.data.name is None and config.data.max_len == 50
     assert config.eval.mode == "full" and config.strategy.name == "auto"
     with pytest.raises(ConfigError, match="unknown key emb_dim"):
         resolve((), ["--model=BPR", "--emb_dim=32"])

@@ -93,7 +93,9 @@ class TrainSection(Section):
     clip_grad_norm: float | None = Field(
         None, gt=0, description="largest norm of all gradients together"
     )
-    eval_every: int = Field(1, ge=0, description="epochs between evaluations; 0: never")
+    eval_every: int = Field(
+        1, ge=0, description="epochs between evaluations, and always after the last one; 0: never"
+    )
     patience: int = Field(10, ge=0, description="evaluations without improvement before the end")
     print_every: int = Field(0, ge=0, description="steps between lines about training; 0: none")
     precision: Literal["float32", "bfloat16"] = Field(

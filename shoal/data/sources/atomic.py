@@ -27,15 +27,15 @@ PARTS_OF = {
 
 def files(config: DataSection) -> dict[str, list[Path]]:
     """suffix -> the files to read: one each, one a part for the interactions of pre-split data."""
-    folder = Path(config.path) / config.name
+    folder, name = config.folder, config.stem
     wanted = ["inter", *(config.load or {}), *(config.unload or {}), *config.extra_suffixes]
     found = {}
     for suffix in dict.fromkeys(wanted):
         if suffix != "inter" and (config.load or {}).get(suffix) == []:
             continue
-        stems = [config.name]
+        stems = [name]
         if suffix == "inter" and config.presplit is not None:
-            stems = [f"{config.name}.{part}" for part in config.presplit]
+            stems = [f"{name}.{part}" for part in config.presplit]
         found[suffix] = [packed_or_not(folder / f"{stem}.{suffix}") for stem in stems]
         for path in found[suffix]:
             if not path.exists():
