@@ -44,7 +44,7 @@ class Native(Leaf):
         super().__init__(table, optimizer, seed, admission)
         if _core is None:
             raise ValueError(
-                "the native core is not built: install a C++ compiler and reinstall shoal, or use "
+                "the native core is not built: install a C++ compiler and run `make setup`, or use "
                 'backend="reference"'
             )
         if threads is not None and threads < 1:
