@@ -24,7 +24,7 @@ import threading
 import time
 
 STARTED = time.perf_counter()  # for the start-up time that result.json states
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 SPECS = ("EstimatorSpec", "EvalSpec", "Hook", "ModeKeys", "RunConfig", "TrainSpec")
 __all__ = [

@@ -203,7 +203,7 @@ def serve(
             from shoal.runs.serving.listening import Limits, read_token
             from shoal.runs.serving.listening import serve as listen
     except ImportError as error:
-        raise ValueError(f"{error}; for serve: pip install '.[serve]' in the clone") from error
+        raise ValueError(f"{error}; run `make extras EXTRAS=serve` in the clone") from error
     import os
     import signal
 

@@ -65,7 +65,7 @@ def _zstd(source: BinaryIO, path: Path) -> Iterator[BinaryIO]:
     except ImportError as error:
         raise ValueError(
             f"{path} is packed by zstd, and reading it needs a package: "
-            "pip install '.[zstd]' in the clone, or unpack it (unzstd)"
+            "run `make extras EXTRAS=zstd` in the clone, or unpack it (unzstd)"
         ) from error
     most = longest_text(os.fstat(source.fileno()).st_size)
     try:

@@ -49,8 +49,8 @@ class Copies:
             self._system, root = url_to_fs(url)
         except (ImportError, OSError, ValueError) as error:
             raise ValueError(
-                f"{KEY}: {url}: {error}; pip install '.[remote]' in the clone, and what its scheme "
-                "needs (s3fs, gcsfs, ...)"
+                f"{KEY}: {url}: {error}; `make extras EXTRAS=remote` in the clone installs fsspec; "
+                "its scheme may need more (s3fs, gcsfs, ...)"
             ) from error
         self._root = root.rstrip("/")
 

@@ -79,7 +79,7 @@ def _warn_once() -> None:
     warnings.warn(
         "shoal was built without its native core, so embedding rows are read and updated by torch: "
         "several times slower, and growing tables slower still. Install a C++ compiler and "
-        "reinstall shoal to have it.",
+        "run `make setup` in the clone to have it.",
         RuntimeWarning,
         stacklevel=3,
     )

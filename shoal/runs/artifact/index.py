@@ -27,7 +27,7 @@ class Approximate:
         try:
             from usearch.index import Index
         except ImportError as error:
-            raise ValueError(f"{error}; pip install '.[index]' in the clone") from error
+            raise ValueError(f"{error}; run `make extras EXTRAS=index` in the clone") from error
         self.artifact = artifact
         vectors = artifact.catalogue.numpy()
         self._index: Any = Index(ndim=vectors.shape[1], metric="ip", dtype="f32")
