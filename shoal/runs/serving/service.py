@@ -17,6 +17,7 @@ from typing import Any
 
 from shoal.runs.artifact import files
 from shoal.runs.artifact.loaded import Artifact
+from shoal.runs.artifact.trial import try_apart
 from shoal.runs.serving import questions
 
 log = logging.getLogger("shoal")
@@ -52,6 +53,7 @@ class Service:
 
     def _load(self, folder: Path) -> Artifact:
         model = Artifact(folder)
+        try_apart(model)
         if model.kind == "retrieval":  # before the first request, not at its cost
             model.prepare()
         return model
