@@ -45,7 +45,7 @@ class CoreTable:
         ranks of this host have it in common."""
         if _core is None:
             raise ValueError(
-                "the native core is not built: install a C++ compiler and reinstall shoal, or use "
+                "the native core is not built: install a C++ compiler and run `make setup`, or use "
                 'backend="reference"'
             )
         self.core: Any = _core.make_table(

@@ -7,6 +7,7 @@ target.py     sound inputs, and what reads one
 files.py      targets: every data format, checkpoints, manifests, caches, configs
 folders.py    targets: artifacts and prepared folders, whose checksums are right
 core.py       target: every function that the native core exports
+operators.py  target: every operator that the graph of an artifact may call
 frames.py     target: messages to a live parameter server
 corpus/       inputs that once found something; they are tried first
 """

@@ -17,7 +17,8 @@ from fuzz.child import Status
 
 MIB = 1 << 20
 MEMORY = {"files": 1536 * MIB, "frames": 1024 * MIB, "core": 2048 * MIB}  # a child may have
-COPIES = {"files": 2, "frames": 1, "core": 1}  # files take longest
+MEMORY["operators"] = 4096 * MIB  # what a graph may hold, twice
+COPIES = {"files": 2, "frames": 1, "core": 1, "operators": 1}  # files take longest
 FAR = 1000  # between the seeds of copies, as each takes the next one when it starts again
 SERVER_MEMORY = 768 * MIB  # the server that frames are sent to
 ROOT = Path(__file__).parents[2]

@@ -104,6 +104,20 @@ def core(seed: int, status: Status, findings: Path, most: int, library: str | No
     status.tell(number, "")
 
 
+def operators(seed: int, status: Status, findings: Path, most: int) -> None:
+    from fuzz import operators as room
+
+    call, number = room.make(), 0
+    while number < most or not most:
+        status.tell(number, f"operators {number}")
+        try:
+            call(rng_of(seed, "operators", number))
+        except Exception as error:
+            note(findings, seed, f"operators {number}", b"", error)
+        number += 1
+    status.tell(number, "")
+
+
 def frames(seed: int, status: Status, findings: Path, most: int) -> None:
     from fuzz import frames as room
 
@@ -127,7 +141,7 @@ def main() -> None:
     if target == "core":
         core(*given, more[0] if more else None)
     else:
-        {"files": files, "frames": frames}[target](*given)
+        {"files": files, "frames": frames, "operators": operators}[target](*given)
 
 
 if __name__ == "__main__":

@@ -50,63 +50,16 @@ def _sum(data: bytes) -> dict[str, Any]:
 
 # ---- artifacts ----------------------------------------------------------------------------------
 
-X, ITEM = {"node": "history"}, {"node": "rows"}
-GRAPH = {
-    "inputs": [{"name": "history", "dtype": "int64", "shape": [None, 4], "used": True}],
-    "dense": {"w": "weight"},
-    "tables": ["item"],
-    "nodes": [
-        {"name": "rows", "op": "shoal.lookup", "args": [X, "item", 3], "kwargs": {}},
-        {"name": "n", "op": "aten.sym_size.int", "args": [ITEM, 0], "kwargs": {}},
-        {"name": "mean", "op": "aten.mean.dim", "args": [ITEM, [1]], "kwargs": {}},
-        {
-            "name": "flat",
-            "op": "aten.view.default",
-            "args": [{"node": "mean"}, [{"node": "n"}, 3]],
-            "kwargs": {},
-        },
-        {
-            "name": "out",
-            "op": "aten.mm.default",
-            "args": [{"node": "flat"}, {"node": "w"}],
-            "kwargs": {},
-        },
-    ],
-    "output": "out",
-}
-
 
 def artifact(folder: Path) -> dict[str, Target]:
     """Its manifest, signature, graph and tensors."""
-    import torch
-    from safetensors.torch import save_file
+    from small_artifact import MEAN, write_artifact
 
-    from shoal.embedding.store import Rows
-    from shoal.embedding.table import Init, Table
     from shoal.runs.artifact import files
     from shoal.runs.artifact.loaded import Artifact
-    from shoal.runs.artifact.tables import write_table
-    from shoal.runs.artifact.words import write_words
     from shoal.training.committed import digest
 
-    home = folder / "artifact"
-    home.mkdir()
-    tables = {}
-    for name, kind in (("item", "int8"), ("item_vectors", "float32")):
-        rows = Rows(torch.arange(6), torch.rand(6, 3))
-        table = Table(name, 3, 6, Init("uniform", 0.1))
-        tables[name] = write_table(home, table, iter([rows]), kind)  # type: ignore[arg-type]
-    write_words(home, "users", ["[PAD]", "a", "b"])
-    write_words(home, "items", ["[PAD]", *"vwxyz"])
-    taken = {"items": torch.tensor([1, 2, 3]), "offsets": torch.tensor([0, 0, 2, 3])}
-    save_file(taken, home / "histories.safetensors")
-    save_file({"weight": torch.eye(3)}, home / "dense.safetensors")
-    signature = {"model": "M", "kind": "retrieval", "query": "graph", "graph": "graph.json"}
-    signature |= {"base": None, "tables": tables, "max_len": 4, "repeatable": False}
-    signature |= {"user_field": "user_id", "item_field": "item_id"}
-    (home / "graph.json").write_text(json.dumps(GRAPH))
-    (home / files.SIGNATURE).write_text(json.dumps(signature))
-    files.write_manifest(home)
+    home = write_artifact(folder / "artifact", MEAN)
     sound = {path: path.read_bytes() for path in sorted(home.iterdir())}
     manifest = home / files.MANIFEST
     sums = {path.name: _sum(data) for path, data in sound.items() if path != manifest}

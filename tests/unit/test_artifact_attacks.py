@@ -5,6 +5,7 @@ Graphs are written by hand here; those of whole artifacts are in test_artifact.p
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 from pathlib import Path
@@ -13,31 +14,26 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from small_artifact import MEAN, node, read, write_artifact, write_clicks
+from small_artifact import graph as small_graph
 
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Init, Table
+from shoal.runs.artifact import bounds, files, trial
 from shoal.runs.artifact.files import ArtifactError
 from shoal.runs.artifact.graph import Graph
 from shoal.runs.artifact.histories import FILE, Told
+from shoal.runs.artifact.loaded import Artifact
 from shoal.runs.artifact.tables import RowTable, write_table
 
-X = {"node": "x"}
+X = read("x")
 INTS = {"dtype": {"dtype": "int64"}}
 
 
-def node(name: str, operation: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    return {"name": name, "op": operation, "args": list(args), "kwargs": kwargs}
-
-
-def read(name: str) -> dict[str, str]:
-    return {"node": name}
-
-
-def graph(*nodes: dict[str, Any], shape: Any = (None, 4)) -> Graph:
-    asked = [{"name": "x", "dtype": "float32", "shape": list(shape), "used": True}]
-    document = {"inputs": asked, "dense": {}, "tables": [], "nodes": list(nodes)}
-    found = Graph({**document, "output": nodes[-1]["name"]}, {}, "graph.json")
-    found.check({})
+def graph(*nodes: dict[str, Any], **facts: Any) -> Graph:
+    document = small_graph(*nodes, **facts)
+    found = Graph(document, {"weight": torch.eye(3)}, {"item": 3}, "graph.json")
+    found.check()
     return found
 
 
@@ -79,13 +75,74 @@ def test_only_overloads_that_write_nothing(operation: str) -> None:
         graph(node("a", operation, X))
 
 
+COMPLEX = [
+    node("p", "aten.view.default", X, [-1, 2, 2]),
+    node("c", "aten.view_as_complex.default", read("p")),
+]
+OUTSIDE = {  # each read or wrote outside an array, or ended the process
+    "fft c2r": [*COMPLEX, node("a", "aten._fft_c2r.default", read("c"), [-3], 0, 1 << 20)],
+    "fft r2c": [node("a", "aten._fft_r2c.default", X, [-9], 0, True)],
+    "repeat": [
+        node("i", "aten.full.default", [3], -(1 << 40), **INTS),
+        node("a", "aten.repeat_interleave.Tensor", read("i"), output_size=4),
+    ],
+    "a longer irfft": [*COMPLEX, node("a", "aten.fft_irfft.default", read("c"), 1 << 20, 1)],
+    "an axis of rfft": [node("a", "aten.fft_rfft.default", X, None, -3)],
+    "a type by number": [node("a", "aten.zeros.default", [3, 4], dtype=255)],
+    "the least by -1": [
+        node("i", "aten.full.default", [1], -(1 << 62), **INTS),
+        node("j", "aten.add.Tensor", read("i"), read("i")),
+        node("k", "aten.full.default", [1], -1, **INTS),
+        node("a", "aten.div.Tensor_mode", read("j"), -1, rounding_mode="trunc"),
+    ],
+    "empty": [
+        node("e", "aten.zeros.default", [1 << 40, 0]),
+        node("a", "aten.sum.dim_IntList", read("e"), [1]),
+    ],
+    "one name twice": [node("x", "aten.relu.default", X)],
+    "many parts": [
+        node("e", "aten.zeros.default", [1 << 26]),
+        node("a", "aten.unbind.int", read("e")),
+    ],
+}
+
+
+@pytest.mark.parametrize("how", OUTSIDE)
+def test_nothing_outside_an_array(how: str) -> None:
+    with pytest.raises(ArtifactError, match=r"graph\.json"):
+        graph(*OUTSIDE[how])
+
+
+INDEXED = {
+    "gather": [node("a", "aten.gather.default", read("w"), 1, X)],
+    "embedding": [node("a", "aten.embedding.default", read("w"), X)],
+    "index": [node("a", "aten.index.Tensor", read("w"), [X])],
+    "scatter": [node("a", "aten.scatter.value", read("w"), 0, X, 1.0)],
+    "division": [
+        node("o", "aten.ones_like.default", X),
+        node("a", "aten.div.Tensor_mode", read("o"), X, rounding_mode="floor"),
+    ],
+}
+
+
+@pytest.mark.parametrize("how", INDEXED)
+def test_values_are_looked_at_in_every_run(how: str) -> None:
+    """Which places an index names is not known before: whoever asks sends it."""
+    found = graph(*INDEXED[how], dtype="int64", shape=[1, 3])
+    right = torch.tensor([[2, 1, 2]])
+    assert found({"x": right}, lambda *_: right).shape[-1] == 3
+    for wrong in (-(1 << 40), -4) if how == "division" else (-(1 << 40), -4, 1 << 40):
+        with pytest.raises(ArtifactError, match=r"graph\.json is damaged: a: values"):
+            found({"x": torch.tensor([[1, wrong, 2]])}, lambda *_: right)
+
+
 def doubled(first: Any, operation: str, times: int) -> list[dict[str, Any]]:
     nodes = [node("n0", operation, first, first)]
     nodes += [node(f"n{k}", operation, *[read(f"n{k - 1}")] * 2) for k in range(1, times)]
     return nodes
 
 
-ONES = node("a", "aten.ones.default", [1 << 15, 1 << 15])
+ONES = node("a", "aten.ones.default", [1 << 13, 1 << 13])
 GROWING = {
     "lists": [node("a", "operator.mul", [0], 1 << 40)],
     "text": [node("a", "operator.mul", "x", 1 << 40)],
@@ -98,9 +155,18 @@ GROWING = {
     "many tensors": [node(f"m{k}", "aten.zeros.default", [1 << 29]) for k in range(100)],
     "products": [ONES, *[node(f"m{k}", "aten.mm.default", *[read("a")] * 2) for k in range(100)]],
     "a window": [
-        node("a", "aten.ones.default", [1, 1, 1 << 28]),
-        node("b", "aten.avg_pool1d.default", read("a"), [1 << 27], [1]),
+        node("a", "aten.ones.default", [1, 1, 1 << 20]),
+        node("b", "aten.conv1d.default", read("a"), read("a"), None, [1], [1 << 16]),
     ],
+    "parts of what is gone": [
+        one
+        for k in range(100)
+        for one in (
+            node(f"m{k}", "aten.zeros.default", [1 << 26]),
+            node(f"p{k}", "aten.slice.Tensor", read(f"m{k}"), 0, 0, 1),
+        )
+    ]
+    + [node("z", "aten.cat.default", [read(f"p{k}") for k in range(100)])],
 }
 
 
@@ -129,7 +195,7 @@ def test_sizes_are_still_computed() -> None:
         node("sum", "aten.add.Tensor", read("last"), read("made")),
     ]
     given = torch.arange(16.0).view(4, 4)
-    found = graph(*nodes)({"x": given}, lambda table, ids: torch.zeros(0))
+    found = graph(*nodes)({"x": given}, lambda *_: given)
     assert torch.equal(found, given.view(2, 8)[:, 4:] + torch.arange(4))
 
 
@@ -163,3 +229,55 @@ def test_ids_that_are_no_whole_numbers(ids: torch.Tensor, tmp_path: Path) -> Non
     assert found.rows(torch.tensor([5])).shape == (1, 3)
     with pytest.raises(ArtifactError, match="not whole numbers"):
         found.rows(ids)
+
+
+# ---- bounds and processes -----------------------------------------------------------------------
+
+SQUARE = [  # numbers by the square of the number of samples
+    node("n", "aten.sym_size.int", read("slots"), 0),
+    node("m", "operator.mul", read("n"), read("n")),
+    node("z", "aten.zeros.default", [read("m")]),
+    node("s", "aten.sum.dim_IntList", read("z"), [0]),
+    node("f", "aten._to_copy.default", read("slots"), dtype={"dtype": "float32"}),
+    node("t", "aten.sum.dim_IntList", read("f"), [1]),
+    node("a", "aten.add.Tensor", read("t"), read("s")),
+]
+
+
+def test_a_batch_that_is_too_large_is_answered_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = Artifact(write_clicks(tmp_path / "a", *SQUARE))
+    monkeypatch.setattr(bounds, "NUMBERS", 1 << 10)  # 22 samples have as many; sums count twice
+    slots = torch.arange(200).view(100, 2)
+    assert torch.equal(artifact.logits({"slots": slots}), slots.sum(1).float())
+    assert artifact.running._fit == 12
+    monkeypatch.setattr(bounds, "NUMBERS", 1)
+    with pytest.raises(ArtifactError, match=r"a/graph\.json makes 2 numbers at a time; 1 are"):
+        artifact.logits({"slots": slots})
+
+
+def test_a_table_that_is_read_whole_holds_its_rows(tmp_path: Path) -> None:
+    """Of no row and 2^20 columns: its 2 MB asked for 839 GB."""
+    home = write_artifact(tmp_path / "a", MEAN)
+    signature = json.loads((home / files.SIGNATURE).read_text())
+    signature["tables"]["item_vectors"] |= {"dim": 1 << 20, "rows": 0, "listed": True}
+    save_file({"values": torch.zeros(0, 1 << 20)}, home / "rows-item_vectors.safetensors")
+    save_file({"ids": torch.zeros(0, dtype=torch.int64)}, home / "ids-item_vectors.safetensors")
+    (home / files.SIGNATURE).write_text(json.dumps(signature))
+    (home / files.MANIFEST).unlink()
+    files.write_manifest(home)
+    with pytest.raises(
+        ArtifactError, match=r"a is damaged: rows-item_vectors\S+ holds 0 of 6 rows"
+    ):
+        Artifact(home)
+
+
+def test_the_trial_of_a_graph_ends_in_time(tmp_path: Path) -> None:
+    """It is within all bounds, and takes minutes."""
+    slow = [node("e0", "aten.zeros.default", [1 << 26])]
+    slow += [node(f"e{k}", "aten.exp.default", read(f"e{k - 1}")) for k in range(1, 3000)]
+    slow += [node("a", "aten.sum.dim_IntList", read("e2999"), [0])]
+    with pytest.raises(ArtifactError, match=r"a is refused: graph\.json: it ended .* by SIGXCPU"):
+        trial.try_apart(Artifact(write_clicks(tmp_path / "a", *slow)), seconds=1)
+    trial.try_apart(Artifact(write_artifact(tmp_path / "b", MEAN)))

@@ -22,12 +22,12 @@ from shoal.runs.artifact import files
 from shoal.runs.artifact.files import ArtifactError
 from shoal.runs.artifact.graph import Graph
 from shoal.runs.artifact.histories import FILE, History, Told, asked_at, padded, padded_times
+from shoal.runs.artifact.running import Running
 from shoal.runs.artifact.tables import RowTable
 from shoal.runs.artifact.words import Words
 
 DELTAS = 64  # that may lie upon each other
-PAIRS = 1 << 16  # that a graph scores at a time
-MOST_LEN = 1 << 20  # items of a history that a model may read
+MOST_LEN = 1 << 16  # items of a history that a model may read
 GRAPHS = {"clicks": "predict", "module": "answer"}  # kinds without a catalogue, and their use
 Ranking = list[tuple[str, float]]
 
@@ -36,7 +36,7 @@ class Artifact:
     """A model that was exported; `shoal.load` opens one."""
 
     def __init__(self, folder: str | Path, check: bool = True):
-        """check=False leaves out the checksums (of an artifact that was checked just now)."""
+        """check=False leaves out what was checked just now: checksums, and shapes of the graph."""
         self.folder = Path(folder)
         self.manifest = files.read_manifest(self.folder)
         if check:
@@ -59,8 +59,11 @@ class Artifact:
         if signature["graph"] is not None:
             dense = files.read_tensors(self.folder, "dense.safetensors", self.manifest)
             document = files.read_json(self.folder, "graph.json", self.manifest)
-            self.graph = Graph(document, dense, f"{self.folder}/graph.json")
-            self.graph.check({name: table.dim for name, table in self.tables.items()})
+            dims = {name: table.dim for name, table in self.tables.items()}
+            self.graph = Graph(document, dense, dims, f"{self.folder}/graph.json")
+            if check:
+                self.graph.check()
+            self.running = Running(self.graph, self.tables)
         queries = signature["query"] == "constant" or "query_vectors" in self.tables
         if self.graph is None and not (self.kind == "retrieval" and queries):
             raise ArtifactError(f"artifact {self.folder} is damaged: it has no graph")
@@ -74,6 +77,8 @@ class Artifact:
         self.items = Words(self.folder, self.manifest, "items")
         if self.kind == "retrieval" and self.tables["item_vectors"].size != len(self.items):
             raise ArtifactError(f"artifact {self.folder} is damaged: vectors and words of items")
+        for name in {"item_vectors", "query_vectors"} & self.tables.keys():
+            self.tables[name].needs_every_row()
 
     def _tables(self, check: bool) -> dict[str, RowTable]:
         facts = self.signature["tables"]
@@ -314,8 +319,7 @@ class Artifact:
         """Query vectors [b, dim] of a model that has such."""
         users = query[self.user_field]
         if self.graph is not None:
-            with torch.inference_mode():
-                found = self.graph(query, self._look_up)
+            found = self.running.samples(query)
         elif self.signature["query"] == "constant":
             found = torch.ones(len(users), 1)
         else:
@@ -330,14 +334,11 @@ class Artifact:
             raise ArtifactError(f"artifact {self.folder} is damaged: its graph gives {told}")
 
     def _pair_scores(self, query: Mapping[str, Tensor], items: Tensor) -> Tensor:
-        """Scores of items [n] for every query: [b, n], so many pairs at a time."""
-        assert self.graph is not None
+        """Scores of items [n] for every query: [b, n]."""
         size = len(query[self.user_field])
-        parts = [torch.zeros(size, 0)]
-        for some in items.split(max(1, PAIRS // max(1, size))):
-            parts.append(self.graph({**query, "items": some}, self._look_up))
-            self._check(parts[-1], (size, len(some)))
-        return torch.cat(parts, 1)
+        found = self.running.pairs(query, size, items)
+        self._check(found, (size, len(items)))
+        return found
 
     def _scores(self, query: Mapping[str, Tensor], items: np.ndarray) -> Tensor:
         """Scores of items [n] for every query: [b, n]."""
@@ -346,9 +347,6 @@ class Artifact:
                 return self._pair_scores(query, torch.from_numpy(items))
             vectors = self.tables["item_vectors"].rows(torch.from_numpy(items))
             return self.queries(query) @ vectors.T
-
-    def _look_up(self, table: str, ids: Tensor | Jagged, how: str) -> Tensor:
-        return self.tables[table].pooled(ids, how)
 
     # ---- click models ---------------------------------------------------------------------------
 
@@ -362,8 +360,7 @@ class Artifact:
         if missing:
             word = min(missing)
             raise ValueError(f"samples have no {word!r}{did_you_mean(word, fields)}")
-        with torch.inference_mode():
-            return self.graph(fields, self._look_up)
+        return self.running.samples(fields)
 
     def answer(self, inputs: Mapping[str, Any]) -> Tensor:
         """What a model of one's own answers for inputs by name, arrays or lists: [b, ...]."""

@@ -97,7 +97,7 @@ class RowTable:
     """One table of an artifact."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any], name: str, facts: dict[str, Any]):
-        self.name, self.facts = name, facts
+        self.folder, self.name, self.facts = folder, name, facts
         try:
             self.dim, self.kind = int(facts["dim"]), facts["kind"]
             count, size = int(facts["rows"]), facts["size"]
@@ -119,7 +119,7 @@ class RowTable:
             found = read_tensors(folder, f"scale-{name}.safetensors", manifest, ["scale"])
             self.scale = found["scale"]
         wrong = self.values.shape != (count, self.dim) or self.values.dtype != dtype
-        wrong |= self.ids is None and size not in (count, None)
+        wrong |= self.ids is None and size != count
         for one, like in ((self.ids, torch.int64), (self.scale, torch.float32)):
             wrong |= one is not None and (one.shape != (count,) or one.dtype != like)
         if wrong or not (0 < self.dim <= MOST_DIM and 0 <= self.size <= MOST_ROWS):
@@ -139,6 +139,19 @@ class RowTable:
             return self.rows(ids)
         rows = self._flat(ids.values)
         return pool_rows(rows, ids.values, ids.offsets, how, ids.weights, self.table.padding)
+
+    def needs_every_row(self) -> None:
+        """Refuse a table that is read whole and holds only a part of its rows: the memory that it
+        would take is not bounded by the size of its files.
+        """
+        found, below = len(self.values), self.below
+        while below is not None:
+            found, below = found + len(below.values), below.below
+        if found < self.size:
+            raise ArtifactError(
+                f"artifact {self.folder} is damaged: rows-{self.name}.safetensors holds {found} of "
+                f"{self.size} rows"
+            )
 
     def whole(self) -> Tensor:
         """Every row of a table without a list of ids [size, dim], float32: no copy where it can."""

@@ -23,16 +23,9 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.service import Gradients, Lookup, RowService
 from shoal.embedding.store import Every
 from shoal.models.nn.item_features import ItemFeatures
-from shoal.runs.artifact.graph import (
-    DTYPES,
-    ELSEWHERE,
-    LISTED,
-    LOOKUP,
-    OPERATORS,
-    PADDED,
-    PLAIN,
-    POOLED,
-)
+from shoal.runs.artifact.graph import LISTED, LOOKUP, PADDED, POOLED
+from shoal.runs.artifact.operators.numbers import NUMBERS
+from shoal.runs.artifact.operators.table import DTYPES, ELSEWHERE, OPERATORS
 
 ASSERTIONS = ("_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range")
 OURS = (LOOKUP, POOLED, LISTED, PADDED)
@@ -129,7 +122,7 @@ class _Answer(nn.Module):
         super().__init__()
         self.model, self.call = model, call
 
-    def forward(self, fields: dict[str, Tensor]) -> Tensor:
+    def forward(self, fields: list[Tensor]) -> Tensor:
         return self.call(fields)
 
 
@@ -161,7 +154,8 @@ def trace(
         failures = []
         for whole in (True, False):  # some models plan their blocks by the size of a batch
 
-            def call(given: dict[str, Tensor], whole: bool = whole) -> Tensor:
+            def call(values: list[Tensor], whole: bool = whole) -> Tensor:
+                given = dict(zip(fields, values))
                 size = next(iter(given.values())).shape[0] if whole else 1
                 mine: dict[str, Tensor | Jagged] = {name: given[name] for name in ids}
                 mine |= {name: _List(given[name], given[name]) for name in lists}
@@ -193,14 +187,23 @@ def _cut(model: nn.Module, stack: ExitStack) -> None:
 
 
 def _export(module: nn.Module, fields: dict[str, Tensor], lists: Collection[str]) -> Traced:
-    dynamic = {name: {0: torch.export.Dim.DYNAMIC} for name in fields}
+    # By place, not by name: the name of a column may be any text.
+    values, dynamic = list(fields.values()), [{0: torch.export.Dim.DYNAMIC} for _ in fields]
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        program = torch.export.export(module, (fields,), dynamic_shapes=(dynamic,), strict=False)
+        program = torch.export.export(module, (values,), dynamic_shapes=(dynamic,), strict=False)
         program = program.run_decompositions({})  # functional, and otherwise as the model has it
         if any(not _is_known(node) for node in program.graph.nodes):
-            program = program.run_decompositions()
+            program = program.run_decompositions(_simpler())
     return _write(program, fields, lists)
+
+
+def _simpler() -> Any:
+    """How torch writes operators that a graph does not know by simpler ones."""
+    table = torch.export.default_decompositions()
+    for known in [one for one in table if str(one) in OPERATORS]:
+        del table[known]
+    return table
 
 
 def _is_known(node: Any) -> bool:
@@ -209,7 +212,7 @@ def _is_known(node: Any) -> bool:
     name = _name_of(node.target)
     if any(word in name for word in ASSERTIONS):  # left out when it is written
         return True
-    return name in OURS or name in PLAIN or name.split(".")[1] in OPERATORS
+    return name in OURS or name in NUMBERS or name in OPERATORS
 
 
 def _name_of(target: Any) -> str:
@@ -232,6 +235,7 @@ def _write(program: Any, fields: dict[str, Tensor], lists: Collection[str]) -> T
     tensors: dict[str, Tensor] = {}
     inputs: list[dict[str, Any]] = []
     dense, nodes, tables = {}, [], []
+    names = _Names(fields)
     asked = iter(fields.items())
     output = ""
     for node, spec in zip(graph.nodes, program.graph_signature.input_specs):
@@ -241,11 +245,10 @@ def _write(program: Any, fields: dict[str, Tensor], lists: Collection[str]) -> T
             kind = str(field.dtype).removeprefix("torch.")
             facts = {"name": name, "dtype": kind, "shape": shape, "used": bool(node.users)}
             inputs.append(facts | ({"list": True} if name in lists else {}))
-            node._rename(f"input_{name}")
+            names.known[node] = name
         elif node.users:
-            dense[node.name] = spec.target
+            dense[names.of(node)] = spec.target
             tensors[spec.target] = stored[spec.target].detach().clone()
-    names = {f"input_{one['name']}": one["name"] for one in inputs}
     for node in graph.nodes:
         if node.op == "call_function":
             operation = _name_of(node.target)
@@ -259,10 +262,10 @@ def _write(program: Any, fields: dict[str, Tensor], lists: Collection[str]) -> T
                 for key, value in node.kwargs.items()
                 if key not in ELSEWHERE
             }
-            nodes.append({"name": node.name, "op": operation, "args": args, "kwargs": kwargs})
+            nodes.append({"name": names.of(node), "op": operation, "args": args, "kwargs": kwargs})
         elif node.op == "output":
             found = node.args[0][-1] if isinstance(node.args[0], (list, tuple)) else node.args[0]
-            output = names.get(found.name, found.name)
+            output = names.of(found)
     document = {
         "inputs": inputs,
         "dense": dense,
@@ -273,9 +276,26 @@ def _write(program: Any, fields: dict[str, Tensor], lists: Collection[str]) -> T
     return document, tensors
 
 
-def _encode(value: Any, names: dict[str, str]) -> Any:
+class _Names:
+    """The names of nodes: inputs have those of their fields, whatever they are; others another."""
+
+    def __init__(self, fields: Collection[str]):
+        self.known: dict[Any, str] = {}
+        self._taken = set(fields)
+
+    def of(self, node: Any) -> str:
+        if node not in self.known:
+            name = node.name
+            while name in self._taken:
+                name += "_"
+            self._taken.add(name)
+            self.known[node] = name
+        return self.known[node]
+
+
+def _encode(value: Any, names: _Names) -> Any:
     if isinstance(value, torch.fx.Node):
-        return {"node": names.get(value.name, value.name)}
+        return {"node": names.of(value)}
     if isinstance(value, (list, tuple)):
         return [_encode(one, names) for one in value]
     if isinstance(value, torch.dtype) and str(value).removeprefix("torch.") in DTYPES:

@@ -27,6 +27,7 @@ import numpy as np
 
 from shoal.runs.artifact import files
 from shoal.runs.artifact.loaded import DELTAS, Artifact
+from shoal.runs.artifact.trial import try_apart
 from shoal.runs.serving import questions
 
 log = logging.getLogger("shoal")
@@ -144,6 +145,7 @@ def load(folder: Path, state: State) -> Artifact:
     check_sizes(folder)
     with files.private():
         model = Artifact(folder)
+        try_apart(model)
         if model.kind == "retrieval":  # before the first request, not at its cost
             model.prepare()
         elif model.kind == "scorer":

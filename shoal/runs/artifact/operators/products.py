@@ -1,0 +1,176 @@
+"""Rules of products: matrices, convolutions, attention, recurrent layers.
+
+Shapes must fit exactly, and tensors be float32, or all float64.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from shoal.runs.artifact.operators.rule import (
+    Arguments,
+    Cost,
+    broadcast,
+    cost,
+    need,
+    same_floats,
+    stretches_to,
+)
+
+MOST_LAYERS = 16  # of a recurrent network
+FAR = 1 << 16  # strides, pads and steps of a convolution
+HOW = ("stride", "padding", "dilation")
+
+
+def mm(a: Arguments) -> Cost:
+    """[n, k] x [k, m]; addmm adds what stretches to [n, m]."""
+    left, right = a["mat1" if "mat1" in a else "self"], a["mat2"]
+    need(left.dim() == right.dim() == 2, "a product of two matrices")
+    if "mat1" in a:
+        stretches_to(a["self"], [len(left), right.shape[1]])
+        same_floats(a["self"], left)
+    return _product(left, right)
+
+
+def bmm(a: Arguments) -> Cost:
+    """[b, n, k] x [b, k, m]."""
+    left, right = a["self"], a["mat2"]
+    need(left.dim() == right.dim() == 3 and len(left) == len(right), "pairs of matrices")
+    return _product(left, right)
+
+
+def matmul(a: Arguments) -> Cost:
+    """The same, stretched over the axes in front; a vector is a row on the left, a column right."""
+    left, right = a["self"], a["other"]
+    need(left.dim() > 0 and right.dim() > 0, "a product of single numbers")
+    left = left[None] if left.dim() == 1 else left
+    right = right[:, None] if right.dim() == 1 else right
+    return _product(left, right)
+
+
+def linear(a: Arguments) -> Cost:
+    """[..., k] x [m, k] + [m]."""
+    x, weight, bias = a["input"], a["weight"], a["bias"]
+    need(x.dim() > 0 and weight.dim() == 2, "a linear layer of a matrix")
+    need(bias is None or list(bias.shape) == [len(weight)], "a bias of another size")
+    same_floats(x, weight, bias)
+    need(x.shape[-1] == weight.shape[1], "%s x %s", x.shape, weight.shape)
+    made = x.numel() // max(1, x.shape[-1]) * len(weight)
+    return cost(x.numel() + made, made * x.shape[-1])
+
+
+def _product(left: Tensor, right: Tensor) -> Cost:
+    (*front, n, k), (*other, inner, m) = left.shape, right.shape
+    need(k == inner, "%s x %s", left.shape, right.shape)
+    same_floats(left, right)
+    count = math.prod(broadcast(front, other))
+    copied = count * (n * k + k * m) if front and other else left.numel() + right.numel()
+    return cost(copied + count * n * m, count * n * k * m)
+
+
+def einsum(a: Arguments) -> Cost:
+    """Two tensors, an axis by each letter; ... stands for further axes."""
+    equation, tensors = a["equation"].replace(" ", ""), a["tensors"]
+    need(len(equation) <= 80 and a["path"] is None and len(tensors) == 2, "einsum of two tensors")
+    asked, arrow, answer = equation.partition("->")
+    terms = asked.split(",")
+    need(arrow == "->" and len(terms) == 2, "einsum %s", equation)
+    sizes: dict[str, int] = {}
+    for term, x in zip(terms, tensors):
+        for axis, size in zip(_letters(term, x.dim()), x.shape):
+            need(sizes.setdefault(axis, size) == size, "einsum %s: sizes of %s", equation, axis)
+    more = max(0, *(x.dim() - len(term.replace("...", "")) for term, x in zip(terms, tensors)))
+    made = _letters(answer, len(answer.replace("...", "")) + more * ("..." in answer))
+    need(all(axis in sizes for axis in made), "einsum %s", equation)
+    same_floats(*tensors)
+    result = math.prod(sizes[axis] for axis in made)
+    return cost(result + sum(x.numel() for x in tensors), math.prod(sizes.values()))
+
+
+def _letters(term: str, count: int) -> list[str]:
+    """A name for each of so many axes, none twice."""
+    front, dots, back = term.partition("...")
+    plain = front + back
+    need(all(one.isascii() and one.isalpha() for one in plain), "einsum of %s", term)
+    more = count - len(plain)
+    need(more >= 0 and (dots != "" or more == 0), "einsum of %s for %s axes", term, count)
+    found = [*front, *(f"...{number}" for number in range(more)), *back]
+    need(len(set(found)) == len(found), "einsum of %s", term)
+    return found
+
+
+def conv1d(a: Arguments) -> Cost:
+    """[b, channels, places] by [out, channels / groups, window]."""
+    return _conv(a, 1)
+
+
+def conv2d(a: Arguments) -> Cost:
+    """The same with two axes of places, and windows of two axes."""
+    return _conv(a, 2)
+
+
+def _conv(a: Arguments, spots: int) -> Cost:
+    x, weight, bias, groups = a["input"], a["weight"], a["bias"], a["groups"]
+    need(weight.dim() == x.dim() == 2 + spots, "a convolution of other axes")
+    need(x.numel() > 0 and weight.numel() > 0, "a convolution of nothing")
+    need(groups >= 1 and len(weight) % groups == 0, "%s groups", groups)
+    need(x.shape[1] == weight.shape[1] * groups, "%s channels", x.shape[1])
+    need(bias is None or list(bias.shape) == [len(weight)], "a bias of another size")
+    same_floats(x, weight, bias)
+    made, padded = len(x), len(x) * x.shape[1]
+    for axis, (size, window) in enumerate(zip(x.shape[2:], weight.shape[2:])):
+        stride, pad, step = (_each(a[name], axis, spots) for name in HOW)
+        need(
+            1 <= stride <= FAR and 0 <= pad <= FAR and 1 <= step <= FAR, "strides of a convolution"
+        )
+        wide = size + 2 * pad - step * (window - 1) - 1
+        need(wide >= 0, "a window that is wider than all places")
+        made *= wide // stride + 1
+        padded *= size + 2 * pad
+    window = x.shape[1] * math.prod(weight.shape[2:])
+    held = made * (len(weight) + window) + padded + weight.numel()
+    return cost(held, made * len(weight) * window // groups)
+
+
+def _each(sizes: list[int], axis: int, count: int) -> int:
+    need(len(sizes) in (1, count), "sizes %s of a convolution", sizes)
+    return sizes[axis if len(sizes) == count else 0]
+
+
+def attention(a: Arguments) -> Cost:
+    """[..., n, d], [..., m, d], [..., m, e] -> [..., n, e], with a mask that stretches."""
+    q, k, v, mask = a["query"], a["key"], a["value"], a["attn_mask"]
+    need(q.dim() == k.dim() == v.dim() >= 3, "attention of other axes")
+    need(q.shape[:-2] == k.shape[:-2] == v.shape[:-2], "attention of other batches")
+    need(q.shape[-1] == k.shape[-1] and k.shape[-2] == v.shape[-2], "attention of other widths")
+    need(q.numel() > 0 and k.numel() > 0 and v.numel() > 0, "attention of nothing")
+    need(a["dropout_p"] == 0.0 and a["enable_gqa"] is False, "attention with options")
+    same_floats(q, k, v)
+    scores = [*q.shape[:-1], k.shape[-2]]
+    if mask is not None:
+        need(not a["is_causal"] and mask.dtype in (torch.bool, q.dtype), "a mask of %s", mask.dtype)
+        stretches_to(mask, scores)
+    count, given = math.prod(scores), q.numel() + k.numel() + v.numel()
+    made = q.numel() // q.shape[-1] * v.shape[-1]
+    return cost(2 * count + given + made, count * (q.shape[-1] + v.shape[-1]))
+
+
+def gru(a: Arguments) -> Cost:
+    """[n, b, k] (or [b, n, k]), the state [layers, b, h], and the weights of every layer."""
+    x, state, params, layers = a["input"], a["hx"], a["params"], a["num_layers"]
+    need(x.dim() == state.dim() == 3 and 1 <= layers <= MOST_LAYERS, "a GRU of other axes")
+    need(a["dropout"] == 0.0 and not a["train"] and not a["bidirectional"], "a GRU that trains")
+    length, size = (x.shape[1], x.shape[0]) if a["batch_first"] else (x.shape[0], x.shape[1])
+    h, given, each = state.shape[2], x.shape[2], 4 if a["has_biases"] else 2
+    need(list(state.shape) == [layers, size, h] and h > 0, "a state of another size")
+    need(x.numel() > 0 and len(params) == each * layers, "weights of each layer of a GRU")
+    for layer in range(layers):
+        right = [[3 * h, given if layer == 0 else h], [3 * h, h], [3 * h], [3 * h]][:each]
+        mine = params[each * layer : each * (layer + 1)]
+        need([list(one.shape) for one in mine] == right, "weights of another size")
+    same_floats(x, state, *params)
+    steps = layers * length * size
+    return cost(8 * steps * h + 2 * x.numel(), steps * 3 * h * (max(given, h) + h))

@@ -1,0 +1,192 @@
+"""The operators that a graph may call, and the rule of each. What is not here is not called.
+
+To allow another: name it below, with its overload, beside the rule that fits it, and give
+tests/fuzz/operators.py an example of it; the tests then call it with hostile arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.runs.artifact.operators import axes, indexing, plain, products, views
+from shoal.runs.artifact.operators.numbers import LARGEST
+from shoal.runs.artifact.operators.rule import Arguments, Cost, Rule, need
+
+MOST_AXES = 8
+NO_END = (1 << 63) - 1  # of a slice
+DTYPES = {
+    str(one).removeprefix("torch."): one
+    for one in (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.bool)
+}
+FORMATS = {
+    str(one).removeprefix("torch."): one for one in (torch.contiguous_format, torch.preserve_format)
+}
+ELSEWHERE = ("device", "layout", "pin_memory")  # where a tensor lies is the machine's affair
+_ALLOWED: dict[Rule, str] = {
+    plain.elementwise: """
+        _to_copy.default abs.default add.Tensor addcmul.default alias.default bitwise_and.Tensor
+        bitwise_not.default bitwise_or.Tensor ceil.default clamp.default clamp_max.default
+        clamp_min.default clone.default cos.default detach.default div.Tensor elu.default eq.Scalar
+        eq.Tensor exp.default floor.default full_like.default ge.Scalar ge.Tensor gelu.default
+        gt.Scalar gt.Tensor hardtanh.default isfinite.default isnan.default le.Scalar le.Tensor
+        leaky_relu.default lift_fresh_copy.default log.default log1p.default logical_and.default
+        logical_not.default logical_or.default lt.Scalar lt.Tensor masked_fill.Scalar
+        maximum.default minimum.default mul.Scalar mul.Tensor ne.Scalar ne.Tensor neg.default
+        ones_like.default pow.Tensor_Scalar reciprocal.default relu.default rsqrt.default
+        rsub.Scalar sigmoid.default sign.default silu.default sin.default softplus.default
+        sqrt.default square.default sub.Tensor tanh.default where.Scalar where.ScalarOther
+        where.ScalarSelf where.self zeros_like.default
+    """,
+    plain.dividing: "div.Tensor_mode floor_divide.default remainder.Scalar",
+    plain.dropout: "dropout.default",
+    plain.prelu: "prelu.default",
+    plain.making: """
+        full.default new_full.default new_ones.default new_zeros.default ones.default
+        scalar_tensor.default zeros.default
+    """,
+    plain.arange: "arange.default arange.start arange.start_step",
+    axes.reduction: """
+        _log_softmax.default _softmax.default all.dim amax.default amin.default any.dim
+        argmax.default cumsum.default linalg_vector_norm.default log_softmax.int logsumexp.default
+        max.dim mean.default mean.dim min.dim softmax.int sum.default sum.dim_IntList
+    """,
+    axes.sorting: "sort.default topk.default",
+    axes.layer_norm: "layer_norm.default native_layer_norm.default",
+    axes.batch_norm: "batch_norm.default",
+    axes.rfft: "fft_rfft.default",
+    axes.irfft: "fft_irfft.default",
+    views.reshape: "_unsafe_view.default reshape.default view.default",
+    views.expand: "expand.default",
+    views.permute: "permute.default",
+    views.transpose: "transpose.int",
+    views.some_axes: "flip.default squeeze.dim squeeze.dims",
+    views.diagonal: "diagonal.default",
+    views.unsqueeze: "unsqueeze.default",
+    views.select: "select.int",
+    views.slices: "slice.Tensor",
+    views.splitting: "split.Tensor split_with_sizes.default unbind.int",
+    views.as_complex: "view_as_complex.default",
+    views.cat: "cat.default",
+    views.stack: "stack.default",
+    views.padding: "constant_pad_nd.default pad.default",
+    indexing.index_select: "index_select.default",
+    indexing.embedding: "embedding.default",
+    indexing.gather: "gather.default",
+    indexing.scatter: "scatter.value scatter_add.default",
+    indexing.index: "index.Tensor",
+    indexing.index_put: "index_put.default",
+    indexing.searchsorted: "searchsorted.Tensor",
+    products.mm: "addmm.default mm.default",
+    products.bmm: "bmm.default",
+    products.matmul: "matmul.default",
+    products.linear: "linear.default",
+    products.einsum: "einsum.default",
+    products.conv1d: "conv1d.default",
+    products.conv2d: "conv2d.default",
+    products.attention: "scaled_dot_product_attention.default",
+    products.gru: "gru.input",
+}
+OPERATORS: dict[str, Rule] = {
+    f"aten.{name}": rule for rule, names in _ALLOWED.items() for name in names.split()
+}
+
+
+class Operator:
+    """An operator of torch that is called by the names of its arguments, after its rule."""
+
+    def __init__(self, name: str):
+        operation, overload = name.removeprefix("aten.").split(".")
+        if operation in ("view", "_unsafe_view"):  # how a result lies in memory is the machine's
+            operation, overload = "reshape", "default"
+        self.rule = OPERATORS[name]
+        self.function: Callable = getattr(getattr(torch.ops.aten, operation), overload)
+        arguments = self.function._schema.arguments
+        self.needs_place = any(one.name == "device" for one in arguments) and not any(
+            "Tensor" in str(one.type) for one in arguments
+        )
+        arguments = [one for one in arguments if one.name not in ELSEWHERE]
+        self.names = [one.name for one in arguments if not one.kwarg_only]
+        self.keywords = [one.name for one in arguments if one.kwarg_only]
+        self.types = {one.name: _type(one.real_type, one.name) for one in arguments}
+        self.defaults = {
+            one.name: one.default_value for one in arguments if one.has_default_value()
+        }
+
+    def named(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
+        """Arguments by name, those left out as torch has them."""
+        need(len(args) <= len(self.names), "%s arguments; %s are the most", len(args), self.names)
+        given = dict(zip(self.names, args))
+        for name, value in kwargs.items():
+            need(name in self.types and name not in given, "an argument %s", name)
+            given[name] = value
+        missing = self.types.keys() - given.keys() - self.defaults.keys()
+        need(not missing, "it lacks %s", sorted(missing))
+        return {**self.defaults, **given}
+
+    def cost(self, arguments: Arguments) -> Cost:
+        """What a call would take; refuses arguments that its types and its rule do not allow."""
+        for name, right in self.types.items():
+            value = arguments[name]
+            need(right(value), "%s is %.80s", name, value)
+        return self.rule(arguments)
+
+    def __call__(self, arguments: Arguments, place: str) -> Any:
+        """The call itself; `place`: where tensors are made, cpu or meta."""
+        more = {name: arguments[name] for name in self.keywords}
+        if self.needs_place:
+            more["device"] = place
+        return self.function(*[arguments[name] for name in self.names], **more)
+
+
+@cache
+def operator(name: str) -> Operator:
+    """One of OPERATORS."""
+    return Operator(name)
+
+
+# ---- types of arguments -------------------------------------------------------------------------
+
+Check = Callable[[Any], bool]
+
+
+def _tensor(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() <= MOST_AXES
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and (abs(value) <= LARGEST or value == NO_END)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, float | bool) or _whole(value)
+
+
+_CHECKS: dict[str, Check] = {
+    "Tensor": _tensor,
+    "int": _whole,
+    "float": lambda value: type(value) is float or _whole(value),
+    "number": _number,
+    "bool": lambda value: isinstance(value, bool),
+    "str": lambda value: isinstance(value, str),
+    "ScalarType": lambda value: isinstance(value, torch.dtype),
+    "MemoryFormat": lambda value: isinstance(value, torch.memory_format),
+}
+
+
+def _type(kind: Any, name: str) -> Check:
+    """Whether a value is of a type of torch's schemas."""
+    text = str(kind)
+    if text.startswith("Optional["):
+        inner = _type(kind.getElementType(), name)
+        return lambda value: value is None or inner(value)
+    if text.startswith("List["):
+        inner = _type(kind.getElementType(), name)
+        return lambda value: isinstance(value, list) and all(map(inner, value))
+    if text == "Tensor" and name == "other":  # torch takes a plain number there
+        return lambda value: _tensor(value) or _number(value)
+    return _CHECKS[text]
