@@ -15,7 +15,7 @@ from shoal.config.sources import Layer
 from shoal.config.yaml_io import inline
 
 MODEL = "BERT4Rec"
-FOLDER = "prepared_bert4rec"  # under data_dir: what examples/preprocessing.py writes
+FOLDER = "prepared_bert4rec"  # under data_dir: what examples/pages/003/preprocessing.py writes
 # Keys that no other tool has.
 OWN = [
     *("per_device_train_batch_size", "per_device_eval_batch_size", "model_parallel"),
