@@ -119,8 +119,9 @@ def test_one_call_from_python(place: Path, short: Path, alone: Path) -> None:
 @pytest.mark.slow
 def test_spawned_ranks(place: Path, alone: Path) -> None:
     config = write_config(place / "spawn.yaml", MODELS["BPR"], SHORT, {"run.output": "spawned"})
-    example = str(ROOT / "examples" / "spawn_ranks.py")
-    words = ("--config_files", str(config), f"--port={free_port()}", "--ip=127.0.0.1")
+    example = str(ROOT / "examples" / "pages" / "000" / "run_a.py")
+    words = ("--dataset=planted", "--config_files", str(config), "--nproc=2", "--world_size=2")
+    words += (f"--port={free_port()}",)
     command = Command((sys.executable, example, *words), place)
     assert command.wait() == 0, command.output
     assert_equal(place / "spawned", alone, 2)

@@ -1,7 +1,7 @@
 """A variable that is spread over the processes, and FTRL: DeepRec's first example as a plain loop.
 
-python examples/sharded_variable.py
-python -m shoal.launch --nproc 2 examples/sharded_variable.py
+python sharded_variable.py
+python3 -m tensorflow.python.distribute.launch --nproc 2 sharded_variable.py
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An Estimator on MovieLens' ratings: DeepRec's example of CollectiveStrategy, carried over.
 
-python examples/estimator_movielens.py
-python -m shoal.launch --nproc 2 examples/estimator_movielens.py --data ml-100k/u.data --steps 300
+python3 -m tensorflow.python.distribute.launch --nproc 2 estimator_movielens.py
+python -m shoal.launch --nproc 2 estimator_movielens.py --data ml-100k/u.data --steps 300
 
 --data: MovieLens-100k's u.data, or RecBole's ml-100k.inter; without it ratings are generated.
 """
@@ -44,7 +44,8 @@ def main(words: list[str] | None = None) -> dict[str, float]:
     parser = argparse.ArgumentParser(description="Train an Estimator on ratings.")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--model_dir", default="runs/estimator")
+    parser.add_argument("--model_dir", default="runs/estimator", help="and where to export")
+    parser.add_argument("--export", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--tensorboard", action="store_true")
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--init", type=float, default=0.1, help="rows begin in +- this")
@@ -64,6 +65,9 @@ def main(words: list[str] | None = None) -> dict[str, float]:
                 yield features, (ratings["user_rating"][some] > 3).astype(np.float32)
             if not repeat:
                 return
+
+    def input_receiver() -> dict[str, Any]:
+        return {"movie_id": ratings["movie_id"][:4], "user_id": ratings["user_id"][:4]}
 
     # STEP 1: initialize a collective strategy
     strategy = shoal.CollectiveStrategy()
@@ -108,6 +112,8 @@ def main(words: list[str] | None = None) -> dict[str, float]:
             shoal.EvalSpec(lambda: batches(0, held_out, repeat=False), steps=None),
         )
         some = next(iter(estimator.predict(lambda: batches(0, 5, repeat=False))))
+        if args.export:  # into a new folder there, named by the time
+            estimator.export_saved_model(args.model_dir, input_receiver)
     if strategy.rank == 0:
         print(f"{found}; the first rating is liked with probability {float(some['likes']):.3f}")
     return found
