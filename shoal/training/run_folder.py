@@ -11,7 +11,6 @@ tensorboard/      curves
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -20,12 +19,12 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, cast
 
-from shoal.world.durable import no_links, replace_durably, written
+from shoal.world.durable import no_links, replace_durably, sole_holder, write_all, written
 
 log = logging.getLogger("shoal")
 TRAINED_IN: list[Path] = []  # the folder that this process trains in, or did last
@@ -82,23 +81,20 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Keep other processes from training in this folder; the system frees it if we die."""
         path = self.path / ".lock"
-        with _open_own(path, "a+") as file:
+        with ExitStack() as stack:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file = stack.enter_context(sole_holder(path, wait=False))
             except BlockingIOError:
-                file.seek(0)
+                holder = path.read_text().strip() or "another process"
                 raise ValueError(
-                    f"{self.path} is in use by {file.read().strip() or 'another process'}; wait "
-                    "for it, stop it, or name another folder with --output"
+                    f"{self.path} is in use by {holder}; wait for it, stop it, or name another "
+                    "folder with --output"
                 ) from None
-            except OSError:  # a file system without locks
-                pass
+            except OSError as error:
+                raise _unwritable(path, error) from error
             with written(path):
-                file.truncate(0)
-                os.write(
-                    file.fileno(),
-                    f"process {os.getpid()} on host {socket.gethostname()}\n".encode(),
-                )
+                os.ftruncate(file.fileno(), 0)
+                write_all(file, f"process {os.getpid()} on host {socket.gethostname()}\n".encode())
             TRAINED_IN[:] = [self.path]
             yield
 
@@ -145,10 +141,8 @@ class RunFolder:
         path = self.path / "metrics.jsonl"
         with written(path), open(path, "ab", buffering=0, opener=no_links) as file:
             size = file.tell()
-            data = (json.dumps(line) + "\n").encode()
             try:
-                while data:
-                    data = data[file.write(data) :]
+                write_all(file, (json.dumps(line) + "\n").encode())
             except OSError:
                 os.ftruncate(file.fileno(), size)
                 raise
@@ -178,7 +172,11 @@ def _open_own(path: str | Path, mode: str) -> TextIOWrapper:
     try:
         return cast(TextIOWrapper, open(path, mode, opener=no_links))
     except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}; remove it") from error
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: str | Path, error: OSError) -> ValueError:
+    return ValueError(f"cannot write {path}: {error.strerror}; remove it")
 
 
 class LogFile(logging.FileHandler):

@@ -47,6 +47,7 @@ from shoal.models.base import Model, Output
 from shoal.models.nn.dropout import begin_slice
 from shoal.training.strategy.back import go_back
 from shoal.training.strategy.gathered import Gathered
+from shoal.world.compiled import keep_compiled
 from shoal.world.world import World
 
 
@@ -115,6 +116,7 @@ class Strategy(ABC):
         model.attach(self.gathered if self.shares_batches else None)
         self._call: Callable[[Batch], Output] = model
         if compiled:
+            keep_compiled()  # before torch chooses a place itself
             if self.shares_batches:
                 model.attach(torch.compiler.disable(self.gathered))
             for module in self.embeddings:
