@@ -90,8 +90,6 @@ class RunFolder:
                     f"{self.path} is in use by {holder}; wait for it, stop it, or name another "
                     "folder with --output"
                 ) from None
-            except OSError as error:
-                raise _unwritable(path, error) from error
             with written(path):
                 os.ftruncate(file.fileno(), 0)
                 write_all(file, f"process {os.getpid()} on host {socket.gethostname()}\n".encode())
@@ -167,23 +165,11 @@ def _epoch_of(line: str) -> float:
         return float("inf")
 
 
-def _open_own(path: str | Path, mode: str) -> TextIOWrapper:
-    """Open a file of a run's folder to write to it; its author may have put a link there."""
-    try:
-        return cast(TextIOWrapper, open(path, mode, opener=no_links))
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _unwritable(path: str | Path, error: OSError) -> ValueError:
-    return ValueError(f"cannot write {path}: {error.strerror}; remove it")
-
-
 class LogFile(logging.FileHandler):
     """A log file that gives up, and says so once, when it cannot be written."""
 
     def _open(self) -> TextIOWrapper:
-        return _open_own(self.baseFilename, self.mode)
+        return cast(TextIOWrapper, open(self.baseFilename, self.mode, opener=no_links))
 
     def handleError(self, record: logging.LogRecord) -> None:
         log.removeHandler(self)
