@@ -104,13 +104,12 @@ def main() -> None:
     if "SHOAL_LAUNCHER" not in os.environ:  # else a launcher stops us and tells of it
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, ending.stop)
+        sys.unraisablehook = ending.not_dropped
     try:
         asked_for(sys.argv[1:2])(standalone_mode=True)
     except SystemExit:
         if "SHOAL_LAUNCHER" not in os.environ:
-            # All is done and told. Python would put back what ends it raw while it cleans up.
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_IGN)
+            ending.ignore_signals()
         raise
     except shoal.Interrupted as error:
         ending.tell_stopped(error)

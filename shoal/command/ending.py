@@ -73,9 +73,28 @@ def stop(number: int, frame: FrameType | None) -> None:
     if number == signal.SIGTERM and stopping is not None and stopping.ask(number):
         return  # a run that trains: it saves, and stops
     raised.append(shoal.Interrupted(number))
+    _raise_stop(number, frame)
+
+
+def _raise_stop(number: int, frame: FrameType | None) -> None:
     if starting.under_way:  # torch's native code calls Python there, and aborts where that raises
         tell_stopped(raised[0])
     raise raised[0]
+
+
+def not_dropped(dropped: sys.UnraisableHookArgs) -> None:
+    """Raise a signal again that came while Python destroyed an object: it drops what is raised."""
+    if isinstance(dropped.exc_value, shoal.Interrupted):
+        signal.signal(signal.SIGALRM, _raise_stop)
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
+    else:
+        sys.__unraisablehook__(dropped)
+
+
+def ignore_signals() -> None:
+    """All is done and printed. Python would put back what ends it raw while it cleans up."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _imported(module: str, name: str) -> Any:

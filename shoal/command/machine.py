@@ -18,6 +18,7 @@ REMEDIES = {
     errno.EROFS: "name a place that can be written to",
     errno.EACCES: "change its mode or owner, or name another",
     errno.EPERM: "change its mode or owner, or name another",
+    errno.ELOOP: "remove it",  # a link, where only a file of the folder itself may be
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
     errno.ENFILE: "close other programs: the host has no more files to open",
     errno.EIO: "the disk fails: the kernel's log (dmesg) has more",
@@ -34,6 +35,8 @@ def explain(error: BaseException) -> str | None:
     """One line about what the machine refused; None about any other error."""
     if isinstance(error, OSError) and error.errno in REMEDIES:
         return f"{_refused(error)}; {REMEDIES[error.errno]}{_kept()}"
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return _refused(error)
     torch_said = isinstance(error, RuntimeError) and MEMORY.search(str(error))
     if isinstance(error, MemoryError) or torch_said or getattr(error, "errno", 0) == errno.ENOMEM:
         what = re.sub(r"^\[enforce fail.*?(?=DefaultCPU)", "", str(error).strip()).split("\n")[0]

@@ -174,6 +174,9 @@ def serve(
     refresh: Annotated[
         float, typer.Option(help="Seconds between checks for a newer artifact.")
     ] = 2.0,
+    drain: Annotated[
+        float, typer.Option(help="Seconds to answer new connections in after SIGTERM.")
+    ] = 5.0,
     threads: Annotated[int, typer.Option(help="Threads that compute; 0: all cores.")] = 0,
     announce: Annotated[str | None, typer.Option(help="File to write the address to.")] = None,
     bind: Annotated[str | None, typer.Option(hidden=True)] = None,
@@ -217,7 +220,8 @@ def serve(
     cores = threads or os.cpu_count() or 1
     limits = Limits(body_bytes, seconds, seconds, batch=batch, threads=cores)
     token = read_token(token_file)
-    listen(artifact, host, port, limits, token, tls_cert, tls_key, plain, refresh, announce)
+    secured = (token, tls_cert, tls_key, plain)
+    listen(artifact, host, port, limits, *secured, refresh, announce, drain)
 
 
 def quote_formulas(path: Path) -> None:

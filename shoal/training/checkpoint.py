@@ -56,10 +56,12 @@ class Checkpoints:
         rows_apart: bool = False,
         whole_every: int = 1,
         copy_to: str | None = None,
+        journal: bool = False,
     ):
+        """journal: servers keep one beside the checkpoints."""
         self.folder, self.world, self.keep = Path(folder), world, keep
         self.rows_apart = rows_apart  # rows are read where they live, not here
-        self.whole_every = whole_every
+        self.whole_every, self.journal = whole_every, journal
         self.copies = None if copy_to is None else Copies(copy_to, self.folder)
         self._base: str | None = None  # what a delta may build upon
         self._deltas = 0
@@ -171,6 +173,8 @@ class Checkpoints:
     def _sweep(self) -> None:
         if not self._swept:
             sweep(self.folder)
+            if not self.journal:  # of servers that this run had and has no more
+                shutil.rmtree(self.folder / "journal", ignore_errors=True)
             self._swept = True
 
     def _write(

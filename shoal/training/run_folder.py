@@ -11,7 +11,6 @@ tensorboard/      curves
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -20,12 +19,12 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, cast
 
-from shoal.world.durable import no_links, replace_durably, written
+from shoal.world.durable import no_links, replace_durably, sole_holder, write_all, written
 from shoal.world.variables import is_first_of_host
 
 log = logging.getLogger("shoal")
@@ -84,23 +83,18 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Keep other processes from training in this folder; the system frees it if we die."""
         path = self.path / ".lock"
-        with _open_own(path, "a+") as file:
+        with ExitStack() as stack:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file = stack.enter_context(sole_holder(path, wait=False))
             except BlockingIOError:
-                file.seek(0)
+                holder = path.read_text().strip() or "another process"
                 raise ValueError(
-                    f"{self.path} is in use by {file.read().strip() or 'another process'}; wait "
-                    "for it, stop it, or name another folder with --output"
+                    f"{self.path} is in use by {holder}; wait for it, stop it, or name another "
+                    "folder with --output"
                 ) from None
-            except OSError:  # a file system without locks
-                pass
             with written(path):
-                file.truncate(0)
-                os.write(
-                    file.fileno(),
-                    f"process {os.getpid()} on host {socket.gethostname()}\n".encode(),
-                )
+                os.ftruncate(file.fileno(), 0)
+                write_all(file, f"process {os.getpid()} on host {socket.gethostname()}\n".encode())
             TRAINED_IN[:] = [self.path]
             yield
 
@@ -147,10 +141,8 @@ class RunFolder:
         path = self.path / "metrics.jsonl"
         with written(path), open(path, "ab", buffering=0, opener=no_links) as file:
             size = file.tell()
-            data = (json.dumps(line) + "\n").encode()
             try:
-                while data:
-                    data = data[file.write(data) :]
+                write_all(file, (json.dumps(line) + "\n").encode())
             except OSError:
                 os.ftruncate(file.fileno(), size)
                 raise
@@ -175,19 +167,11 @@ def _epoch_of(line: str) -> float:
         return float("inf")
 
 
-def _open_own(path: str | Path, mode: str) -> TextIOWrapper:
-    """Open a file of a run's folder to write to it; its author may have put a link there."""
-    try:
-        return cast(TextIOWrapper, open(path, mode, opener=no_links))
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}; remove it") from error
-
-
 class LogFile(logging.FileHandler):
     """A log file that gives up, and says so once, when it cannot be written."""
 
     def _open(self) -> TextIOWrapper:
-        return _open_own(self.baseFilename, self.mode)
+        return cast(TextIOWrapper, open(self.baseFilename, self.mode, opener=no_links))
 
     def handleError(self, record: logging.LogRecord) -> None:
         log.removeHandler(self)

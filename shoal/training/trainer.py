@@ -70,6 +70,7 @@ class Trainer:
             strategy.saves_rows,
             section.whole_every,
             section.copy_to,
+            strategy.saves_rows and config.strategy.ps.journal,
         )
         self.train_seconds: list[float] = []
         self.eval_seconds: list[float] = []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
-from io import BufferedReader
+from contextlib import contextmanager, suppress
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
 
@@ -96,22 +97,61 @@ def write_counted(path: Path, data: bytes) -> dict[str, Any]:
 
 def write_durably(path: Path, data: bytes) -> None:
     """Write a file and wait until the disk has it."""
-    with written(path), open(path, "wb", opener=no_links) as file:
-        file.write(data)
-        file.flush()
+    with written(path), open(path, "wb", buffering=0, opener=no_links) as file:
+        write_all(file, data)
         os.fsync(file.fileno())
 
 
 def replace_durably(path: Path, data: bytes) -> None:
-    """Replace a file so that a reader sees the old or the new one, never a part."""
-    hidden = path.with_name(f".{path.name}.{os.getpid()}")
+    """Replace a file so that a reader sees the old or the new one, never a part.
+
+    One process at a time does it, and writes over what one that was killed has left.
+    """
+    hidden = path.with_name(f".{path.name}.new")
     try:
-        write_durably(hidden, data)
-        os.replace(hidden, path)
+        with sole_holder(hidden) as file:
+            try:
+                os.ftruncate(file.fileno(), 0)
+                write_all(file, data)
+                os.fsync(file.fileno())
+                os.replace(hidden, path)
+            except OSError:
+                hidden.unlink(missing_ok=True)
+                raise
     except OSError as error:
-        hidden.unlink(missing_ok=True)
         error.filename, error.filename2 = str(path), None
         raise
+
+
+def write_all(file: FileIO, data: bytes) -> None:
+    """Write all of it; the system may take a part at a time."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+
+
+@contextmanager
+def sole_holder(path: Path, wait: bool = True) -> Iterator[FileIO]:
+    """A file that no other process holds meanwhile, to be written or to be a lock.
+
+    wait: until another one lets it go; else BlockingIOError where one holds it. The system lets it
+    go where its holder dies. The holder may remove or rename it.
+    """
+    while True:
+        with open(path, "ab", buffering=0, opener=no_links) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                raise
+            except OSError:  # a file system without locks
+                pass
+            is_there = False
+            with suppress(FileNotFoundError):  # whoever held it has removed or renamed it
+                there = os.stat(path, follow_symlinks=False)
+                is_there = os.path.samestat(os.fstat(file.fileno()), there)
+            if is_there:
+                yield file
+                return
 
 
 def sync_folder(folder: Path) -> None:

@@ -296,3 +296,22 @@ def test_a_signal_that_comes_when_all_is_done_changes_nothing(number: signal.Sig
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     assert "train.epochs" in done.stdout
+
+
+def test_a_signal_that_python_drops_comes_again() -> None:
+    """What is raised while an object is destroyed is dropped, with a line about it."""
+    program = (
+        "import os, sys, time\n"
+        "from shoal.command import cli\n"
+        "class Held:\n"
+        "    def __del__(self):\n"
+        f"        os.kill(os.getpid(), {int(signal.SIGINT)})\n"
+        "@cli.app.command('held')\n"
+        "def held():\n"
+        "    Held()\n"
+        "    time.sleep(60)\n"
+        "sys.argv = ['shoal', 'held']\n"
+        "cli.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 130 and done.stderr.startswith("stopped by SIGINT"), done.stderr

@@ -331,7 +331,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(tmp_path) -> None:
         config = config_of(tmp_path, data__split__order="file").data
         with pytest.raises(ValueError, match=r"cannot write .*No space left on device; make room"):
             prepare(Job([str(csv)], small / "to", config))
-        assert [path.name for path in small.iterdir()] == [".to.lock"]
+        assert not list(small.iterdir())
         few = write_csv(tmp_path / "few.csv", rows(count=2000))
         prepare(Job([str(few)], small / "to", config))
         with pytest.raises(ValueError, match="No space left on device"):

@@ -76,7 +76,7 @@ def journaled(folder: Path, spec: Spec, dense: bool = True) -> Iterator[tuple[Th
 
 
 def segments(folder: Path) -> list[Path]:
-    return sorted((folder / "journal").iterdir())
+    return sorted(folder.glob("journal/*"))
 
 
 def commit(folder: Path, step: int) -> None:
@@ -142,7 +142,7 @@ def test_what_it_was(tmp_path: Path, mode: str) -> None:
     found, again = live(tmp_path / "killed", spec, tuple(range(11)))
     assert_same(found, expected)
     assert again == files  # checksums of everything that both servers hold
-    assert not segments(tmp_path / "killed")  # the run is over
+    assert not (tmp_path / "killed" / "journal").exists()  # the run is over
 
 
 def test_it_is_killed_between_two_workers_pushes(tmp_path: Path) -> None:
@@ -248,13 +248,14 @@ def head_of_last(file: Path) -> int:
     "damage, said",
     [
         (lambda file: flip(file, -1), "is damaged: a record fails its checksum"),
-        (lambda file: flip(file, 5), "worker 0 is not known here"),
+        (lambda file: file.unlink(), r"0 was started again .* its journal \(.*\) was removed"),
+        (lambda file: flip(file, 5), "does not know worker 0: its journal"),
         (lambda file: flip(file, head_of_last(file)), "the head of a record fails its checksum"),
         (lambda file: flip(file, file.stat().st_size // 2), "is damaged: "),
         (lambda file: file.rename(file.with_name("000-000009")), "is damaged: a record fails"),
         (lambda file: cut(file, -1), r"has lost pushes of worker 0 .* \(3 of 4 are there\)"),
-        (lambda file: (file.unlink(), os.mkfifo(file)), "worker 0 is not known here"),
-        (lambda file: (file.rename("x"), file.symlink_to("x")), "worker 0 is not known here"),
+        (lambda file: (file.unlink(), os.mkfifo(file)), "does not know worker 0: its journal"),
+        (lambda file: (file.rename("x"), file.symlink_to("x")), "does not know worker 0: its jour"),
     ],
 )
 def test_damage(
@@ -271,6 +272,19 @@ def test_damage(
         with pytest.raises((PeerLost, ServerError), match=said):
             teach(client, 1, begin=4)
         assert applied(server) <= 4  # the last push was never taken
+
+
+def test_a_segment_in_the_middle_is_missed(tmp_path: Path) -> None:
+    with journaled(tmp_path, make_spec("adagrad")) as (running, client):
+        for _ in range(2):  # saves that are never committed: every segment is needed
+            teach(client, 1, begin=client.pushes)
+            begin(client, tmp_path)
+            client.saved()
+        kill(running, 0)
+        segments(tmp_path)[1].unlink()
+        start(running, 0, tmp_path)
+        with pytest.raises((PeerLost, ServerError), match="the journal's 000-000002 is missing"):
+            teach(client, 1, begin=2)
 
 
 def test_damaged_rows(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -157,3 +158,14 @@ def test_a_service_starts_beside_a_newer_one_that_is_being_copied(tmp_path: Path
     (tmp_path / "day-0" / files.MANIFEST).unlink()
     with pytest.raises(ValueError, match=r"day-1 is not whole: dense\.safetensors is not there"):
         Service(tmp_path)
+
+
+def test_a_service_that_is_stopped_answers_those_who_do_not_know_it(
+    days: Path, tmp_path: Path
+) -> None:
+    with Served(days, tmp_path, "--drain=3") as served:
+        served.process.send_signal(signal.SIGTERM)
+        served.until(lambda: served.call("/ready")[0] == 503)
+        assert served.call("/v1/recommend", {"user": "5"})[0] == 200
+        assert served.process.wait(60) == 0
+        assert served.log.read_text().endswith("stopped\n")

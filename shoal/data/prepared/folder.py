@@ -6,11 +6,10 @@ what is there, and replacing the manifest makes it count: before that, nothing h
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +20,7 @@ from shoal.data.prepared import views
 from shoal.data.prepared.dataset import MANIFEST, VERSION, all_stored
 from shoal.data.prepared.engine import Engine, Here
 from shoal.data.prepared.files import Stored, check_arrays, read_document, write_document
+from shoal.world.durable import sole_holder
 
 logger = logging.getLogger(__name__)
 
@@ -108,15 +108,17 @@ def carry_out(job: Job, steps: Steps) -> Manifest:
 
 @contextmanager
 def locked(to: Path) -> Iterator[None]:
-    """No other prepare works on the same folder; one that is interrupted leaves no lock."""
-    with open(to.parent / f".{to.name}.lock", "a+") as file:
+    """No other prepare works on the same folder; none leaves a lock, however it ends."""
+    lock = to.parent / f".{to.name}.lock"
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(sole_holder(lock, wait=False))
         except BlockingIOError:
             raise ValueError(
                 f"another `shoal prepare` is writing {to}; wait for its end, or name another "
                 "folder with --to"
             ) from None
+        stack.callback(lock.unlink, missing_ok=True)
         yield
 
 

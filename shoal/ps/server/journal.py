@@ -26,6 +26,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from io import BufferedReader
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,18 @@ class Journal:
         self._file = -1
         self._remove(self._numbers())
 
+    @property
+    def place(self) -> Path:
+        """The folder of all servers' segments."""
+        return self.root / FOLDER
+
+    def end(self) -> None:
+        """The run is over: nothing stays, and the last server removes the folder."""
+        self.discard()
+        if self.on:
+            with suppress(OSError):  # others still have segments there, or it never was
+                os.rmdir(self.place)
+
     def close(self) -> None:
         """Write no more; what is there stays."""
         for handle in (self._file, self._folder):
@@ -153,8 +166,11 @@ class Journal:
         """
         self.found = False
         numbers = self._numbers()
-        for number in numbers[self._first(numbers) :]:
+        numbers = numbers[self._first(numbers) :]
+        for before, number in pairwise([numbers[0] - 1, *numbers]):
             name = self._name(number)
+            if number != before + 1:
+                raise WireError(f"the journal's {self._name(before + 1)} is missing")
             self._check, self._size = first_check(name), 0
             with self._read(number) as file:
                 for what, sizes, check in heads(file, name, number == numbers[-1]):
@@ -183,7 +199,9 @@ class Journal:
             if begin is None and (first or (rows is not None and self._is_committed(rows))):
                 begin, self.rows = place, rows or []
         if begin is None:
-            raise WireError(f"{self.root}/{FOLDER} goes on from a checkpoint that is gone")
+            raise WireError(
+                f"{self.root}/{FOLDER} goes on from a checkpoint, or a segment, that is gone"
+            )
         return begin
 
     def _is_committed(self, rows: Rows | None) -> bool:
@@ -229,8 +247,9 @@ class Journal:
 
     def _remove(self, numbers: Sequence[int]) -> None:
         for number in numbers:
-            with suppress(FileNotFoundError):
-                os.unlink(self._name(number), dir_fd=self._folder)
+            for name in (self._name(number), f"{self._name(number + 1)}.new"):
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=self._folder)
 
 
 def committed(name: str) -> str:

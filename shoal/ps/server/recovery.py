@@ -121,6 +121,15 @@ class Recovery:
         elif header.kind == Kind.HELLO:
             self.journal.discard()
 
+    def check_known(self, header: Header) -> None:
+        """Name the cause where a worker speaks to a server that nobody has greeted in its life."""
+        if self.journal.on:
+            raise WireError(
+                f"server {self.server.index} was started again and does not know worker "
+                f"{header.worker}: its journal ({self.journal.place}) was removed, cannot be read "
+                "or is of another run; what was saved can be continued with --resume"
+            )
+
     def saved_before(self, state: State, name: str) -> Written | None:
         """A save that is replayed, where its files are known; else it must be made again."""
         steps = self.server.steps

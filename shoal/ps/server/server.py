@@ -112,7 +112,7 @@ class Server:
                 if self.failure and time.monotonic() - self._failed_at > PARTING_SECONDS:
                     log.error("server %d ends: %s", self.index, self.failure)
                     break
-            self.recovery.journal.discard()  # the run is over
+            self.recovery.journal.end()
             return 0 if self.failure is None else 1
         finally:
             self.close()
@@ -197,6 +197,8 @@ class Server:
             return
         if self.failure is not None and header.kind not in (Kind.BYE, Kind.PING):
             raise WireError(self.failure)
+        if self.steps is None:
+            self.recovery.check_known(header)
         self.members.hear(header)
         if header.kind in OF_FIRST and header.worker != 0 and not self.members.elastic:
             raise WireError(

@@ -135,6 +135,8 @@ class Api:
                 self.figures.in_flight -= 1
                 self.figures.count(_path(request), status, time.perf_counter() - begun)
             answer.raw_headers.extend(SAFE)
+            if self.stopping:  # the next request of this client goes elsewhere
+                answer.headers["connection"] = "close"
             return answer
 
         return counted

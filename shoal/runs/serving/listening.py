@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,8 @@ class Server(uvicorn.Server):
     """Signals are the command's affair: it stops in order, and ends with 0."""
 
     api: Api
+    drain = 5.0  # seconds in which new connections are answered after SIGTERM
+    announce: Callable[[], object] = staticmethod(lambda: None)  # called when it listens
 
     @classmethod
     def of(
@@ -110,20 +112,29 @@ class Server(uvicorn.Server):
         server.api = api
         return server
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.announce()
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
 
-        def stop() -> None:
+        def stop(number: int) -> None:
             if self.api.stopping:  # the second time: at once
-                self.force_exit = True
-            self.api.stopping = self.should_exit = True
+                self.force_exit = self.should_exit = True
+            self.api.stopping = True
+            # Who sends requests here must first notice that it is not ready.
+            loop.call_later(self.drain if number == signal.SIGTERM else 0.0, self._close)
 
-        numbers = (signal.SIGINT, signal.SIGTERM)
         if threading.current_thread() is threading.main_thread():
-            for number in numbers:
-                loop.add_signal_handler(number, stop)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, stop, number)
         yield
+
+    def _close(self) -> None:
+        self.should_exit = True
 
 
 def serve(
@@ -137,6 +148,7 @@ def serve(
     plain: bool = False,
     refresh: float = 2.0,
     announce: str | Path | None = None,
+    drain: float = Server.drain,
 ) -> None:
     """Serve an artifact until a signal comes."""
     limits = limits or Limits()
@@ -152,15 +164,20 @@ def serve(
         if file is not None and not Path(file).is_file():
             raise ValueError(f"there is no file {file}")
     server = Server.of(artifact, limits, token, local, certificate, key)
+    server.drain = drain
     service = server.api.service
     listener = listen(host, port)
     stop = threading.Event()
     watcher = threading.Thread(target=service.watch, args=(refresh, stop), name="watch artifacts")
     watcher.start()
     url = f"http{'s' if certificate else ''}://{host}:{listener.getsockname()[1]}"
-    log.info("serving %s at %s (/docs tells what may be asked)", service.model.folder, url)
-    if announce is not None:
-        Path(announce).write_text(url)
+
+    def tell() -> None:
+        log.info("serving %s at %s (/docs tells what may be asked)", service.model.folder, url)
+        if announce is not None:
+            Path(announce).write_text(url)
+
+    server.announce = tell
     try:
         server.run(sockets=[listener])
     finally:

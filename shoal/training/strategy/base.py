@@ -46,6 +46,7 @@ from shoal.embedding.table import Table
 from shoal.models.base import Model, Output
 from shoal.models.nn.dropout import begin_slice
 from shoal.training.strategy.gathered import Gathered
+from shoal.world.compiled import keep_compiled
 from shoal.world.world import World
 
 
@@ -114,6 +115,7 @@ class Strategy(ABC):
         model.attach(self.gathered if self.shares_batches else None)
         self._call: Callable[[Batch], Output] = model
         if compiled:
+            keep_compiled()  # before torch chooses a place itself
             if self.shares_batches:
                 model.attach(torch.compiler.disable(self.gathered))
             for module in self.embeddings:
