@@ -8,14 +8,13 @@ does what it would have done.
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import math
 import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
@@ -23,7 +22,7 @@ from torch import Tensor
 import shoal
 from shoal.config.schema import Config
 from shoal.data.batch import Batch
-from shoal.data.fingerprint import mismatch, without_later
+from shoal.data.fingerprint import as_saved, mismatch
 from shoal.data.reader import Reader
 from shoal.models.nn.dropout import end_steps
 from shoal.training.averages import Averages
@@ -385,13 +384,7 @@ def check_fingerprint(
     saved: dict[str, Any], now: dict[str, Any], folder: RunFolder, options: Any
 ) -> None:
     """A checkpoint goes on only with the model and the data it was made with."""
-    known: dict[str, Any] = {one.name: one.default for one in fields(options)}
-    for one in fields(options):
-        if one.default_factory is not MISSING:
-            known[one.name] = one.default_factory()
-    now = json.loads(json.dumps(now))  # as it was saved: an option may be a tuple
-    defaults = json.loads(json.dumps(known, default=str))
-    if (what := mismatch(saved, without_later(saved, now, defaults))) is not None:
+    if (what := mismatch(saved, as_saved(saved, now, options))) is not None:
         raise CheckpointError(f"the checkpoints in {folder.path} {what}")
 
 
