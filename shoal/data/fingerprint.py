@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import MISSING, fields
 from typing import Any
 
 # A part of a fingerprint -> the key of the config that decides it.
@@ -28,6 +30,16 @@ DIGESTS = {
 }
 MOST_FILES = 3  # that a message names
 MOST_LETTERS = 80  # of a value in a message
+
+
+def as_saved(saved: dict[str, Any], now: dict[str, Any], options: Any) -> dict[str, Any]:
+    """`now` as a checkpoint with the fingerprint `saved` would hold it; options: the model's."""
+    known: dict[str, Any] = {one.name: one.default for one in fields(options)}
+    for one in fields(options):
+        if one.default_factory is not MISSING:
+            known[one.name] = one.default_factory()
+    now = json.loads(json.dumps(now))  # an option may be a tuple
+    return without_later(saved, now, json.loads(json.dumps(known, default=str)))
 
 
 def without_later(

@@ -118,12 +118,17 @@ class RunFolder:
         if not file.is_file() or not note.is_file():
             return None
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        if note.read_text().split()[:1] != [digest]:
+        if self.code_hashes().get(name) != digest:
             raise ValueError(
                 f"{file} is not the text that the run was trained with: its SHA-256 is {digest}, "
                 f"and {note} says another; name the model's file with --model=FILE.py:Class"
             )
         return file.absolute()
+
+    def code_hashes(self) -> dict[str, str]:
+        """The SHA-256 of each file that `keep_code` kept, by name."""
+        notes = sorted((self.path / "model").glob("*.sha256"))
+        return {note.stem: note.read_text().partition(" ")[0] for note in notes}
 
     def write_result(self, result: dict[str, Any]) -> None:
         replace_durably(self.path / "result.json", (json.dumps(result, indent=2) + "\n").encode())

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 import shoal
 from shoal.command import cli
+from shoal.command.new import write_model
 from shoal.config.schema import Config
 from shoal.runs.artifact import export
 from shoal.runs.build import Parts, build
@@ -283,6 +284,40 @@ def test_interactions_are_followed(root: Path, tmp_path: Path) -> None:
     (entry,) = Ledger(tmp_path / "out").entries
     assert entry.done and entry.before["mrr@10"] > 0
     assert len(Trained(tmp_path / "out" / entry.run).recommend("u39", 5)) == 5
+
+
+def test_a_model_of_ones_own_goes_on(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the text of its file, wherever that is: the run's copy, or one of another name."""
+    monkeypatch.setattr(export, "check_apart", check_here)  # to start a process takes seconds
+    file = write_model("Mine", tmp_path / "one")[0]
+    values = {**values_of("BPR", root, "day-1"), "model": f"{file}:Mine", "run.threads": 1}
+    values |= {"model.embedding_size": 8, "run.output": str(tmp_path / "first")}
+    shoal.run(config_dict=values)
+
+    def invoke(*words: str) -> Any:
+        return CliRunner().invoke(cli.app, [*words, "--trust"], catch_exceptions=False)
+
+    def second_day(name: str, *words: str) -> Any:
+        day = ["--data", str(root / "day-2"), "--output", str(tmp_path / name)]
+        return invoke("train", "--from", str(tmp_path / "first"), *day, *words)
+
+    assert second_day("second").exit_code == 0
+    other = file.rename(tmp_path / "other.py")
+    assert second_day("third", f"--model={other}:Mine").exit_code == 0
+    other.write_text(other.read_text() + "# changed\n")
+    copy = tmp_path / "first" / "model" / file.name
+    with pytest.raises(ValueError, match=rf"SHA-256 .*, and .*other.py:Mine .*--model={copy}:Mine"):
+        second_day("fourth", f"--model={other}:Mine")
+    (tmp_path / "in").mkdir()
+    for name in ("day-1", "day-2"):
+        text = (root / name / f"{name}.inter").read_text()
+        (tmp_path / "in" / f"{name}.inter").write_text(text)
+    words = followed(tmp_path, "out", "--export", str(tmp_path / "exported"), "--every", "0s")
+    assert "trained on 2 files" in invoke(*words).output
+    artifact = shoal.load(tmp_path / "exported" / "000002")
+    assert (artifact.model, artifact.signature["base"]["name"]) == ("Mine", "000001")
 
 
 # ---- a kill at any moment -----------------------------------------------------------------------

@@ -15,7 +15,7 @@ def write_card(folder: Path, trained: Trained, found: dict[str, Any]) -> None:
     config, state = trained.config, trained.state
     result = _result(trained)
     lines = [
-        f"# {config.model.name} trained on {config.data.name}",
+        f"# {config.model.title} trained on {config.data.name}",
         "",
         "Exported by [Shoal](https://pypi.org/project/shoal-rec/). It needs neither the config nor "
         "the data it was trained with.",

@@ -175,10 +175,12 @@ class RowTable:
         )
         if bool(found.all()):
             return self._read(place)
-        out = self.below._flat(ids) if self.below else initial_rows(self.table, self.seed, ids)
-        if bool(found.any()):
-            out = out.clone()
-            out[found] = self._read(place[found])
+        other = ids[~found]  # rows that are new since `below` was made are all found
+        out = torch.empty(len(ids), self.dim)
+        out[~found] = (
+            self.below._flat(other) if self.below else initial_rows(self.table, self.seed, other)
+        )
+        out[found] = self._read(place[found])
         return out
 
     def _read(self, places: Tensor) -> Tensor:

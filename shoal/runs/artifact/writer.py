@@ -51,7 +51,7 @@ class Writer:
         self.tables: dict[str, Any] = {}
         self.signature: dict[str, Any] = {
             "shoal": shoal.__version__,
-            "model": self.config.model.name,
+            "model": self.config.model.title,
             "options": self.config.model.options,
             "data": self.config.data.title,
             "step": trained.state["step"],
@@ -61,8 +61,8 @@ class Writer:
             "base": None,
         }
         if base is not None:
-            if base.model != self.config.model.name:
-                raise ValueError(f"{base.folder} is {base.model}, not {self.config.model.name}")
+            if base.model != self.config.model.title:
+                raise ValueError(f"{base.folder} is {base.model}, not {self.config.model.title}")
             sha256 = base.manifest["sha256"]
             self.signature["base"] = {"name": base.folder.resolve().name, "sha256": sha256}
 

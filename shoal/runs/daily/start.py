@@ -6,6 +6,7 @@ rows of new ids begin as rows do. The learning rate begins anew, and so does the
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,15 @@ from safetensors.torch import save as format_tensors
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import Config, OptimizerSection, RowOptimizerOptions
 from shoal.data.dataset import Dataset
+from shoal.data.fingerprint import as_saved
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.chosen import row_optimizer_of
 from shoal.embedding.store import Rows
+from shoal.models.own import code_of, is_own
 from shoal.runs.daily.decay import ages_after, fade
 from shoal.runs.daily.growth import FILE, read_vocabularies
 from shoal.training.checkpoint import Checkpoints, Snapshot, give
+from shoal.training.run_folder import RunFolder
 from shoal.training.snapshot import table_of
 from shoal.training.strategy.base import Strategy
 from shoal.world.world import World
@@ -73,13 +77,7 @@ def _go_on(
     if best is not None and best != snapshot.state["step"]:
         snapshot = checkpoints.load_step(best)
     before = snapshot.state["fingerprint"]
-    if before["model"] != config.model.name or before["options"] != config.model.options:
-        raise ValueError(
-            f"start.run: {run} is {before['model']} with options {before['options']}, and this is "
-            f"{config.model.name} with {config.model.options}; go on with the same model"
-        )
-    if not strategy.model.trainable:
-        raise ValueError(f"{config.model.name} learns nothing to go on from; train it anew")
+    _check_model(run, before, config, strategy)
     if isinstance(dataset, Dataset):
         _make_room(snapshot, strategy, before["num_items"], dataset.num_items)
         log.info(
@@ -98,6 +96,28 @@ def _go_on(
         dataset.user_field: before["num_users"],
         dataset.item_field: before["num_items"],
     }
+
+
+def _check_model(run: Path, before: dict[str, Any], config: Config, strategy: Strategy) -> None:
+    """Refuse a model other than that of the run, whose fingerprint was `before`."""
+    model, name = config.model, config.model.name
+    now = as_saved(before, {"model": model.title, "options": model.options}, strategy.model.options)
+    if any(before[key] != value for key, value in now.items()):
+        raise ValueError(
+            f"start.run: {run} is {before['model']} with options {before['options']}, and this is "
+            f"{model.title} with {model.options}; go on with the same model"
+        )
+    if not strategy.model.trainable:
+        raise ValueError(f"{model.title} learns nothing to go on from; train it anew")
+    code, kept = code_of(name) if is_own(name) else None, RunFolder(run).code_hashes()
+    digest = "" if code is None else hashlib.sha256(code[1]).hexdigest()
+    if code is not None and kept and digest not in kept.values():
+        file, old = next(iter(kept.items()))
+        raise ValueError(
+            f"start.run: {run} was trained with a {file} of SHA-256 {old}, and {name} is of "
+            f"{digest}; go on with the copy that the run keeps: --model={run}/model/{file}:"
+            f"{model.title}"
+        )
 
 
 def _make_room(snapshot: Snapshot, strategy: Strategy, old: int, new: int) -> None:
