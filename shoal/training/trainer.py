@@ -35,6 +35,7 @@ from shoal.training.metrics import higher_is_better
 from shoal.training.progress import bar
 from shoal.training.run_folder import RunFolder, host_log
 from shoal.training.schedule import learning_rate
+from shoal.training.slow import SLOW
 from shoal.training.steps import in_step, keep_hardest, one_ahead, seed_step
 from shoal.training.strategy.base import Strategy
 from shoal.world.memory import keep_freed_memory
@@ -198,7 +199,7 @@ class Trainer:
             config.run.progress and self.world.is_main,
             cursor.position(reader)[0],
         )
-        for parts, following in one_ahead(map(self._move, shown)):
+        for parts, following in SLOW.steps(one_ahead(map(self._move, shown))):
             loss = self._step(parts, following, epochs)
             total = total + (loss.item() if loss.is_cpu else loss.double())
             every, told = config.checkpoint.every_steps, self.stopping.stops(cursor.step)
@@ -303,7 +304,7 @@ class Trainer:
             self.model,
             phase,  # type: ignore[arg-type]
             lambda steps, total: bar(
-                steps,
+                SLOW.steps(steps),
                 total,
                 "Evaluate   ",
                 self.world.device,
