@@ -40,6 +40,7 @@ from shoal.world.hosts import WorldError, look_up
 from shoal.world.joining import MEET
 from shoal.world.meeting import Guest, Meeting
 from shoal.world.store import MeetingStore
+from shoal.world.world import TIMEOUT
 
 AGAIN_SECONDS = 0.5  # between two looks whether there is another meeting
 SPARE_SECONDS = 2.0  # for ranks that end at the last moment
@@ -138,7 +139,7 @@ def _watch(
         return [pid for pid in ranks_of(os.getpid()) if pid not in begun]
 
     with (
-        Watch(section.hang_timeout, files, elsewhere, starting) as watch,
+        Watch(section.hang_timeout, files, elsewhere, starting, TIMEOUT.total_seconds()) as watch,
         Elsewhere(store, hosts, host, watch) as others,
     ):
         yield watch

@@ -4,11 +4,13 @@ A process hangs when for `seconds` it was stopped, or did nothing at all (no pro
 read or written) while it did not wait for others. One that works is left alone, however long its
 step takes, and so is one that would work if the machine let it: a thread that stands in line for a
 processor does not hang. Where all wait for others and nothing moves, the fault lies with another
-host; a wait that ends by itself (bounded) says who is missing, and needs no watch.
+host; a wait that ends by itself (bounded) says who is missing, and needs no watch. One that
+computes while others wait for it is ended just before they give up: they cannot name it.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -25,6 +27,7 @@ LOOKS = 8  # in the time after which a process hangs
 IDLE = 0.02  # of a core: heartbeats of a process that does nothing else
 KEPT_WAITING = 0.5  # of the time: more than heartbeats stand in line on a busy machine
 QUIET = 8192  # bytes a second: the process itself looks at its launcher, which is no work
+LAST_MOMENT = 0.9  # of the time that others wait at most
 PATIENT = 2.0  # times `seconds`, where all wait: the host of the one that hangs speaks first
 STACK_SECONDS = 1.0
 FRAMES = 12  # of a stack, the innermost ones
@@ -133,15 +136,17 @@ class Watch:
         beats: Callable[[], dict[str, Path]],
         elsewhere: Callable[[], float] | None = None,
         starting: Callable[[], list[int]] = lambda: [],
+        longest_wait: float = math.inf,
     ):
         """beats: the files of the processes that are watched, by the name they are told by.
 
         elsewhere: when a process that these may wait for was last seen to do something; None: they
         may wait for ever.
         starting: processes that have no beat yet.
+        longest_wait: seconds after which one that waits for another of them gives up.
         """
         self.seconds, self._beats, self._elsewhere = seconds, beats, elsewhere
-        self._starting = starting
+        self._starting, self._longest_wait = starting, longest_wait
         self.moving = True  # whether any of them does something
         self.hung: dict[int, Hang] = {}
         self._known: dict[str, _Known] = {}
@@ -173,7 +178,8 @@ class Watch:
     def _look_once(self, now: float) -> bool:
         """Whether somebody hangs; he is ended then."""
         waits: list[tuple[float, int, str, Path]] = []
-        beats, bounded = self._beats(), False
+        computes: list[tuple[float, int, Path]] = []
+        beats, bounded, waited = self._beats(), False, 0.0
         for name, path in beats.items():
             beat = look(path)
             signs = None if beat is None else signs_of(beat.pid)
@@ -189,9 +195,14 @@ class Watch:
             if beat.waiting:
                 waits.append((still, beat.pid, name, path))
                 bounded |= beat.bounded
+                waited = max(waited, 0.0 if beat.bounded else now - beat.since)
             elif still >= self.seconds:
                 self._end(beat.pid, path, f"hangs: it has done nothing for {still:.0f} s")
                 return True
+            else:
+                computes.append((now - beat.since, beat.pid, path))
+        if waited >= LAST_MOMENT * self._longest_wait and self._end_longest(computes):
+            return True
         for pid in self._starting():
             signs = signs_of(pid)
             since = None if signs is None else self._update(str(pid), signs, 0, now).stopped_since
@@ -212,6 +223,14 @@ class Watch:
             f"has waited for {still:.0f} s, as all ranks of this host have: a rank of another host "
             "hangs, or the network between the hosts is cut",
         )
+        return True
+
+    def _end_longest(self, computes: list[tuple[float, int, Path]]) -> bool:
+        """Whether one of these has computed for as long as others wait at most; it is ended."""
+        seconds, pid, path = max(computes, default=(0.0, 0, Path()))
+        if seconds < LAST_MOMENT * self._longest_wait:
+            return False
+        self._end(pid, path, f"hangs: it has computed for {seconds:.0f} s, and others wait for it")
         return True
 
     def _update(self, name: str, signs: Signs, counter: int, now: float) -> _Known:

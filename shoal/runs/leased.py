@@ -9,14 +9,17 @@ from typing import Any
 import shoal
 from shoal import config as config_room
 from shoal.config import Resolved
+from shoal.config.schema import Config
 from shoal.data.dataset import Dataset
 from shoal.launch.servers import knocking
+from shoal.ps.address import nobody_listens
+from shoal.ps.worker.link import ServerError
 from shoal.runs.build import announce, build
 from shoal.runs.daily.growth import save_vocabularies
 from shoal.training.leased import LeasedTrainer
 from shoal.training.run_folder import RunFolder, start_logging
-from shoal.world.variables import launched_number
-from shoal.world.world import World
+from shoal.world.variables import is_worker, launched_number
+from shoal.world.world import PeerLost, World
 
 log = logging.getLogger("shoal")
 
@@ -47,8 +50,15 @@ def train_leased(
         )
     folder = RunFolder(config.run.output)
     start_logging(config.run.log_level, launched_number())
-    with knocking(config, world.rank):
-        parts = build(config, world)
+    try:
+        _check_servers(config)
+        with knocking(config, world.rank):
+            parts = build(config, world)
+    except (PeerLost, ServerError):
+        if not folder.is_finished:
+            raise
+        log.info("the run in %s is over: nothing is left for this worker to do", folder.path)
+        return {}
     parts.strategy.on_peer_lost(on_peer_lost)
 
     def take_charge(begins: bool) -> None:
@@ -77,3 +87,13 @@ def train_leased(
     parts.strategy.close()
     log.info("run folder: %s", folder.path)
     return {**result, "folder": str(folder.path)} if result else {}
+
+
+def _check_servers(config: Config) -> None:
+    """Refuse to join servers that are gone, before any data is read."""
+    addresses = config.strategy.ps.addresses
+    if not is_worker() and addresses and all(map(nobody_listens, addresses)):
+        raise PeerLost(
+            f"no server of this run listens ({', '.join(addresses)}): it has ended, or was "
+            "stopped; what was saved can be continued with --resume"
+        )

@@ -53,6 +53,7 @@ from shoal.runs.daily.start import begin
 from shoal.runs.daily.validation import keep_before, validate_first
 from shoal.runs.launching import train_once
 from shoal.training.run_folder import RunFolder, host_log, is_run_config, start_logging
+from shoal.training.slow import SLOW
 from shoal.training.trainer import Trainer
 from shoal.world.gpus import choose_gpus, pick_device
 from shoal.world.hosts import is_loopback
@@ -305,6 +306,7 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     code = code_of(config.model.name) if is_own(config.model.name) else None
     with ExitStack() as stack:
         stack.callback(world.close)
+        stack.enter_context(SLOW.watched(config.launch.hang_timeout))
         if config.workers_come_and_go:
             from shoal.runs.leased import train_leased  # and all of servers: not for every start
 

@@ -29,6 +29,7 @@ from shoal.models.nn.dropout import end_steps
 from shoal.ps.worker.lease import Lease
 from shoal.training.cursor import Cursor
 from shoal.training.curves import Curves
+from shoal.training.slow import SLOW
 from shoal.training.steps import one_ahead
 from shoal.training.strategy.ps import ParameterServers
 from shoal.training.trainer import Trainer
@@ -128,7 +129,7 @@ class LeasedTrainer(Trainer):
         self.interval.begin()
         self.losses.begin()
         batches = islice(self._parts(), count)
-        for parts, following in one_ahead(map(self._move, batches)):
+        for parts, following in SLOW.steps(one_ahead(map(self._move, batches))):
             lease.computed += 1
             self._step(parts, following, epochs)
             if self._leaves and (lease.computed - lease.first) % self.grain == 0:

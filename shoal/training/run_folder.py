@@ -44,6 +44,11 @@ class RunFolder:
         """Whether a run was begun here."""
         return (self.path / "config.yaml").is_file()
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether a run came to its end here."""
+        return (self.path / "result.json").is_file()
+
     def check_is_run(self) -> None:
         """Refuse a folder where none was."""
         if not self.is_run:

@@ -35,6 +35,7 @@ from shoal.training.metrics import higher_is_better
 from shoal.training.progress import bar
 from shoal.training.run_folder import RunFolder, host_log
 from shoal.training.schedule import learning_rate
+from shoal.training.slow import SLOW
 from shoal.training.steps import check_reader, in_step, keep_hardest, one_ahead, seed_step
 from shoal.training.strategy.base import Strategy
 from shoal.world.memory import keep_freed_memory
@@ -193,7 +194,7 @@ class Trainer:
             config.run.progress and self.world.is_main,
             cursor.position(reader)[0],
         )
-        for parts, following in one_ahead(map(self._move, shown)):
+        for parts, following in SLOW.steps(one_ahead(map(self._move, shown))):
             self._step(parts, following, epochs)
             every, told = config.checkpoint.every_steps, self.stopping.stops(cursor.step)
             if told or (every and cursor.step % every == 0 and following is not None):
@@ -301,7 +302,7 @@ class Trainer:
             self.model,
             phase,  # type: ignore[arg-type]
             lambda steps, total: bar(
-                steps,
+                SLOW.steps(steps),
                 total,
                 "Evaluate   ",
                 self.world.device,

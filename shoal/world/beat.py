@@ -55,6 +55,11 @@ class Beat:
         stack = open(stack_of(path), "w")  # noqa: SIM115 (for as long as the process lives)
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether others are waited for now; False where that is nobody's business."""
+        return self._waiting
+
     @contextmanager
     def waiting(self, what: str, bounded: bool = False) -> Iterator[None]:
         """In here others are waited for; bounded: no longer than a time that the wait knows."""

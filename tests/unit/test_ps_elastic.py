@@ -20,6 +20,7 @@ from shoal.ps.wire import ANY_NUMBER, MOST_WORKERS, WireError
 from shoal.ps.worker.lease import Lease
 from shoal.ps.worker.link import ServerError
 from shoal.runs.run import resolve, train_here
+from shoal.world.world import PeerLost
 
 IDS = [3, 5, 900]
 
@@ -209,6 +210,38 @@ def test_the_run_is_over_when_the_chief_says_so() -> None:
             one.over = True
             one.bye()
         assert running.join() == [0, 0]
+
+
+def test_who_joins_as_the_run_ends_is_not_kept_waiting(tmp_path: Path) -> None:
+    """Before the others have left, while the servers end, and when they are gone."""
+    with serving(2) as running:
+        with joined(running.addresses, elastic(servers=2), ANY_NUMBER) as one:
+            one.ask_lease({})
+            one.set_turn({"number": 1, "over": True})
+            with (
+                pytest.raises(ServerError, match="the run is over: there is nothing left to do"),
+                joined(running.addresses, elastic(servers=2), ANY_NUMBER, joins=True),
+            ):
+                pass
+            one.over = True
+            one.bye()
+        assert running.join() == [0, 0]
+    gone = running.addresses
+    with serving() as running:
+        some = [*running.addresses, gone[1]]
+        with (
+            pytest.raises(PeerLost, match="is gone: the run that this worker joins has ended"),
+            joined(some, elastic(servers=2), ANY_NUMBER, joins=True),
+        ):
+            pass
+        assert running.servers[0].members.alive == []  # it does not wait for the one who left
+    values = {"name": "ps", "ps__mode": "async", "ps__elastic": True, "ps__addresses": gone}
+    given = {f"strategy__{key}": value for key, value in values.items()}
+    config = Resolved(small_config("BPR", **given, run__output=str(tmp_path)), {})
+    with pytest.raises(PeerLost, match=r"no server of this run listens .* it has ended, or was st"):
+        train_here(config)
+    (tmp_path / "result.json").write_text("{}")
+    assert train_here(config) == {}
 
 
 def test_requests_that_are_refused() -> None:

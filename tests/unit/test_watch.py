@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +15,11 @@ from pathlib import Path
 
 import pytest
 
+import shoal
+from shoal.data.batch import Batch
 from shoal.launch.watch import Hang, Signs, Watch
+from shoal.models.base import Output
+from shoal.models.general.bpr import BPR
 from shoal.world.beat import look
 
 SECONDS = 1.0
@@ -47,11 +54,16 @@ def children() -> Iterator[list[Child]]:
         child.process.wait()
 
 
-def found(children: list[Child], seconds: float, elsewhere: float | None = None) -> dict[int, Hang]:
+def found(
+    children: list[Child],
+    seconds: float,
+    elsewhere: float | None = None,
+    longest_wait: float = math.inf,
+) -> dict[int, Hang]:
     """What a watch finds within some seconds."""
     files = {child.path.name: child.path for child in children}
     last = None if elsewhere is None else lambda: elsewhere
-    with Watch(SECONDS, lambda: files, last) as watch:
+    with Watch(SECONDS, lambda: files, last, longest_wait=longest_wait) as watch:
         deadline = time.monotonic() + seconds
         while not watch.hung and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -69,6 +81,42 @@ def test_one_that_does_nothing_is_named_with_its_stack(
     assert "has done nothing for" in hung[children[0].process.pid].cause
     assert "in somewhere" in hung[children[0].process.pid].stack
     assert children[0].process.wait(10) == -signal.SIGKILL
+
+
+def test_one_that_computes_is_named_before_those_that_wait_give_up(
+    tmp_path: Path, children: list[Child]
+) -> None:
+    children += [Child(tmp_path / "rank-0", "with BEAT.waiting('all_reduce'): time.sleep(60)")]
+    children += [Child(tmp_path / "rank-1", "while True: pass")]
+    assert not found(children, 2 * SECONDS)
+    hung = found(children, 30, longest_wait=2 * SECONDS)
+    assert list(hung) == [children[1].process.pid]
+    hang = hung[children[1].process.pid]
+    assert "hangs: it has computed for" in hang.cause and "in somewhere" in hang.stack
+
+
+def test_a_loop_without_end_in_a_model_is_named(tmp_path: Path) -> None:
+    """The step goes on as soon as the log names it; else the test ends it, and fails."""
+    seen: list[str] = []
+    deadline = time.monotonic() + 30
+
+    class Loops(BPR):
+        def forward(self, batch: Batch) -> Output:
+            while not seen and time.monotonic() < deadline:
+                pass
+            return super().forward(batch)
+
+    def keep(record: logging.LogRecord) -> bool:
+        seen.extend([record.getMessage()] * (record.levelno == logging.WARNING))
+        return True
+
+    log = logging.getLogger("shoal")
+    log.addFilter(keep)
+    values = {"launch.hang_timeout": 0.2, "train.epochs": 1, "data.planted.interactions": 5000}
+    shoal.run(Loops, "planted", **values, **{"run.output": str(tmp_path / "run")})
+    log.removeFilter(keep)
+    assert seen and re.match(r"a step has computed for \d+ s, and goes on; if it is", seen[0])
+    assert re.search(r'test_watch.py", line \d+ in forward', seen[0])
 
 
 def test_one_that_was_stopped_is_named_though_it_waited(

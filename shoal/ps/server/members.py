@@ -112,13 +112,19 @@ class Members(dict[int, Worker]):
     @property
     def over(self) -> bool:
         """Whether the run is over, and everybody has gone."""
-        return self.elastic and (self._over or self.ledger.over) and not self.alive
+        return self.elastic and self._nothing_left and not self.alive
+
+    @property
+    def _nothing_left(self) -> bool:
+        return self._over or self.ledger.over
 
     def number_of(self, header: Header) -> int:
         """The number of a worker that says hello: server 0 gives it, and others are told."""
         for number, worker in self.items():
             if worker.session == header.session:
                 return number
+        if self._nothing_left:
+            raise WireError("the run is over: there is nothing left to do")
         if header.worker != ANY_NUMBER:
             return header.worker
         if self.index:

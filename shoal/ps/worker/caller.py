@@ -30,6 +30,7 @@ class Caller:
     recovery: float = 0.0  # seconds that a server may take to come back; 0: one gone is lost
     shared_memory: bool = True  # whether rows of servers on this host may come through it
     replicas: int = 1  # servers that hold the same rows
+    joins: bool = False  # a run that is under way: its servers are there, or gone
 
     def __post_init__(self) -> None:
         if self.keys is None and not self.plain:

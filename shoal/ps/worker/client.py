@@ -11,6 +11,7 @@ import secrets
 import socket as sockets
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
@@ -107,11 +108,21 @@ class Client(Caller):
             self.knock()  # servers that are up must hear of this worker while it waits for others
             self._greet(self.servers[spec.elastic :], values, join_timeout)
         except PeerLost as error:
+            if self.joins:
+                self._take_leave()
+                raise PeerLost(f"{error}: the run that this worker joins has ended") from None
             raise PeerLost(
                 f"{error}. Start the servers, check their addresses and keys, or raise "
                 "launch.join_timeout"
             ) from None
         self.greeted = True
+
+    def _take_leave(self) -> None:
+        """Say goodbye to servers that have greeted this worker, where others are gone."""
+        for link in self.servers:
+            if link.life:
+                with suppress(PeerLost, ServerError):
+                    link.wait(link.ask(self.header(Kind.BYE), []), GOODBYE_SECONDS)
 
     def _greet(self, links: Sequence[Link], values: dict[str, Any], patience: float) -> None:
         texts = [json_frame({**values, "server": link.index}) for link in links]

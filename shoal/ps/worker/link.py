@@ -149,9 +149,13 @@ class Link:
                 self._ask_again()
 
     def _is_gone(self, silent: float) -> bool:
-        """Whether the process is no more; looked at only where another one has the same rows."""
-        alone = self.caller.replicas == 1 or not self.life  # b"": it may not be there yet
-        return not alone and silent > 2 * LOOK_SECONDS and nobody_listens(self.address)
+        """Whether the process is no more.
+
+        Looked at only where another one has the same rows, or where it would never come again.
+        """
+        # Without a sign of life it may not be there yet, unless the run is under way.
+        known = self.caller.replicas > 1 if self.life else self.caller.joins
+        return known and silent > 2 * LOOK_SECONDS and nobody_listens(self.address)
 
     def _ask_again(self) -> None:
         if self.offering.made:  # what came of it is as little known as what came of the others

@@ -31,6 +31,7 @@ from shoal.ps.worker.client import Client, Pushing
 from shoal.ps.worker.lease import Lease
 from shoal.ps.worker.remote import ServedRows
 from shoal.training.strategy.base import Strategy
+from shoal.world.variables import is_worker
 from shoal.world.world import World
 
 
@@ -107,6 +108,7 @@ class ParameterServers(Strategy):
             section.timeout,
             plain=section.plain,
             recovery=self.join_timeout if section.journal else 0.0,
+            joins=self.elastic and not is_worker(),
             shared_memory=self.world.shared_memory,
             replicas=section.replicas,
         )
