@@ -44,7 +44,7 @@ def prepare(
     from tqdm import tqdm
 
     from shoal.data.clicks import mapped
-    from shoal.data.prepared import folder, inputs, preparing
+    from shoal.data.prepared import folder, opening, preparing
     from shoal.data.prepared.files import Stored
     from shoal.runs.run import resolve
 
@@ -60,7 +60,7 @@ def prepare(
     config = resolve(files, overrides).config
     worker = engine_of(engine, ray_address)
     is_log = mapped.is_log(config.data)
-    found = mapped.log_files(config.data, given) if is_log else inputs.expand(given)
+    found = mapped.log_files(config.data, given) if is_log else opening.expand(given)
     sizes = [path.stat().st_size for path in found]
     with tqdm(total=sum(sizes), unit="B", unit_scale=True, disable=None, desc="reading") as bar:
         job = folder.Job(

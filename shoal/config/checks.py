@@ -80,6 +80,10 @@ def separators(config: Config) -> Iterator[Problem]:
         yield "data.separator", f"given {config.data.separator!r}; it must be one character"
     if config.data.quote is not None and len(config.data.quote) != 1:
         yield "data.quote", f"given {config.data.quote!r}; it must be one character, or null"
+    if config.data.escape is not None and len(config.data.escape) != 1:
+        yield "data.escape", f"given {config.data.escape!r}; it must be one character, or null"
+    if config.data.escape in (config.data.quote, config.data.separator) and config.data.escape:
+        yield "data.escape", f"given {config.data.escape!r}, which data.quote or data.separator is"
     if not config.data.seq_separator:
         yield "data.seq_separator", "is empty; it must be at least one character"
 
@@ -340,7 +344,7 @@ def click_negatives(config: Config) -> Iterator[Problem]:
 CHECKS: dict[Callable[[Config], Iterator[Problem]], tuple[str, ...]] = {
     split: ("data.split", "data.presplit"),
     filters: ("data.filter", "data.threshold"),
-    separators: ("data.separator", "data.seq_separator", "data.quote"),
+    separators: ("data.separator", "data.seq_separator", "data.quote", "data.escape"),
     negatives: ("train.negatives",),
     modes: ("eval.mode",),
     metrics: ("eval.metrics", "eval.topk", "eval.mode"),

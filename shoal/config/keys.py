@@ -51,10 +51,33 @@ class Leaf:
         config = None if is_typeddict(self.type) else ConfigDict(strict=True)
         return TypeAdapter(self.type, config=config)
 
+    def entry(self, name: str, key: str) -> Leaf | None:
+        """What stands under a name in the mapping that this key holds; None: it holds none.
+
+        ValueError where the mapping knows its names, and this is none of them.
+        """
+        bare = _bare(self.type)[0]
+        for part in (bare, *get_args(bare)):
+            if is_typeddict(part):
+                hints = _hints(part)
+                if name not in hints:
+                    hint = did_you_mean(name, hints)
+                    raise ValueError(f"unknown key {key}.{name}; allowed: {', '.join(hints)}{hint}")
+                return Leaf(hints[name])
+            if get_origin(part) is dict:
+                return Leaf(get_args(part)[1])
+        return None
+
     @property
     def is_switch(self) -> bool:
         """Whether it is true or false, so that `--key` alone means true."""
         return _bare(self.type)[0] is bool
+
+    @property
+    def is_mapping(self) -> bool:
+        """Whether it may hold a mapping, whose entries dotted keys reach."""
+        bare = _bare(self.type)[0]
+        return any(is_typeddict(p) or get_origin(p) is dict for p in (bare, *get_args(bare)))
 
     @property
     def is_text(self) -> bool:
@@ -120,7 +143,7 @@ def _check_entries(kind: Any, value: dict[str, Any], key: str) -> None:
     """ValueError that names the first wrong entry of a mapping; nothing if each alone is right."""
     for part in (kind, *get_args(kind)):
         if is_typeddict(part):
-            entries = typing.get_type_hints(part, include_extras=True)
+            entries = _hints(part)
         elif get_origin(part) is dict:
             names, inner = get_args(part)
             # A mapping with names of its own choosing has the same type for all.
@@ -133,6 +156,13 @@ def _check_entries(kind: Any, value: dict[str, Any], key: str) -> None:
                 hint = did_you_mean(name, entries)
                 raise ValueError(f"unknown key {key}.{name}; allowed: {', '.join(entries)}{hint}")
             Leaf(entries[name]).check(said, f"{key}.{name}")
+
+
+def _hints(mapping: type) -> dict[str, Any]:
+    """Name -> type of a mapping's entries, whether they must be given or not."""
+    found = typing.get_type_hints(mapping, include_extras=True)
+    needed = (typing.Required, typing.NotRequired)
+    return {n: get_args(t)[0] if get_origin(t) in needed else t for n, t in found.items()}
 
 
 def given(value: Any) -> str:

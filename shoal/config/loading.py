@@ -8,7 +8,7 @@ place.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from shoal.config.dialects import listen
 from shoal.config.dialects.base import Dialect, Named
 from shoal.config.errors import ConfigError
 from shoal.config.keys import LEAVES, MISSING, OPTIONAL, options_of
-from shoal.config.reading import Reader, Value
+from shoal.config.reading import Reader, Value, merged
 from shoal.config.resolved import Resolved
 from shoal.config.schema import Config
 from shoal.config.schema.launch import EVERY_GPU
@@ -91,6 +91,7 @@ def load(
             reader.notes.append(dialect.note)
     for layer in [*weakest, *layers]:
         _merge(state, reader.read(layer))
+    errors += _check_merged(state, reader)
     if command is not None:
         errors += _decide(state, command)
     reader.notes += [*_count_processes(state), *_multiply(state)]
@@ -192,7 +193,24 @@ def _merge(state: dict[str, Value], found: dict[str, Value]) -> None:
                 if child.startswith(section + "."):
                     state[child] = Value(leaf.default, DEFAULT)
         if key not in OPTIONAL:
-            state[key] = new
+            below = state[key].value
+            state[key] = replace(new, value=merged(below, new.value)) if new.entries else new
+
+
+def _check_merged(state: dict[str, Value], reader: Reader) -> list[str]:
+    """Mappings whose entries come from several sources, as a whole; what is wrong with them."""
+    errors = []
+    for key, entry in state.items():
+        if not entry.entries:
+            continue
+        leaf = LEAVES.get(key) or reader.options[key]
+        try:
+            leaf.check(entry.value, key)
+        except ValueError as error:
+            errors.append(f"{entry.origin}: {error}")
+            reader.failed.add(key)
+            state[key] = Value(leaf.default, DEFAULT)
+    return errors
 
 
 def _count_processes(state: dict[str, Value]) -> list[str]:

@@ -22,6 +22,7 @@ class Value:
     origin: Origin
     implied: bool = False
     per_process: bool = False
+    entries: bool = False  # some entries of a mapping: the others stay as weaker sources have them
 
 
 class Reader:
@@ -107,8 +108,36 @@ class Reader:
                 self._error(path, f"{key}: given {shown}; it is a section of {keys}")
         elif key in LEAVES or key in self.options:
             self._set(key, value, self.layer.origin(path), path[0])
+        elif above := self._mapping_above(key):
+            self._set_entry(above, key, value, path)
         elif self.options_known or not key.startswith("model."):
             self._error(path, unknown(key, self.options, self.words))
+
+    def _mapping_above(self, key: str) -> str | None:
+        """The key of a mapping that a dotted key reaches into."""
+        while key := key.rpartition(".")[0]:
+            leaf = LEAVES.get(key) or self.options.get(key)
+            if leaf is not None:
+                return key if leaf.is_mapping else None
+        return None
+
+    def _set_entry(self, above: str, key: str, value: Any, path: tuple[str, ...]) -> None:
+        """One entry of a mapping: `data.files.inter`, `train.optimizer.rows.name`."""
+        typed = self.layer.names.get(path[0], path[0]) if key == path[0] else key
+        names = typed[len(above) + 1 :].split(".")  # as typed: they may be names of columns
+        leaf = LEAVES.get(above) or self.options[above]
+        for place, name in enumerate(names):
+            inner = leaf.entry(name, ".".join([above, *names[:place]]))
+            if inner is None:
+                self._error(path, unknown(key, self.options, self.words))
+                return
+            leaf = inner
+        origin = self.layer.origin(path)
+        said = self._checked(leaf, f"{above}.{'.'.join(names)}", value, origin, path[0])
+        if said is not BARE:
+            for name in reversed(names):
+                said = {name: said}
+            self._put(above, Value(said, origin, entries=True))
 
     def _foreign(self, dialect: Dialect, key: str, value: Any) -> None:
         """A key of another tool, or a section of such keys."""
@@ -145,10 +174,16 @@ class Reader:
     def _set(self, key: str, value: Any, origin: Origin, top: str, implied: bool = False) -> None:
         """Checks a leaf's value against its type and keeps it."""
         leaf = LEAVES.get(key) or self.options[key]
+        said = self._checked(leaf, key, value, origin, top)
+        if said is not BARE:
+            self._put(key, Value(said, origin, implied))
+
+    def _checked(self, leaf: Leaf, key: str, value: Any, origin: Origin, top: str) -> Any:
+        """The value as its type wants it; BARE where it is wrong, which is told."""
         if value is BARE:
             if not leaf.is_switch:
                 self.errors.append(f"{origin}: {key} has no value; write --{top}=VALUE")
-                return
+                return BARE
             value = True
         # On a command line all is text: what YAML takes for a number may be meant as a name.
         text = self.layer.texts.get(top)
@@ -164,13 +199,15 @@ class Reader:
         except ValueError as error:
             self.failed.add(key)
             self.errors.append(f"{origin}: {error}")
-            return
-        self._put(key, Value(value, origin, implied))
+            return BARE
+        return value
 
     def _put(self, key: str, new: Value) -> None:
         old = self.found.get(key)
         if old is None or old.implied:
             self.found[key] = new
+        elif (old.entries or new.entries) and not _common(old.value, new.value):
+            self.found[key] = replace(old, value=merged(old.value, new.value))
         elif not new.implied:
             self._twice(key, old.origin, new.origin)
 
@@ -179,3 +216,18 @@ class Reader:
 
     def _error(self, path: tuple[str, ...], text: str) -> None:
         self.errors.append(f"{self.layer.origin(path)}: {text}")
+
+
+def merged(weaker: Any, stronger: dict[str, Any]) -> dict[str, Any]:
+    """A mapping with some of its entries replaced; those that are mappings, entry by entry."""
+    result = dict(weaker) if isinstance(weaker, dict) else {}
+    for name, value in stronger.items():
+        result[name] = merged(result.get(name), value) if isinstance(value, dict) else value
+    return result
+
+
+def _common(one: Any, other: Any) -> bool:
+    """Whether both set the same entry."""
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return True
+    return any(_common(one[name], other[name]) for name in one.keys() & other.keys())

@@ -39,6 +39,7 @@ class Layer:
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[tuple[str, ...], Origin] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)  # command line: the value as typed
+    names: dict[str, str] = field(default_factory=dict)  # command line: the key as typed
     file: str | Path | None = None
 
     def origin(self, path: tuple[str, ...]) -> Origin:
@@ -113,6 +114,7 @@ def from_overrides(overrides: Sequence[str]) -> Layer:
             continue
         layer.values[key] = value
         layer.origins[(key,)] = Origin(f"command line {shown}")
+        layer.names[key] = name
         if not bare:
             layer.texts[key] = text
     if errors:

@@ -120,6 +120,60 @@ def test_defaults_of_the_model(write) -> None:
     assert "train.negatives.num" not in origins
 
 
+@pytest.mark.parametrize(
+    ("words", "key", "expected"),
+    [
+        (["--data.files.inter=2020"], "data.files", {"inter": "2020", "user": "u.csv"}),
+        (
+            ["--data.files.item=./b", "--data.files.user=c"],
+            "data.files",
+            {"user": "c", "item": "./b"},
+        ),
+        (["--data.files={item: b}"], "data.files", {"item": "b"}),  # as a whole
+        (["--train.optimizer.rows.name=sgd"], "train.optimizer.rows", {"name": "sgd", "lr": 0.5}),
+        (["--data.features.User-ID.dim=8"], "data.features", {"User-ID": {"kind": "id", "dim": 8}}),
+        (["--data.filter.values.a-b=[3,inf)"], "data.filter.values", {"a-b": "[3,inf)"}),
+        (["--data.load.inter=[a, b]"], "data.load", {"inter": ["a", "b"]}),
+        (
+            ["--eval.mode.valid=full", "--eval.mode.test=uni9"],
+            "eval.mode",
+            {"valid": "full", "test": "uni9"},
+        ),
+        (
+            ["--start.pretrained.item.frozen=true"],
+            "start.pretrained",
+            {"item": {"file": "x", "frozen": True}},
+        ),
+    ],
+)
+def test_dotted_keys_reach_into_mappings(words: list[str], key: str, expected: Any, write) -> None:
+    """An entry of a stronger source leaves the others as they are."""
+    text = "data: {files: {user: u.csv}, features: {User-ID: {kind: id}}}\n"
+    text += "train.optimizer.rows.lr: 0.5\nstart: {pretrained.item.file: x}\n"
+    resolved = load([write(text)], words, models=models)
+    found: Any = resolved.config
+    for part in key.split("."):
+        found = getattr(found, part)
+    assert found == expected and resolved.origins[key].startswith("command line --")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--train.optimizer.rows.nam=x"], "unknown key train.optimizer.rows.nam; allowed: name"),
+        (["--data.path.x=1"], "unknown key data.path.x; data.path holds one value"),
+        (["--data.files.inter.x=1"], "unknown key data.files.inter.x; data.files holds one value"),
+        (["--data.threshold.rating=x"], "data.threshold.rating: given x (text); allowed: a number"),
+        (["--data.files.inter=a", "--data.files={inter: b}"], "data.files is set twice"),
+        (["--data.files.inter"], "data.files.inter has no value"),
+        (["--start.pretrained.item.frozen=true"], "start.pretrained.item: given {frozen: true}"),
+    ],
+)
+def test_entries_that_are_wrong(words: list[str], said: str) -> None:
+    (error,) = errors(*words)
+    assert said in error
+
+
 def test_null_section_comes_back_to_life() -> None:
     resolved = resolve("--train.negatives.num=3", model="Deep")
     assert resolved.config.train.negatives is not None

@@ -77,11 +77,7 @@ def test_missing_files(write, tmp_path: Path) -> None:
             "the sections are: model, data, train, eval, rows, start, checkpoint, strategy, "
             "launch, run",
         ),
-        ("data.threshold.rating", "data.threshold holds one value: a mapping of texts to numbers"),
-        (
-            "strategy.tables.item.place",
-            "strategy.tables holds one value: a mapping of texts to map",
-        ),
+        ("data.files.inter.x", "data.files holds one value: a mapping of texts to texts"),
         ("batch_size", "did you mean train.batch_size?"),
         ("server_nun", "did you mean --server_num, an option of `shoal launch`?"),
         ("workers_num", "did you mean --worker_num, an option of `shoal launch`?"),

@@ -182,6 +182,24 @@ def load(folder: Path, name: str, text: str | bytes, **more: Any) -> Dataset:
     )
 
 
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [("./a.csv", "here"), ("a.csv", "below"), ("b.csv", "here"), ("../cwd/a.csv", "here")],
+)
+def test_paths_are_as_typed(
+    typed: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below data.path, where they are there; with ./ before them as typed, and else as well."""
+    (tmp_path / "cwd" / "dataset").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "cwd")
+    for place, name in (("here", "a"), ("here", "b"), ("below", "dataset/a")):
+        Path(f"{name}.csv").write_text("user_id,item_id\n" + f"{place},1\n" * 3)
+    data = load_dataset(DataSection(files={"inter": typed}, cache=False), 1)
+    assert data.vocab["user_id"][1] == found
+    with pytest.raises(ValueError, match=r"c\.csv is neither .*dataset/c\.csv and c\.csv"):
+        load_dataset(DataSection(files={"inter": "c.csv"}, cache=False), 1)
+
+
 HEAD = "user_id,item_id,rating,timestamp\n"
 GOOD = HEAD + "".join(f"{k % 3},{k},4,{k}\n" for k in range(20))
 
@@ -195,7 +213,11 @@ GOOD = HEAD + "".join(f"{k % 3},{k},4,{k}\n" for k in range(20))
         ("a.csv", GOOD + "1,2,3,4,5\n", "a.csv, line 22: 5 cells where the header names 4"),
         ("a.csv", GOOD + "1,2,five,4\n", "a.csv, line 22: 'five' in 'rating' is not a number"),
         ("a.csv", GOOD + ",2,5,4\n", "a.csv, line 22: 'user_id' is empty"),
-        ("a.csv", GOOD + '1,"2,5,4\n', "a.csv, line 22: unexpected end of data; is '\"' what"),
+        (
+            "a.csv",
+            GOOD + '1,"2,5,4\n',
+            "a.csv, line 22: unexpected end of data; cells are quoted by",
+        ),
         ("a.csv", GOOD.encode() + b"1,\xff,5,4\n", "a.csv, line 22: byte 0xff is not utf-8"),
         ("a.csv", "", "a.csv is empty"),
         ("a.csv", HEAD, "a.csv holds no rows"),

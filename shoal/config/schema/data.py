@@ -179,6 +179,11 @@ class DataSection(Section):
     )
     encoding: str = Field("utf-8", description="of csv and JSON lines")
     quote: str | None = Field('"', description="what quotes cells of csv; null: nothing")
+    escape: str | None = Field(
+        None,
+        description="what stands before a quote that belongs to a cell of csv, such as \\; null: "
+        "such a quote is written twice",
+    )
     bad_rows: Literal["error", "skip"] = Field(
         "error",
         description="csv, JSON lines, inputs of `shoal prepare`: rows that cannot be read end the "

@@ -34,6 +34,7 @@ from shoal.data.prepared.files import (
 )
 from shoal.data.prepared.words import Words
 from shoal.data.raw import number_defaults
+from shoal.data.sources.files import places_of
 from shoal.data.split import PHASES
 
 logger = logging.getLogger(__name__)
@@ -81,8 +82,8 @@ def find(config: DataSection) -> Path | None:
 
 def find_log(pattern: str | None, root: str) -> Path | None:
     """The prepared folder that data.clicks.train (or valid, test) names; None: it names files."""
-    folder = Path(root, pattern) if pattern is not None else None
-    return folder if folder is not None and (folder / MANIFEST).is_file() else None
+    places = [] if pattern is None else places_of(pattern, root)
+    return next((folder for folder in places if (folder / MANIFEST).is_file()), None)
 
 
 def open_prepared(config: DataSection, seed: int) -> Prepared:

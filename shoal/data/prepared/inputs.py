@@ -7,38 +7,29 @@ file is in memory.
 
 from __future__ import annotations
 
-import glob
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from shoal.config.errors import did_you_mean
-from shoal.config.schema import DataSection
 from shoal.data.dataset import FieldType
-from shoal.data.packed import LONGEST_LINE, is_packed, open_text, plain_name
-from shoal.data.parquet_counts import check_counts
+from shoal.data.packed import LONGEST_LINE, is_packed, open_text
 from shoal.data.prepared.engine import Engine
-from shoal.data.raw import RawColumn, choose_columns
-from shoal.data.sources.atomic import read_header
+from shoal.data.raw import RawColumn
 from shoal.data.sources.delimited import Layout, ParsedColumn, join, parse
-from shoal.data.sources.typed import declared_types, guess_type
+from shoal.data.sources.quotes import Cells
+from shoal.data.sources.text import decoded, is_utf8, wrong_row
 from shoal.world.durable import open_regular
 
 if TYPE_CHECKING:
     import polars as pl
 
-MOVIELENS = {"u.data": "\t", "ratings.dat": "::"}
-SUFFIXES = (".inter", ".csv", ".tsv", ".txt", ".parquet")
-# Columns of published files, by what they are here.
-ALIASES = {"book_id": "item", "userId": "user", "movieId": "item"}
 TEXT_BYTES = 1 << 26  # of text at a time, at most
 PARQUET_ROWS = 1 << 20
-SAMPLE_BYTES = 1 << 16
+BETWEEN = "\x1f"  # cells, where the separator stands in some
 
 
 @dataclass
@@ -52,7 +43,8 @@ class Input:
     header: bool = True
     ids: frozenset[str] = frozenset()  # the fields of users and items
     skip: bool = False  # bad rows are left out and counted; else the first ends it
-    quote: bytes = b""  # what quotes cells, which are not read here
+    cells: Cells | None = None  # of csv: how they are quoted
+    encoding: str = "utf-8"
 
     def parts(self, memory: int) -> Iterator[Part]:
         """The file in parts of bounded size, each of which can be parsed by itself."""
@@ -106,6 +98,8 @@ class Input:
         if part.start == 0:
             body = body.removeprefix(b"\xef\xbb\xbf")
         rest = body.rstrip(b"\n")
+        if not is_utf8(self.encoding):
+            rest = decoded(rest, self.encoding, self.path, line)
         empty = None
         if len(body) - len(rest) > 1 or not rest:
             empty = rest.count(b"\n") + bool(rest)
@@ -124,8 +118,10 @@ class Input:
         if not body.strip(b"\n"):
             return [], 0
         try:
-            self._refuse_quotes(body, line)
-            return [parse(body, replace(self.layout, first_line=line), str(self.path))], 0
+            layout = replace(self.layout, first_line=line)
+            if self.cells is not None and self.cells.marked(body):
+                body, layout = self._unquoted(body, layout)
+            return [parse(body, layout, str(self.path))], 0
         except ValueError:
             if not self.skip:
                 raise
@@ -137,14 +133,22 @@ class Input:
         second, after = self._parse(body[cut + 1 :], line)
         return first + second, before + after
 
-    def _refuse_quotes(self, body: bytes, line: int) -> None:
-        if self.quote and (place := body.find(self.quote)) >= 0:
-            line += body.count(b"\n", 0, place)
-            raise ValueError(
-                f"{self.path}, line {line}: quoted cells of "
-                "interactions are not read; write them without quotes, or as Parquet, or set "
-                "data.quote=null where quotes belong to the values"
-            )
+    def _unquoted(self, body: bytes, layout: Layout) -> tuple[bytes, Layout]:
+        """The same rows without quotes, and how they are laid out: row by row where need be."""
+        assert self.cells is not None
+        plain = self.cells.without_quotes(body)
+        if plain is not None:
+            return plain, layout
+        names, kept = list(layout.fields), []
+        for number, row in self.cells.rows(body, len(names)):
+            if isinstance(row, list) and len(row) == len(names) and not _outside(row):
+                kept.append(BETWEEN.join(row))
+                continue
+            problem = "a cell goes over the end of its line; write such files as Parquet"
+            if not isinstance(row, list) or len(row) != len(names):
+                problem = wrong_row(row, names, self.cells)
+            raise ValueError(f"{self.path}, line {layout.first_line + number - 1}: {problem}")
+        return "\n".join(kept).encode(), replace(layout, separator=BETWEEN)
 
     def parse_parquet(self, part: Part) -> Piece:
         """The rows of a range."""
@@ -171,6 +175,11 @@ class Input:
         found = found.filter(~bad)
         columns = {name: join([_flat(found[name])], self.types[name]) for name in self.columns}
         return Piece(columns if len(found) else {}, skipped=int(bad.sum()))
+
+
+def _outside(row: list[str]) -> bool:
+    """Whether a cell cannot stand between others on one line."""
+    return any("\n" in cell or BETWEEN in cell for cell in row)
 
 
 def _cast(column: pl.Expr, given: pl.DataType, kind: FieldType) -> pl.Expr:
@@ -246,155 +255,3 @@ def read_in_order(inputs: list[Input], memory: int, engine: Engine) -> Iterator[
             blank = blank or line + piece.empty
         line += piece.lines
         yield piece, part
-
-
-def expand(names: list[str]) -> list[Path]:
-    """Files, the files of folders, and those that patterns stand for, sorted by name in each."""
-    found: list[Path] = []
-    for name in names:
-        path = Path(name)
-        if path.is_dir():
-            some = [p for p in sorted(path.iterdir()) if plain_name(p).suffix in SUFFIXES]
-        elif path.exists():
-            some = [path]
-        else:
-            some = [Path(one) for one in sorted(glob.glob(name))]
-        if not some:
-            raise ValueError(
-                f"{name} is no file, no folder with {', '.join(SUFFIXES)} files and no pattern of "
-                "files; name the raw files to prepare"
-            )
-        found += some
-    if len(set(found)) < len(found):
-        twice = next(path for path in found if found.count(path) > 1)
-        raise ValueError(f"{twice} is named twice; its rows would count twice: name it once")
-    return found
-
-
-def open_input(
-    path: Path, config: DataSection, known: Mapping[str, FieldType] = MappingProxyType({})
-) -> Input:
-    """How a file is read, from its name and its first line; known: types that a folder has."""
-    found = _open(path, config, known)
-    found.ids = frozenset((config.fields.user, config.fields.item))
-    found.skip = config.bad_rows == "skip"
-    return found
-
-
-def _open(path: Path, config: DataSection, known: Mapping[str, FieldType]) -> Input:
-    name = plain_name(path).name
-    if name in MOVIELENS:
-        fields = config.fields
-        types: dict[str, FieldType] = {fields.user: "token", fields.item: "token"}
-        types |= {fields.rating: "float", fields.time: "float"}
-        chosen = _chosen(config, list(types), str(path))
-        layout = Layout(types, chosen, MOVIELENS[name], " ", 1, frozenset(types))
-        return Input(path, {n: types[n] for n in chosen}, {n: n for n in chosen}, layout, False)
-    if plain_name(path).suffix == ".inter":
-        return _atomic(path, config)
-    if path.suffix == ".parquet":
-        import polars as pl
-
-        check_counts(path)
-        try:
-            schema = pl.read_parquet_schema(path)
-        except (pl.exceptions.PolarsError, OSError) as error:
-            raise ValueError(f"{path} is no Parquet file: {error}") from error
-        return _named(path, list(schema), config, None, known, pl.DataFrame(schema=schema))
-    head = _first_line(path)
-    separator = config.separator
-    if separator == "\t":  # not said: the one that the header has
-        separator = max(",\t;|", key=head.count)
-    names = head.split(separator)
-    return _named(path, names, config, separator, known, _sample(path, names, separator))
-
-
-def _first_line(path: Path) -> str:
-    try:
-        with open_text(path) as source:
-            line = source.readline(1 << 20)
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
-    head = line.removeprefix(b"\xef\xbb\xbf").decode(errors="replace").rstrip("\r\n")
-    if not head.strip():
-        raise ValueError(f"{path} is empty; its first line must name the columns")
-    return head
-
-
-def _atomic(path: Path, config: DataSection) -> Input:
-    head = _first_line(path)
-    header = read_header(head.encode(), config.separator, str(path))
-    chosen = _chosen(config, list(header), str(path))
-    needed = {config.fields.user, config.fields.item}  # other tokens may be missing
-    needed |= {name for name in chosen if header[name] == "float"}
-    layout = Layout(header, chosen, config.separator, config.seq_separator, 2, frozenset(needed))
-    return Input(path, {n: header[n] for n in chosen}, {n: n for n in chosen}, layout)
-
-
-def _named(
-    path: Path,
-    names: list[str],
-    config: DataSection,
-    separator: str | None,
-    known: Mapping[str, FieldType],
-    sample: pl.DataFrame,
-) -> Input:
-    """A file whose first line, or schema, names columns without types; sample: its first rows."""
-    fields = config.fields
-    roles = {fields.user: "user", fields.item: "item", fields.rating: "rating", fields.time: "time"}
-    columns: dict[str, str] = {}
-    for own in names:
-        role = roles.get(own) or ALIASES.get(own)
-        field = getattr(fields, role) if role else own
-        if field not in columns or own == field:
-            columns[field] = own
-    for role in ("user", "item"):
-        wanted = getattr(fields, role)
-        if wanted not in columns:
-            raise ValueError(
-                f"{path}: no column {wanted!r}; it has {', '.join(names)}; name the id columns "
-                f"with --data.fields.user and --data.fields.item{did_you_mean(wanted, names)}"
-            )
-    said = (config.load or {}).get("inter") or (config.unload or {}).get("inter")
-    declared, _ = declared_types(config, "inter")
-    usual = [name for name in columns if name in declared]
-    chosen = _chosen(config, list(columns), str(path)) if said else usual
-    types = {
-        name: declared.get(name) or known.get(name) or guess_type(name, sample[columns[name]])
-        for name in chosen
-    }
-    layout, quote = None, b""
-    if separator is not None:
-        of_own = {columns[name]: kind for name, kind in types.items()}
-        kinds: dict[str, FieldType] = {own: of_own.get(own, "token") for own in names}
-        needed = {columns[name] for name, kind in types.items() if kind == "float"}
-        needed |= {columns[fields.user], columns[fields.item]}
-        load = [columns[name] for name in chosen]
-        layout = Layout(kinds, load, separator, config.seq_separator, 2, frozenset(needed))
-        quote = (config.quote or "").encode()
-    own_names = {name: columns[name] for name in chosen}
-    return Input(path, types, own_names, layout, quote=quote)
-
-
-def _sample(path: Path, names: list[str], separator: str) -> pl.DataFrame:
-    """The first rows of text, to guess the types of columns that nobody declared."""
-    import polars as pl
-
-    with open_text(path) as source:
-        source.readline(LONGEST_LINE)
-        lines = source.read(SAMPLE_BYTES).decode(errors="replace").splitlines()
-    cells = [line.split(separator) for line in lines[: -1 if len(lines) > 1 else None]]
-    rows = [row for row in cells if len(row) == len(names)]
-    return pl.DataFrame(rows, dict.fromkeys(names, pl.String), orient="row")
-
-
-def _chosen(config: DataSection, available: list[str], where: str) -> list[str]:
-    """The columns to load; those of users and items must be among them."""
-    chosen = choose_columns(config, "inter", available, where)
-    for needed in (config.fields.user, config.fields.item):
-        if needed not in chosen:
-            raise ValueError(
-                f"{where}: no column {needed!r} among {', '.join(chosen)}; name the id columns in "
-                "data.fields.user and data.fields.item, and load them"
-            )
-    return chosen

@@ -26,7 +26,7 @@ from shoal.data.prepared import views
 from shoal.data.prepared.dataset import DECIDED, all_stored, for_view, map_columns
 from shoal.data.prepared.files import Appender, Stored, map_array
 from shoal.data.prepared.folder import Job, Manifest, carry_out
-from shoal.data.prepared.inputs import Input, expand, open_input, read_in_order
+from shoal.data.prepared.inputs import Input, read_in_order
 from shoal.data.prepared.keeping import kept_rows, looks_at_all
 from shoal.data.prepared.numbering import (
     append_words,
@@ -35,6 +35,7 @@ from shoal.data.prepared.numbering import (
     number_codes,
     stored_words,
 )
+from shoal.data.prepared.opening import expand, open_input
 from shoal.data.prepared.partition import chunks, kept_values
 from shoal.data.prepared.sides import (
     number_sides,
@@ -45,6 +46,7 @@ from shoal.data.prepared.sides import (
     without_uncounted,
     write_side,
 )
+from shoal.data.sources.text import is_by_line
 
 logger = logging.getLogger(__name__)
 
@@ -187,10 +189,10 @@ def refuse_unsupported(config: DataSection) -> None:
                 f"data.{key} is {inline(getattr(config, key))}; a prepared folder holds "
                 "interactions, split by data.split, and features as they are: leave it out"
             )
-    if config.encoding.replace("-", "").lower() not in ("utf8", "ascii"):
+    if not is_by_line(config.encoding):
         raise ValueError(
-            f"data.encoding is {config.encoding}; interactions are prepared of UTF-8: convert the "
-            "files (iconv), or train from them without preparation"
+            f"data.encoding is {config.encoding}, which cannot be read some lines at a time: "
+            "convert the files (iconv), or train from them without preparation"
         )
     for key in ("load", "unload"):
         others = [s for s in getattr(config, key) or {} if s not in ("inter", "user", "item")]

@@ -20,25 +20,37 @@ REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")  # s3://, gs://, https://, me
 
 
 def find_files(pattern: str, root: str, key: str) -> list[Path]:
-    """The files of a path, a folder or a pattern, sorted by name; relative ones are under root.
+    """The files of a path, a folder or a pattern, sorted by name.
 
+    A relative one is below root, or else as typed; one that begins with ./ or ../ as typed first.
     key: the config key that names it, for errors. Remote files are copied first, once.
     """
     if REMOTE.match(pattern) or REMOTE.match(root):
         return _fetch(pattern if REMOTE.match(pattern) else f"{root.rstrip('/')}/{pattern}", key)
-    base = Path(root, pattern)  # an absolute pattern stands for itself
+    places = places_of(pattern, root)
+    for base in places:
+        if found := _files(base):
+            return sorted(found, key=lambda path: path.as_posix())
+    looked = " and ".join(dict.fromkeys(map(str, places)))
+    what = "is neither a file nor a folder, nor a pattern of files that exist"
+    if any(base.is_dir() for base in places):
+        what = "is a folder without files"
+    raise ValueError(f"{key}: {pattern} {what}; looked for {looked} (data.path={root})")
+
+
+def places_of(pattern: str, root: str) -> list[Path]:
+    """Where a path may be: below a folder or as typed; one that begins with ./ as typed first."""
+    places = [Path(root, pattern), Path(pattern)]  # an absolute pattern stands for itself
+    return places[::-1] if pattern.split("/")[0] in (".", "..") else places
+
+
+def _files(base: Path) -> list[Path]:
+    """A file, the files of a folder (not hidden ones), or those of a pattern."""
     if base.is_file():
         return [base]
     if base.is_dir():
-        found = [path for path in base.iterdir() if path.name[0] != "." and path.is_file()]
-        what = "is a folder without files"
-    else:
-        found = [Path(name) for name in glob.glob(str(base), recursive=True)]
-        found = [path for path in found if path.is_file()]
-        what = "is neither a file nor a folder, nor a pattern of files that exist"
-    if not found:
-        raise ValueError(f"{key}: {base} {what}; give a path, absolute or below data.path")
-    return sorted(found, key=lambda path: path.as_posix())
+        return [path for path in base.iterdir() if path.name[0] != "." and path.is_file()]
+    return [path for name in glob.glob(str(base), recursive=True) if (path := Path(name)).is_file()]
 
 
 def copies() -> Path:

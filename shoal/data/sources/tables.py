@@ -179,7 +179,10 @@ def _table(
             logger.warning("%s: %d bad rows are left out (data.bad_rows: skip)", piece.path, count)
         bad += count
     if len(keep) == 0:
-        raise ValueError(f"{where} holds no rows; fill or remove the file")
+        why = "it is empty: fill or remove the file"
+        if bad:
+            why = f"all {bad} are bad, and data.bad_rows is skip: data.bad_rows=error says why"
+        raise ValueError(f"{where} holds no rows that can be read; {why}")
     table = RawTable(where, types, {n: join([columns[n]], types[n]) for n in wanted})
     if len(keep) < len(owner):
         table, owner = table.take(keep), owner[keep]

@@ -1,0 +1,115 @@
+"""Quoted cells of csv: taken off all at once where that is exact, else read row by row."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+NEWLINE = 10
+
+
+@dataclass(frozen=True)
+class Cells:
+    """What stands between cells, what quotes them, and what escapes a quote within one."""
+
+    separator: str
+    quote: str | None = '"'
+    escape: str | None = None
+
+    def header(self, line: str) -> list[str]:
+        """The names in the first line."""
+        return next(csv.reader([line], **self._how), [])
+
+    def marked(self, body: bytes) -> bool:
+        """Whether anything is quoted or escaped in a text."""
+        return any(mark and mark.encode() in body for mark in (self.quote, self.escape))
+
+    def without_quotes(self, body: bytes) -> bytes | None:
+        """The same text without quotes, where each pair is around a cell that needs none.
+
+        None: a cell holds a quote, a separator or a line's end, or a quote stands elsewhere.
+
+        >>> Cells(";").without_quotes(b'"User-ID";ISBN\\n"7";""')
+        b'User-ID;ISBN\\n7;'
+        >>> Cells(";").without_quotes(b'"a;b";c')
+        """
+        quote, separator = (self.quote or "").encode(), self.separator.encode()
+        if len(quote) != 1 or len(separator) != 1:
+            return None
+        if self.escape and self.escape.encode() in body:
+            return None
+        text = np.frombuffer(body, np.uint8)
+        ends = (text == separator[0]) | (text == NEWLINE)  # of cells
+        quotes = np.flatnonzero(text == quote[0])
+        opening, closing = quotes[0::2], quotes[1::2]
+        if len(opening) != len(closing):
+            return None
+        begins = (opening == 0) | ends[opening - 1]
+        stops = (closing == len(text) - 1) | ends[np.minimum(closing + 1, len(text) - 1)]
+        ends_at = np.flatnonzero(ends)
+        same = np.searchsorted(ends_at, opening) == np.searchsorted(ends_at, closing)
+        return body.replace(quote, b"") if bool((begins & stops & same).all()) else None
+
+    def rows(self, body: bytes, width: int) -> Iterator[tuple[int, list[str] | csv.Error]]:
+        """The number of its first line, from 1, and the cells of each row; or what is wrong.
+
+        What follows the first line of a row that is wrong (or has not `width` cells) is read again:
+        a quote that nobody closed does not swallow the rows behind it. Blank lines have no cells.
+        """
+        source, line = _Lines(body.decode()), 1
+        reader = csv.reader(source, **self._how)
+        while True:
+            source.begin_row()
+            row: list[str] | csv.Error | None
+            try:
+                row = next(reader, None)
+            except csv.Error as error:
+                row = error
+            if row is None:
+                return
+            yield line, row
+            if isinstance(row, csv.Error) or len(row) not in (0, width):
+                source.back_to_second_line()
+                line += 1
+            else:
+                line += source.taken
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        how: dict[str, Any] = {"delimiter": self.separator, "escapechar": self.escape}
+        if self.quote:
+            return {**how, "quotechar": self.quote, "strict": True}
+        return {**how, "quoting": csv.QUOTE_NONE}
+
+
+class _Lines:
+    """The lines of a text; those of a row can be read again."""
+
+    def __init__(self, text: str):
+        self.text = io.StringIO(text, newline="")
+        self.begin_row()
+
+    def begin_row(self) -> None:
+        """The next line is the first of a row."""
+        self.taken, self.second = 0, 0
+
+    def back_to_second_line(self) -> None:
+        """Read on after the first line of the row."""
+        self.text.seek(self.second)
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        line = self.text.readline()
+        if not line:
+            raise StopIteration  # until somebody goes back
+        self.taken += 1
+        if self.taken == 1:
+            self.second = self.text.tell()
+        return line
