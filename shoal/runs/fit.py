@@ -11,6 +11,7 @@ from __future__ import annotations
 import html
 import json
 import logging
+import re
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from shoal.config.output import flat
 from shoal.data.dataset import Column, Dataset
 from shoal.data.features import Feature, options
 from shoal.data.sources.frames import to_polars
+from shoal.launch.hosts import LaunchError
 from shoal.models.base import Model, Retrieval
 from shoal.models.own import give
 from shoal.runs.run import resolve, run_folder, train
@@ -34,6 +36,7 @@ from shoal.training.run_folder import RunFolder
 
 log = logging.getLogger("shoal")
 BLOCK = 1024  # vectors made at a time
+FRAMES = {"inter": "interactions", "user": "users", "item": "items"}  # by suffix
 QUIET = {"run.log_level": ("state", "warning"), "run.tensorboard": ("", False)}
 
 
@@ -71,11 +74,12 @@ def fit(
     >>> len(fitted.recommend("u7", topk=3))
     3
     """
-    frames = {"inter": to_polars(frame, "the frame of interactions")}
-    if users is not None:
-        frames["user"] = to_polars(users, "the frame of users")
-    if items is not None:
-        frames["item"] = to_polars(items, "the frame of items")
+    given = {"inter": frame, "user": users, "item": items}
+    frames = {
+        suffix: to_polars(one, f"the frame of {FRAMES[suffix]}")
+        for suffix, one in given.items()
+        if one is not None or suffix == "inter"
+    }
     named = {"user": user, "item": item, "time": time, "label": label, "rating": rating}
     for key, column in named.items():
         if column is not None and column not in frames["inter"].columns:
@@ -89,9 +93,9 @@ def fit(
     values |= {"data.files": {suffix: f"{suffix}.parquet" for suffix in frames}}
     if features is not None:
         values["data.features"] = {feature.name: options(feature) for feature in features}
-    given = flat(values)
+    said = flat(values)
     for key, (other, value) in QUIET.items():
-        if key not in given and other not in given:
+        if key not in said and other not in said:
             values[key] = value
     values["data.path"] = "."  # known when the folder is
     resolved = resolve(values=values)
@@ -102,8 +106,21 @@ def fit(
     for suffix, one in frames.items():
         one.write_parquet(data / f"{suffix}.parquet")
     place = {"data.path": str(data), "run.output": str(folder.path)}
-    train(resolved.with_values(place, "shoal.fit"))
+    try:
+        train(resolved.with_values(place, "shoal.fit"))
+    except (ValueError, LaunchError) as error:
+        error.args = (_of_frames(str(error), data),)
+        raise
     return Fitted(folder.path, trust=True)  # it was trained here, just now
+
+
+def _of_frames(text: str, data: Path) -> str:
+    """An error about files that frames were written to, about the frames."""
+    for suffix, what in FRAMES.items():
+        name, file = f"the frame of {what}", f"{data / suffix}.parquet"
+        text = re.sub(rf"{re.escape(file)}, row (\d+)", rf"{name}, row \1 (counted from 1)", text)
+        text = text.replace(file, name)
+    return text
 
 
 class Fitted:

@@ -35,6 +35,7 @@ class MultiVAE(Retrieval):
 
     @dataclass
     class Options(Retrieval.Options):
+        # widths of the encoder's layers; the decoder's are their mirror
         mlp_hidden_dimension: list[int] = field(default_factory=lambda: [600])
         latent_dimension: int = 128
         dropout_prob: float = 0.5  # of the items that the encoder is shown

@@ -43,7 +43,7 @@ class RecVAE(Retrieval):
 
     @dataclass
     class Options(Retrieval.Options):
-        hidden_dimension: int = 600
+        hidden_dimension: int = 600  # width of the encoder's layers
         latent_dimension: int = 200
         dropout_prob: float = 0.5  # of the items that the encoder is shown
         gamma: float = 0.005  # weight of the prior for each item of a user; 0: beta
