@@ -13,7 +13,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -130,6 +130,7 @@ class Fitted:
         """Open the folder of `save`, or of a run; trust: run code that it names (a model)."""
         self.folder = Path(folder)
         self.trained = Trained(folder, trust=trust)
+        self.trained.types = self._types
         self.result: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
 
     # ---- figures --------------------------------------------------------------------------------
@@ -168,7 +169,8 @@ class Fitted:
         for name in fields:
             if name not in given.columns:
                 raise ValueError(f"the frame to evaluate has no column {name!r}")
-        ids = [_known(dataset.vocab[name], given[name].to_list()) for name in fields]
+        known_ids = self.trained.recommender.users, self.trained.recommender.items
+        ids = [own.find(given[name].to_list()) for own, name in zip(known_ids, fields)]
         known = (ids[0] > 0) & (ids[1] > 0)
         if not known.all():
             log.warning("%d of %d rows name users or items that are not known", *_count(~known))
@@ -196,18 +198,21 @@ class Fitted:
 
     # ---- answers --------------------------------------------------------------------------------
 
-    def recommend(self, user: Any, topk: int = 10) -> Any:
-        """The best items of a user, (item, score) each; of several users a dict of them."""
-        if isinstance(user, list | tuple | np.ndarray):
-            return {one: self.recommend(one, topk) for one in _plain(user)}
-        _, item_type = self._types
-        return [(item_type(i), score) for i, score in self.trained.recommend(str(user), topk)]
+    def recommend(
+        self, user: Any = None, topk: int = 10, history: Sequence[Any] | None = None
+    ) -> Any:
+        """The best items of a user, or for a history (oldest first): (item, score) each.
+
+        Of several users (a list, an array, a column) a dict of them, made in one pass. Unknown
+        users and items do not fail: `by` and `unknown` of a ranking tell how they were answered.
+        """
+        return self.trained.recommend(user, topk, history)
 
     def similar_items(self, item: Any, topk: int = 10) -> list[tuple[Any, float]]:
         """The items whose vectors point most the same way: (item, cosine) each."""
         ids, vectors = self.item_vectors()
-        found = np.flatnonzero(ids == item)
-        if len(found) == 0:
+        found = self.trained.recommender.items.find([item]) - 1
+        if found[0] < 0:
             raise ValueError(f"item {item!r} is not known; items are {_some(ids)}")
         lengths = np.linalg.norm(vectors, axis=1)
         unit = vectors / np.where(lengths == 0, 1, lengths)[:, None]
@@ -290,34 +295,25 @@ class Fitted:
 
     @property
     def _types(self) -> tuple[type, type]:
-        """Of the frame's users and items: int, or str."""
+        """Of the frame's users and items: int, float or str."""
         import polars as pl
 
-        dataset = self._ranking()[0]
-        file = Path(self.trained.config.data.path) / "inter.parquet"
+        data = self.trained.config.data
+        file = Path(data.path) / "inter.parquet"
         if not file.is_file():  # a run of other data
             return str, str
         schema = pl.read_parquet_schema(file)
-        found = [schema[name].is_integer() for name in (dataset.user_field, dataset.item_field)]
-        return int if found[0] else str, int if found[1] else str
+        kinds = [schema[name] for name in (data.fields.user, data.fields.item)]
+        user, item = (int if k.is_integer() else float if k.is_float() else str for k in kinds)
+        return user, item
 
 
 def _ids(words: np.ndarray, type_: type) -> np.ndarray:
-    return words.astype(np.int64) if type_ is int else words.copy()
+    return words.copy() if type_ is str else words.astype({int: np.int64, float: float}[type_])
 
 
 def _item(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _plain(values: Iterable[Any]) -> list[Any]:
-    return [_item(value) for value in values]
-
-
-def _known(vocab: np.ndarray, values: list[Any]) -> np.ndarray:
-    """Ids of original ids, 0 where there is none."""
-    index = {word: number for number, word in enumerate(vocab.tolist()) if number}
-    return np.array([index.get(str(value), 0) for value in values], np.int64)
 
 
 def _count(mask: np.ndarray) -> tuple[int, int]:

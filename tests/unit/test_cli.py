@@ -121,6 +121,8 @@ def test_recommend(run: Path) -> None:
         (n, item) for n, (item, _) in enumerate(expected, start=1)
     ]
     assert len(rows) == 4
+    output = call("recommend", run, "--user", "nobody", "--topk", "2")
+    assert "not known: nobody; these are the most popular items" in output
 
 
 def test_eval_prints_the_table(run: Path, tmp_path: Path) -> None:
@@ -133,7 +135,7 @@ def test_eval_prints_the_table(run: Path, tmp_path: Path) -> None:
 def test_errors_are_one_line_and_status_2(run: Path, tmp_path: Path, fail: Any) -> None:
     (tmp_path / "file").touch()
     cases = [
-        (("recommend", run, "--user", "nobody"), "user 'nobody' is not in planted"),
+        (("recommend", run, "--history", "1,2"), "BPR learned a vector for each user"),
         (("recommend", run, "--user", "5", "--topk", "0"), "topk is 0"),
         (("train", *SMALL, "--output", run), "already holds a run; continue it with --resume"),
         (("train", *SMALL, "--output", tmp_path / "file"), "cannot write the run's folder"),
