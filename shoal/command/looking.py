@@ -26,23 +26,32 @@ def models(
 
 def runs(
     root: Annotated[str, typer.Argument(help="Folder that holds runs.")] = "runs",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a list of objects instead of a table.")
+    ] = False,
 ) -> None:
-    """List runs: model, data, the deciding metric, where they were exported."""
+    """List runs: model, data, the deciding metric, how they ended, where they were exported."""
+    from shoal.runs.listing import list_runs
+
+    found = list_runs(root)
+    if as_json:
+        typer.echo(json.dumps([one.as_json() for one in found], indent=2))
+        return
+    from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
 
-    from shoal.runs.listing import list_runs
-
-    table = Table("run", "model", "data", "metric", "best valid", "test", "epochs", "exported to")
-    for one in list_runs(root):
+    heads = ("run", "model", "data", "metric", "best valid", "test", "epochs", "state", "exported")
+    table = Table(*heads, box=SIMPLE)
+    for one in found:
         figures = ["–" if x is None else f"{x:.4f}" for x in (one.best_valid, one.test)]
-        epochs = "not finished" if one.epochs is None else str(one.epochs)
-        exported = ", ".join(one.exported[-1:]) or "–"
         before = "" if one.start is None else f" ← {Path(one.start).name}"
         table.add_row(
-            one.folder.name + before, one.model, one.data, one.metric, *figures, epochs, exported
+            *(one.folder.name + before, one.model, one.data, one.metric, *figures),
+            *("–" if one.epochs is None else str(one.epochs), one.reason or one.state),
+            ", ".join(one.exported[-1:]) or "–",
         )
-    Console().print(table)
+    Console(width=10_000).print(table)  # names are there to be copied: lines are not cut
 
 
 def config_show(context: typer.Context, trust: Annotated[bool, TRUST] = False) -> None:

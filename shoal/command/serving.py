@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -93,7 +93,7 @@ def recommend(
             f"{run} is neither a run's folder nor an artifact; `shoal runs` lists runs, "
             "`shoal export RUN --to DIR` makes an artifact"
         )
-    if is_run and (many or history is not None):
+    if is_run and many:
         raise ValueError(f"{run} is a run; `shoal export {run} --to DIR` first, then use DIR")
     if many:
         from shoal.runs.artifact.bulk import Job, recommend_many
@@ -117,8 +117,8 @@ def recommend(
         with importing():
             from shoal.runs.trained import recommend
 
-        assert user is not None
-        found = recommend(run, user, topk, trust)
+        words = None if history is None else [one.strip() for one in history.split(",")]
+        found: Any = recommend(run, user, topk, trust, words)
     else:
         from shoal.runs.artifact.bulk import items_of_category, read_lines
         from shoal.runs.artifact.loaded import load
@@ -132,6 +132,9 @@ def recommend(
         banned = [] if exclude is None else read_lines(exclude)
         found = model.recommend(user, words, topk, banned, allowed, seen)
     who = f"user {user}" if history is None else f"history {history}"
+    if getattr(found, "unknown", ()):
+        popular = "these are the most popular items" if found.by == "popularity" else "left out"
+        typer.echo(f"not known: {', '.join(map(str, found.unknown))}; {popular}")
     table = Table("rank", "item", "score", title=f"for {who}")
     for number, (item, score) in enumerate(found, start=1):
         shown = "".join(one if one.isprintable() else "\ufffd" for one in item)

@@ -15,6 +15,7 @@ from typing import Any
 
 from shoal.config.errors import did_you_mean
 from shoal.models.base import Model
+from shoal.models.options import meanings
 from shoal.models.own import find_own, full_name, is_own
 
 # name -> module; imported on first use, so that a run pays for one model only
@@ -133,6 +134,7 @@ def describe(name: str) -> Iterator[str]:
             yield ""
             yield from inspect.cleandoc(text).splitlines()
     hints = typing.get_type_hints(model.Options, include_extras=True)
+    told = meanings(model.Options)
     for number, field in enumerate(dataclasses.fields(model.Options)):
         if number == 0:
             yield from ("", "options:")
@@ -143,6 +145,8 @@ def describe(name: str) -> Iterator[str]:
         kind = hints[field.name]
         kind = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
         yield f"  model.{field.name}: {kind}, {shown}"
+        if told[field.name]:
+            yield f"      {told[field.name]}"
     for number, (key, value) in enumerate(getattr(model.Options, "DEFAULTS", {}).items()):
         if number == 0:
             yield from ("", "other defaults of a run:")

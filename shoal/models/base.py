@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from shoal.data.batch import Batch
+from shoal.data.batch import Batch, Jagged
 from shoal.data.feature_table import FeatureTable
 from shoal.data.features import Feature, Label
 from shoal.data.joined import candidates
@@ -160,6 +160,13 @@ class Retrieval(Model):
     def encode_item(self, ids: Tensor) -> Tensor:
         """Item vectors: ids of any shape -> that shape + [dim]."""
         raise NotImplementedError  # every retrieval model writes its own
+
+    def fold_in(self, lists: Jagged) -> Tensor:
+        """Query vectors of anybody by what they took: b lists of different items -> [b, dim].
+
+        Of models that answer from items alone; others know the users of their data, and no more.
+        """
+        raise NotImplementedError  # where a model can
 
     def score(self, batch: Batch, items: Tensor) -> Tensor:
         queries, vectors = self.encode_query(batch), self.encode_item(items)

@@ -11,8 +11,9 @@ from __future__ import annotations
 import html
 import json
 import logging
+import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from shoal.data.dataset import Column, Dataset
 from shoal.data.doubts import doubts
 from shoal.data.features import Feature, options
 from shoal.data.sources.frames import to_polars
+from shoal.launch.hosts import LaunchError
 from shoal.models.base import Model, Retrieval
 from shoal.models.own import give
 from shoal.runs.run import resolve, run_folder, train
@@ -35,6 +37,7 @@ from shoal.training.run_folder import RunFolder
 
 log = logging.getLogger("shoal")
 BLOCK = 1024  # vectors made at a time
+FRAMES = {"inter": "interactions", "user": "users", "item": "items"}  # by suffix
 QUIET = {"run.log_level": ("state", "warning"), "run.tensorboard": ("", False)}
 
 
@@ -72,11 +75,12 @@ def fit(
     >>> len(fitted.recommend("u7", topk=3))
     3
     """
-    frames = {"inter": to_polars(frame, "the frame of interactions")}
-    if users is not None:
-        frames["user"] = to_polars(users, "the frame of users")
-    if items is not None:
-        frames["item"] = to_polars(items, "the frame of items")
+    given = {"inter": frame, "user": users, "item": items}
+    frames = {
+        suffix: to_polars(one, f"the frame of {FRAMES[suffix]}")
+        for suffix, one in given.items()
+        if one is not None or suffix == "inter"
+    }
     named = {"user": user, "item": item, "time": time, "label": label, "rating": rating}
     for key, column in named.items():
         if column is not None and column not in frames["inter"].columns:
@@ -90,9 +94,9 @@ def fit(
     values |= {"data.files": {suffix: f"{suffix}.parquet" for suffix in frames}}
     if features is not None:
         values["data.features"] = {feature.name: options(feature) for feature in features}
-    given = flat(values)
+    said = flat(values)
     for key, (other, value) in QUIET.items():
-        if key not in given and other not in given:
+        if key not in said and other not in said:
             values[key] = value
     values["data.path"] = "."  # known when the folder is
     resolved = resolve(values=values)
@@ -103,8 +107,21 @@ def fit(
     for suffix, one in frames.items():
         one.write_parquet(data / f"{suffix}.parquet")
     place = {"data.path": str(data), "run.output": str(folder.path)}
-    train(resolved.with_values(place, "shoal.fit"))
+    try:
+        train(resolved.with_values(place, "shoal.fit"))
+    except (ValueError, LaunchError) as error:
+        error.args = (_of_frames(str(error), data),)
+        raise
     return Fitted(folder.path, trust=True)  # it was trained here, just now
+
+
+def _of_frames(text: str, data: Path) -> str:
+    """An error about files that frames were written to, about the frames."""
+    for suffix, what in FRAMES.items():
+        name, file = f"the frame of {what}", f"{data / suffix}.parquet"
+        text = re.sub(rf"{re.escape(file)}, row (\d+)", rf"{name}, row \1 (counted from 1)", text)
+        text = text.replace(file, name)
+    return text
 
 
 class Fitted:
@@ -114,6 +131,7 @@ class Fitted:
         """Open the folder of `save`, or of a run; trust: run code that it names (a model)."""
         self.folder = Path(folder)
         self.trained = Trained(folder, trust=trust)
+        self.trained.types = self._types
         self.result: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
 
     # ---- figures --------------------------------------------------------------------------------
@@ -152,7 +170,8 @@ class Fitted:
         for name in fields:
             if name not in given.columns:
                 raise ValueError(f"the frame to evaluate has no column {name!r}")
-        ids = [_known(dataset.vocab[name], given[name].to_list()) for name in fields]
+        known_ids = self.trained.recommender.users, self.trained.recommender.items
+        ids = [own.find(given[name].to_list()) for own, name in zip(known_ids, fields)]
         known = (ids[0] > 0) & (ids[1] > 0)
         if not known.all():
             log.warning("%d of %d rows name users or items that are not known", *_count(~known))
@@ -183,18 +202,21 @@ class Fitted:
 
     # ---- answers --------------------------------------------------------------------------------
 
-    def recommend(self, user: Any, topk: int = 10) -> Any:
-        """The best items of a user, (item, score) each; of several users a dict of them."""
-        if isinstance(user, list | tuple | np.ndarray):
-            return {one: self.recommend(one, topk) for one in _plain(user)}
-        _, item_type = self._types
-        return [(item_type(i), score) for i, score in self.trained.recommend(str(user), topk)]
+    def recommend(
+        self, user: Any = None, topk: int = 10, history: Sequence[Any] | None = None
+    ) -> Any:
+        """The best items of a user, or for a history (oldest first): (item, score) each.
+
+        Of several users (a list, an array, a column) a dict of them, made in one pass. Unknown
+        users and items do not fail: `by` and `unknown` of a ranking tell how they were answered.
+        """
+        return self.trained.recommend(user, topk, history)
 
     def similar_items(self, item: Any, topk: int = 10) -> list[tuple[Any, float]]:
         """The items whose vectors point most the same way: (item, cosine) each."""
         ids, vectors = self.item_vectors()
-        found = np.flatnonzero(ids == item)
-        if len(found) == 0:
+        found = self.trained.recommender.items.find([item]) - 1
+        if found[0] < 0:
             raise ValueError(f"item {item!r} is not known; items are {_some(ids)}")
         lengths = np.linalg.norm(vectors, axis=1)
         unit = vectors / np.where(lengths == 0, 1, lengths)[:, None]
@@ -277,34 +299,25 @@ class Fitted:
 
     @property
     def _types(self) -> tuple[type, type]:
-        """Of the frame's users and items: int, or str."""
+        """Of the frame's users and items: int, float or str."""
         import polars as pl
 
-        dataset = self._ranking()[0]
-        file = Path(self.trained.config.data.path) / "inter.parquet"
+        data = self.trained.config.data
+        file = Path(data.path) / "inter.parquet"
         if not file.is_file():  # a run of other data
             return str, str
         schema = pl.read_parquet_schema(file)
-        found = [schema[name].is_integer() for name in (dataset.user_field, dataset.item_field)]
-        return int if found[0] else str, int if found[1] else str
+        kinds = [schema[name] for name in (data.fields.user, data.fields.item)]
+        user, item = (int if k.is_integer() else float if k.is_float() else str for k in kinds)
+        return user, item
 
 
 def _ids(words: np.ndarray, type_: type) -> np.ndarray:
-    return words.astype(np.int64) if type_ is int else words.copy()
+    return words.copy() if type_ is str else words.astype({int: np.int64, float: float}[type_])
 
 
 def _item(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _plain(values: Iterable[Any]) -> list[Any]:
-    return [_item(value) for value in values]
-
-
-def _known(vocab: np.ndarray, values: list[Any]) -> np.ndarray:
-    """Ids of original ids, 0 where there is none."""
-    index = {word: number for number, word in enumerate(vocab.tolist()) if number}
-    return np.array([index.get(str(value), 0) for value in values], np.int64)
 
 
 def _count(mask: np.ndarray) -> tuple[int, int]:

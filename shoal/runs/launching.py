@@ -1,22 +1,44 @@
-"""Launching: the processes of this host that a run has, once, from their start to their end."""
+"""Launching: the processes of this host that a run has, from their start to their end."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import shoal
 from shoal import config as config_room
 from shoal.config import Resolved
 from shoal.config.schema import Config
-from shoal.launch.growing import Growth
+from shoal.launch.growing import Growth, MoreRanks
 from shoal.launch.hosts import LaunchError, scratch_folder
+from shoal.launch.restarts import Restarts
 from shoal.launch.servers import END_SECONDS, Servers
 from shoal.launch.workers import Workers
+from shoal.training.run_folder import RunFolder
 from shoal.world.durable import written
 
 
-def train_once(resolved: Resolved, resume: bool, growth: Growth | None = None) -> None:
+def train_launched(resolved: Resolved, resume: bool, folder: RunFolder | None = None) -> None:
+    """Train on launched processes, and again where they fail and may; folder: on the first host."""
+    restarts = Restarts(resolved.config.launch, folder)
+    # Where workers come and go none of them stays for the whole of it.
+    locked = folder.locked if folder and resolved.config.workers_come_and_go else nullcontext
+    while True:
+        try:
+            with locked():
+                _train_once(resolved, resume, restarts.growth)
+            return
+        except LaunchError as error:
+            restarts.again(error)
+        except MoreRanks:
+            restarts.grow()
+        resume = True
+        if restarts.nproc != resolved.config.launch.nproc:
+            ranks = {"launch.nproc": restarts.nproc, "launch.world_size": -1}
+            resolved = resolved.with_values(ranks, "the launcher")
+
+
+def _train_once(resolved: Resolved, resume: bool, growth: Growth | None = None) -> None:
     """Start what this host runs, and wait for it."""
     section = resolved.config.launch
     with ExitStack() as stack:

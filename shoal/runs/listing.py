@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,14 @@ class Found:
     best_valid: float | None
     test: float | None
     epochs: int | None  # None: not finished
+    state: str  # finished, running, failed, stopped, or not finished (it was killed)
+    reason: str | None  # of one that failed or was stopped, in a line
     exported: tuple[str, ...]  # where, the last one last
     start: str | None  # the run that it went on from
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {**asdict(self), "folder": str(self.folder)}
 
 
 def list_runs(root: str | Path) -> list[Found]:
@@ -39,19 +45,31 @@ def list_runs(root: str | Path) -> list[Found]:
 def _read(folder: Path) -> Found:
     config = _config(folder / "config.yaml")
     result = _json(folder / "result.json", {})
-    metric = str(config.get("eval", {}).get("valid_metric", "MRR@10")).lower()
+    metric = str(_in(config, "eval").get("valid_metric", "MRR@10")).lower()
     exports = _json(folder / "exports.json", [])
+    failure = _json(folder / "failure.json", {})
+    state = "finished" if result else "not finished"
+    if RunFolder(folder).is_in_use:
+        state, failure = "running", {}
     return Found(
         folder,
-        str(config.get("model", {}).get("name", "?")),
-        str(config.get("data", {}).get("name", "?")),
+        str(_in(config, "model").get("name", "?")),
+        str(_in(config, "data").get("name", "?")),
         metric,
-        (result.get("best_valid") or {}).get(metric),
-        (result.get("test") or {}).get(metric),
+        _in(result, "best_valid").get(metric),
+        _in(result, "test").get(metric),
         result.get("epochs"),
+        str(failure.get("state", state)),
+        failure.get("reason"),
         tuple(str(one.get("to")) for one in exports if isinstance(one, dict)),
-        config.get("start", {}).get("run"),
+        _in(config, "start").get("run"),
     )
+
+
+def _in(values: dict[str, Any], key: str) -> dict[str, Any]:
+    """A section; one that is none, as files of others may have it, is empty."""
+    found = values.get(key)
+    return found if isinstance(found, dict) else {}
 
 
 def _config(file: Path) -> dict[str, Any]:

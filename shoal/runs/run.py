@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,8 @@ from shoal.config.trust import check_model_trusted, check_trusted
 from shoal.data.dataset import Dataset
 from shoal.data.named import named_data
 from shoal.embedding.optim.chosen import problems as row_optimizer_problems
-from shoal.launch.growing import MoreRanks
-from shoal.launch.hosts import LaunchError, secret_of
-from shoal.launch.launched import GRACE_SECONDS, record_failure
-from shoal.launch.restarts import Restarts
+from shoal.launch.hosts import secret_of
+from shoal.launch.launched import GRACE_SECONDS, is_launched, record_failure
 from shoal.launch.roles import Roles
 from shoal.launch.servers import knocking
 from shoal.models import find, lookup
@@ -51,7 +49,7 @@ from shoal.runs.daily.decay import ages_after, save_ages
 from shoal.runs.daily.growth import save_vocabularies
 from shoal.runs.daily.start import begin
 from shoal.runs.daily.validation import keep_before, validate_first
-from shoal.runs.launching import train_once
+from shoal.runs.launching import train_launched
 from shoal.training.run_folder import RunFolder, host_log, is_run_config, start_logging
 from shoal.training.slow import SLOW
 from shoal.training.trainer import Trainer
@@ -215,29 +213,14 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     check_launchable(resolved.config.model.name)
     if section.nproc:
         secret_of(section)  # refuse what cannot be launched before anything is made
-    has_first = section.nproc > 0 and section.group_offset == 0
-    if has_first:
-        folder = run_folder(resolved.config)
-        folder.create(resume)
-        resolved = resolved.with_values({"run.output": str(folder.path)}, "the launcher")
-    restarts = Restarts(section, folder if has_first else None)
-    # Where workers come and go none of them stays for the whole of it.
-    locked = folder.locked if has_first and resolved.config.workers_come_and_go else nullcontext
-    while True:
-        try:
-            with locked():
-                train_once(resolved, resume, restarts.growth)
-            break
-        except LaunchError as error:
-            restarts.again(error)
-        except MoreRanks:
-            restarts.grow()
-        resume = True
-        if restarts.nproc != resolved.config.launch.nproc:
-            ranks = {"launch.nproc": restarts.nproc, "launch.world_size": -1}
-            resolved = resolved.with_values(ranks, "the launcher")
-    if not has_first:
+    if not section.nproc or section.group_offset:  # rank 0 is on another host
+        train_launched(resolved, resume)
         return {}
+    folder = run_folder(resolved.config)
+    folder.create(resume)
+    resolved = resolved.with_values({"run.output": str(folder.path)}, "the launcher")
+    with folder.told_why():
+        train_launched(resolved, resume, folder)
     return {**json.loads((folder.path / "result.json").read_text()), "folder": str(folder.path)}
 
 
@@ -319,6 +302,8 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
         if world.is_main:
             folder.create(resume)
             stack.enter_context(folder.locked())
+            if not is_launched():  # else the launcher knows better
+                stack.enter_context(folder.told_why())
             if not folder.is_run:
                 folder.write_config(config_room.dump(config))
         start_logging(

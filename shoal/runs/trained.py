@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ import shoal
 from shoal.config import Resolved
 from shoal.config.keys import LEAVES
 from shoal.config.trust import WRITES
-from shoal.data.dataset import Dataset
 from shoal.runs.build import build, describe_data, warn
+from shoal.runs.recommender import Ranking, Recommender
 from shoal.runs.run import connect_as, resolve_run
 from shoal.training.belonging import check_fingerprint
 from shoal.training.checkpoint import Checkpoints, give
@@ -90,6 +91,7 @@ class Trained:
         check_fingerprint(saved, now, self.folder, self.parts.model.options)
         give(self.parts.strategy, newest)
         self.model = self.parts.model.eval()
+        self.types: tuple[type, type] = (str, str)  # of the data's users and items
 
     def evaluate(self) -> dict[str, Any]:
         """Valid and test metrics of the best checkpoint, as result.json holds them."""
@@ -117,25 +119,35 @@ class Trained:
             },
         }
 
-    def recommend(self, user: str, topk: int = 10) -> list[tuple[str, float]]:
-        """The best items for one user, original ids in and out.
+    def recommend(
+        self, user: Any = None, topk: int = 10, history: Sequence[Any] | None = None
+    ) -> Ranking | dict[Any, Ranking]:
+        """The best items for a user, or for whoever took a history (oldest first), (item, score)
+        each; of several users a dict of them, which one pass makes.
 
         Items already seen are left out, unless the model may recommend them again
-        (eval.repeatable).
+        (eval.repeatable). Unknown users and items do not fail: the ranking's `by` and `unknown`
+        tell how they were answered.
         """
-        dataset, evaluator = self.parts.dataset, self.parts.ranking(self.config)
-        if not isinstance(dataset, Dataset) or evaluator is None:
+        if (user is None) == (history is None):
+            raise ValueError("give a user or a history, one of them")
+        if history is not None:
+            return self.recommender.for_histories([history], topk)[0]
+        if isinstance(user, str) or not isinstance(user, Iterable):
+            return self.recommender.for_users([user], topk)[0]
+        users = [one.item() if isinstance(one, np.generic) else one for one in user]
+        return dict(zip(users, self.recommender.for_users(users, topk)))
+
+    @cached_property
+    def recommender(self) -> Recommender:
+        """Ranks the items of the data for its users."""
+        evaluator = self.parts.ranking(self.config)
+        if evaluator is None:
             raise ValueError(
                 f"{self.config.model.title} predicts clicks of samples: it knows neither users nor "
                 "a catalogue of items, so there is nothing to recommend from; use `shoal eval`"
             )
-        found = np.flatnonzero(dataset.vocab[dataset.user_field][1:] == str(user)) + 1
-        if len(found) == 0:
-            known = ", ".join(map(str, dataset.vocab[dataset.user_field][1:6]))
-            raise ValueError(f"user {user!r} is not in {dataset.name}; its users are {known}, ...")
-        if topk < 1:
-            raise ValueError(f"topk is {topk}; it must be 1 or more")
-        return evaluator.recommend(self.model, int(found[0]), topk)
+        return Recommender(self.model, evaluator, *self.types)
 
 
 IRRELEVANT = (  # for using a model
@@ -198,9 +210,15 @@ def evaluate_run(
 
 
 def recommend(
-    folder: str | Path, user: str, topk: int = 10, trust: bool = False
-) -> list[tuple[str, float]]:
-    """The best items for one user of a trained run; `trust` as in evaluate.
+    folder: str | Path,
+    user: Any = None,
+    topk: int = 10,
+    trust: bool = False,
+    history: Sequence[Any] | None = None,
+) -> Ranking | dict[Any, Ranking]:
+    """The best items for a user of a trained run, for several, or for a history.
+
+    As Trained.recommend; `trust` as in evaluate.
 
     >>> import shoal  # after the example of shoal.run
     >>> best = shoal.recommend("runs/first", user="7", topk=3)
@@ -208,4 +226,4 @@ def recommend(
     (3, True)
     """
     torch.set_num_threads(os.cpu_count() or 1)
-    return Trained(folder, trust=trust).recommend(user, topk)
+    return Trained(folder, trust=trust).recommend(user, topk, history)

@@ -4,6 +4,7 @@ config.yaml       the resolved config
 train.log         the log
 metrics.jsonl     a line per epoch
 result.json       the outcome
+failure.json      why it ended without one: {"state": "failed", "reason": "one line"}
 model/            of a model of one's own: a copy of its file, and its SHA-256
 checkpoints/      see checkpoint.py
 tensorboard/      curves
@@ -19,17 +20,19 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, cast
 
+import shoal
 from shoal.world.durable import no_links, replace_durably, sole_holder, write_all, written
 from shoal.world.variables import is_first_of_host
 
 log = logging.getLogger("shoal")
 host_log = logging.getLogger("shoal.host")  # lines of every host: its first rank shows them
 TRAINED_IN: list[Path] = []  # the folder that this process trains in, or did last
+LONGEST_REASON = 500  # letters that failure.json keeps
 
 
 class RunFolder:
@@ -104,7 +107,48 @@ class RunFolder:
             yield
 
     def write_config(self, text: str) -> None:
+        """Keep the config of a run that begins, or goes on: why it ended before is over."""
         replace_durably(self.path / "config.yaml", text.encode())
+        with suppress(OSError):
+            (self.path / "failure.json").unlink()
+
+    @contextmanager
+    def told_why(self) -> Iterator[None]:
+        """Keep why a run ends without a result, for `shoal runs`.
+
+        A run that is refused was not begun: its config is the old one, or there is none.
+        """
+        before = _written(self.path / "config.yaml")
+        try:
+            yield
+        except BaseException as error:
+            if _written(self.path / "config.yaml") not in (before, None):
+                stopped = isinstance(error, shoal.Interrupted | KeyboardInterrupt)
+                state = "stopped" if stopped else "failed"
+                self._write_failure(state, _in_one_line(error, stopped))
+            raise
+
+    def _write_failure(self, state: str, reason: str) -> None:
+        text = json.dumps({"state": state, "reason": reason}) + "\n"
+        with suppress(OSError):  # a full disk may be the very reason
+            replace_durably(self.path / "failure.json", text.encode())
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a process trains here now."""
+        try:
+            file = os.open(self.path / ".lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # a file system without locks
+            return False
+        finally:
+            os.close(file)
+        return False
 
     def keep_code(self, name: str, text: bytes) -> None:
         """Keep a copy of a model's file, and its hash as `sha256sum -c` reads it."""
@@ -160,6 +204,23 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, Any]]:
         path = self.path / "metrics.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _written(path: Path) -> int | None:
+    """When a file was written; None where there is none."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def _in_one_line(error: BaseException, stopped: bool) -> str:
+    """What an error is, in a line: a fault of ours by its type too."""
+    first = next(iter(str(error).splitlines()), "")[:LONGEST_REASON]
+    if stopped:
+        return f"stopped by {first or 'SIGINT'}"
+    mendable = isinstance(error, ValueError | OSError | RuntimeError)
+    return first if mendable and first else f"{type(error).__name__}: {first}"
 
 
 def is_run_config(path: str) -> bool:

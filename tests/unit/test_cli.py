@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,13 +17,16 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import shoal
 from shoal.command import ending
 from shoal.command.arguments import split_arguments
 from shoal.command.cli import app, main
-from shoal.models import MODELS
+from shoal.config.keys import LEAVES
+from shoal.models import MODELS, describe, find
+from shoal.models.options import meanings
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [
@@ -118,6 +122,8 @@ def test_recommend(run: Path) -> None:
         (n, item) for n, (item, _) in enumerate(expected, start=1)
     ]
     assert len(rows) == 4
+    output = call("recommend", run, "--user", "nobody", "--topk", "2")
+    assert "not known: nobody; these are the most popular items" in output
 
 
 def test_eval_prints_the_table(run: Path, tmp_path: Path) -> None:
@@ -130,7 +136,7 @@ def test_eval_prints_the_table(run: Path, tmp_path: Path) -> None:
 def test_errors_are_one_line_and_status_2(run: Path, tmp_path: Path, fail: Any) -> None:
     (tmp_path / "file").touch()
     cases = [
-        (("recommend", run, "--user", "nobody"), "user 'nobody' is not in planted"),
+        (("recommend", run, "--history", "1,2"), "BPR learned a vector for each user"),
         (("recommend", run, "--user", "5", "--topk", "0"), "topk is 0"),
         (("train", *SMALL, "--output", run), "already holds a run; continue it with --resume"),
         (("train", *SMALL, "--output", tmp_path / "file"), "cannot write the run's folder"),
@@ -184,6 +190,98 @@ def test_a_run_that_is_refused_stays_as_it_was(run: Path, fail: Any) -> None:
     assert (run / "config.yaml").read_text() == before
     call("train", "--resume", run, "--train.epochs=1", "--run.loss_decimals=6")
     assert "loss_decimals: 6" in (run / "config.yaml").read_text()
+
+
+# ---- runs, and how they ended --------------------------------------------------------------------
+
+
+def test_runs_are_listed_whole_for_people_and_for_programs(run: Path, tmp_path: Path) -> None:
+    name = "a-name-that-is-as-long-as-those-of-the-tables-of-eighty-columns-are-wide-and-longer"
+    shutil.copytree(run, tmp_path / name)
+    assert name in call("runs", tmp_path)
+    (found,) = json.loads(call("runs", tmp_path, "--json"))
+    written = json.loads((run / "result.json").read_text())
+    assert found["folder"] == str(tmp_path / name) and found["test"] == written["test"]["mrr@10"]
+    assert (found["model"], found["epochs"], found["state"]) == ("BPR", 1, "finished")
+
+
+def test_a_run_that_fails_keeps_why(fail: Any, tmp_path: Path) -> None:
+    """One process, and one that a launcher started; a second attempt that goes well ends it."""
+    missing = ["--data.name=nope", f"--data.path={tmp_path}"]
+    for name, more in (("alone", []), ("launched", ["--launch.max_restarts=1"])):
+        folder = tmp_path / name
+        status, text = fail("train", *SMALL, *missing, *more, "--output", folder)
+        assert status == 2 and "no data set 'nope'" in text
+        (found,) = json.loads(call("runs", folder, "--json"))
+        assert found["state"] == "failed" and found["reason"] in text, found
+        assert "no data set 'nope'" in found["reason"] and "'nope'" in call("runs", folder)
+    call("train", *SMALL, "--data.name=planted", "--output", tmp_path / "alone", "--resume")
+    state = [("finished", None)]
+    found = json.loads(call("runs", tmp_path / "alone", "--json"))
+    assert [(one["state"], one["reason"]) for one in found] == state
+    assert fail("train", "--resume", tmp_path / "alone", "--run.seed=3")[0] == 2  # refused
+    found = json.loads(call("runs", tmp_path / "alone", "--json"))
+    assert [(one["state"], one["reason"]) for one in found] == state
+
+
+def test_a_run_that_is_stopped_and_one_that_is_under_way(tmp_path: Path) -> None:
+    from shoal.training.run_folder import RunFolder
+
+    def state() -> tuple[str, str | None]:
+        (found,) = json.loads(call("runs", tmp_path, "--json"))
+        return found["state"], found["reason"]
+
+    folder = RunFolder(tmp_path)
+    with pytest.raises(shoal.Interrupted), folder.locked(), folder.told_why():
+        folder.write_config("model: BPR\n")
+        assert state() == ("running", None)
+        raise shoal.Interrupted(signal.SIGTERM)
+    assert state() == ("stopped", "stopped by SIGTERM")
+    folder.write_config("model: BPR\n")  # it goes on, and is killed: nobody could say so
+    assert state() == ("not finished", None)
+
+
+# ---- every option has a meaning ------------------------------------------------------------------
+
+
+def options_of(command: Any, name: str = "shoal") -> Iterator[tuple[str, Any]]:
+    for option in command.params:
+        yield f"{name} {option.name}", option
+    for word, one in getattr(command, "commands", {}).items():
+        yield from options_of(one, f"{name} {word}")
+
+
+def test_every_option_of_every_command_has_a_meaning() -> None:
+    told = {
+        name: option.help for name, option in options_of(get_command(app)) if not is_old(option)
+    }
+    assert len(told) > 60 and [name for name, text in told.items() if not text] == []
+
+
+def is_old(option: Any) -> bool:
+    """Options of `shoal serve` that are those of `shoal server`, its older use."""
+    return getattr(option, "hidden", False)
+
+
+def test_every_key_of_a_config_has_a_meaning() -> None:
+    assert [key for key, leaf in LEAVES.items() if not leaf.description] == []
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_option_of_a_model_has_a_meaning(name: str) -> None:
+    """In `shoal models NAME`, and on the page of models."""
+    told = meanings(find(name).Options)
+    assert [option for option, text in told.items() if not text] == []
+    lines = list(describe(name))
+    for option, text in told.items():
+        place = next(k for k, one in enumerate(lines) if one.startswith(f"  model.{option}: "))
+        assert lines[place + 1].strip() == text
+
+
+def test_the_page_of_models_leaves_no_option_without_a_meaning() -> None:
+    page = (ROOT / "docs" / "models.md").read_text().splitlines()
+    rows = [line.split(" | ") for line in page if re.match(r"\| [^|]*\| `\w", line)]
+    assert len(rows) > 300 and [row for row in rows if not row[-1].strip(" |")] == []
 
 
 def test_the_package_is_the_command() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import shoal
 from shoal.data.sources.frames import to_polars
 from shoal.runs.fit import Fitted
+from shoal.training.evaluation import Evaluator
 
 random = np.random.default_rng(2)
 ROWS = 1500
@@ -108,7 +110,7 @@ def test_answers_have_the_ids_of_the_frame(fitted: Fitted) -> None:
     seen = set(FRAME.filter(pl.col("uid") == "u3")["iid"])
     found = fitted.recommend("u3", 4)
     assert len(found) == 4 and all(type(item) is int and item not in seen for item, _ in found)
-    assert fitted.recommend(["u3", "u4"], 4)["u3"] == found
+    assert dict(fitted.recommend(["u3", "u4"], 4)["u3"]) == pytest.approx(dict(found))
     users, items = fitted.user_vectors(), fitted.item_vectors()
     assert users.vectors.shape == (50, 8) and items.vectors.shape == (40, 8)
     assert items.ids.dtype == np.int64 and set(users.ids) == set(FRAME["uid"])
@@ -119,6 +121,70 @@ def test_answers_have_the_ids_of_the_frame(fitted: Fitted) -> None:
     assert len(like) == 3 and like[0][1] >= like[1][1] and 1007 not in dict(like)
     with pytest.raises(ValueError, match="item 5 is not known; items are"):
         fitted.similar_items(5)
+
+
+def test_many_users_are_one_pass_and_the_unknown_are_told(
+    fitted: Fitted, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = []
+    best = Evaluator.best
+    monkeypatch.setattr(Evaluator, "best", lambda *given: passes.append(given[3]) or best(*given))
+    users = [f"u{k}" for k in range(50)]
+    with caplog.at_level("WARNING", logger="shoal"):
+        found = fitted.recommend([*users, "nobody"], 4)
+    assert passes == [50] and list(found) == [*users, "nobody"]
+    assert "1 of 51 users are not known, as 'nobody'" in caplog.text
+    for user in users[:3]:
+        alone = fitted.recommend(user, 4)
+        assert [item for item, _ in found[user]] == [item for item, _ in alone]
+        assert (found[user].by, found[user].unknown) == ("model", ())
+    counts = fitted.trained.parts.evaluator.popularity  # type: ignore[union-attr]
+    assert (found["nobody"].by, found["nobody"].unknown) == ("popularity", ("nobody",))
+    assert found["nobody"][0][1] == counts.max() and type(found["nobody"][0][0]) is int
+    assert fitted.recommend(pl.Series(users[:2])).keys() == fitted.recommend(users[:2]).keys()
+
+
+@pytest.mark.parametrize("kind", [int, float, str])
+def test_ids_come_back_in_the_type_they_came_in(kind: type, tmp_path: Path) -> None:
+    frame = {
+        "uid": [kind(k % 20 + 1) for k in range(300)],
+        "iid": [kind(k % 17) for k in range(300)],
+    }
+    more = {**SMALL, "run.output": str(tmp_path / "run"), "train.epochs": 1}
+    fitted = shoal.fit("Pop", frame, user="uid", item="iid", **more, **{"eval.repeatable": True})
+    best = fitted.recommend(kind(3), 2)
+    assert best.by == "model" and all(type(item) is kind for item, _ in best)
+    for spelled in (3, 3.0, np.float64(3), np.int32(3), "3"):
+        assert fitted.recommend(spelled, 2) == best
+    assert fitted.recommend(3.5, 2).by == "popularity"
+    assert list(fitted.recommend([3.0, np.int64(4)], 2)) == [3.0, 4]
+
+
+HISTORIES: dict[str, dict[str, Any]] = {
+    "SASRec": {"model.hidden_size": 8, "model.inner_size": 8, "data.max_len": 8},
+    "EASE": {},
+    "IALS": {"model.embedding_size": 4, "model.epochs": 2},
+    "MultiVAE": {"model.mlp_hidden_dimension": [8], "model.latent_dimension": 4},
+    "RecVAE": {"model.hidden_dimension": 8, "model.latent_dimension": 4},
+}
+
+
+@pytest.mark.parametrize("model", HISTORIES)
+def test_a_history_is_answered_by_models_that_read_it(model: str, tmp_path: Path) -> None:
+    """What a known user took, told as a history, is answered as the user is."""
+    more = {**SMALL, **HISTORIES[model], "run.output": str(tmp_path / "run"), "train.epochs": 1}
+    more |= {"data.split.ratio": [1.0, 0.0, 0.0], "data.split.by": "ratio", "train.eval_every": 0}
+    more["eval.repeatable"] = False
+    fitted = shoal.fit(model, FRAME, user="uid", item="iid", time="ts", **more)
+    own = FRAME.filter(pl.col("uid") == "u3")["iid"].to_list()
+    best = fitted.recommend("u3", 3)
+    found = fitted.recommend(history=own, topk=3)
+    assert [item for item, _ in found] == [item for item, _ in best] and found.by == "model"
+    assert [score for _, score in found] == pytest.approx([score for _, score in best], rel=1e-4)
+    some = fitted.recommend(history=[*own, 5, float(own[0])], topk=3)
+    assert (some.by, some.unknown) == ("model", (5,)) and not {i for i, _ in some} & set(own)
+    none = fitted.recommend(history=[5, "x"], topk=3)
+    assert (none.by, none.unknown, len(none)) == ("popularity", (5, "x"), 3)
 
 
 def test_other_interactions(fitted: Fitted, caplog: pytest.LogCaptureFixture) -> None:
@@ -153,6 +219,21 @@ def test_saved_and_opened(fitted: Fitted, tmp_path: Path) -> None:
     assert again.trained.config.data.path == str(copy / "data")
     with pytest.raises(ValueError, match="is there already"):
         fitted.save(copy)
+
+
+def test_errors_name_the_frame(tmp_path: Path) -> None:
+    cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        ({"iid": None}, {}, "the frame of interactions, row 7 (counted from 1): 'iid' is empty"),
+        ({"ts": float("nan")}, {}, "the frame of interactions, row 7 (counted from 1): 'ts'"),
+        ({}, {"users": {"id": ["u1"]}}, "the frame of users has no column 'uid'"),
+    ]
+    for number, (spoilt, given, told) in enumerate(cases):
+        rows = [dict(row) for row in FRAME.iter_rows(named=True)]
+        rows[6] |= spoilt
+        more = {**SMALL, "run.output": str(tmp_path / str(number))}
+        with pytest.raises(ValueError, match=re.escape(told)) as caught:
+            shoal.fit("BPR", rows, user="uid", item="iid", time="ts", **given, **more)
+        assert "parquet" not in str(caught.value)
 
 
 def test_columns_that_are_not_there() -> None:

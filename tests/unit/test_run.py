@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load as parse_tensors
@@ -135,12 +136,18 @@ def test_recommend_takes_a_number_for_an_id(trained: Trained) -> None:
 
 
 def test_unknown_user_and_bad_topk(trained: Trained) -> None:
-    with pytest.raises(ValueError, match=r"user 'nobody' is not in planted; its users are \d+, "):
-        trained.recommend("nobody")
-    with pytest.raises(ValueError, match="topk is 0; it must be 1 or more"):
-        trained.recommend("5", 0)
-    with pytest.raises(ValueError, match=r"user '\[PAD\]' is not in"):
-        trained.recommend("[PAD]")
+    dataset = trained.parts.dataset
+    counts = np.bincount(dataset.item_ids("train"))  # type: ignore[union-attr]
+    for nobody in ("nobody", "[PAD]"):
+        found = trained.recommend(nobody, 3)
+        assert found.by == "popularity" and found.unknown == (nobody,)
+        assert [score for _, score in found] == sorted(counts.tolist(), reverse=True)[:3]
+    for wrong in ({"user": "5", "topk": 0}, {"user": "nobody", "topk": 0}):
+        with pytest.raises(ValueError, match="topk is 0; it must be 1 or more"):
+            trained.recommend(**wrong)
+    for wrong in ({}, {"user": "5", "history": ["1"]}):
+        with pytest.raises(ValueError, match="give a user or a history, one of them"):
+            trained.recommend(**wrong)
 
 
 def test_not_a_run(tmp_path: Path) -> None:

@@ -37,9 +37,11 @@ class FieldsSection(Section):
 class PlantedSection(Section):
     """The generated data set: latent taste, power-law popularity, drift over time."""
 
-    users: int = Field(943, ge=2, le=MOST_ROWS)
-    items: int = Field(1682, ge=2, le=MOST_ROWS)
-    interactions: int = Field(100_000, ge=2, le=MOST_ROWS)
+    users: int = Field(943, ge=2, le=MOST_ROWS, description="users of the planted data")
+    items: int = Field(1682, ge=2, le=MOST_ROWS, description="items of the planted data")
+    interactions: int = Field(
+        100_000, ge=2, le=MOST_ROWS, description="interactions of the planted data"
+    )
     factors: int = Field(8, ge=1, description="dimensions of the planted taste")
     strength: float = Field(4.0, ge=0, description="0: taste is ignored, popularity alone decides")
     drift: float = Field(0.3, ge=0, description="how far a user's taste wanders from first to last")
@@ -50,16 +52,18 @@ class PlantedSection(Section):
     new_items: float = Field(
         0.0, ge=0, le=0.4, description="share of items that come only in the last eighth of a user"
     )
-    seed: int = 7
+    seed: int = Field(7, description="another seed, another data set of that size")
 
 
 class RandomSection(Section):
     """The other generated data set: users and items drawn uniformly, to measure speed with."""
 
-    users: int = Field(10, ge=1, le=MOST_ROWS)
-    items: int = Field(30, ge=1, le=MOST_ROWS)
-    interactions: int = Field(300, ge=1, le=MOST_ROWS)
-    seed: int = 7
+    users: int = Field(10, ge=1, le=MOST_ROWS, description="users of the random data")
+    items: int = Field(30, ge=1, le=MOST_ROWS, description="items of the random data")
+    interactions: int = Field(
+        300, ge=1, le=MOST_ROWS, description="interactions of the random data"
+    )
+    seed: int = Field(7, description="another seed, another data set of that size")
 
 
 class PlantedClicksSection(Section):
@@ -73,7 +77,7 @@ class PlantedClicksSection(Section):
     dense: int = Field(4, ge=0, le=MOST_COLUMNS, description="dense values of a sample")
     popularity: float = Field(1.05, ge=0, description="exponent of the ids' power law")
     strength: float = Field(1.0, ge=0, description="0: clicks do not depend on anything")
-    seed: int = 7
+    seed: int = Field(7, description="another seed, another data set of that size")
 
 
 class ClicksSection(Section):

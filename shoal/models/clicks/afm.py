@@ -28,7 +28,7 @@ class AFM(FM):
     class Options(FM.Options):
         dim: int = 16
         initial_range: float = 0.1
-        attention_size: int = 16
+        attention_size: int = 16  # width inside the attention
         dropout: float = 0.0
 
     def __init__(self, options: Options, facts: Facts):

@@ -26,7 +26,7 @@ class AutoInt(Vectors):
     class Options(Vectors.Options):
         dim: int = 16
         initial_range: float = 0.1
-        attention_layers: int = 3
+        attention_layers: int = 3  # layers of attention between features
         attention_size: int = 32  # of all heads together
         n_heads: int = 2
         layers: list[int] = field(default_factory=lambda: [400, 400])

@@ -31,6 +31,7 @@ class DCNV2(Flat):
     class Options(Flat.Options):
         cross_layers: int = 2
         low_rank: int | None = None  # None: W is whole; a number: of this rank
+        # the perceptron beside the cross layers, or upon them
         structure: Literal["parallel", "stacked"] = "parallel"
         layers: list[int] = field(default_factory=lambda: [400, 400, 400])
         dropout: float = 0.0

@@ -28,9 +28,10 @@ class DLRM(ClickModel):
     class Options(ClickModel.Options):
         dim: int = 16
         bottom_layers: list[int] = field(default_factory=lambda: [512, 256, 64])  # then dim
+        # widths of the layers above the products
         top_layers: list[int] = field(default_factory=lambda: [512, 256])
         dropout: float = 0.0
-        initial_range: float = 0.01  # dots of vectors near 0 would say nothing at first
+        initial_range: float = 0.01  # rows begin within +- this; dots near 0 say nothing
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

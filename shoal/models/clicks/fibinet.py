@@ -30,6 +30,7 @@ class FiBiNET(FM):
     @dataclass
     class Options(FM.Options):
         initial_range: float = 0.1
+        # one matrix for all features, one for each, or one for each pair
         bilinear: Literal["all", "each", "pair"] = "pair"
         reduction: int = 3  # of the features, inside squeeze and excitation
         layers: list[int] = field(default_factory=lambda: [400, 400, 400])

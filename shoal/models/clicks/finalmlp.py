@@ -25,9 +25,11 @@ class FinalMLP(Flat):
     @dataclass
     class Options(Flat.Options):
         layers: list[int] = field(default_factory=lambda: [400, 400])
+        # widths of the second perceptron's layers
         second_layers: list[int] = field(default_factory=lambda: [400])
+        # widths inside the gates that choose features for each
         gate_layers: list[int] = field(default_factory=lambda: [64])
-        heads: int = 1
+        heads: int = 1  # parts that the two outputs are multiplied in
         dropout: float = 0.0
 
         def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ class Flat(ClickModel):
     @dataclass
     class Options(ClickModel.Options):
         dim: int = 9
-        initial_range: float = 0.01  # products of vectors near 0 would say nothing at first
+        initial_range: float = 0.01  # rows begin within +- this; products near 0 say nothing
 
     def __init__(self, options: Any, facts: Facts):
         super().__init__(options, facts)

@@ -44,6 +44,7 @@ class MaskNet(Vectors):
 
     @dataclass
     class Options(Vectors.Options):
+        # blocks side by side, or one upon the other
         structure: Literal["parallel", "serial"] = "parallel"
         blocks: list[int] = field(default_factory=lambda: [64, 64, 64])  # their widths
         reduction: float = 1.0  # width inside the mask, as a share of that of all vectors

@@ -26,6 +26,7 @@ class PNN(Vectors):
 
     @dataclass
     class Options(Vectors.Options):
+        # of every two features' vectors: one number, a matrix, or both
         product: Literal["inner", "outer", "both"] = "inner"
         layers: list[int] = field(default_factory=lambda: [400, 400, 400])
         dropout: float = 0.0

@@ -23,7 +23,7 @@ class Vectors(ClickModel):
     @dataclass
     class Options(ClickModel.Options):
         dim: int = 9
-        initial_range: float = 0.01  # vectors that begin at 0 would never leave it
+        initial_range: float = 0.01  # rows begin within +- this; from 0 they would never leave
 
     @property
     def num_vectors(self) -> int:

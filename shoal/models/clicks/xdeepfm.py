@@ -25,7 +25,8 @@ class xDeepFM(FM):
 
     @dataclass
     class Options(FM.Options):
-        initial_range: float = 0.1  # of products of several vectors little is left near 0
+        initial_range: float = 0.1  # rows begin within +- this; near 0 their products vanish
+        # widths of the layers that multiply features by each other
         cross_layers: list[int] = field(default_factory=lambda: [64, 64])
         layers: list[int] = field(default_factory=lambda: [400, 400])
         dropout: float = 0.0

@@ -31,8 +31,8 @@ class ENMF(Retrieval):
     @dataclass
     class Options(Retrieval.Options):
         embedding_size: int = 64
-        dropout_prob: float = 0.7
-        negative_weight: float = 0.5
+        dropout_prob: float = 0.7  # of the user's vector
+        negative_weight: float = 0.5  # of every pair that was not taken
 
         DEFAULTS: ClassVar[dict[str, Any]] = {"train.negatives": None}
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from shoal.data.batch import Batch
+from shoal.data.batch import Batch, Jagged
 from shoal.models.base import Facts, Retrieval
-from shoal.models.nn.taken import Taken
+from shoal.models.nn.taken import Taken, multi_hot
 
 
 class ItemWeights(Retrieval):
@@ -30,8 +30,11 @@ class ItemWeights(Retrieval):
         """W, from how many users took both of two items: [items, items] -> the same."""
         raise NotImplementedError  # every such model writes its own
 
+    def fold_in(self, lists: Jagged) -> Tensor:
+        return multi_hot(lists, self.facts.num_items)
+
     def encode_query(self, batch: Batch) -> Tensor:
-        return self.taken.matrix(batch.tensor(self.facts.user_field))
+        return self.fold_in(self.taken.lists(batch.tensor(self.facts.user_field)))
 
     def encode_item(self, ids: Tensor) -> Tensor:
         return self.weights[ids]

@@ -31,6 +31,7 @@ class LightFM(Retrieval):
     @dataclass
     class Options(Retrieval.Options):
         embedding_size: int = 64
+        # BPR: an item above a negative; logistic: each by itself, or labels
         loss: Literal["BPR", "logistic"] = "BPR"
 
         def __post_init__(self) -> None:

@@ -31,8 +31,8 @@ class LightGCN(Retrieval):
     @dataclass
     class Options(Retrieval.Options):
         embedding_size: int = 64
-        n_layers: int = 2
-        reg_weight: float = 1e-5
+        n_layers: int = 2  # how often vectors spread over the graph
+        reg_weight: float = 1e-5  # of the L2 penalty on first-layer vectors
         require_pow: bool = False  # True: the paper's ½‖e‖² per node; False: ‖e‖
 
     def __init__(self, options: Options, facts: Facts):

@@ -35,6 +35,7 @@ class MultiVAE(Retrieval):
 
     @dataclass
     class Options(Retrieval.Options):
+        # widths of the encoder's layers; the decoder's are their mirror
         mlp_hidden_dimension: list[int] = field(default_factory=lambda: [600])
         latent_dimension: int = 128
         dropout_prob: float = 0.5  # of the items that the encoder is shown
@@ -85,7 +86,9 @@ class MultiVAE(Retrieval):
         return Output(loss + grown.clamp(max=self.options.anneal_cap) * distance, batch.size)
 
     def encode_query(self, batch: Batch) -> Tensor:
-        lists = self.taken.lists(batch.tensor(self.facts.user_field))
+        return self.fold_in(self.taken.lists(batch.tensor(self.facts.user_field)))
+
+    def fold_in(self, lists: Jagged) -> Tensor:
         mean, _ = self.latent(lists, owners(lists))
         return nn.functional.pad(self.decoder(mean), (0, 1), value=1.0)  # meets the bias
 

@@ -27,10 +27,10 @@ class NeuMF(Model):
 
     @dataclass
     class Options(Model.Options):
-        mf_embedding_size: int = 64
-        mlp_embedding_size: int = 64
+        mf_embedding_size: int = 64  # width of the factorisation half's vectors
+        mlp_embedding_size: int = 64  # width of the perceptron half's vectors
         mlp_hidden_size: list[int] = field(default_factory=lambda: [128, 64])
-        dropout_prob: float = 0.1
+        dropout_prob: float = 0.1  # before each layer of the perceptron
         mf_train: bool = True  # False leaves the GMF half out
         mlp_train: bool = True  # False leaves the MLP half out
 

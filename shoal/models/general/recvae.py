@@ -43,7 +43,7 @@ class RecVAE(Retrieval):
 
     @dataclass
     class Options(Retrieval.Options):
-        hidden_dimension: int = 600
+        hidden_dimension: int = 600  # width of the encoder's layers
         latent_dimension: int = 200
         dropout_prob: float = 0.5  # of the items that the encoder is shown
         gamma: float = 0.005  # weight of the prior for each item of a user; 0: beta
@@ -144,7 +144,10 @@ class RecVAE(Retrieval):
         return logits.log_softmax(1)[place[owners(lists)], lists.values - 1].sum()
 
     def encode_query(self, batch: Batch) -> Tensor:
-        mean, _ = self.posterior(self.taken.lists(batch.tensor(self.facts.user_field)))
+        return self.fold_in(self.taken.lists(batch.tensor(self.facts.user_field)))
+
+    def fold_in(self, lists: Jagged) -> Tensor:
+        mean, _ = self.posterior(lists)
         return F.pad(mean, (0, 1), value=1.0)  # meets the bias
 
     def encode_item(self, ids: Tensor) -> Tensor:

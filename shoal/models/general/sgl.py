@@ -29,9 +29,9 @@ class SGL(LightGCN):
     class Options(LightGCN.Options):
         type: Literal["ED", "ND", "RW"] = "ED"  # drop edges, nodes, or edges anew in every layer
         n_layers: int = 3
-        drop_ratio: float = 0.1
-        ssl_tau: float = 0.5
-        ssl_weight: float = 0.05
+        drop_ratio: float = 0.1  # share of the edges or nodes that a view leaves out
+        ssl_tau: float = 0.5  # temperature of the contrast between two views
+        ssl_weight: float = 0.05  # of the contrastive terms
         require_pow: bool = True
 
     def forward(self, batch: Batch) -> Output:

@@ -33,8 +33,8 @@ class SimGCL(LightGCN):
     @dataclass
     class Options(LightGCN.Options):
         eps: float = 0.1  # length of the noise on a node
-        temperature: float = 0.2
-        cl_weight: float = 0.05
+        temperature: float = 0.2  # of the contrast between two views
+        cl_weight: float = 0.05  # of the contrastive terms, means over the nodes of a batch
         reg_weight: float = 1e-4
         require_pow: bool = True
 

@@ -30,11 +30,11 @@ class SimpleX(Retrieval):
     @dataclass
     class Options(Retrieval.Options):
         embedding_size: int = 64
-        margin: float = 0.9
+        margin: float = 0.9  # a negative less like the user than this costs nothing
         negative_weight: float = 10.0
         gamma: float = 0.5  # share of the user's own vector
         history_len: int = 50  # items of a user that are looked at
-        dropout_prob: float = 0.1
+        dropout_prob: float = 0.1  # of the user's vector
 
         DEFAULTS: ClassVar[dict[str, Any]] = {"train.negatives.num": 100}
 

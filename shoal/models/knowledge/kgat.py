@@ -38,9 +38,9 @@ class KGAT(Spread):
     @dataclass
     class Options(Spread.Options):
         embedding_size: int = 64
-        kg_embedding_size: int = 64
+        kg_embedding_size: int = 64  # width of a relation's space
         layers: list[int] = field(default_factory=lambda: [64])
-        mess_dropout: float = 0.1
+        mess_dropout: float = 0.1  # of what entities send each other
         reg_weight: float = 1e-5
         kg_weight: float = 1.0
 

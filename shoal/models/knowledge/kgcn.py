@@ -34,8 +34,9 @@ class KGCN(KnowledgeModel):
     @dataclass
     class Options(KnowledgeModel.Options):
         embedding_size: int = 64
-        n_iter: int = 1
-        neighbor_sample_size: int = 4
+        n_iter: int = 1  # hops from an item
+        neighbor_sample_size: int = 4  # neighbours of an entity that are looked at
+        # how an entity and its neighbours become one vector
         aggregator: Literal["sum", "concat", "neighbor"] = "sum"
 
         def __post_init__(self) -> None:

@@ -30,10 +30,10 @@ class KGIN(Spread):
     @dataclass
     class Options(Spread.Options):
         embedding_size: int = 64
-        context_hops: int = 2
+        context_hops: int = 2  # hops over the graph
         n_factors: int = 4  # intents
         reg_weight: float = 1e-5
-        sim_weight: float = 1e-3
+        sim_weight: float = 1e-3  # of the penalty that keeps intents different
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

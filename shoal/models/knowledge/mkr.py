@@ -48,7 +48,7 @@ class MKR(KnowledgeModel, Retrieval):
     @dataclass
     class Options(KnowledgeModel.Options):
         embedding_size: int = 64
-        low_layers_num: int = 1
+        low_layers_num: int = 1  # layers in which items and entities cross
         kg_weight: float = 0.5
 
     def __init__(self, options: Options, facts: Facts):

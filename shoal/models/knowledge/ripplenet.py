@@ -35,8 +35,8 @@ class RippleNet(KnowledgeModel):
     @dataclass
     class Options(KnowledgeModel.Options):
         embedding_size: int = 64
-        n_hop: int = 2
-        n_memory: int = 16
+        n_hop: int = 2  # hops from the items of a user
+        n_memory: int = 16  # triples of a hop that are looked at
         kg_weight: float = 0.01
 
     def __init__(self, options: Options, facts: Facts):

@@ -57,8 +57,8 @@ class BERT4Rec(Retrieval):
         random_ratio: float = 0.2  # of the hidden ones show a random item, the others the mask
         ft_ratio: float = 0.0  # of the samples end anywhere and hide their last item alone
         dupe_factor: int = 1  # samples of each window in an epoch, each with its own masks
-        window_stride: int | None = None  # null: a tenth of data.max_len
-        windows_from_start: bool = False  # at items 0, stride, ...; else from the end of a sequence
+        window_stride: int | None = None  # items between windows; null: a tenth of data.max_len
+        windows_from_start: bool = False  # windows at items 0, stride, ...; else from the end
         mask_last: bool = False  # the last item of a window is always asked for, besides the others
         label_smoothing: float = 0.0  # CE: this share of the truth is spread over all items
         debias: float = 0.0  # ranked by score - debias · ln(times an item occurs in training)

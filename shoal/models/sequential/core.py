@@ -31,7 +31,7 @@ class CORE(NextItem):
     class Options(NextItem.Options):
         dnn_type: Literal["trm", "ave"] = "trm"  # who weighs: a transformer, or nobody
         embedding_size: int = 64
-        sess_dropout: float = 0.2
+        sess_dropout: float = 0.2  # of the items' vectors
         cosine: bool = True
         temperature: float = 0.07
         n_layers: int = 2

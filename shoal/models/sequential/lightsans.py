@@ -30,7 +30,7 @@ class LightSANs(NextItem):
     class Options(NextItem.Options):
         n_layers: int = 2
         n_heads: int = 2
-        k_interests: int = 5
+        k_interests: int = 5  # interests that stand for the items in attention
         hidden_size: int = 64
         inner_size: int = 256
         hidden_dropout_prob: float = 0.5

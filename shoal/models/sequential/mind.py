@@ -30,7 +30,7 @@ class MIND(MultiInterest):
     class Options(MultiInterest.Options):
         embedding_size: int = 64
         interests: int = 4
-        routing_steps: int = 3
+        routing_steps: int = 3  # rounds in which items find their interests
         power: float = 2.0  # of label-aware attention; the more, the nearer to the best interest
 
     def __init__(self, options: Options, facts: Facts):

@@ -24,8 +24,9 @@ class NextItNet(NextItem):
     @dataclass
     class Options(NextItem.Options):
         embedding_size: int = 64
-        kernel_size: int = 3
+        kernel_size: int = 3  # positions that a convolution looks at
         block_num: int = 5  # times that the dilations are gone through
+        # positions between those of a convolution, layer by layer
         dilations: list[int] = field(default_factory=lambda: [1, 4])
 
     def __init__(self, options: Options, facts: Facts):

@@ -52,9 +52,10 @@ class TIGER(Model):
         code_levels: int = 3  # beside the last one, which tells apart items that share the others
         code_size: int = 256  # different codes of a level
         code_steps: int = 300  # steps of the RQ-VAE
+        # what items' codes are made of
         codes_from: Literal["interactions", "features"] = "interactions"
         vector_size: int = 64  # of the vectors that codes are made of
-        beam_size: int = 50
+        beam_size: int = 50  # codes that are written side by side
 
         DEFAULTS: ClassVar[dict[str, Any]] = {
             "data.split.by": "leave_one_out",

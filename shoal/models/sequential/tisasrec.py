@@ -36,7 +36,7 @@ class TiSASRec(NextItem):
         attn_dropout_prob: float = 0.5
         hidden_act: Activation = "relu"
         layer_norm_eps: float = 1e-12
-        time_span: int = 256
+        time_span: int = 256  # different intervals of time; longer ones count as the longest
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

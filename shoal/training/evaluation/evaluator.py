@@ -8,6 +8,7 @@ before they are summed. Memory holds a tile of users × a block of items, never 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shoal.config.schema import EvalSection
-from shoal.data.batch import Batch
+from shoal.data.batch import Batch, Jagged
 from shoal.data.dataset import Dataset, Phase
 from shoal.data.history import Histories
 from shoal.models.base import Model, Retrieval
@@ -24,6 +25,8 @@ from shoal.training.evaluation.ranking import PairCounts, TopK, auc_pairs, mask
 from shoal.training.metrics import MetricSet, Ranked, Valued
 from shoal.world.world import World
 
+ALL: tuple[Phase, ...] = ("train", "valid", "test")
+Scorer = Callable[[Tensor, Tensor | None], Tensor]  # items [n], their vectors -> scores [b, n]
 TILE_USERS = 256
 BLOCK_ITEMS = 1 << 14
 
@@ -136,46 +139,73 @@ class Evaluator:
                 ids["history_time"] = torch.from_numpy(histories.latest_times(users))
         return Batch(len(users), ids).to(self.world.device)  # type: ignore[arg-type]
 
-    def recommend(self, model: Model, user: int, topk: int) -> list[tuple[str, float]]:
-        """The best items for one user: (original id, score).
+    # ---- the best items -------------------------------------------------------------------------
 
-        Items that the user has seen are left out, unless eval.repeatable says that they may come
-        again.
+    def best(
+        self,
+        model: Model,
+        ask: Callable[[int, int], Batch | Jagged],
+        count: int,
+        without: Lists,
+        topk: int,
+        encoded: dict[int, Tensor] | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The best items of `count` queries: ids [count, k], 0 where none is left, and scores.
+
+        ask: what the model is given for queries a..b-1: a batch, or what each took, to fold in.
+        without: for each query the items that may not come. encoded: item vectors, kept between
+        calls where they are few.
         """
-        dataset, device = self.dataset, self.world.device
-        phases: tuple[Phase, ...] = ("train", "valid", "test")
-        users = np.array([user])
-        histories = self.histories(phases)
-        masked = Lists.none(1)
-        if not self.section.repeatable:
-            seen_users = np.concatenate([dataset.user_ids(p) for p in phases])
-            seen_items = np.concatenate([dataset.item_ids(p) for p in phases])
-            own = seen_users == user
-            masked = Lists.of(seen_users[own], seen_items[own], users, dataset.num_users)
-        best = TopK(min(topk, dataset.num_items - 1))
+        encoded = {} if encoded is None else encoded
+        keep = min(topk, self.dataset.num_items - 1)
+        tiles = [(a, min(a + TILE_USERS, count)) for a in range(0, count, TILE_USERS)]
+        together = max(1, self.section.batch_size // TILE_USERS)
+        items, scores = [np.zeros((0, keep), np.int64)], [np.zeros((0, keep), np.float32)]
         with torch.inference_mode():
-            batch = self.query(users, histories)
-            for start in range(0, dataset.num_items, BLOCK_ITEMS):
-                stop = min(start + BLOCK_ITEMS, dataset.num_items)
-                scores = model.score(batch, torch.arange(start, stop, device=device))
-                mask(scores, masked, 0, 1, start)
-                best.add(scores, start)
-        names = dataset.vocab[dataset.item_field]
-        pairs = zip(best.items()[0].tolist(), best.value[0].tolist())  # type: ignore[index]
+            for first in range(0, len(tiles), together):
+                bounds = tiles[first : first + together]
+                found = [TopK(keep) for _ in bounds]
+                scorers = [self._scorer(model, ask(a, b)) for a, b in bounds]
+                for tile, start, values in self._scored(model, scorers, encoded):
+                    mask(values, without, *bounds[tile], start)
+                    found[tile].add(values, start)
+                items += [one.items().numpy() for one in found]
+                scores += [one.value.float().cpu().numpy() for one in found]  # type: ignore[union-attr]
+        return np.concatenate(items), np.concatenate(scores)
+
+    def recommend(self, model: Model, user: int, topk: int) -> list[tuple[str, float]]:
+        """The best items for one user of the data: (original id, score)."""
+        asked = np.array([user])
+        histories, without = self.histories(ALL), self.taken.chosen(asked)
+        items, scores = self.best(
+            model, lambda a, b: self.query(asked, histories), 1, without, topk
+        )
+        names = self.dataset.vocab[self.dataset.item_field]
+        pairs = zip(items[0].tolist(), scores[0].tolist())
         return [(str(names[item]), score) for item, score in pairs if item]
+
+    @cached_property
+    def taken(self) -> Lists:
+        """What is not to be recommended to each user, by number: all that the user took.
+
+        Nothing, where eval.repeatable says that it may come again.
+        """
+        if self.section.repeatable:
+            return Lists.none(self.dataset.num_users)
+        users = np.concatenate([self.dataset.user_ids(phase) for phase in ALL])
+        items = np.concatenate([self.dataset.item_ids(phase) for phase in ALL])
+        everyone = np.arange(self.dataset.num_users)
+        return Lists.of(users, items, everyone, self.dataset.num_users)
 
     # ---- full ranking -------------------------------------------------------------------------
 
     def _rank_all(self, model, data, histories, metrics, progress) -> None:  # type: ignore[no-untyped-def]
-        device, num_items = self.world.device, self.dataset.num_items
-        keep = min(max(self.section.topk), num_items - 1)
-        blocks = [
-            torch.arange(start, min(start + BLOCK_ITEMS, num_items), device=device)
-            for start in range(0, num_items, BLOCK_ITEMS)
-        ]
+        device = self.world.device
+        keep = min(max(self.section.topk), self.dataset.num_items - 1)
         encoded: dict[int, Tensor] = {}
         for bounds in self._rounds(len(data.users), progress):
-            scorers = [self._scorer(model, data.users[a:b], histories) for a, b in bounds]
+            queries = [self.query(data.users[a:b], histories) for a, b in bounds]
+            scorers = [self._scorer(model, query) for query in queries]
             best = [TopK(keep) for _ in bounds]
             pairs = (
                 [PairCounts(data, a, b, device) for a, b in bounds]
@@ -183,22 +213,14 @@ class Evaluator:
                 else []
             )
             for again in range(2 if pairs else 1):
-                for number, block in enumerate(blocks):
-                    # One block: encode once per evaluation. Many: once per round, to bound memory.
-                    vectors = encoded.get(number)
-                    if vectors is None and isinstance(model, Retrieval):
-                        vectors = model.encode_item(block)
-                        if len(blocks) == 1:
-                            encoded[number] = vectors
-                    for tile, (a, b) in enumerate(bounds):
-                        scores = scorers[tile](block, vectors)
-                        mask(scores, data.masked, a, b, int(block[0]))
-                        if again:
-                            pairs[tile].count(scores)
-                        else:
-                            best[tile].add(scores, int(block[0]))
-                            if pairs:
-                                pairs[tile].find(scores, int(block[0]))
+                for tile, start, scores in self._scored(model, scorers, encoded):
+                    mask(scores, data.masked, *bounds[tile], start)
+                    if again:
+                        pairs[tile].count(scores)
+                    else:
+                        best[tile].add(scores, start)
+                        if pairs:
+                            pairs[tile].find(scores, start)
             for tile, (a, b) in enumerate(bounds):
                 if a == b:
                     continue
@@ -209,12 +231,31 @@ class Evaluator:
                 extra = pairs[tile].result() if pairs else (None, None)
                 metrics.update(Ranked(items, hits, counts, *extra))
 
-    def _scorer(self, model, users, histories) -> Callable[[Tensor, Tensor | None], Tensor]:  # type: ignore[no-untyped-def]
-        batch = self.query(users, histories)
+    def _scored(
+        self, model: Model, scorers: list[Scorer], encoded: dict[int, Tensor]
+    ) -> Iterator[tuple[int, int, Tensor]]:
+        """Scores of all tiles, a block of items after the other: tile, first item, [users, items].
+
+        One block: its vectors are made once and kept. Many: once per round, to bound memory.
+        """
+        num_items, device = self.dataset.num_items, self.world.device
+        for start in range(0, num_items, BLOCK_ITEMS):
+            block = torch.arange(start, min(start + BLOCK_ITEMS, num_items), device=device)
+            vectors = encoded.get(start)
+            if vectors is None and isinstance(model, Retrieval):
+                vectors = model.encode_item(block)
+                if num_items <= BLOCK_ITEMS:
+                    encoded[start] = vectors
+            for tile, scorer in enumerate(scorers):
+                yield tile, start, scorer(block, vectors)
+
+    def _scorer(self, model: Model, asked: Batch | Jagged) -> Scorer:
         if isinstance(model, Retrieval):
-            queries = model.encode_query(batch)
+            folded = isinstance(asked, Jagged)
+            queries = model.fold_in(asked) if folded else model.encode_query(asked)  # type: ignore[arg-type]
             return lambda block, vectors: queries @ vectors.T  # type: ignore[union-attr]
-        return lambda block, _: model.score(batch, block)
+        assert isinstance(asked, Batch), "who is folded in has a vector"
+        return lambda block, _: model.score(asked, block)
 
     # ---- ranking of given candidates, and labeled rows ------------------------------------------
 

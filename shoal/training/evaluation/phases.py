@@ -38,6 +38,13 @@ class Lists:
         """A list without items for each of so many users."""
         return cls(np.zeros(0, np.int64), np.zeros(num_users + 1, np.int64))
 
+    def chosen(self, places: np.ndarray) -> Lists:
+        """The lists at these places, in their order."""
+        lengths = self.offsets[places + 1] - self.offsets[places]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        flat = np.repeat(self.offsets[places] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return Lists(self.items[flat], offsets)
+
     def block(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         """Lists first..last-1 as pairs: row within the block [n], item [n]."""
         offsets = self.offsets[first : last + 1]

@@ -62,7 +62,7 @@ class DIEN(HistoryModel):
 
     @dataclass
     class Options(HistoryModel.Options):
-        aux_weight: float = 1.0
+        aux_weight: float = 1.0  # of the loss that asks interests for the next item
 
     def reader(self, dim: int, length: int) -> HistoryReader:
         return Evolution(dim)

@@ -36,6 +36,7 @@ class DIN(HistoryModel):
 
     @dataclass
     class Options(HistoryModel.Options):
+        # widths inside the attention
         attention_layers: list[int] = field(default_factory=lambda: [80, 40])
 
     def reader(self, dim: int, length: int) -> HistoryReader:

@@ -64,7 +64,7 @@ class DSIN(HistoryModel):
 
     @dataclass
     class Options(HistoryModel.Options):
-        sessions: int = 4
+        sessions: int = 4  # parts that a history is cut into
         n_heads: int = 2
 
     def reader(self, dim: int, length: int) -> HistoryReader:

@@ -23,7 +23,7 @@ class MMoE(SeveralLabels):
 
     @dataclass
     class Options(SeveralLabels.Options):
-        experts: int = 8
+        experts: int = 8  # perceptrons that all labels share
         expert_layers: list[int] = field(default_factory=lambda: [128])
 
     def __init__(self, options: Options, facts: Facts):

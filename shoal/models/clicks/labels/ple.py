@@ -53,9 +53,9 @@ class PLE(SeveralLabels):
     @dataclass
     class Options(SeveralLabels.Options):
         own_experts: int = 2  # of each label
-        shared_experts: int = 2
+        shared_experts: int = 2  # of all labels
         expert_layers: list[int] = field(default_factory=lambda: [128])
-        levels: int = 2
+        levels: int = 2  # layers of experts
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
