@@ -12,6 +12,7 @@ tensorboard/      curves
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
