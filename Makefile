@@ -1,7 +1,8 @@
 # make train       set up, train the default recipe on generated data
 # make test        set up, run the tests (minutes)
-# make test-all    the long matrices too, and kernels of GPUs by Triton's interpreter
+# make test-all    the long matrices too, the large extras, and kernels of GPUs by Triton's interpreter
 # make check       ruff and mypy
+# make extras      the large extras (EXTRAS="ray onnx" for some of them)
 # make fuzz        strange messages, files, configs and calls, 30 minutes (MINUTES=…, SEED=…)
 # make chaos       runs killed at random and resumed, 60 minutes (MINUTES=…, SEED=…, TRIAL=…)
 
@@ -12,9 +13,16 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -q
 TORCH := torch==2.13.0
 TRITON := triton==3.9.0
 MINUTES ?= 30
+# Those in constraints.txt are part of `make setup`; the others are large.
+SMALL_EXTRAS := index remote serve zstd
+LARGE_EXTRAS := onnx ray torchrec torchx
+EXTRAS ?= $(LARGE_EXTRAS)
+ifneq ($(filter-out $(SMALL_EXTRAS) $(LARGE_EXTRAS),$(EXTRAS)),)
+$(error EXTRAS=$(EXTRAS): there are $(SMALL_EXTRAS) $(LARGE_EXTRAS))
+endif
 CORE := CMakeLists.txt $(wildcard csrc/*)
 
-.PHONY: train test test-all check fuzz chaos setup clean
+.PHONY: train test test-all check extras fuzz chaos setup clean
 
 train: setup
 	$(BIN)/shoal train recipes/planted-bpr-single.yaml
@@ -22,15 +30,30 @@ train: setup
 test: setup
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
 
-# A torch for CPUs comes without Triton (200 MB); without it tests of kernels skip and say so.
-test-all: setup
+# A torch for CPUs comes without Triton (200 MB); torchfm has models that tests train as a user's own.
+test-all: setup extras
 	$(BIN)/python -c "import triton" 2>/dev/null || $(PIP) --no-deps $(TRITON)
+	$(PIP) --no-deps torchfm
 	$(BIN)/python -m pytest -q
 
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Installed in place (-e), as `make setup` does: a plain `pip install` would put a copy of Shoal beside
+# the clone, whose own `shoal/` then has no native core. TorchRec requires the FBGEMM of GPUs, which a
+# torch for CPUs cannot load; FBGEMM 1.X belongs to torch 2.(X+5).
+extras: setup
+ifneq ($(filter-out torchrec,$(EXTRAS)),)
+	$(PIP) --no-build-isolation -e ".[$$(echo $(filter-out torchrec,$(EXTRAS)) | tr ' ' ,)]"
+endif
+ifneq ($(filter torchrec,$(EXTRAS)),)
+	$(PIP) tensordict torchmetrics==1.0.3 pyre-extensions
+	$(PIP) --no-deps $$($(BIN)/python -c "import torch; \
+	  minor = int(torch.__version__.split('.')[1]) - 5; cpu = '' if torch.version.cuda else '-cpu'; \
+	  print(f'torchrec~=1.{minor}.0 fbgemm-gpu{cpu}~=1.{minor}.0')")
+endif
 
 # The core is built once more, with the sanitizers of the compiler (ASan and UBSan).
 fuzz: setup

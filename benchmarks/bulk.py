@@ -23,7 +23,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as implicit asks for
 import numpy as np
 import torch
 
-from shoal.runs.artifact.ranking import DotProducts, rank
+from shoal.kernels.topk import DotProducts, rank
 
 CHUNK = 8192
 

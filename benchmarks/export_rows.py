@@ -43,6 +43,7 @@ def train(folder: Path, options: argparse.Namespace) -> None:
     shoal.run(
         model="FM",
         config_dict={
+            "data.name": "planted",
             "data.clicks.planted.samples": 2000,
             "data.clicks.rows": options.rows,
             "model.dim": options.dim,

@@ -30,11 +30,13 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from shoal.embedding.leaves import gpu_lookup, gpu_segments, gpu_update
 from shoal.embedding.leaves.gpu_growing import GrowingGpuTables
 from shoal.embedding.leaves.gpu_tables import GpuTables
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
+from shoal.kernels.gpu import lookup as gpu_lookup
+from shoal.kernels.gpu import segments as gpu_segments
+from shoal.kernels.gpu import update as gpu_update
 
 DEVICE = torch.device("cuda")
 SETS = 4  # of ids, in turn

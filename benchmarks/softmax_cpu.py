@@ -22,8 +22,8 @@ from shoal.embedding.leaves.device import Device
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placed.local import LocalRows
-from shoal.embedding.softmax import native
 from shoal.embedding.table import Init, Table
+from shoal.kernels import softmax as native
 
 SHAPES = {  # positions, rows, dim
     "BERT4Rec, batch 8": (26, 49_079, 128),

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from rows_gpu import copy_speed, time_of
 
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.softmax import triton_softmax
+from shoal.kernels.gpu import softmax as triton_softmax
 
 DEVICE = torch.device("cuda")
 

@@ -1,4 +1,4 @@
-// A board that processes share, as Python sees it: shoal/world/board.py.
+// A board that processes share, as Python sees it: shoal/kernels/board.py.
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -6,7 +6,7 @@
 #include <tuple>
 
 #include "board.h"
-#include "doors.h"
+#include "argument_checks.h"
 #include "module.h"
 
 namespace nb = nanobind;

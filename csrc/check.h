@@ -29,12 +29,7 @@ inline std::vector<float> random_floats(size_t n) {
   return made;
 }
 
-void check_bytes();    // check_bytes.cpp
-void check_dense();    // check_dense.cpp
-void check_dropout();  // check_dropout.cpp
 void check_filter();   // check_filter.cpp
-void check_graph();    // check_graph.cpp
 void check_lanes();    // check_lanes.cpp
-void check_layers();   // check_layers.cpp
 
 }  // namespace shoal

@@ -4,9 +4,7 @@
 #include <atomic>
 #include <stdexcept>
 
-#include "attend.h"
 #include "kernels.h"
-#include "perceptron.h"
 #include "softmax_kernels.h"
 
 #if defined(__aarch64__)
@@ -19,23 +17,17 @@ namespace shoal {
 namespace SHOAL_LEAST {
 extern const Kernels table;
 extern const SoftmaxKernels softmax_table;
-extern const AttendKernels attend_table;
-extern const PerceptronKernels perceptron_table;
 }
 #ifdef SHOAL_HAS_AVX2
 namespace avx2 {
 extern const Kernels table;
 extern const SoftmaxKernels softmax_table;
-extern const AttendKernels attend_table;
-extern const PerceptronKernels perceptron_table;
 }
 #endif
 #ifdef SHOAL_HAS_AVX512
 namespace avx512 {
 extern const Kernels table;
 extern const SoftmaxKernels softmax_table;
-extern const AttendKernels attend_table;
-extern const PerceptronKernels perceptron_table;
 }
 #endif
 namespace {
@@ -43,8 +35,6 @@ namespace {
 struct Build {
   const Kernels* kernels;
   const SoftmaxKernels* softmax;
-  const AttendKernels* attend;
-  const PerceptronKernels* perceptron;
 };
 
 // Those that this machine can run, the widest first.
@@ -55,16 +45,13 @@ const std::vector<Build>& builds() {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("fma"))
-      all.push_back({&avx512::table, &avx512::softmax_table, &avx512::attend_table,
-                     &avx512::perceptron_table});
+      all.push_back({&avx512::table, &avx512::softmax_table});
 #endif
 #ifdef SHOAL_HAS_AVX2
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-      all.push_back(
-          {&avx2::table, &avx2::softmax_table, &avx2::attend_table, &avx2::perceptron_table});
+      all.push_back({&avx2::table, &avx2::softmax_table});
 #endif
-    all.push_back({&SHOAL_LEAST::table, &SHOAL_LEAST::softmax_table, &SHOAL_LEAST::attend_table,
-                   &SHOAL_LEAST::perceptron_table});
+    all.push_back({&SHOAL_LEAST::table, &SHOAL_LEAST::softmax_table});
     return all;
   }();
   return found;
@@ -81,12 +68,6 @@ const Kernels& kernels() { return *chosen().load(std::memory_order_relaxed)->ker
 
 const SoftmaxKernels& softmax_kernels() {
   return *chosen().load(std::memory_order_relaxed)->softmax;
-}
-
-const AttendKernels& attend_kernels() { return *chosen().load(std::memory_order_relaxed)->attend; }
-
-const PerceptronKernels& perceptron_kernels() {
-  return *chosen().load(std::memory_order_relaxed)->perceptron;
 }
 
 std::vector<std::string> instruction_sets() {

@@ -1,4 +1,4 @@
-// Which build of the inner loops is used: kernels(), softmax_kernels() and all others are of
+// Which build of the inner loops is used: kernels() and softmax_kernels() are of
 // the same one.
 #pragma once
 

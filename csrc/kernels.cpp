@@ -34,14 +34,13 @@ float sum_of_squares(const float* x, int dim) {
 }
 
 // One row's optimizer step; the same expressions, in the same order, as in shoal/embedding/optim/rows.py.
-// With `decays` weight decay is added to the gradients of sgd, adagrad and adam on the way.
-template <Optimizer K, bool decays = false>
+template <Optimizer K>
 inline void step_row(float* __restrict w, float* __restrict s, float* __restrict second,
                      const float* __restrict g, int dim, const Apply& a) {
-  const float size = a.now.size, eps = a.now.eps, decay = a.hyper.weight_decay;
+  const float size = a.now.size, eps = a.now.eps;
   const Hyper& h = a.hyper;
   if constexpr (K == Optimizer::sgd) {
-    for (int c = 0; c < dim; ++c) w[c] -= (decays ? g[c] + decay * w[c] : g[c]) * size;
+    for (int c = 0; c < dim; ++c) w[c] -= g[c] * size;
   } else if constexpr (K == Optimizer::momentum) {
     for (int c = 0; c < dim; ++c) {
       s[c] = s[c] * h.momentum + g[c];
@@ -49,9 +48,8 @@ inline void step_row(float* __restrict w, float* __restrict s, float* __restrict
     }
   } else if constexpr (K == Optimizer::adagrad) {
     for (int c = 0; c < dim; ++c) {
-      const float x = decays ? g[c] + decay * w[c] : g[c];
-      s[c] += x * x;
-      w[c] -= size * x / (std::sqrt(s[c]) + eps);
+      s[c] += g[c] * g[c];
+      w[c] -= size * g[c] / (std::sqrt(s[c]) + eps);
     }
   } else if constexpr (K == Optimizer::rowwise_adagrad) {
     s[0] += sum_of_squares(g, dim) / static_cast<float>(dim);
@@ -61,9 +59,8 @@ inline void step_row(float* __restrict w, float* __restrict s, float* __restrict
     float* __restrict first = s;
     const float rest1 = h.rest1, rest2 = h.rest2, keep = a.now.keep;
     for (int c = 0; c < dim; ++c) {
-      const float x = decays ? g[c] + decay * w[c] : g[c];
-      const float m = first[c] + (x - first[c]) * rest1;
-      const float v = second[c] + (x * x - second[c]) * rest2;
+      const float m = first[c] + (g[c] - first[c]) * rest1;
+      const float v = second[c] + (g[c] * g[c] - second[c]) * rest2;
       first[c] = m;
       second[c] = v;
       w[c] = w[c] * keep - size * m / (std::sqrt(v) + eps);
@@ -334,29 +331,6 @@ void gather(const Layout& layout, const char* base, const int64_t* ids, size_t n
   }
 }
 
-template <Optimizer K>
-void step_of(const Rule& rule, const Learned& to, const float* grads, size_t n) {
-  Apply a;
-  a.now.size = rule.size, a.now.eps = rule.eps, a.now.keep = rule.keep;
-  a.hyper.rest1 = rule.rest1, a.hyper.rest2 = rule.rest2, a.hyper.weight_decay = rule.decay;
-  constexpr size_t most = 1 << 20;  // of what a row can have
-  for (size_t done = 0; done < n; done += most) {
-    const int dim = static_cast<int>(n - done < most ? n - done : most);
-    const Learned here = to.from(done);
-    const float* const g = grads + done;
-    if (rule.decay != 0) step_row<K, true>(here.values, here.first, here.second, g, dim, a);
-    else step_row<K>(here.values, here.first, here.second, g, dim, a);
-  }
-}
-
-void step(const Rule& rule, const Learned& to, const float* grads, size_t n) {
-  switch (rule.kind) {
-    case Optimizer::sgd: return step_of<Optimizer::sgd>(rule, to, grads, n);
-    case Optimizer::adagrad: return step_of<Optimizer::adagrad>(rule, to, grads, n);
-    default: return step_of<Optimizer::adam>(rule, to, grads, n);  // and adamw
-  }
-}
-
 // A vector register of this instruction set. By hand: GCC needs three times as long for the loop.
 #if defined(__AVX512F__)
 constexpr size_t kRegister = 64;
@@ -397,8 +371,7 @@ void write_mask(Mask mask, size_t n, float* out) {
 }  // namespace
 
 extern const Kernels table;
-const Kernels table = {SHOAL_TEXT(SHOAL_ISA), scatter, apply, sum, gather, read_values, step,
-                       write_mask};
+const Kernels table = {SHOAL_TEXT(SHOAL_ISA), scatter, apply, sum, gather, read_values, write_mask};
 
 }  // namespace SHOAL_ISA
 }  // namespace shoal

@@ -128,8 +128,6 @@ struct Kernels {
   // out[i] = values of the record base + ids[i] * stride
   void (*gather)(const Layout&, const char* base, const int64_t* ids, size_t n, float* out);
   void (*read_values)(const Layout&, const char* record, float* out);
-  // One step of n values whose gradients lie as they do.
-  void (*step)(const Rule&, const Learned&, const float* grads, size_t n);
   void (*write_mask)(Mask mask, size_t n, float* out);
 };
 

@@ -14,7 +14,7 @@
 #include <tuple>
 #include <unordered_map>
 
-#include "doors.h"
+#include "argument_checks.h"
 #include "lanes.h"
 
 namespace nb = nanobind;

@@ -29,31 +29,4 @@ struct Bags {
 };
 void sum_bags(const Bags& bags, float* out, int threads);
 
-// What goes back to the places of bags: out[p] = weights[p] * grads[k] of the bag k that p is in, or
-// 0 in none; grads [count, dim], out [places, dim]. Bags as above, less x and ids.
-void spread_bags(const Bags& bags, const float* grads, size_t places, float* out);
-
-// shares[k] = 1 / how many of a bag's ids are not `padding`, of 1 at the least.
-void share_bags(const Bags& bags, int64_t padding, float* shares);
-
-// Vectors of samples: vector i of sample b begins at x + i * apart + b * next.
-struct Vectors {
-  const float* x = nullptr;
-  size_t count = 0, dim = 0, samples = 0;
-  size_t apart = 0, next = 0;
-};
-
-// out [samples, pairs] = <v_i, v_j> of all pairs i > j, in order of i, then j.
-void dots(const Vectors& vectors, float* out, int threads);
-
-// Their gradients to the vectors, which lie as those do.
-void dots_back(const Vectors& vectors, const float* grads, float* out, int threads);
-
-// out [samples, dim] = the sum over all pairs of v_i * v_j, element by element; total [samples, dim]
-// = the sum of all vectors.
-void pair_products(const Vectors& vectors, float* out, float* total);
-
-// Their gradients to the vectors, which lie as those do; grads [samples, dim].
-void pair_products_back(const Vectors& vectors, const float* total, const float* grads, float* out);
-
 }  // namespace shoal

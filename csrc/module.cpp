@@ -1,4 +1,4 @@
-// What Python sees. Arrays come as addresses of torch tensors: shoal/embedding/native.py has
+// What Python sees. Arrays come as addresses of torch tensors: shoal/kernels/ has
 // checked their type, shape and layout, and holds them alive during the call.
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -8,7 +8,7 @@
 #include <mutex>
 #include <shared_mutex>
 
-#include "doors.h"
+#include "argument_checks.h"
 #include "module.h"
 #include "pairs.h"
 #include "route.h"
@@ -21,8 +21,8 @@ using namespace shoal;
 
 namespace {
 
-// What Python may call, and how. Raised whenever that changes, here and in shoal/world/core.py.
-constexpr int kInterface = 15;
+// What Python may call, and how. Raised whenever that changes, here and in shoal/kernels/core.py.
+constexpr int kInterface = 16;
 
 Table* make_table(int dim, int64_t rows, bool has_padding, int64_t padding, bool half,
                   const std::vector<int64_t>& numbering, int init_kind, uint64_t init_key,
@@ -150,7 +150,7 @@ size_t shrink(Table& table, float min_score, float min_norm, int64_t max_age, in
 NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);  // tables that live until the interpreter ends are no leak
   using release = nb::call_guard<nb::gil_scoped_release>;
-  m.doc() = "Embedding rows on the CPU: the native core of shoal.embedding.leaves.native";
+  m.doc() = "Embedding rows on the CPU: the native core of shoal.kernels";
   m.attr("INTERFACE") = kInterface;
   m.attr("BLOOM_LAYOUT") = kBloomLayout;
   nb::class_<Table>(m, "Table")
@@ -225,12 +225,10 @@ NB_MODULE(_core, m) {
   bind_lanes(m);
   bind_board(m);
   bind_rows(m);
-  bind_dense(m);
   bind_layers(m);
   bind_graph(m);
   bind_softmax(m);
   bind_topk(m);
-  bind_clicks(m);
   // known: (num_users, num_items, bitmap or 0, keys, starts); table: (keep, alias) or zeros.
   m.def("draw_negatives", [](const Addresses& known, uint64_t key, const Addresses& table,
                              int column_bits, int max_attempts, Address users, Address index,

@@ -27,11 +27,9 @@ void bind_wire(nanobind::module_& m);
 void bind_lanes(nanobind::module_& m);
 void bind_board(nanobind::module_& m);
 void bind_rows(nanobind::module_& m);
-void bind_dense(nanobind::module_& m);
 void bind_layers(nanobind::module_& m);
 void bind_graph(nanobind::module_& m);
 void bind_softmax(nanobind::module_& m);
 void bind_topk(nanobind::module_& m);
-void bind_clicks(nanobind::module_& m);
 
 }  // namespace shoal

@@ -1,4 +1,4 @@
-// What updates rows, as Python sees it: shoal/embedding/leaves/native.py.
+// What updates rows, as Python sees it: shoal/kernels/tables.py.
 #include <iterator>
 #include <new>
 #include <stdexcept>

@@ -146,7 +146,7 @@ size_t Table::shrink(const Shrink& rule) {
     return rule.max_age >= 0 && rule.step > c.last_step &&
            rule.step - c.last_step > static_cast<uint64_t>(rule.max_age);
   };
-  recall_.forget();  // the numbers of rows that go come again for other ids
+  pull_cache_.forget();  // the numbers of rows that go come again for other ids
   size_t gone = 0;
   std::vector<Kept> kept;
   std::vector<std::pair<int64_t, uint32_t>> victims;

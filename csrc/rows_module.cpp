@@ -1,10 +1,10 @@
-// Rows of several tables at once, read and updated, as Python sees them: shoal/embedding/leaves/native.py.
+// Rows of several tables at once, read and updated, as Python sees them: shoal/kernels/tables.py.
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 
 #include "board.h"
-#include "doors.h"
+#include "argument_checks.h"
 #include "module.h"
 #include "table.h"
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "floats.h"
 #include "softmax_kernels.h"
 #include "threads.h"
 
@@ -18,25 +17,6 @@ size_t parts_of(size_t units, size_t each, int threads) {
 }
 
 }  // namespace
-
-void logits(const float* hidden, size_t n, const float* rows, size_t k, size_t dim,
-            const float* bias, float* out, int threads) {
-  const SoftmaxKernels& kernels = softmax_kernels();
-  Pass pass;
-  pass.of.n = n, pass.of.width = (n + kernels.lanes - 1) / kernels.lanes * kernels.lanes;
-  pass.of.dim = dim, pass.of.k = k;
-  pass.rows = rows, pass.bias = bias;
-  Floats states(pass.of.width * dim);
-  kernels.by_position(hidden, pass.of, states.data());
-  pass.of.states = states.data();
-  const size_t blocks = (k + kBlock - 1) / kBlock, parts = parts_of(blocks, kBlock * n, threads);
-  Pool::run(threads, static_cast<int>(parts), [&](int part) {
-    Floats scratch(kBlock * pass.of.width);
-    const size_t last = blocks * (static_cast<size_t>(part) + 1) / parts;
-    for (size_t r = blocks * static_cast<size_t>(part) / parts; r < last; ++r)
-      kernels.logits(pass, r * kBlock, std::min(k, (r + 1) * kBlock), scratch.data(), out);
-  });
-}
 
 void exponentials(float* x, size_t n, size_t k, float* highest, float* totals, int threads) {
   const size_t parts = parts_of(n, k, threads);

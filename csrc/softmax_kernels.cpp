@@ -261,15 +261,7 @@ void descend(const Descent& step, size_t first, size_t last, float* scratch) {
   }
 }
 
-// ---- logits and exponentials by themselves, small products --------------------------------------
-
-// The other way round than `pass` has them: of positions by rows.
-void logits(const Pass& pass, size_t first, size_t last, float* scratch, float* out) {
-  const size_t width = pass.of.width, k = pass.of.k;
-  logits_of(pass, first, last, scratch);
-  for (size_t p = 0; p < pass.of.n; ++p)
-    for (size_t r = 0; r < last - first; ++r) out[p * k + first + r] = scratch[r * width + p];
-}
+// ---- exponentials by themselves, small products -------------------------------------------------
 
 void exponentials(float* x, size_t k, float* highest, float* total) {
   constexpr size_t kStep = 4 * kLanes;  // under way at once
@@ -335,7 +327,7 @@ void product(const float* a, const float* b, float* out, size_t m, size_t k, siz
 extern const SoftmaxKernels softmax_table;
 const SoftmaxKernels softmax_table = {
     SHOAL_NAME(SHOAL_ISA), kLanes, kColumns, by_position, by_column,
-    pass,                  descend, logits,  exponentials, product};
+    pass,                  descend, exponentials, product};
 
 }  // namespace SHOAL_ISA
 }  // namespace shoal

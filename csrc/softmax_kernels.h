@@ -56,8 +56,7 @@ struct SoftmaxKernels {
   void (*pass)(const Pass&, size_t first, size_t last, const Pooled&);
   // scratch [kBlock * columns + width]
   void (*descend)(const Descent&, size_t first, size_t last, float* scratch);
-  // See softmax.h and products.h; logits of a block of rows, scratch [kBlock * width].
-  void (*logits)(const Pass&, size_t first, size_t last, float* scratch, float* out);
+  // See softmax.h and products.h.
   void (*exponentials)(float* x, size_t k, float* highest, float* total);
   void (*product)(const float* a, const float* b, float* out, size_t m, size_t k, size_t n,
                   float* edge);  // [k, columns]

@@ -1,5 +1,5 @@
 // A softmax over a catalogue and small products, as Python sees them:
-// shoal/embedding/softmax/{native,fused_cpu}.py and shoal/models/nn/native.py.
+// shoal/kernels/softmax.py and products.py.
 #include "softmax.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 #include "catalogue.h"
 #include "dispatch.h"
-#include "doors.h"
+#include "argument_checks.h"
 #include "module.h"
 #include "products.h"
 
@@ -80,14 +80,6 @@ void catalogue_step(Address hidden, size_t n, size_t dim, size_t k, const Addres
 
 void bind_softmax(nb::module_& m) {
   using release = nb::call_guard<nb::gil_scoped_release>;
-  m.def("logits", [](Address hidden, size_t n, Address rows, size_t k, size_t dim, Address bias,
-                     Address out, int threads) {
-    need_array(hidden, times(n, dim), sizeof(float), "hidden: no array");
-    need_array(rows, times(k, dim), sizeof(float), "rows: no array");
-    need_array(out, times(n, k), sizeof(float), "logits: no array");
-    logits(at<float>(hidden), n, at<float>(rows), k, dim, at<float>(bias), at<float>(out),
-           std::max(threads, 1));
-  }, release());
   m.def("exponentials", [](Address x, size_t n, size_t k, Address highest, Address totals,
                            int threads) {
     need(k >= 1 || n == 0, "exponentials: rows without values");

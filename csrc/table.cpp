@@ -152,7 +152,7 @@ void Table::pull(const int64_t* ids, size_t n, float* out) const {
     const Index::Bucket* bucket;
     const char* record;
   } ring[kRing];
-  Recall::Stretch* recalled = recall_.begin(ids, n);
+  PullCache::Stretch* recalled = pull_cache_.begin(ids, n);
   for (size_t i = 0; i < n + 2 * kApart; ++i) {
     auto& third = ring[i % kRing];
     if (i >= 2 * kApart) {
@@ -180,7 +180,7 @@ void Table::pull(const int64_t* ids, size_t n, float* out) const {
       prefetch_read(third.bucket);
     }
   }
-  if (recalled != nullptr) recall_.end(recalled, n);
+  if (recalled != nullptr) pull_cache_.end(recalled, n);
 }
 
 uint32_t Table::insert(Shard& shard, int64_t id, uint64_t hash) {
@@ -210,7 +210,7 @@ void Table::note_change(std::vector<uint8_t>& changed, size_t row) const {
 
 // Records of the distinct ids of a push to a growing table; null: not admitted yet.
 void Table::find_or_insert(const Push& push, Scratch& s) {
-  recall_.find(push.ids, push.n, s);
+  pull_cache_.find(push.ids, push.n, s);
   for (size_t begin = 0; begin < s.distinct; begin += kBlock) {
     const size_t end = std::min(begin + kBlock, s.distinct);
     // All lookups of a block come before its first insert, which may move what they look at.

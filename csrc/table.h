@@ -10,7 +10,7 @@
 #include "kernels.h"
 #include "memory.h"
 #include "random.h"
-#include "recall.h"
+#include "pull_cache.h"
 #include "threads.h"
 
 namespace shoal {
@@ -200,7 +200,7 @@ class Table {
   std::vector<float> state_begin_;   // what each piece holds at first
   Pages pages_;                      // fixed tables
   std::vector<Shard> shards_;        // growing tables
-  mutable Recall recall_;            // likewise
+  mutable PullCache pull_cache_;     // likewise
   int slab_shift_ = 0;
   // Changes are kept from the first mark on: row -> generation, in one byte.
   uint64_t generation_base_ = 0;

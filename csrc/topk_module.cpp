@@ -1,7 +1,7 @@
-// The k largest scores of rows, as Python sees it: shoal/runs/artifact/ranking.py.
+// The k largest scores of rows, as Python sees it: shoal/kernels/topk.py.
 #include <limits>
 
-#include "doors.h"
+#include "argument_checks.h"
 #include "module.h"
 #include "topk.h"
 

@@ -1,4 +1,4 @@
-// Rows on the wire, as Python sees them: shoal/ps/native.py and shoal.embedding.leaves.native.row_reader.
+// Rows on the wire, as Python sees them: shoal/kernels/wire.py and tables.py.
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
@@ -15,7 +15,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "doors.h"
+#include "argument_checks.h"
 #include "module.h"
 #include "wire.h"
 

@@ -24,14 +24,22 @@ import threading
 import time
 
 STARTED = time.perf_counter()  # for the start-up time that result.json states
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
-SPECS = ("EstimatorSpec", "EvalSpec", "Hook", "ModeKeys", "RunConfig", "TrainSpec")
-__all__ = [
-    *("CollectiveStrategy", "Embedding", "EstimatorSpec", "EvalSpec", "Feature", "Hook"),
-    *("Interrupted", "ModeKeys", "RunConfig", "TrainSpec", "__version__"),
-    *("evaluate", "export", "fit", "load", "recommend", "run", "run_rank"),
-]
+# Public name -> the module below shoal.runs that has it. `import shoal` stays quick: torch comes in
+# with the first name that is used.
+_ROOMS = {
+    **dict.fromkeys(("run", "run_rank"), "run"),
+    **dict.fromkeys(("evaluate", "recommend"), "trained"),
+    **dict.fromkeys(("fit", "Feature"), "fit"),
+    "export": "artifact.export",
+    "load": "artifact.loaded",
+    "CollectiveStrategy": "collective.strategy",
+    "Embedding": "collective.modules",
+    **dict.fromkeys(("EstimatorSpec", "EvalSpec", "Hook"), "collective.specs"),
+    **dict.fromkeys(("ModeKeys", "RunConfig", "TrainSpec"), "collective.specs"),
+}
+__all__ = sorted([*_ROOMS, "Interrupted", "__version__", "ray"])
 
 
 class Interrupted(BaseException):
@@ -46,27 +54,17 @@ if "SHOAL_LAUNCHER" in os.environ and threading.current_thread() is threading.ma
     # A rank or a server: its launcher tells of Ctrl-C. Here, because what follows takes a while.
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
 
-# torch's memory on ARM is mimalloc's, which gives back what a step has freed before the next one
-# asks for it. It waits so many milliseconds longer; where torch has another, nobody reads this.
-os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")
-
 
 def __getattr__(name: str):  # type: ignore[no-untyped-def]
-    # `import shoal` stays quick: torch comes in with the first thing that is used.
-    rooms = {
-        **dict.fromkeys(("run", "run_rank"), "run"),
-        **dict.fromkeys(("evaluate", "recommend"), "trained"),
-        **dict.fromkeys(("fit", "Feature"), "fit"),
-        "export": "artifact.export",
-        "load": "artifact.loaded",
-        "CollectiveStrategy": "collective.strategy",
-        "Embedding": "collective.modules",
-        **dict.fromkeys(SPECS, "collective.specs"),
-    }
-    if name in rooms or name == "ray":
-        from importlib import import_module
+    from importlib import import_module
 
-        if name == "ray":
-            return import_module("shoal.runs.ray")
-        return getattr(import_module(f"shoal.runs.{rooms[name]}"), name)
+    if name == "ray":
+        return import_module("shoal.runs.ray")
+    if name in _ROOMS:
+        return getattr(import_module(f"shoal.runs.{_ROOMS[name]}"), name)
     raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What completion offers: the public names, loaded or not."""
+    return [*__all__]

@@ -9,6 +9,10 @@ if "SHOAL_LAUNCHER" not in os.environ:  # a launcher's processes are told by it 
     for _number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(_number, lambda number, frame: os._exit(128 + number))
 
+# torch's allocator on ARM is mimalloc, which returns what a step has freed before the next step
+# asks for it. It waits so many milliseconds longer; where torch has another, nobody reads this.
+os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")
+
 gc.disable()  # while all that is made is kept (shoal.command.starting)
 
 from shoal.command.cli import main  # noqa: E402

@@ -58,6 +58,7 @@ def click_config(**values: Any) -> Config:
     given = {key.replace("__", "."): value for key, value in values.items()}
     small = {
         "model": "TinyClicks",
+        "data.name": "planted",
         "data.clicks.planted.samples": 3000,
         "data.clicks.planted.slots": 5,
         "data.clicks.planted.ids_per_slot": 40,

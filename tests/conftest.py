@@ -15,6 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
+ROOT = Path(__file__).resolve().parents[1]
+GET = ROOT.parent / "shared" / "data" / "get"
+
 torch.set_num_threads(1)
 
 
@@ -25,18 +28,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
 
 
-ROOT = Path(__file__).resolve().parents[1]
-GET = ROOT.parent / "shared" / "data" / "get"
-
-if "SHOAL_TEST_DATA" not in os.environ and GET.is_file():
+def pytest_configure() -> None:
+    """Name the folder of real data, in the process that starts the others."""
+    if "SHOAL_TEST_DATA" in os.environ or "PYTEST_XDIST_WORKER" in os.environ or not GET.is_file():
+        return
     folder = ROOT / ".testdata"
     found = folder / "ml-1m.zip"
-    if not found.is_file() and "PYTEST_XDIST_WORKER" not in os.environ:
+    if not found.is_file():
         with contextlib.suppress(subprocess.TimeoutExpired):  # then those tests skip
             subprocess.run(["bash", str(GET), str(folder)], capture_output=True, timeout=120)
     if found.is_file() and (folder / "ml-100k" / "ml-100k.inter").is_file():
         os.environ["SHOAL_TEST_DATA"] = str(folder)
         for name in ("criteo", "slots", "goodreads"):
             if (GET.parent / name).is_dir() and not (folder / name).exists():
-                with contextlib.suppress(OSError):  # another process may be copying it too
-                    shutil.copytree(GET.parent / name, folder / name, copy_function=shutil.copyfile)
+                shutil.copytree(GET.parent / name, folder / name, copy_function=shutil.copyfile)

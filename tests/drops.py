@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.world.core import load_core
+from shoal.kernels.core import load_core
 
 core = load_core()
 # Without a compiler there is no core: masks are then made by torch, which test_dropout.py tests.

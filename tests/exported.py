@@ -18,6 +18,7 @@ from shoal.runs.artifact import check, export, files
 from shoal.runs.artifact.loaded import Artifact
 
 CLICKS = {
+    "data.name": "planted",
     "data.clicks.planted.samples": 3000,
     "data.clicks.planted.slots": 5,
     "data.clicks.planted.ids_per_slot": 40,

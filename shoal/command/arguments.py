@@ -31,7 +31,9 @@ PADDLEREC_PROGRAMS = (
     "static_gpubox_trainer.py",
 )
 PADDLE_PORT = 6170
-TRUST = typer.Option("--trust", help="Run the code that the run folder's config names.")
+TRUST = typer.Option(
+    "--trust", help="Run the code and write to the places that the run folder's config names."
+)
 
 
 def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -102,7 +104,8 @@ def as_paddle_launches(overrides: list[str]) -> list[str]:
         hosts = [word.strip() for word in given["ips"].split(",") if word.strip()]
         said = given.get("nproc") or given.get("launch.nproc") or nproc
         if said is None:
-            raise typer.BadParameter("--ips needs --gpus 0,1 or --nproc N: the processes of a host")
+            said = _visible_gpus()
+            rest.append(f"--launch.nproc={said}")
         host, here = place_of(hosts), int(said)
         if len(hosts) > 1:
             rest += [f"--launch.ip={hosts[0]}", f"--launch.world_size={here * len(hosts)}"]
@@ -110,6 +113,19 @@ def as_paddle_launches(overrides: list[str]) -> list[str]:
             if not {"port", "launch.port"} & given.keys():
                 rest.append(f"--launch.port={PADDLE_PORT}")
     return rest
+
+
+def _visible_gpus() -> int:
+    from shoal.world.gpus import count_gpus
+
+    found = count_gpus(None)
+    if not found:
+        raise typer.BadParameter(
+            "--ips starts a process for each GPU of a host, and none is visible here; --gpus 0,1 "
+            "or --nproc N names how many"
+        )
+    typer.echo(f"--ips without --gpus: {found} processes here, one for each visible GPU", err=True)
+    return found
 
 
 def check_resumable(resolved: Resolved, resume: bool) -> None:
@@ -150,16 +166,13 @@ def run_config(folder: str) -> Path:
 
 
 def daily_arguments(
-    start: str, data: str | None, output: str | None, files: list[str]
+    start: str, output: str | None, files: list[str]
 ) -> tuple[list[str], dict[str, Any]]:
-    """Of `shoal train --from RUN --data DATA`: the run's config, and what is other than in it."""
+    """Of `shoal train --from RUN`: the run's config, and what is other than in it."""
     if files:
         raise typer.BadParameter(f"--from brings the run's config; leave {files[0]} out")
     folder = Path(start).absolute()
     values: dict[str, Any] = {"start.run": str(folder), "run.output": output}
     if (folder / "vocabulary.safetensors").is_file():  # click models have ids of their own
         values["start.words"] = str(folder)
-    if data is not None:
-        path = Path(data)
-        values |= {"data.path": str(path.parent), "data.name": path.name}
     return [str(run_config(start))], values

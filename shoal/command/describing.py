@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from shoal.command.arguments import split_arguments
+from shoal.world.durable import written
 
 
 def data_describe(
@@ -27,10 +28,12 @@ def data_describe(
     told = describe_run(resolve(*split_arguments(context.args)).config)
     typer.echo(told.text)
     if write is not None:
-        Path(write).write_text(told.yaml, encoding="utf-8")
+        with written(write):
+            Path(write).write_text(told.yaml, encoding="utf-8")
         typer.echo(f"{write}: the features, to edit and to add to a config")
     if html is not None:
         if told.page is None:
             raise ValueError("--html: a page is made of interactions, and this is a click log")
-        Path(html).write_text(told.page(), encoding="utf-8")
+        with written(html):
+            Path(html).write_text(told.page(), encoding="utf-8")
         typer.echo(f"{html}: open it in a browser")

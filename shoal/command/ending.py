@@ -24,16 +24,20 @@ def print_result(result: dict[str, Any]) -> None:
 
     table = Table("metric", "best valid", "test", title=f"{result['model']} on {result['dataset']}")
     for name, value in result["test"].items():
-        table.add_row(name, f"{result['best_valid'].get(name, float('nan')):.4f}", f"{value:.4f}")
+        valid = result["best_valid"].get(name)
+        table.add_row(name, "-" if valid is None else f"{valid:.4f}", f"{value:.4f}")
     Console().print(table)
 
 
 def fail(error: Exception) -> NoReturn:
     """One clear line for what a user can mend, a traceback for what only we can."""
+    from shoal.command.machine import explain
     from shoal.launch.hosts import LaunchError
     from shoal.launch.launched import is_launched, record_failure
     from shoal.world.world import WorldError
 
+    if (line := explain(error)) is not None:
+        error = ValueError(line)
     fault = not isinstance(error, (ValueError, OSError, WorldError, LaunchError))
     recorded = record_failure(error, fault)
     if recorded and is_launched():

@@ -76,6 +76,8 @@ def prepare(
         )
         made = mapped.prepare_log(job) if is_log else preparing.prepare(job)
     skipped = f"; {made['bad_rows']} bad rows were left out" if made.get("bad_rows") else ""
+    for key, count in made.get("left_out", {}).items():
+        skipped += f"; {count} were left out by {key}"
     if is_log:
         typer.echo(
             f"{to}: {made['rows']} samples of {len(made['layout']['slots'])} slots{skipped}; train "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,9 @@ import typer
 
 from shoal.command.arguments import TRUST
 from shoal.command.starting import importing
+from shoal.world.durable import written
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet computes begins so
 
 
 def export(
@@ -39,7 +43,8 @@ def export(
     with importing():
         from shoal.runs.artifact.export import export
 
-    found = export(run, to, rows, delta, histories, tolerance, trust, onnx)  # type: ignore[arg-type]
+    with written(to):
+        found = export(run, to, rows, delta, histories, tolerance, trust, onnx)  # type: ignore[arg-type]
     typer.echo(
         f"checked in a fresh process: answers differ by at most {found['largest_difference']:.3g} "
         f"({found['allowed']:.3g} allowed); rows ({rows}) "
@@ -73,6 +78,9 @@ def recommend(
     approximate: Annotated[
         bool, typer.Option("--approximate", help="Rank by an index; prints its recall.")
     ] = False,
+    spreadsheet: Annotated[
+        bool, typer.Option("--spreadsheet", help="csv: ids that begin like a formula get a '.")
+    ] = False,
     trust: Annotated[bool, TRUST] = False,
 ) -> None:
     """The best items for a user or a history, or for all users into a file; original ids."""
@@ -92,8 +100,13 @@ def recommend(
 
         if output is None:
             raise ValueError("--all needs a file to write to: --output top.parquet")
+        if spreadsheet and not output.endswith(".csv"):
+            raise ValueError(f"--spreadsheet is about csv, and --output is {output}")
         job = Job(run, output, topk, users, exclude, only, category, seen, approximate)
-        count = recommend_many(job, nproc, lambda text: None)
+        with written(output):
+            count = recommend_many(job, nproc, lambda text: None)
+            if spreadsheet:
+                quote_formulas(Path(output))
         typer.echo(f"{count} users: {output}")
         return
     from rich.console import Console
@@ -134,7 +147,8 @@ def predict(
     """Predict the clicks of samples: a line for each, in their order."""
     from shoal.runs.artifact.predict import predict_file
 
-    count = predict_file(artifact, input, output)
+    with written(output):
+        count = predict_file(artifact, input, output)
     typer.echo(f"{count} samples: {output}")
 
 
@@ -189,7 +203,7 @@ def serve(
             from shoal.runs.serving.listening import Limits, read_token
             from shoal.runs.serving.listening import serve as listen
     except ImportError as error:
-        raise ValueError(f"{error}; for serve: pip install '.[serve]' in the clone") from error
+        raise ValueError(f"{error}; run `make extras EXTRAS=serve` in the clone") from error
     import os
     import signal
 
@@ -204,3 +218,26 @@ def serve(
     limits = Limits(body_bytes, seconds, seconds, batch=batch, threads=cores)
     token = read_token(token_file)
     listen(artifact, host, port, limits, token, tls_cert, tls_key, plain, refresh, announce)
+
+
+def quote_formulas(path: Path) -> None:
+    """Put a ' before cells of a csv file that a spreadsheet would compute, as =HYPERLINK(...)."""
+    hidden = path.with_name(f".{path.name}.quoted")
+    try:
+        with (
+            open(path, newline="", encoding="utf-8") as file,
+            open(hidden, "w", newline="", encoding="utf-8") as out,
+        ):
+            lines = csv.writer(out, lineterminator="\n")
+            lines.writerows([_quoted(cell) for cell in row] for row in csv.reader(file))
+        hidden.replace(path)
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
+def _quoted(cell: str) -> str:
+    try:
+        float(cell)  # such as -0.5, which is no formula
+    except ValueError:
+        return f"'{cell}" if cell[:1] in FORMULA else cell
+    return cell

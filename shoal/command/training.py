@@ -6,7 +6,7 @@ import math
 import os
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,7 +38,9 @@ def train(
         str | None,
         typer.Option("--from", help="Go on from this run, with its config and --data."),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="With --from: folder of the data set.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A file or folder: the data, in place of the config's.")
+    ] = None,
     join: Annotated[
         str | None,
         typer.Option(help="Join this run, which is under way, as one more worker (ps.elastic)."),
@@ -67,6 +69,7 @@ def train(
         prepare_config()
         from shoal.launch.launched import follow_launcher, is_launched
         from shoal.runs import run
+        from shoal.runs.given import with_data
         from shoal.world.variables import is_first, is_worker
 
     if is_worker():
@@ -76,7 +79,7 @@ def train(
     counted = any(key_of(word) in ("nproc", "launch.nproc", "world_size") for word in overrides)
     values = ONE_PROCESS if is_run and counted else None  # not half of how it was launched before
     if start is not None and not is_run:
-        files, values = daily_arguments(start, data, output, files)
+        files, values = daily_arguments(start, output, files)
         is_run = True
     if join is not None:
         files, values = join_arguments(join, files)
@@ -85,6 +88,8 @@ def train(
     resolved = run.resolve(
         files, overrides, values, "shoal train --resume", folder=folder, trust=trust
     )
+    if data is not None:
+        resolved = with_data(resolved, data)
     check_resumable(resolved, resume)
     if join is not None:
         check_joinable(resolved, join)
@@ -121,7 +126,7 @@ def _follow(
             "words continue it)"
         )
     files, overrides = split_arguments(words)
-    files, values = daily_arguments(start, None, output, files)
+    files, values = daily_arguments(start, output, files)
     # Of a file there is one pass, and no second look: it was tested before.
     values |= {"train.epochs": 1, "train.eval_every": 0, "start.test_first": True}
     resolved = run.resolve(
@@ -174,7 +179,8 @@ def launch(
     if server_num is None and workers is None and servers is None and role is None:
         # PaddleRec's gpubox is launched, and has no servers: its rows are with the workers.
         more = [] if worker_num is None else [f"--launch.nproc={worker_num}"]
-        resolved = run.resolve(files, [*overrides, *more], folder=folder, trust=trust)
+        here: dict[str, Any] = {"strategy.ps.addresses": []}  # new servers choose theirs
+        resolved = run.resolve(files, [*overrides, *more], here, folder=folder, trust=trust)
     if resolved is None or resolved.config.strategy.name != "sharded":
         roles = find_roles(worker_num, server_num, workers, servers, role, index)
         resolved = run.resolve_with_roles(files, overrides, roles, folder=folder, trust=trust)

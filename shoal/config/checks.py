@@ -50,11 +50,11 @@ def split(config: Config) -> Iterator[Problem]:
     if min(ratio) < 0 or sum(ratio) <= 0:
         yield "data.split.ratio", f"given {ratio}; parts must not be negative, nor all zero"
     parts = config.data.presplit
-    if parts is not None and len(parts) != 3:
+    if parts is not None and len(parts) not in (2, 3):
         yield (
             "data.presplit",
-            f"given {len(parts)} name parts ({', '.join(parts)}); there must be three: train, "
-            "valid and test",
+            f"given {len(parts)} name parts ({', '.join(parts)}); there must be three, for train, "
+            "valid and test, or two, for train and test",
         )
 
 
@@ -318,8 +318,6 @@ def click_metrics(config: Config) -> Iterator[Problem]:
             f"{', '.join(ranking)} rank items for a user, and {config.model.title} predicts clicks "
             f"of single samples; choose among {', '.join(CLICK_METRICS)}",
         )
-    if "GAUC" in chosen.metrics and config.data.is_click_log and config.data.clicks.group is None:
-        yield "eval.metrics", "GAUC needs the slot that it groups by: set data.clicks.group"
     modes = {chosen.mode} if isinstance(chosen.mode, str) else set(chosen.mode.values())
     if modes != {"labeled"}:
         yield (

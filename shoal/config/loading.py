@@ -21,6 +21,7 @@ from shoal.config.keys import LEAVES, MISSING, OPTIONAL, options_of
 from shoal.config.reading import Reader, Value
 from shoal.config.resolved import Resolved
 from shoal.config.schema import Config
+from shoal.config.schema.launch import EVERY_GPU
 from shoal.config.sources import DEFAULT, Layer, Origin, from_file, from_overrides, from_python
 from shoal.config.unread import refusals
 
@@ -34,7 +35,6 @@ KindLookup = Callable[[str], str]
 ModelCheck = Callable[[str, Origin], None]
 
 CLICK_DEFAULTS: dict[str, Any] = {
-    "data.name": "clicks",
     "data.split.group_by": "none",
     "eval.mode": "labeled",
     "eval.metrics": ["AUC", "LogLoss"],
@@ -93,7 +93,7 @@ def load(
         _merge(state, reader.read(layer))
     if command is not None:
         errors += _decide(state, command)
-    reader.notes += _multiply(state)
+    reader.notes += [*_count_processes(state), *_multiply(state)]
     state["model.name"] = Value(name, state["model.name"].origin)
     for key in options or {}:
         if state[key].value is MISSING:
@@ -193,6 +193,25 @@ def _merge(state: dict[str, Value], found: dict[str, Value]) -> None:
                     state[child] = Value(leaf.default, DEFAULT)
         if key not in OPTIONAL:
             state[key] = new
+
+
+def _count_processes(state: dict[str, Value]) -> list[str]:
+    """Puts the number of visible GPUs in the place of launch.nproc -1; a line for the log."""
+    entry = state["launch.nproc"]
+    if entry.value != EVERY_GPU:
+        return []
+    from shoal.world.gpus import count_gpus  # brings torch, which most configs can do without
+    from shoal.world.variables import launched_size
+
+    gpus = count_gpus(state["run.gpu_ids"].value, state["run.device"].value)
+    state["launch.nproc"] = Value(launched_size() or max(1, gpus), entry.origin)
+    if launched_size():  # they were counted, and logged, when we were started
+        return []
+    found = f"{gpus} processes, a GPU each" if gpus > 1 else f"1 process, since there is {gpus} GPU"
+    return [
+        f"{entry.origin}: {found}: all that are visible; CUDA_VISIBLE_DEVICES, run.gpu_ids or "
+        "--nproc names fewer"
+    ]
 
 
 def _multiply(state: dict[str, Value]) -> list[str]:

@@ -102,6 +102,22 @@ class RowRules(Section):
 Dtype = Literal["float32", "bfloat16"]
 
 
+class InitSection(Section):
+    """Initial values of rows. A value is a pure function of (seed, table, id, column)."""
+
+    kind: Literal["uniform", "normal", "xavier", "xavier_normal", "constant"] = Field(
+        "xavier_normal",
+        description="uniform in [-scale, scale); normal with standard deviation scale; xavier and "
+        "xavier_normal take their scale from the size of the table; constant: scale everywhere",
+    )
+    scale: float = Field(
+        0.01, ge=0, allow_inf_nan=False, description="of uniform, normal and constant"
+    )
+
+
+FIXED_KEYS = ("dtype", "init")  # of TableRules: keys that a table which does not grow has, too
+
+
 class TableRules(TypedDict, total=False):
     """Of one table; what is left out is as for all tables."""
 
@@ -114,6 +130,7 @@ class TableRules(TypedDict, total=False):
     capacity: Annotated[int, Field(ge=1, lt=1 << 62)] | None
     order: Literal["lfu", "lru"]
     dtype: Dtype
+    init: InitSection
 
 
 class RowsSection(RowRules):
@@ -125,17 +142,21 @@ class RowsSection(RowRules):
         "updates round at random, up or down, so that small ones add up; rows that a softmax "
         "reads whole stay float32",
     )
+    init: InitSection | None = Field(
+        None, description="initial values of all tables; null: each model has its own"
+    )
     tables: dict[str, TableRules] = Field(
         default_factory=dict,
-        description="table -> dtype, threshold, min_score, min_norm, max_age, capacity, order, "
-        "for that table alone",
+        description="table -> dtype, init, threshold, min_score, min_norm, max_age, capacity, "
+        "order, for that table alone",
     )
     tiers: TiersSection = Field(default_factory=TiersSection)
 
     def of(self, table: str) -> RowRules:
         """The rules of one table."""
         own: dict[str, Any] = dict(self.tables.get(table, {}))
-        own.pop("dtype", None)
+        for key in FIXED_KEYS:
+            own.pop(key, None)
         threshold = {"threshold": own.pop("threshold")} if "threshold" in own else {}
         return RowRules(
             admission=self.admission.model_copy(update=threshold),

@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ import numpy as np
 
 from shoal.config.schema import DataSection
 from shoal.data.dataset import Column, Columns, Dataset, Ragged
+from shoal.data.pairs import Pairs, counts_of
 from shoal.world.durable import is_plain_name, open_regular
 
 logger = logging.getLogger(__name__)
 
-VERSION = 4  # of the format and of preparation: raise it when either changes what is stored
+VERSION = 5  # of the format and of preparation: raise it when either changes what is stored
 MANIFEST = "manifest.json"
 
 
@@ -42,7 +44,7 @@ def cache_folder(files: list[Path], config: DataSection, seed: int) -> Path:
     # Not sort_keys: the order of data.filter.values decides which error is given, nothing else.
     text = json.dumps([VERSION, states, options], sort_keys=True)
     key = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return files[0].parent / ".shoal" / f"{config.name}-{key}"
+    return files[0].parent / ".shoal" / f"{config.title}-{key}"
 
 
 def load(folder: Path) -> Dataset | None:
@@ -128,6 +130,8 @@ def _assemble(body: dict[str, Any], arrays: dict[str, np.ndarray]) -> Dataset:
         vocab={field: words[place] for field, place in body["vocab"].items()},
         splits={phase: arrays[name] for phase, name in body["splits"].items()},
         missing=body["missing"],
+        left_out=counts_of(body["left_out"]),
+        pairs=Pairs.of(body["pairs"]),
     )
 
 
@@ -202,6 +206,8 @@ def _write(folder: Path, dataset: Dataset) -> None:
         "vocab": {field: place[id(words)] for field, words in dataset.vocab.items()},
         "splits": {phase: put(rows) for phase, rows in dataset.splits.items()},
         "missing": dataset.missing,
+        "left_out": dataset.left_out,
+        "pairs": asdict(dataset.counted()),
         "arrays": arrays,
     }
     text = json.dumps({"sha256": _checksum(_json(body)), "body": body}, ensure_ascii=False)

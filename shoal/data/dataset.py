@@ -11,6 +11,8 @@ from typing import Literal
 
 import numpy as np
 
+from shoal.data.pairs import PHASES, Pairs, count_pairs
+
 FieldType = Literal["token", "token_seq", "float", "float_seq"]
 Phase = Literal["train", "valid", "test"]
 
@@ -42,6 +44,7 @@ class Dataset:
     vocab       token field -> original tokens as an array of str; vocab[f][0] is "[PAD]"
     splits      phase -> int64 row numbers of `inter`; every kept row is in exactly one phase
     missing     file suffix -> column -> empty cells that it had
+    left_out    config key -> rows of the files that it left out
     """
 
     name: str
@@ -57,6 +60,8 @@ class Dataset:
     items: Columns = field(default_factory=dict)
     extra: dict[str, Columns] = field(default_factory=dict)
     missing: dict[str, dict[str, int]] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
+    pairs: Pairs | None = None  # see counted
     # SHA-256 of `interactions` and `splits`, where they are known without reading them all
     digests: dict[str, str] = field(default_factory=dict)
 
@@ -73,6 +78,16 @@ class Dataset:
     @property
     def num_inter(self) -> int:
         return len(self.inter[self.user_field])
+
+    def counted(self) -> Pairs:
+        """What is there twice, and in several phases; counted once."""
+        if self.pairs is None:
+            phases = np.zeros(self.num_inter, np.int8)
+            for number, phase in enumerate(PHASES):
+                phases[self.splits[phase]] = number
+            users, items = (np.asarray(self.inter[f]) for f in (self.user_field, self.item_field))
+            self.pairs = count_pairs(users, items, phases, self.num_items)
+        return self.pairs
 
     def history(self, phases: tuple[Phase, ...]) -> tuple[np.ndarray, np.ndarray] | None:
         """Items of these phases by user, in order, and offsets [users + 1]; None: not kept so."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -30,23 +31,40 @@ def apply_filters(raw: Raw, config: DataSection) -> Raw:
             side[name] = first_rows(side[name], field)
 
     rows = np.arange(len(raw.inter))
+    left_out = LeftOut(len(rows), raw.left_out)
     if config.filter.duplicates is not None:
         rows = _without_duplicates(raw.inter, config)
+        left_out.count("data.filter.duplicates", len(rows))
     for field, text in config.filter.values.items():
         where = f"data.filter.values.{field}"
         rows, side = _by_value(raw.inter, rows, side, field, text, where)
+        left_out.count(where, len(rows))
     if config.filter.by_user_or_item:
         for name, (field, _) in sides.items():
             if name in side:
                 rows = _only_known(raw.inter, rows, field, side[name])
                 _check(rows, "data.filter.by_user_or_item", f"no {field} is in both files")
-    rows, side = _by_count(raw.inter, rows, side, sides)
+        left_out.count("data.filter.by_user_or_item", len(rows))
+    rows, side = _by_count(raw.inter, rows, side, sides, left_out)
     if len(rows) == len(raw.inter):
         logger.info("filters keep all %d interactions", len(rows))
-        return Raw(raw.inter, side, raw.parts)
+        return Raw(raw.inter, side, raw.parts, left_out.by_key)
     logger.info("filters keep %d of %d interactions", len(rows), len(raw.inter))
     parts = None if raw.parts is None else raw.parts[rows]
-    return Raw(raw.inter.take(rows), side, parts)
+    return Raw(raw.inter.take(rows), side, parts, left_out.by_key)
+
+
+class LeftOut:
+    """Rows that filters leave out, by the key of each: `count` after it."""
+
+    def __init__(self, rows: int, by_key: Mapping[str, int]):
+        self.rows, self.by_key = rows, dict(by_key)
+
+    def count(self, key: str, rows: int | np.integer) -> None:
+        """So many rows are left now."""
+        if rows < self.rows:
+            self.by_key[key] = self.by_key.get(key, 0) + self.rows - int(rows)
+        self.rows = int(rows)
 
 
 def _check(rows: np.ndarray, option: str, why: str) -> None:
@@ -131,6 +149,7 @@ def _by_count(
     rows: np.ndarray,
     side: dict[str, RawTable],
     sides: dict[str, tuple[str, str]],
+    left_out: LeftOut,
 ) -> tuple[np.ndarray, dict[str, RawTable]]:
     """Drop users and items with too few or too many interactions until all that are left fit."""
     active = {}
@@ -150,6 +169,7 @@ def _by_count(
             counts = np.bincount(column.values[rows], minlength=len(column.words))
             keeps[name] = within(counts, intervals)
             stay &= keeps[name][column.values[rows]]
+            left_out.count(f"data.filter.{name}_inter_num", int(stay.sum()))
         if stay.all():
             break
         rows = rows[stay]

@@ -22,6 +22,10 @@ ZSTD = b"\x28\xb5\x2f\xfd"
 PACKED = (".gz", ".zst")
 EXPANSION = 200  # logs and ratings shrink to a third or a twentieth; gzip's most is 1032
 EXPANSION_FREE = 64 << 20  # bytes
+LONGEST_LINE = 16 << 20  # bytes: what a reader of lines holds is bounded by it
+# Packed bytes that are unpacked at a time. Four bytes of zstd may stand for a block of 128 KiB, so
+# they become 32 MiB at most.
+ZSTD_BYTES = 1 << 10
 
 
 def is_packed(path: Path) -> bool:
@@ -61,7 +65,7 @@ def _zstd(source: BinaryIO, path: Path) -> Iterator[BinaryIO]:
     except ImportError as error:
         raise ValueError(
             f"{path} is packed by zstd, and reading it needs a package: "
-            "pip install '.[zstd]' in the clone, or unpack it (unzstd)"
+            "run `make extras EXTRAS=zstd` in the clone, or unpack it (unzstd)"
         ) from error
     most = longest_text(os.fstat(source.fileno()).st_size)
     try:
@@ -91,7 +95,7 @@ class Unzstd(io.RawIOBase):
         """To the beginning alone."""
         assert position == whence == 0
         self.source.seek(0)
-        self.frame, self.held, self.at = self.decompressor().decompressobj(), b"", 0
+        self.frame, self.held, self.at = self.decompressor().decompressobj(), memoryview(b""), 0
         return 0
 
     def tell(self) -> int:
@@ -101,14 +105,14 @@ class Unzstd(io.RawIOBase):
         """Some bytes; 0 at the end."""
         while not self.held:
             packed = self.frame.unused_data if self.frame.eof else b""
-            packed = packed or self.source.read(1 << 16)
+            packed = packed or self.source.read(ZSTD_BYTES)
             if not packed:
                 if not self.frame.eof:
                     raise EOFError("it ends within a frame")
                 return 0
             if self.frame.eof:
                 self.frame = self.decompressor().decompressobj()
-            self.held = self.frame.decompress(packed)
+            self.held = memoryview(self.frame.decompress(packed))
         size = min(len(buffer), len(self.held))
         buffer[:size], self.held = self.held[:size], self.held[size:]
         self.at += size

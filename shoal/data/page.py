@@ -8,8 +8,9 @@ import time
 import numpy as np
 
 from shoal.data.dataset import Dataset
+from shoal.data.doubts import doubts
 from shoal.data.features import Feature
-from shoal.data.statistics import describe, leakage, per_item, per_user, spread
+from shoal.data.statistics import figures, leakage, left_out, per_item, per_user, spread
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 520, 240, 56, 34
 STYLE = """
@@ -42,6 +43,7 @@ def page(dataset: Dataset, features: tuple[Feature, ...]) -> str:
         "</div>",
         _missing(dataset, features),
         _leaks(dataset),
+        _doubts(dataset),
     ]
     title = html.escape(dataset.name)
     return (
@@ -69,8 +71,11 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def _figures(dataset: Dataset, users: np.ndarray, items: np.ndarray) -> str:
-    lines = [line.rpartition(": ") for line in describe(dataset).split("\n")[1:-1]]
-    rows = [[name.replace("The number of ", ""), _short(value)] for name, _, value in lines]
+    rows = [
+        [name.replace("The number of ", ""), _short(str(value))]
+        for name, value in figures(dataset).items()
+    ]
+    rows += [[f"left out by {key}", f"{count:,}"] for key, count, _ in left_out(dataset)]
     rows += [[f"{phase} split", f"{len(chosen):,}"] for phase, chosen in dataset.splits.items()]
     spreads = [
         [what, *(f"{value:,.1f}".removesuffix(".0") for value in spread(counts).values())]
@@ -245,3 +250,9 @@ def _leaks(dataset: Dataset) -> str:
         [[name, f"{count:,}", f"{count / total:.1%}"] for name, count in rows],
     )
     return _section("Leakage between train and test", text, body)
+
+
+def _doubts(dataset: Dataset) -> str:
+    found = "".join(f"<li>{html.escape(doubt)}</li>" for doubt in doubts(dataset))
+    text = "What makes metrics on this data tell little." if found else "Nothing odd was counted."
+    return _section("Warnings", text, f"<ul>{found}</ul>" if found else "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from shoal.config.yaml_io import inline
 from shoal.data import columns as cache
 from shoal.data.dataset import Column, Columns, Dataset, FieldType, Ragged
 from shoal.data.filters import apply_filters
+from shoal.data.named import interactions_of
 from shoal.data.packed import packed_or_not
 from shoal.data.prepared import dataset as prepared
 from shoal.data.raw import Raw, RawColumn, RawTable, gather, number_defaults
@@ -30,7 +30,7 @@ NETWORK = ("source", "target", "source_id", "target_id")  # of .net: users
 
 def load_dataset(config: DataSection, seed: int) -> Dataset:
     """The prepared data set that the config describes; `seed` decides a random split."""
-    source = pick_source(config)
+    source = interactions_of(config)
     if source == "prepared":
         return prepared.open_prepared(config, seed)
     if source in GENERATED:  # faster than a cache is read
@@ -68,15 +68,16 @@ def with_side_files(config: DataSection) -> DataSection:
 
     What the config says of files, columns and labels stands as it is.
     """
-    source = pick_source(config)
+    source = interactions_of(config)
     if source == "prepared":  # it has what it was made with
         return config
-    quick = QUICK_START.get(config.name, {})
+    quick = QUICK_START.get(config.stem, {})
     changed: dict[str, Any] = {}
     if source == "atomic" and config.load is None and config.unload is None:
-        folder = Path(config.path) / config.name
         there = [
-            s for s in ("user", "item") if packed_or_not(folder / f"{config.name}.{s}").exists()
+            s
+            for s in ("user", "item")
+            if packed_or_not(config.folder / f"{config.stem}.{s}").exists()
         ]
         columns = quick.get("load", {})
         changed["load"] = {suffix: columns.get(suffix, ["*"]) for suffix in ["inter", *there]}
@@ -84,42 +85,8 @@ def with_side_files(config: DataSection) -> DataSection:
         changed["threshold"] = quick["threshold"]
     if changed:
         said = "; ".join(f"data.{key}={inline(value)}" for key, value in changed.items())
-        logger.info("%s, for a model that reads features: %s", config.name, said)
+        logger.info("%s, for a model that reads features: %s", config.title, said)
     return config.model_copy(update=changed)
-
-
-def pick_source(config: DataSection) -> str:
-    """What data.format says, or what is there: tables, a prepared folder, files, or neither."""
-    if config.files is not None or config.format in tables.FORMATS.values():
-        if config.format not in ("auto", *tables.FORMATS.values()):
-            raise ValueError(
-                f"data.files names tables, and data.format is {config.format}; choose csv, "
-                "parquet, arrow or jsonl, or leave it out"
-            )
-        return "tables"
-    if config.format != "auto":
-        return config.format
-    root = Path(config.path)
-    folder = root / config.name
-    if prepared.find(config) is not None:
-        return "prepared"
-    if config.name in GENERATED and not folder.exists():
-        return config.name
-    parts = [f"{config.name}.{part}.inter" for part in config.presplit or []]
-    if any(packed_or_not(folder / name).exists() for name in [f"{config.name}.inter", *parts]):
-        return "atomic"
-    if tables.beside(config):
-        return "tables"
-    if movielens.locate(config) is not None:
-        return "movielens"
-    have = sorted(p.name for p in root.iterdir() if p.name[0] != ".") if root.is_dir() else []
-    raise ValueError(
-        f"no data set {config.name!r} in {root}: neither "
-        f"{folder / config.name}.inter nor MovieLens files (u.data, ratings.dat, ratings.csv, or "
-        f"{config.name}.zip) are there; set data.path and data.name, name tables of your own with "
-        f"data.files, fetch one with `shoal data fetch ml-100k`, or use "
-        f"data.name: planted{did_you_mean(config.name, have)}"
-    )
 
 
 def build(raw: Raw, config: DataSection, seed: int) -> Dataset:
@@ -149,7 +116,7 @@ def build(raw: Raw, config: DataSection, seed: int) -> Dataset:
         splits = split_rows(config.split, seed, users, times)
 
     dataset = Dataset(
-        name=config.name,
+        name=config.title,
         user_field=fields.user,
         item_field=fields.item,
         time_field=None if config.split.order == "file" else time_field,
@@ -175,6 +142,7 @@ def build(raw: Raw, config: DataSection, seed: int) -> Dataset:
     _normalize(dataset, config)
     for suffix, table in {"inter": raw.inter, **raw.side}.items():
         dataset.missing[suffix] = {name: c.num_missing for name, c in table.columns.items()}
+    dataset.left_out = raw.left_out
     return dataset
 
 

@@ -81,11 +81,15 @@ class RawTable:
 
 @dataclass
 class Raw:
-    """All tables of a data set by suffix; parts: phase (0, 1, 2) of each row of pre-split files."""
+    """All tables of a data set by suffix; parts: phase (0, 1, 2) of each row of pre-split files.
+
+    left_out: config key -> rows of interactions that it left out.
+    """
 
     inter: RawTable
     side: dict[str, RawTable] = field(default_factory=dict)
     parts: np.ndarray | None = None
+    left_out: dict[str, int] = field(default_factory=dict)
 
 
 def choose_columns(config: DataSection, suffix: str, available: list[str], where: str) -> list[str]:

@@ -129,9 +129,13 @@ class Interactions(Reader):
         self.negatives = make_sampler(dataset, negatives, seed)
         self.num_negatives = draws_per_sample(negatives)
 
-    def make(self, samples: np.ndarray, epoch: int) -> Batch:
+    def pairs(self, samples: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Users and items of samples, each int64 [n]."""
         users = self.users.take(samples).astype(np.int64, copy=False)  # on disk ids are shorter
-        items = self.items.take(samples).astype(np.int64, copy=False)
+        return users, self.items.take(samples).astype(np.int64, copy=False)
+
+    def make(self, samples: np.ndarray, epoch: int) -> Batch:
+        users, items = self.pairs(samples, epoch)
         ids: dict[str, Tensor] = {
             self.user_field: torch.from_numpy(users),
             self.item_field: torch.from_numpy(items),
@@ -263,13 +267,19 @@ def make_sampler(
     """The sampler of training negatives: never an item of the user's training interactions."""
     if negatives is None:
         return None
-    users, items = dataset.user_ids("train"), dataset.item_ids("train")
-    kept, sizes = dataset.seen(), (dataset.num_users, dataset.num_items)
     return NegativeSampler(
-        Seen(users, items, *sizes) if kept is None else Seen.sorted(*kept, *sizes),
+        seen_in_training(dataset),
         dataset.num_items,
         distribution=negatives.distribution,
         alpha=negatives.alpha,
-        popularity=np.bincount(items, minlength=dataset.num_items),
+        popularity=np.bincount(dataset.item_ids("train"), minlength=dataset.num_items),
         seed=seed,
     )
+
+
+def seen_in_training(dataset: Dataset) -> Seen:
+    """The pairs of the training part, each once."""
+    kept, sizes = dataset.seen(), (dataset.num_users, dataset.num_items)
+    if kept is not None:
+        return Seen.sorted(*kept, *sizes)
+    return Seen(dataset.user_ids("train"), dataset.item_ids("train"), *sizes)

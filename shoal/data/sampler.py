@@ -11,9 +11,8 @@ from typing import Literal
 import numpy as np
 
 from shoal.data.random import hash64, uniform, uniform_below
-from shoal.world.core import load_core
+from shoal.kernels.sampling import KnownPairs, draw_negatives
 
-_core = load_core()  # None: numpy draws the same items
 BITMAP_BYTES = 64 * 2**20
 MAX_ATTEMPTS = 100  # then the choice is made from the list of unseen items
 _COLUMN_BITS = 20  # columns below a million, samples of an epoch below 2^43
@@ -85,11 +84,21 @@ class Seen:
         np.minimum(places, self._keys.size - 1, out=places)
         return self._keys[places] == keys
 
-    def addresses(self) -> list[int]:
-        """Sizes and memory, as the native core takes them."""
-        bitmap = 0 if self._bitmap is None else _address(self._bitmap)
-        sorted_keys = (_address(self._keys), _address(self._starts))
-        return [self.num_users, self.num_items, bitmap, *sorted_keys]
+    def pairs(self) -> KnownPairs:
+        """As kernels take them."""
+        return KnownPairs(self.num_users, self.num_items, self._bitmap, self._keys, self._starts)
+
+    def draw(self, samples: np.ndarray, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """A user and one of the user's items for each sample, int64 [n] each; both uniform.
+
+        Of users who have any; a pure function of (seed, epoch, sample).
+        """
+        having = np.flatnonzero(np.diff(self._starts))
+        bits = hash64(seed, epoch, samples)
+        users = having[uniform_below(bits, len(having))]
+        starts = self._starts[users]
+        places = starts + uniform_below(hash64(bits, 1), self._starts[users + 1] - starts)
+        return users, self._keys[places] - users * self.num_items
 
     def items_of(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Known items of a block of users, ascending for each user.
@@ -146,9 +155,6 @@ class NegativeSampler:
                 )
             self._weights = weights
             self._keep, self._alias = alias_table(weights)
-        self._table = [0, 0]  # addresses of the alias table, for the native core
-        if self._weights is not None:
-            self._table = [_address(self._keep), _address(self._alias)]
 
     def draw(self, users: np.ndarray, index: np.ndarray, epoch: int, num: int) -> np.ndarray:
         """Negatives of a slice of samples: int64 [n, num], in 1 .. num_items - 1.
@@ -159,14 +165,12 @@ class NegativeSampler:
         users = np.ascontiguousarray(users, dtype=np.int64)
         index = np.ascontiguousarray(index, dtype=np.int64)
         assert users.ndim == 1 and users.shape == index.shape
-        if not hasattr(_core, "draw_negatives"):
+        table = None if self._weights is None else (self._keep, self._alias)
+        how = (int(hash64(self.seed, epoch)), table, _COLUMN_BITS, MAX_ATTEMPTS)
+        made = draw_negatives(self.seen.pairs(), *how, users, index, num)
+        if made is None:
             return self._draw(users, index, epoch, num)
-        drawn = np.empty((len(users), num), dtype=np.int64)
-        key = int(hash64(self.seed, epoch))
-        numbers = (_COLUMN_BITS, MAX_ATTEMPTS, _address(users), _address(index), *drawn.shape)
-        left = _core.draw_negatives(
-            self.seen.addresses(), key, self._table, *numbers, _address(drawn)
-        )
+        drawn, left = made
         if left < 0:
             raise ValueError(
                 f"user ids run from {users.min()} to {users.max()}; allowed are 0 to "
@@ -288,10 +292,6 @@ def log_weights(popularity: np.ndarray, distribution: str, alpha: float) -> np.n
     """ln of how often each item is drawn, up to a constant: float32 [num_items]; 0: uniformly."""
     weight = np.maximum(popularity, 1.0) ** (alpha if distribution == "popularity" else 0.0)
     return np.log(weight).astype(np.float32)
-
-
-def _address(array: np.ndarray) -> int:
-    return array.__array_interface__["data"][0]
 
 
 def _first_occurrences(values: np.ndarray) -> np.ndarray:

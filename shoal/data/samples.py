@@ -1,4 +1,5 @@
-"""Readers whose samples are neither single interactions nor windows: prefixes, whole users."""
+"""Readers whose samples are neither single interactions nor windows: prefixes, whole users, and
+pairs drawn user by user."""
 
 from __future__ import annotations
 
@@ -8,10 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.config.schema import NegativesSection
 from shoal.data.batch import Batch, Jagged
 from shoal.data.dataset import Dataset
+from shoal.data.feature_table import FeatureTable
 from shoal.data.history import Numbered
-from shoal.data.reader import Reader, Windows
+from shoal.data.reader import Interactions, Reader, Windows, seen_in_training
 from shoal.data.sampler import distinct
 
 
@@ -72,3 +75,27 @@ class Users(Reader):
         places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
         taken = Jagged(torch.from_numpy(self.items[places]), torch.from_numpy(offsets))
         return Batch(len(samples), {self.user_field: torch.from_numpy(users), "taken": taken})
+
+
+class ByUser(Interactions):
+    """As many samples as there are interactions: a user at random, and one of the user's items."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        negatives: NegativesSection | None,
+        batch_size: int,
+        seed: int,
+        shuffle: bool = True,
+        table: FeatureTable | None = None,
+    ):
+        super().__init__(dataset, negatives, batch_size, seed, shuffle, table)
+        if self.labels is not None:
+            raise ValueError(
+                "train.positives=by_user draws users and items, not rows with their labels; choose "
+                "train.positives=each, or train with negatives"
+            )
+        self.seen = seen_in_training(dataset) if self.negatives is None else self.negatives.seen
+
+    def pairs(self, samples: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.seen.draw(samples, self.seed, epoch)

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from shoal.config.schema import SplitSection
-
-PHASES = ("train", "valid", "test")
+from shoal.data.pairs import PHASES
 
 
 def split_rows(

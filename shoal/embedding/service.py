@@ -17,6 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -25,17 +26,22 @@ from torch import Tensor
 from shoal.config.row_rules import RowRules
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.placed.placement import Layout
-from shoal.embedding.store import EVERY, Ids, Store
+from shoal.embedding.store import EVERY, Every, Ids, Store, flat_ids
 from shoal.world.world import World
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """Ids of any shape in one table."""
+    """Ids of any shape and strides in one table."""
 
     table: str
     ids: Ids
     field: int | None = None  # the number of the batch's field that they are; None: none of it
+
+    @cached_property
+    def flat(self) -> Ids:
+        """The same ids as every service reads them: [n], contiguous."""
+        return self.ids if isinstance(self.ids, Every) else flat_ids(self.table, self.ids)
 
 
 Labels = dict[int, Tensor]  # field -> the label of each id's sample [ids]
@@ -43,7 +49,10 @@ Labels = dict[int, Tensor]  # field -> the label of each id's sample [ids]
 
 @dataclass(frozen=True)
 class RowGradients:
-    """Gradients of one table's rows: of ids [n], repeated ones not summed yet, [n, dim]."""
+    """Gradients of one table's rows: of ids [n], repeated ones not summed yet, [n, dim].
+
+    Both are contiguous.
+    """
 
     ids: Ids
     grads: Tensor
@@ -128,7 +137,7 @@ class RowService(ABC):
     def _take_own(self, name: str) -> list[RowGradients]:
         """Gradients of the rows that `own` read since the last call, each time by itself."""
         own, self._own[name] = self._own[name], []
-        return [RowGradients(EVERY, rows.grad) for rows in own if rows.grad is not None]
+        return [RowGradients(EVERY, flat_grads(rows)) for rows in own if rows.grad is not None]
 
     def leaf(self, name: str) -> Leaf | None:
         """What holds the rows that `own` reads; None: nothing here."""
@@ -211,6 +220,12 @@ class RowService(ABC):
     def saved(self) -> Iterator[tuple[str, Store]]:
         """The stores that this rank exports, one after the other on all ranks that share them."""
         yield from self.stores.items()
+
+
+def flat_grads(rows: Tensor) -> Tensor:
+    """The gradient that backward left on rows [..., dim]: [n, dim], contiguous."""
+    assert rows.grad is not None
+    return rows.grad.reshape(-1, rows.shape[-1]).contiguous()
 
 
 def sum_squares(tensors: list[Tensor]) -> Tensor:

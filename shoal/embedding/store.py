@@ -28,6 +28,15 @@ EVERY = Every.ROW
 Ids = Tensor | Literal[Every.ROW]
 
 
+def flat_ids(table: str, ids: Tensor) -> Tensor:
+    """Ids of any shape and strides as engines read them: [n] int64, contiguous."""
+    if ids.dtype != torch.int64:
+        raise ValueError(
+            f"table {table!r}: ids are {ids.dtype}; they must be torch.int64 (ids.long())"
+        )
+    return ids if ids.dim() == 1 and ids.is_contiguous() else ids.reshape(-1).contiguous()
+
+
 @dataclass(frozen=True)
 class Rows:
     """A chunk of rows as checkpoints hold them: keyed by id, in ascending order of id."""

@@ -19,6 +19,7 @@ from shoal.config.collective import choose_backend
 from shoal.config.schema import LaunchSection
 from shoal.launch.hosts import LaunchError, scratch_folder
 from shoal.launch.ranks import launch
+from shoal.world.gpus import count_gpus
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
@@ -48,12 +49,14 @@ def section_of(given: argparse.Namespace) -> LaunchSection:
     """What is launched here."""
     nproc = given.nproc
     if nproc is None:
-        import torch
-
-        nproc = torch.cuda.device_count()
-        if nproc == 0:
-            print("no GPU is visible: 1 process; --nproc=N starts more", file=sys.stderr)
-            nproc = 1
+        gpus = count_gpus(None)
+        found = (
+            f"{gpus} processes, one for each visible GPU"
+            if gpus
+            else "no GPU is visible: 1 process"
+        )
+        print(f"{found}; --nproc=N starts as many as you name", file=sys.stderr)
+        nproc = max(1, gpus)
     if nproc < 1:
         raise ValueError(f"--nproc={nproc}: there must be at least one process")
     if not os.path.isfile(given.script):

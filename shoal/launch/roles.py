@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from shoal.config.errors import did_you_mean
 from shoal.ps.address import stays_here
+from shoal.world.hosts import which_it_has
 
 
 @dataclass
@@ -92,8 +93,9 @@ def _by_address(roles: Roles) -> Roles:
     if not here and not serving:
         hosts = sorted({address.rsplit(":", 1)[0] for address in mine})
         raise ValueError(
-            f"none of {', '.join(hosts)} is an address of this host ({socket.gethostname()}): "
-            "correct --workers and --servers, or say what to run with --role and --index"
+            f"none of {', '.join(hosts)} is an address of this host ({socket.gethostname()}), "
+            f"{which_it_has()}: correct --workers and --servers, or name what to run here with "
+            "--role and --index"
         )
     for what, numbers in (("--workers", here), ("--servers", serving)):
         if numbers and numbers != list(range(numbers[0], numbers[0] + len(numbers))):
@@ -114,9 +116,9 @@ def place_of(hosts: list[str]) -> int:
     if len(here) != 1:
         what = "none" if not here else f"{len(here)} of them"
         raise ValueError(
-            f"--ips={','.join(hosts)}: {what} is an address of this host ({socket.gethostname()}); "
-            "name every host once, or say where it stands with --ip, --port, --world_size and "
-            "--group_offset"
+            f"--ips={','.join(hosts)}: {what} is an address of this host ({socket.gethostname()}), "
+            f"{which_it_has()}; name every host once, or give the place of each with --ip, --port, "
+            "--world_size and --group_offset"
         )
     return here[0]
 

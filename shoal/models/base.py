@@ -97,9 +97,9 @@ class Model(nn.Module):
     trainable: ClassVar[bool] = True  # False: nothing to optimise, one pass decides (Pop)
     samples: ClassVar[Samples] = "interactions"
     reads_times: ClassVar[bool] = False
-    # True: a step is the same kernels every time, and the host reads no result: it can be recorded.
-    # A model of one's own must say so itself.
-    steady: bool = False
+    # True: every step is the same kernels and the host reads no result, so a CUDA graph can record
+    # it. A class from outside this package must set it in its own body.
+    cuda_graph_safe: bool = False
 
     @dataclass
     class Options:
@@ -180,7 +180,7 @@ class ClickModel(Model):
 
     kind = "clicks"
     reads_features = True
-    steady = True
+    cuda_graph_safe = True
     several_labels: ClassVar[bool] = False  # True: there is a logit for each label
 
     def __init__(self, options: Any, facts: Facts):

@@ -18,9 +18,10 @@ import stat
 import struct
 from typing import Any
 
+from shoal.kernels.core import has_core
+from shoal.kernels.wire import ring_reader, ring_writer
 from shoal.ps.address import stays_here
 from shoal.ps.wire import BFLOAT16, COMPRESSED, SHARED, Header, Kind, WireError, parse_json
-from shoal.world.core import load_core
 
 OFFER = struct.Struct("<qq16s")
 HEAD, MARK_AT = 4096, 64  # bytes before the ring, and where they have the mark
@@ -32,7 +33,7 @@ log = logging.getLogger("shoal")
 
 def can_share() -> bool:
     """Whether this machine has what it takes: Linux, and the native core."""
-    return hasattr(os, "memfd_create") and load_core() is not None
+    return hasattr(os, "memfd_create") and has_core()
 
 
 class Offered:
@@ -51,7 +52,7 @@ class Offered:
                 fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL,
             )
             os.pwrite(self.file, mark, MARK_AT)
-            self.ring: Any = load_core().RingReader(self.file, CAPACITY, number * GENERATION)
+            self.ring: Any = ring_reader(self.file, CAPACITY, number * GENERATION)
         except BaseException:  # raised again: no descriptor may stay open behind it
             self.close()
             raise
@@ -146,7 +147,7 @@ def open_offered(frame: memoryview | bytes) -> Any:
     try:
         if os.pread(file, len(mark), MARK_AT) != mark:
             raise ValueError("it is not the memory that was meant")
-        return load_core().RingWriter(file, CAPACITY)
+        return ring_writer(file, CAPACITY)
     except (OSError, ValueError) as error:  # of a file that may be any
         raise WireError(f"{place} is not taken: {error}") from None
     finally:

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from shoal.config.schema import CLICK_FORMATS, Config, StrategySection
+from shoal.config.schema import Config, StrategySection
 from shoal.config.unread import refuse_unread
 from shoal.data.clicks import ClickData, InMemory, Layout, open_clicks
 from shoal.data.clicks.apart import Apart, log_features
 from shoal.data.dataset import Dataset
+from shoal.data.doubts import doubts
 from shoal.data.encode import encode
 from shoal.data.feature_table import FeatureTable
 from shoal.data.features import features_of, labels_of
@@ -24,11 +25,12 @@ from shoal.data.history import Histories
 from shoal.data.joined import Joined, check_packable, packed_rows
 from shoal.data.knowledge import knowledge_of
 from shoal.data.masking import MaskedWindows, Masking
+from shoal.data.named import named_data
 from shoal.data.prepare import load_dataset, with_side_files
 from shoal.data.prepared.dataset import Prepared
 from shoal.data.reader import Interactions, Reader, Windows
 from shoal.data.sampler import log_weights
-from shoal.data.samples import Prefixes, Users
+from shoal.data.samples import ByUser, Prefixes, Users
 from shoal.data.statistics import describe
 from shoal.embedding.optim.chosen import row_optimizer_names_of
 from shoal.models import find
@@ -42,6 +44,7 @@ from shoal.training.strategy import Strategy, make_strategy
 from shoal.world.world import World
 
 log = logging.getLogger("shoal")
+SAMPLES_BY = {"each": Interactions, "by_user": ByUser}
 MakeStrategy = Callable[[StrategySection, World, float], Strategy]
 
 
@@ -69,16 +72,17 @@ def build(config: Config, world: World, make: MakeStrategy = make_strategy) -> P
     refuse_unread(config, world.size, world.device.type)
     torch.set_float32_matmul_precision("high" if config.run.tf32 else "highest")
     model_class = find(config.model.name)
-    if model_class.kind == "clicks":
-        if config.data.is_click_log:
-            return _build_clicks(config, world, model_class, make)
-        return _build_joined(config, world, model_class, make)
-    if config.data.format in CLICK_FORMATS or config.data.clicks.train is not None:
+    clicks = model_class.kind == "clicks"
+    learns_pairs = model_class.samples == "interactions" and not clicks
+    if config.train.positives != "each" and not learns_pairs:
         raise ValueError(
-            f"{config.model.title} learns from interactions of users with items, and data.format "
-            f"{config.data.format} with data.clicks is a click log; choose a click model such as "
-            "LR or DeepFM (`shoal models` lists them), or name interactions with data.name"
+            f"train.positives={config.train.positives} draws pairs of a user and an item, and "
+            f"{config.model.title} does not learn from such pairs; set train.positives=each"
         )
+    if named_data(config.data, clicks).kind == "clicks":
+        return _build_clicks(config, world, model_class, make)
+    if clicks:
+        return _build_joined(config, world, model_class, make)
     refuse_labels(config)
     dataset, table = _load(config, world, model_class.reads_features)
     if table is not None and (own := [f.name for f in table.features if f.side == "context"]):
@@ -143,7 +147,7 @@ def _reader(
     if model.samples == "users":
         reader = Users(dataset, batch_size, config.run.seed, shuffle)
     elif model.kind != "sequential":
-        reader = Interactions(dataset, *how, table)
+        reader = SAMPLES_BY[config.train.positives](dataset, *how, table)
     else:
         histories = Histories(dataset, ("train",), config.data.max_len, model.reads_times)
         masking = getattr(model, "masking", None)  # how a bidirectional model wants its windows
@@ -351,9 +355,17 @@ def describe_data(dataset: Dataset | ClickData) -> str:
     return dataset.describe() if isinstance(dataset, ClickData) else describe(dataset)
 
 
+def warn(parts: Parts, evaluated: bool = True) -> None:
+    """Log what makes the metrics of the data doubtful: on one rank, which counts it."""
+    if parts.strategy.world.is_main:
+        for doubt in doubts(parts.dataset, evaluated):
+            log.warning("%s", doubt)
+
+
 def announce(config: Config, parts: Parts) -> None:
     """The block of facts at the head of a log."""
     log.info("%s", describe_data(parts.dataset))
+    warn(parts, bool(config.train.eval_every))
     if isinstance(parts.dataset, ClickData):
         order = "in the order of the files"
         if getattr(getattr(parts.reader, "inner", parts.reader), "shuffle", False):

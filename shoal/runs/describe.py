@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 from shoal.config.schema import Config
 from shoal.config.yaml_io import inline
-from shoal.data.clicks import open_clicks
+from shoal.data.clicks import ClickData, open_clicks
+from shoal.data.dataset import Dataset
+from shoal.data.doubts import doubts
 from shoal.data.encode import encode
 from shoal.data.features import Feature, features_of, options
+from shoal.data.named import named_data
 from shoal.data.page import page
 from shoal.data.prepare import load_dataset, with_side_files
 from shoal.data.statistics import describe, leakage, per_item, per_user, spread
@@ -28,12 +31,12 @@ class Description:
 
 def describe_run(config: Config) -> Description:
     """Describe the data of a config, as a model that reads features would see it."""
-    if find(config.model.name).kind == "clicks" and config.data.is_click_log:
+    clicks = find(config.model.name).kind == "clicks"
+    if named_data(config.data, clicks).kind == "clicks":
         data = open_clicks(config, World(), 1024)
         features = data.layout.features()
-        return Description(
-            f"{data.describe()}\n\n{features_text(features)}", features_yaml(features), None
-        )
+        lines = [data.describe(), *_warnings(data), "", features_text(features)]
+        return Description("\n".join(lines), features_yaml(features), None)
     section = with_side_files(config.data)
     dataset = load_dataset(section, config.run.seed)
     features = encode(dataset, features_of(dataset, section)).features
@@ -46,10 +49,15 @@ def describe_run(config: Config) -> Description:
         f"Of {found.rows} interactions to test on: {found.repeated} pairs are trained on too, "
         f"{found.earlier} came before one that is trained on, {found.new_users} are of new users, "
         f"{found.new_items} of new items",
+        *_warnings(dataset),
         "",
         features_text(features, dataset.missing),
     ]
     return Description("\n".join(lines), features_yaml(features), lambda: page(dataset, features))
+
+
+def _warnings(data: Dataset | ClickData) -> list[str]:
+    return [f"warning: {doubt}" for doubt in doubts(data)]
 
 
 def features_text(

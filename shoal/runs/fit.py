@@ -23,6 +23,7 @@ import torch
 from shoal import config as config_room
 from shoal.config.output import flat
 from shoal.data.dataset import Column, Dataset
+from shoal.data.doubts import doubts
 from shoal.data.features import Feature, options
 from shoal.data.sources.frames import to_polars
 from shoal.models.base import Model, Retrieval
@@ -170,8 +171,11 @@ class Fitted:
             "valid": every[:0],
             "test": np.arange(len(every), len(every) + int(known.sum())),
         }
+        tested = replace(dataset, inter=inter, splits=splits, label_field=None, pairs=None)
+        for doubt in doubts(tested):
+            log.warning("%s", doubt)
         asked = Evaluator(
-            replace(dataset, inter=inter, splits=splits, label_field=None),
+            tested,
             *(evaluator.section, evaluator.world, evaluator.seed),
             *(evaluator.max_len, evaluator.sequential),
         )

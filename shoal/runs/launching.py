@@ -13,6 +13,7 @@ from shoal.launch.growing import Growth
 from shoal.launch.hosts import LaunchError, scratch_folder
 from shoal.launch.servers import END_SECONDS, Servers
 from shoal.launch.workers import Workers
+from shoal.world.durable import written
 
 
 def train_once(resolved: Resolved, resume: bool, growth: Growth | None = None) -> None:
@@ -67,7 +68,8 @@ def _with_addresses(resolved: Resolved, servers: Servers | None) -> Resolved:
 def _write_config(resolved: Resolved, scratch: str) -> Path:
     """The config for the processes that are started, in a file."""
     file = Path(scratch) / "config.yaml"
-    file.write_text(config_room.dump(resolved.config))
+    with written(file):
+        file.write_text(config_room.dump(resolved.config))
     for note in resolved.told:  # carried out already: they cannot know it
         print(note, flush=True)
     return file

@@ -27,6 +27,7 @@ from shoal.config.schema import Config
 from shoal.config.sources import Origin, from_file
 from shoal.config.trust import check_model_trusted, check_trusted
 from shoal.data.dataset import Dataset
+from shoal.data.named import named_data
 from shoal.embedding.optim.chosen import problems as row_optimizer_problems
 from shoal.launch.growing import MoreRanks
 from shoal.launch.hosts import LaunchError, secret_of
@@ -51,7 +52,7 @@ from shoal.runs.daily.growth import save_vocabularies
 from shoal.runs.daily.start import begin
 from shoal.runs.daily.validation import keep_before, validate_first
 from shoal.runs.launching import train_once
-from shoal.training.run_folder import RunFolder, is_run_config, start_logging
+from shoal.training.run_folder import RunFolder, host_log, is_run_config, start_logging
 from shoal.training.trainer import Trainer
 from shoal.world.gpus import choose_gpus, pick_device
 from shoal.world.hosts import is_loopback
@@ -204,7 +205,9 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
 
     A dict without entries on hosts that do not run rank 0: the result is written on the first.
     """
-    section = resolved.config.launch
+    config, section = resolved.config, resolved.config.launch
+    if section.nproc:  # refuse what cannot be read before anything is made
+        named_data(config.data, find(config.model.name).kind == "clicks")
     alone = section.nproc == 1 and section.world_size in (-1, 1) and not section.servers
     if is_worker() or (alone and not section.max_restarts):
         return train_here(resolved, resume)
@@ -321,6 +324,8 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
         )
         for note in [*resolved.notes, *world.notes]:
             log.info("%s", note)
+        if not world.is_main:
+            host_log.info("host %s joined %s", world.host, world.place)
         with knocking(config, world.rank):
             parts = build(config, world)
         agree(world, "data", parts.fingerprint)
@@ -349,7 +354,8 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
             result["before"] = before
             folder.write_result(result)
         parts.strategy.close()
-        log.info("run folder: %s", folder.path)
+        where = "" if world.is_main else " (on the first host)"
+        host_log.info("run folder: %s%s", folder.path, where)
         return {**result, "folder": str(folder.path)}
 
 
@@ -390,4 +396,4 @@ def agree(world: World, what: str, mine: dict[str, Any]) -> None:
 
 def label(config: Config) -> str:
     """The stem of a new run's folder."""
-    return f"{config.model.title}-{config.data.name}"
+    return f"{config.model.title}-{config.data.title}"

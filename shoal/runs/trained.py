@@ -20,18 +20,20 @@ import torch
 import shoal
 from shoal.config import Resolved
 from shoal.config.keys import LEAVES
+from shoal.config.trust import WRITES
 from shoal.data.dataset import Dataset
-from shoal.runs.build import build, describe_data
+from shoal.runs.build import build, describe_data, warn
 from shoal.runs.run import connect_as, resolve_run
+from shoal.training.belonging import check_fingerprint
 from shoal.training.checkpoint import Checkpoints, give
 from shoal.training.run_folder import RunFolder, start_logging
-from shoal.training.trainer import check_fingerprint
 from shoal.world.world import World
 
 log = logging.getLogger("shoal")
 
 
 NO_RULES = {key: leaf.default for key, leaf in LEAVES.items() if key.startswith("rows.")}
+UNWRITTEN = NO_RULES | {key: LEAVES[key].default for key in WRITES}
 
 
 def open_config(
@@ -42,7 +44,8 @@ def open_config(
 ) -> Resolved:
     """The config of a run as its trained model is used: without what only training needs."""
     origin = "use of a trained run"
-    values = {"strategy.graph": False, **(values or {})}  # steps are recorded for training alone
+    # Steps are recorded for training alone, and nothing is written where training wrote.
+    values = {"strategy.graph": False, **UNWRITTEN, **(values or {})}
     resolved = resolve_run(folder, overrides, values, origin, trust)
     changed = dict(NO_RULES)  # nothing is counted, admitted or dropped
     # all of it is in the checkpoints
@@ -98,7 +101,7 @@ class Trained:
         ended = time.perf_counter()
         return {
             "model": self.config.model.title,
-            "dataset": self.config.data.name,
+            "dataset": self.config.data.title,
             "world_size": self.world.size,
             "best_valid": valid,
             "test": test,
@@ -182,6 +185,7 @@ def evaluate_run(
             RunFolder(output).create(resume=True)
         trained = Trained(folder, resolved, world)
         log.info("%s", describe_data(trained.parts.dataset))
+        warn(trained.parts)
         result = trained.evaluate()
         if world.is_main:
             if output is not None:

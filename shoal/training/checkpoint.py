@@ -60,7 +60,7 @@ class Checkpoints:
         self.folder, self.world, self.keep = Path(folder), world, keep
         self.rows_apart = rows_apart  # rows are read where they live, not here
         self.whole_every = whole_every
-        self.copies = None if copy_to is None else Copies(copy_to)
+        self.copies = None if copy_to is None else Copies(copy_to, self.folder)
         self._base: str | None = None  # what a delta may build upon
         self._deltas = 0
         self._marks: dict[str, int] = {}  # of this rank's rows at the last save
@@ -121,9 +121,9 @@ class Checkpoints:
             raise
 
     def claim(self) -> None:
-        """Before a run begins, which is not one that goes on."""
+        """Before a run trains: refuse to copy to a place of another run."""
         if self.copies is not None and self.world.is_main:
-            self.copies.claim()
+            self.copies.claim(self.committed())
 
     def _plan(self, strategy: Strategy, name: str, may_skip: bool) -> str:
         """Whole, a delta, or skipped: rank 0 decides, for all."""
@@ -261,7 +261,7 @@ class Checkpoints:
 
     def _read_newest(self) -> Snapshot | None:
         if self.copies is not None and not self.committed():
-            self.copies.fetch(self.folder)
+            self.copies.fetch()
         paths = self.committed()
         for path in paths:
             try:

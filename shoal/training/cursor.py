@@ -19,7 +19,8 @@ class Cursor:
     epoch: int = 0  # epoch to go on with
     batch: int = 0  # steps of that epoch already done
     samples: int | None = None  # that these took; None: `batch` of today's global batches
-    loss_sum: float = 0.0  # of these steps
+    loss_sum: float = 0.0  # mean losses of the epoch's batches so far, as one process has them
+    losses: int = 0  # how many these are
     best_step: int | None = None
     best_epoch: int | None = None
     best_score: float | None = None
@@ -50,7 +51,8 @@ class Cursor:
 
     def begin_epoch(self, epoch: int) -> None:
         """An epoch of which nothing was done yet."""
-        self.epoch, self.batch, self.samples, self.loss_sum = epoch, 0, 0, 0.0
+        self.epoch, self.batch, self.samples = epoch, 0, 0
+        self.loss_sum, self.losses = 0.0, 0
 
     def lr_step(self, reader: Reader) -> int:
         """The step that the learning rate goes by: how much of the data was read."""

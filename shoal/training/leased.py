@@ -25,8 +25,6 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any, cast
 
-import torch
-
 from shoal.models.nn.dropout import end_steps
 from shoal.ps.worker.lease import Lease
 from shoal.training.cursor import Cursor
@@ -70,8 +68,7 @@ class LeasedTrainer(Trainer):
     def fit(self, started: float) -> dict[str, Any]:
         """Take part until the run is over, or until this worker is told to leave."""
         epochs = self.config.train.epochs if self.model.trainable else 1
-        if every := self.config.train.eval_every:
-            self.evaluator.check(["valid", "test"] if every <= epochs else ["test"])
+        self._check_parts(epochs)
         self.model.train()
         gc.freeze()
         try:
@@ -129,19 +126,19 @@ class LeasedTrainer(Trainer):
         self.reader.chunk_samples = min(self._chunk, count * size)  # no more is wanted
         self.servers.begin_lease(lease)
         self.interval.begin()
-        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        self.losses.begin()
         batches = islice(self._parts(), count)
         for parts, following in one_ahead(map(self._move, batches)):
             lease.computed += 1
-            total += self._step(parts, following, epochs)
+            self._step(parts, following, epochs)
             if self._leaves and (lease.computed - lease.first) % self.grain == 0:
                 break  # a window of geo is cut nowhere else, whoever computes it
         else:
             assert lease.computed == lease.last, "a reader with fewer batches than it told"
         self.servers.end_lease()
-        computed = lease.computed - lease.first
-        report = {"lease": lease.number, "done": lease.done, "losses": computed}
-        return report | {"loss": self._number(total)}
+        self._count_losses()
+        report = {"lease": lease.number, "done": lease.done}
+        return report | {"loss": self.cursor.loss_sum, "losses": self.cursor.losses}
 
     # ---- the floor ------------------------------------------------------------------------------
 
@@ -172,7 +169,7 @@ class LeasedTrainer(Trainer):
             return result
         stops = told["stop"]
         if self._place[0] >= self._last_batch:
-            self._end_epoch(epochs, self.cursor.loss_sum, seconds, first_batch, 0)
+            self._end_epoch(epochs, seconds, first_batch, 0)
             seconds, first_batch = 0.0, 0
         elif not stops:
             self._save(may_skip=True)
@@ -196,8 +193,9 @@ class LeasedTrainer(Trainer):
         """The cursor stands after a turn, and the model is what the servers have."""
         steps = turn["last"] - turn["first"]
         self.cursor.count_step(self.reader, steps)
-        mean = told["loss"] / told["losses"] if told["losses"] else 0.0
-        self.cursor.loss_sum = self._number(torch.tensor(self.cursor.loss_sum + mean * steps))
+        mean = told["loss"] / max(1, told["losses"])  # a batch may have been computed twice
+        self.cursor.loss_sum += mean * steps
+        self.cursor.losses += steps
         self.servers.settle()
         self.servers.rows.steps = dict.fromkeys(self.servers.rows.tables, self.cursor.step)
 

@@ -25,9 +25,12 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, cast
 
-from shoal.world.durable import no_links, replace_durably
+from shoal.world.durable import no_links, replace_durably, written
+from shoal.world.variables import is_first_of_host
 
 log = logging.getLogger("shoal")
+host_log = logging.getLogger("shoal.host")  # lines of every host: its first rank shows them
+TRAINED_IN: list[Path] = []  # the folder that this process trains in, or did last
 
 
 class RunFolder:
@@ -80,7 +83,8 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from training in this folder; the system frees it if we die."""
-        with _open_own(self.path / ".lock", "a+") as file:
+        path = self.path / ".lock"
+        with _open_own(path, "a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -91,9 +95,13 @@ class RunFolder:
                 ) from None
             except OSError:  # a file system without locks
                 pass
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on host {socket.gethostname()}\n")
-            file.flush()
+            with written(path):
+                file.truncate(0)
+                os.write(
+                    file.fileno(),
+                    f"process {os.getpid()} on host {socket.gethostname()}\n".encode(),
+                )
+            TRAINED_IN[:] = [self.path]
             yield
 
     def write_config(self, text: str) -> None:
@@ -135,14 +143,17 @@ class RunFolder:
             replace_durably(path, "".join(line + "\n" for line in kept).encode())
 
     def append_metrics(self, line: dict[str, Any]) -> None:
+        """Add a line for an epoch, whole or not at all."""
         path = self.path / "metrics.jsonl"
-        try:
-            with open(path, "a", opener=no_links) as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            raise ValueError(
-                f"cannot write {path}: {error.strerror}; make room and continue with --resume"
-            ) from error
+        with written(path), open(path, "ab", buffering=0, opener=no_links) as file:
+            size = file.tell()
+            data = (json.dumps(line) + "\n").encode()
+            try:
+                while data:
+                    data = data[file.write(data) :]
+            except OSError:
+                os.ftruncate(file.fileno(), size)
+                raise
 
     def read_metrics(self) -> list[dict[str, Any]]:
         path = self.path / "metrics.jsonl"
@@ -194,7 +205,10 @@ class Stdout(logging.StreamHandler):
 
 
 def start_logging(level: str, rank: int = 0, file: Path | None = None) -> None:
-    """Lines such as `15 Nov 03:10    INFO  epoch 0 training [...]`; rank 0 says it all."""
+    """Lines such as `15 Nov 03:10    INFO  epoch 0 training [...]`.
+
+    Rank 0 shows all of them, the first rank of another host those of `host_log`, others warnings.
+    """
     formatter = logging.Formatter("%(asctime)s    %(levelname)s  %(message)s", "%d %b %H:%M")
     if rank:
         formatter = logging.Formatter(
@@ -210,4 +224,6 @@ def start_logging(level: str, rank: int = 0, file: Path | None = None) -> None:
         handler.setFormatter(formatter)
         log.addHandler(handler)
     log.setLevel(logging.WARNING if rank else level.upper())
+    quiet = rank and not is_first_of_host()
+    host_log.setLevel(logging.WARNING if quiet else level.upper())
     log.propagate = False

@@ -19,6 +19,24 @@ from shoal.world.world import World
 T = TypeVar("T")
 
 
+def check_reader(reader: Reader, config: Config) -> None:
+    """Refuse a config that needs to know more of the epoch than its reader does."""
+    if config.train.accumulate > 1 and (
+        reader.num_batches is None or config.data.clicks.split_files
+    ):
+        raise ValueError(
+            "train.accumulate cuts batches whose samples every process can count; with "
+            "data.clicks.split_files, or a reader that does not know its length, set it to 1"
+        )
+    schedule = config.train.optimizer.schedule
+    if reader.num_batches is None and schedule != "constant":
+        raise ValueError(
+            f"train.optimizer.schedule {schedule} depends on the number of steps, which this "
+            "reader of clicks knows only when it has read all; use constant, or "
+            "data.clicks.reader memory"
+        )
+
+
 def one_ahead(batches: Iterable[T]) -> Iterator[tuple[T, T | None]]:
     """Each batch with the one after it, so that the one after may be prepared."""
     before = None

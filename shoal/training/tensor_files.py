@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.world.durable import no_links
+from shoal.world.durable import no_links, written
 
 HELD_BYTES = 1 << 28  # of rows that are kept in memory until they are written
 DTYPES = {torch.float32: "F32", torch.int64: "I64", torch.uint8: "U8"}  # that rows consist of
@@ -70,7 +70,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     text += b" " * (-len(text) % 8)
     head = struct.pack("<Q", len(text)) + text
     digest = hashlib.sha256(head)
-    with open(path, "wb", opener=no_links) as file:
+    with written(path), open(path, "wb", opener=no_links) as file:
         file.write(head)
         for name in names:
             flat = tensors[name].reshape(-1)

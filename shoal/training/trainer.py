@@ -8,14 +8,13 @@ does what it would have done.
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import math
 import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
@@ -23,19 +22,20 @@ from torch import Tensor
 import shoal
 from shoal.config.schema import Config
 from shoal.data.batch import Batch
-from shoal.data.fingerprint import mismatch, without_later
 from shoal.data.reader import Reader
 from shoal.models.nn.dropout import end_steps
 from shoal.training.averages import Averages
-from shoal.training.checkpoint import CheckpointError, Checkpoints, give
+from shoal.training.belonging import check_fingerprint
+from shoal.training.checkpoint import Checkpoints, give
 from shoal.training.cursor import Cursor
 from shoal.training.curves import Curves
 from shoal.training.evaluation import ClickEvaluator, Evaluator, Interval
+from shoal.training.losses import Losses
 from shoal.training.metrics import higher_is_better
 from shoal.training.progress import bar
-from shoal.training.run_folder import RunFolder
+from shoal.training.run_folder import RunFolder, host_log
 from shoal.training.schedule import learning_rate
-from shoal.training.steps import in_step, keep_hardest, one_ahead, seed_step
+from shoal.training.steps import check_reader, in_step, keep_hardest, one_ahead, seed_step
 from shoal.training.strategy.base import Strategy
 from shoal.world.memory import keep_freed_memory
 from shoal.world.stopping import STOPPING, Agreement
@@ -76,35 +76,25 @@ class Trainer:
         self.curves: Curves | None = None
         self.begun: float | None = None  # when the first step began
         self.stopping = Agreement(self.world)
+        self.losses = Losses(strategy, config.train.batch_size)
         self.interval = Interval(
-            self.model, self.world, config.train.print_every, config.run.loss_decimals
+            self.model,
+            self.world,
+            Losses(strategy, config.train.batch_size),
+            config.train.print_every,
+            config.run.loss_decimals,
         )
-        if config.train.accumulate > 1 and (
-            reader.num_batches is None or config.data.clicks.split_files
-        ):
-            raise ValueError(
-                "train.accumulate cuts batches whose samples every process can count; with "
-                "data.clicks.split_files, or a reader that does not know its length, set it to 1"
-            )
-        schedule = config.train.optimizer.schedule
-        if reader.num_batches is None and schedule != "constant":
-            raise ValueError(
-                f"train.optimizer.schedule {schedule} depends on the number of steps, which this "
-                "reader of clicks knows only when it has read all; use constant, or "
-                "data.clicks.reader memory"
-            )
+        check_reader(reader, config)
 
     def fit(self, started: float) -> dict[str, Any]:
         """Train, evaluate, and test the best checkpoint."""
         epochs = self.config.train.epochs if self.model.trainable else 1
-        if every := self.config.train.eval_every:
-            self.evaluator.check(["valid", "test"] if every <= epochs else ["test"])
+        self._check_parts(epochs)
         if self.world.is_main and self.config.run.tensorboard:
             first = self.cursor.epoch if self.resumed else None
             self.curves = Curves(self.folder.path / "tensorboard", first)
         self.model.train()
-        if not self.resumed:
-            self.checkpoints.claim()
+        self.checkpoints.claim()
         if self._rows_are_elsewhere and not self.resumed:
             self._save()  # a server that cannot write there says so now, not after an epoch
         keep_freed_memory()  # a step takes as much as the one before
@@ -117,6 +107,11 @@ class Trainer:
             end_steps()
         self.checkpoints.wait()
         return self._conclude(epochs, started)
+
+    def _check_parts(self, epochs: int) -> None:
+        """Refuse parts without anything to evaluate on; the valid part, if epochs need it."""
+        if every := self.config.train.eval_every:
+            self.evaluator.check(["valid", "test"] if every <= epochs else ["test"])
 
     def _conclude(self, epochs: int, started: float) -> dict[str, Any]:
         """Test the best checkpoint, and write down what came of the run."""
@@ -145,20 +140,18 @@ class Trainer:
     def _epoch(self, epochs: int) -> None:
         begun = time.perf_counter()
         first_batch, sent = self.cursor.batch, self.world.bytes_sent
-        loss_sum = self._train(epochs)
-        self._end_epoch(epochs, loss_sum, time.perf_counter() - begun, first_batch, sent)
+        self._train(epochs)
+        self._end_epoch(epochs, time.perf_counter() - begun, first_batch, sent)
 
-    def _end_epoch(
-        self, epochs: int, loss_sum: float, seconds: float, first_batch: int, sent: int
-    ) -> None:
+    def _end_epoch(self, epochs: int, seconds: float, first_batch: int, sent: int) -> None:
         """Tell of an epoch, evaluate and save; sent: bytes before its first batch."""
         cursor, section = self.cursor, self.config.train
         if first_batch == 0:  # a resumed part of an epoch says nothing about the time of one
             self.train_seconds.append(seconds)
         epoch = cursor.epoch
         places = self.config.run.loss_decimals
-        shown = f"{loss_sum:z.{places}f}"  # z: no minus before a zero
-        log.info("epoch %d training [time: %.2fs, train loss: %s]", epoch, seconds, shown)
+        shown = f"{cursor.loss_sum:z.{places}f}"  # z: no minus before a zero
+        host_log.info("epoch %d training [time: %.2fs, train loss: %s]", epoch, seconds, shown)
         steps = cursor.batch - first_batch
         if steps > 0:  # the last batch of an epoch may be smaller
             records = steps * self.reader.batch_size
@@ -167,12 +160,13 @@ class Trainer:
         if self.world.size > 1 and steps > 0:
             sent = (self.world.bytes_sent - sent) // steps
             log.info("epoch %d sent %.1f KiB per step from this process", epoch, sent / 1024)
-        loss = loss_sum / max(1, cursor.batch)
+        loss = cursor.loss_sum / max(1, cursor.losses)
         line: dict[str, Any] = {"epoch": epoch, "step": cursor.step, "loss": loss}
         line["train_seconds"] = seconds
         cursor.begin_epoch(epoch + 1)
         improved = False
-        if section.eval_every and (epoch + 1) % section.eval_every == 0:
+        due = section.eval_every and (epoch + 1) % section.eval_every == 0
+        if due or (section.eval_every and cursor.epoch == epochs and self.evaluator.has("valid")):
             improved = self._validate(epoch, line)
         if self.world.is_main:
             self.folder.append_metrics(line)
@@ -182,13 +176,13 @@ class Trainer:
         if improved or last or (epoch + 1) % self.config.checkpoint.every_epochs == 0:
             self._save()
 
-    def _train(self, epochs: int) -> float:
-        """The rest of the current epoch; the sum of the steps' mean losses."""
+    def _train(self, epochs: int) -> None:
+        """The rest of the current epoch."""
         cursor, config, reader = self.cursor, self.config, self.reader
         if not self.model.trainable:
-            return 0.0
-        total: Tensor | float = cursor.loss_sum  # a tensor where a GPU would be waited for
+            return
         batches = self._parts()
+        self.losses.begin(cursor.loss_sum, cursor.losses)
         self.interval.begin()
         shown = bar(
             batches,
@@ -199,17 +193,16 @@ class Trainer:
             cursor.position(reader)[0],
         )
         for parts, following in one_ahead(map(self._move, shown)):
-            loss = self._step(parts, following, epochs)
-            total = total + (loss.item() if loss.is_cpu else loss.double())
+            self._step(parts, following, epochs)
             every, told = config.checkpoint.every_steps, self.stopping.stops(cursor.step)
             if told or (every and cursor.step % every == 0 and following is not None):
-                cursor.loss_sum = self._number(total)
+                self._count_losses()
                 self.strategy.settle()
                 self._save(may_skip=not told)
                 if told:
                     self._stop(told)
         self.strategy.settle()
-        return self._number(total)
+        self._count_losses()
 
     @property
     def _drawn_later(self) -> bool:
@@ -223,8 +216,8 @@ class Trainer:
             return [part.to(self.world.device) for part in parts]
         return [self.strategy.receive(part) for part in parts]
 
-    def _step(self, parts: list[Batch], following: list[Batch] | None, epochs: int) -> Tensor:
-        """The step that the cursor is at, and the cursor is one further; its mean loss."""
+    def _step(self, parts: list[Batch], following: list[Batch] | None, epochs: int) -> None:
+        """The step that the cursor is at, and the cursor is one further."""
         cursor, config, reader = self.cursor, self.config, self.reader
         self.begun = self.begun or time.perf_counter()
         seed_step(config.run.seed, cursor.step, self.world.rank, self.world.device)
@@ -240,8 +233,8 @@ class Trainer:
         if self.on_step is not None:
             self.on_step(cursor.step, loss)
         samples = sum(part.size for part in parts)
+        self.losses.add(loss, samples)
         self.interval.step(cursor.epoch, cursor.step, samples, loss)
-        return loss
 
     def _stop(self, number: int) -> None:
         """All ranks were told to end, and have saved."""
@@ -250,15 +243,19 @@ class Trainer:
         log.info("stopped by %s; saved at step %d", signal.Signals(number).name, self.cursor.step)
         raise shoal.Interrupted(number)
 
-    def _number(self, loss: Tensor | float) -> float:
-        """A sum of losses; NaN is refused, before it is saved in the place of what was good."""
-        if math.isnan(loss := float(loss)):
+    def _count_losses(self) -> None:
+        """All ranks: let the cursor have the losses so far.
+
+        NaN is refused, before it is saved in the place of what was good.
+        """
+        loss_sum, batches = self.losses.sums()
+        if math.isnan(loss_sum):
             self.checkpoints.wait()  # one may still be being written
             raise ValueError(
                 f"the loss became NaN in epoch {self.cursor.epoch}; lower train.optimizer.lr or "
                 "set train.clip_grad_norm. The checkpoints before it are kept"
             )
-        return loss
+        self.cursor.loss_sum, self.cursor.losses = loss_sum, batches
 
     def _parts(self) -> Iterator[list[Batch]]:
         """This rank's slices of the epoch's batches, each in as many parts as are asked for.
@@ -320,12 +317,14 @@ class Trainer:
             if cursor.best_step is not None and cursor.best_step != cursor.step:
                 log.info("Loading model structure and parameters from %s", self._best_name())
                 give(self.strategy, self.checkpoints.load_step(cursor.best_step))
+            if cursor.best_score is None and self.evaluator.has("valid"):  # nothing was trained
+                cursor.best_valid, _ = self._evaluate("valid")
             test, _ = self._evaluate("test")
             log.info("best valid : %s", self._rounded(cursor.best_valid))
-            log.info("test result: %s", self._rounded(test))
+            host_log.info("test result: %s", self._rounded(test))
         return {
             "model": self.config.model.title,
-            "dataset": self.config.data.name,
+            "dataset": self.config.data.title,
             "world_size": self.world.size,
             "best_valid": cursor.best_valid,
             "test": test,
@@ -360,6 +359,7 @@ class Trainer:
             state.pop("fingerprint"), self.fingerprint, self.folder, self.model.options
         )
         state.pop("steps")
+        state.setdefault("losses", state["batch"])  # checkpoints once had a loss of each step
         give(self.strategy, snapshot)
         self.cursor = Cursor(**state)
         self.cursor.check(self.reader)
@@ -384,20 +384,6 @@ class Trainer:
 
     def _spread(self, values: dict[str, float]) -> str:
         return "    ".join(f"{name} : {value}" for name, value in self._rounded(values).items())
-
-
-def check_fingerprint(
-    saved: dict[str, Any], now: dict[str, Any], folder: RunFolder, options: Any
-) -> None:
-    """A checkpoint goes on only with the model and the data it was made with."""
-    known: dict[str, Any] = {one.name: one.default for one in fields(options)}
-    for one in fields(options):
-        if one.default_factory is not MISSING:
-            known[one.name] = one.default_factory()
-    now = json.loads(json.dumps(now))  # as it was saved: an option may be a tuple
-    defaults = json.loads(json.dumps(known, default=str))
-    if (what := mismatch(saved, without_later(saved, now, defaults))) is not None:
-        raise CheckpointError(f"the checkpoints in {folder.path} {what}")
 
 
 def _median(seconds: list[float]) -> float | None:

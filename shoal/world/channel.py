@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import random
 import socket
 import ssl
 import stat
@@ -20,10 +21,18 @@ from dataclasses import dataclass
 from shoal.world.hosts import WorldError, is_loopback, look_up, private_folder
 
 HANDSHAKE_SECONDS = 5.0  # a whole one; whoever has not proved anything by then is cut off
+BACKLOG = 1024  # connections that the system keeps until they are accepted
 LARGEST = 1 << 20  # bytes of a message
 SHORTEST = 16  # bytes of a secret: who records a proof must not be able to guess
 PROOF = 32  # bytes of HMAC-SHA256
+NO = bytes(PROOF)  # in the place of a proof: yours is wrong, and to try again is of no use
+NEAR_PAUSE = 0.02  # seconds between two tries to open a channel on this host;
+FIRST_PAUSE, LAST_PAUSE = 0.1, 1.0  # between hosts they grow
 CIPHERS = "AECDH-AES256-SHA:AECDH-AES128-SHA:@SECLEVEL=0"  # forward secret, no certificates
+
+
+NOT_LET_IN = "did not let us in: give every host the same launch.secret, and check --ip and --port"
+LEFT = ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError  # and no word of TLS's
 
 
 class Refused(WorldError):
@@ -75,7 +84,7 @@ class Place:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             made.bind(address)
-            made.listen(128)
+            made.listen(BACKLOG)
         except OSError:
             made.close()
             raise
@@ -89,26 +98,30 @@ class Place:
         return True
 
     def open(self, secret: bytes, timeout: float) -> socket.socket:
-        """A channel to whoever listens here, waiting until somebody does."""
+        """A channel to whoever listens here, trying until somebody lets us in.
+
+        Refused, at once, by one that does not know our secret.
+        """
         if self.host:
             look_up(self.host)
-        deadline = time.monotonic() + timeout
+        deadline, pause = time.monotonic() + timeout, NEAR_PAUSE if self.path else FIRST_PAUSE
         while True:
             try:
                 made = self._connect(max(1.0, timeout / 10))
-                break
-            except OSError as error:
+                if self.path:
+                    made.settimeout(None)
+                    return made
+                return secured(made, secret, listens=False)
+            except OSError as error:  # nobody listens, or its door is full
                 if time.monotonic() > deadline:
                     raise WorldError(
                         f"nobody answered at {self} within {timeout:g} s "
                         f"({error.strerror or error}); start the first host (--group_offset=0), "
                         "check --ip and --port, or raise launch.join_timeout"
                     ) from error
-            time.sleep(0.02 if self.path else 0.1)
-        if self.path:
-            made.settimeout(None)
-            return made
-        return secured(made, secret, listens=False)
+            time.sleep(pause * random.uniform(0.5, 1.0))  # many are not to come at one moment
+            if not self.path:
+                pause = min(2 * pause, LAST_PAUSE)
 
     def _connect(self, timeout: float) -> socket.socket:
         if not self.path:
@@ -147,10 +160,15 @@ def read_secret(path: str | None) -> bytes:
 
 
 def secured(plain: socket.socket, secret: bytes, listens: bool) -> ssl.SSLSocket:
-    """A TLS channel over a connection, whose other end has proved that it knows the secret."""
-    peer = _name(plain)
+    """A TLS channel over a connection, whose other end has proved that it knows the secret.
+
+    Refused where it has not. Who does not listen gets an OSError where the other end left without
+    an answer: it may have had no room, and another try may do.
+    """
+    peer = peer_of(plain)
     deadline = time.monotonic() + HANDSHAKE_SECONDS
     plain.settimeout(HANDSHAKE_SECONDS)
+    made: socket.socket = plain
     try:
         made = context(listens).wrap_socket(plain, server_side=listens)
         number = made.get_channel_binding("tls-unique")
@@ -158,19 +176,24 @@ def secured(plain: socket.socket, secret: bytes, listens: bool) -> ssl.SSLSocket
         mine, theirs = proof(secret, number, listens), proof(secret, number, not listens)
         if not listens:
             made.sendall(mine)
-        if not hmac.compare_digest(_receive(made, PROOF, deadline), theirs):
-            made.close()
-            raise Refused(f"{peer} does not know the secret of this run (launch.secret)")
+        knows = hmac.compare_digest(_receive(made, PROOF, deadline), theirs)
         if listens:
-            made.sendall(mine)
-    except (OSError, EOFError) as error:  # SSLError is one
-        plain.close()
+            made.sendall(mine if knows else NO)
+        if not knows:
+            raise Refused(
+                f"{peer} does not know the secret of this run (launch.secret)"
+                if listens
+                else f"{peer} {NOT_LET_IN}"
+            )
+    except (OSError, EOFError, Refused) as error:  # SSLError is an OSError
+        made.close()
+        if isinstance(error, Refused):
+            raise
         if listens:
             raise Refused(f"{peer} did not prove that it knows the secret of this run") from error
-        raise Refused(
-            f"{peer} did not let us in: give every host the same launch.secret, and check --ip "
-            "and --port"
-        ) from error
+        if isinstance(error, ssl.SSLError) and not isinstance(error, LEFT):
+            raise Refused(f"{peer} {NOT_LET_IN}") from error
+        raise ConnectionError(f"{peer} left before it let us in: {error}") from error
     made.settimeout(None)
     return made
 
@@ -192,7 +215,8 @@ def proof(secret: bytes, number: bytes, listens: bool) -> bytes:
     return hmac.digest(secret, who + number, "sha256")
 
 
-def _name(connection: socket.socket) -> str:
+def peer_of(connection: socket.socket) -> str:
+    """The other end of a connection, for messages: its address."""
     try:
         host, port = connection.getpeername()[:2]
     except (OSError, ValueError):

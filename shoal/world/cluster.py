@@ -11,7 +11,8 @@ def open_ray(address: str | None) -> ModuleType:
         import ray
     except ImportError as error:
         raise ValueError(
-            f'Ray is not installed ({error}): pip install ".[ray]" in the clone, on every node'
+            f"Ray is not installed ({error}): run `make extras EXTRAS=ray` in the clone, on every "
+            "node"
         ) from None
     if not ray.is_initialized():
         try:

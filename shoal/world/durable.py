@@ -5,10 +5,37 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
+
+# What the system answers to a write alone, so that the file can only be the one that is written.
+OF_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+OF_LIBRARIES = re.compile(r"\(os error (\d+)\)")  # an error of the system inside a library's own
+SHORT = re.compile(r"\d+ requested and \d+ written")  # numpy's, without the cause
+
+
+@contextmanager
+def written(path: str | Path) -> Iterator[None]:
+    """In here `path` is written: a full disk is an OSError that names it.
+
+    The system names a file that cannot be opened, but not one that cannot be written to.
+    """
+    try:
+        yield
+    except Exception as error:
+        number = error.errno if isinstance(error, OSError) else None
+        if found := OF_LIBRARIES.search(str(error)):
+            number = int(found[1])
+        elif isinstance(error, OSError) and number is None and SHORT.search(str(error)):
+            number = errno.ENOSPC
+        if number not in OF_WRITES or getattr(error, "filename", None) is not None:
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error
 
 
 def open_regular(path: str | Path, links: bool = True) -> BufferedReader:
@@ -69,7 +96,7 @@ def write_counted(path: Path, data: bytes) -> dict[str, Any]:
 
 def write_durably(path: Path, data: bytes) -> None:
     """Write a file and wait until the disk has it."""
-    with open(path, "wb", opener=no_links) as file:
+    with written(path), open(path, "wb", opener=no_links) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -83,7 +110,8 @@ def replace_durably(path: Path, data: bytes) -> None:
         os.replace(hidden, path)
     except OSError as error:
         hidden.unlink(missing_ok=True)
-        raise ValueError(f"cannot write {path}: {error.strerror}; make room or fix it") from error
+        error.filename, error.filename2 = str(path), None
+        raise
 
 
 def sync_folder(folder: Path) -> None:

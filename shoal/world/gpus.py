@@ -13,6 +13,15 @@ from shoal.world.hosts import WorldError
 log = logging.getLogger("shoal")
 
 
+def count_gpus(ids: str | None, device: str = "auto") -> int:
+    """How many GPUs a run may use: those of run.gpu_ids, or all that CUDA_VISIBLE_DEVICES shows."""
+    if device == "cpu":
+        return 0
+    if ids is None:
+        return torch.cuda.device_count()
+    return len(_split(ids)) if _has_gpus() else 0
+
+
 def choose_gpus(ids: str | None, tell: bool = True) -> None:
     """Let CUDA see these GPUs only ("0,1"; "": none); no effect where there are none.
 
@@ -20,9 +29,8 @@ def choose_gpus(ids: str | None, tell: bool = True) -> None:
     """
     if ids is None:
         return
-    wanted = [word.strip() for word in ids.split(",") if word.strip()]
-    # NVIDIA's driver makes these files; asking CUDA itself would start it too early.
-    if not glob.glob("/dev/nvidia[0-9]*") and not torch.version.hip:
+    wanted = _split(ids)
+    if not _has_gpus():
         return
     if torch.cuda.is_initialized() and os.environ.get("CUDA_VISIBLE_DEVICES") != ",".join(wanted):
         raise WorldError(
@@ -47,3 +55,12 @@ def pick_device(choice: str, local_rank: int = 0) -> torch.device:
     if choice == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def _has_gpus() -> bool:
+    """Whether this machine has GPUs; CUDA itself would look at its variable, too early."""
+    return bool(glob.glob("/dev/nvidia[0-9]*") or torch.version.hip)  # files of NVIDIA's driver
+
+
+def _split(ids: str) -> list[str]:
+    return [word.strip() for word in ids.split(",") if word.strip()]

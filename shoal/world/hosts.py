@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import ipaddress
 import os
 import socket
 import stat
-import struct
+import sys
 import tempfile
 from pathlib import Path
 
-SIOCGIFADDR = 0x8915  # Linux: the address of a network interface
+# Where a `struct sockaddr` of Linux has its address, and how long that is.
+BYTES_OF: dict[int, tuple[int, int]] = {socket.AF_INET: (4, 4), socket.AF_INET6: (8, 16)}
 
 
 class WorldError(RuntimeError):
@@ -51,31 +53,57 @@ def private_folder() -> Path:
     return folder
 
 
-def address_towards(address: str) -> str | None:
-    """The address by which a host knows this one; None where that cannot be told."""
+def address_towards(host: str) -> str | None:
+    """The address by which a host knows this one; None where that cannot be found out."""
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # chooses a route; sends nothing
+        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, place = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(place)  # chooses a route; sends nothing
             return str(probe.getsockname()[0])
     except OSError:
         return None
 
 
-def interface_towards(address: str) -> str | None:
-    """Name of the network interface that leads to a host; None where that cannot be told."""
-    try:
-        import fcntl  # absent on Windows
+class _Entry(ctypes.Structure):
+    """The beginning of a `struct ifaddrs`."""
 
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # chooses a route; sends nothing
-            mine = socket.inet_aton(probe.getsockname()[0])
-            for _, name in socket.if_nameindex():
-                try:
-                    answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))
-                except OSError:  # this interface has no address
-                    continue
-                if answer[20:24] == mine:
-                    return name
-    except (OSError, ImportError):
-        pass
-    return None
+
+_Entry._fields_ = [
+    ("next", ctypes.POINTER(_Entry)),
+    ("interface", ctypes.c_char_p),
+    ("flags", ctypes.c_uint),
+    ("address", ctypes.c_void_p),
+]
+
+
+def addresses_here() -> list[tuple[str, str]]:
+    """(address, interface) of all that this host has, secondary ones too; [] outside Linux."""
+    if sys.platform != "linux":
+        return []
+    libc, first = ctypes.CDLL(None), ctypes.POINTER(_Entry)()
+    if libc.getifaddrs(ctypes.byref(first)):
+        return []
+    found, entry = [], first
+    while entry:
+        address = entry.contents.address
+        if address is not None:
+            family = ctypes.c_ushort.from_address(address).value
+            if family in BYTES_OF:
+                begin, length = BYTES_OF[family]
+                data = ctypes.string_at(address + begin, length)
+                interface = (entry.contents.interface or b"").decode(errors="replace")
+                found.append((socket.inet_ntop(family, data), interface))
+        entry = entry.contents.next
+    libc.freeifaddrs(first)
+    return found
+
+
+def which_it_has() -> str:
+    """For messages: the addresses by which others may reach this host."""
+    found = []
+    for address, interface in addresses_here():
+        ip = ipaddress.ip_address(address)
+        if not ip.is_loopback and not ip.is_link_local:
+            found.append(f"{address} ({interface})")
+    return f"which has {', '.join(found)}" if found else "which has no address but loopback"

@@ -7,21 +7,19 @@ evaluated, and whoever has not proved to belong here is cut off before a single 
 
 from __future__ import annotations
 
-import logging
+import errno
 import os
 import socket
 import struct
 import threading
 from contextlib import suppress
 
-from shoal.world.channel import LARGEST, Place, Refused, receive, secured, send
-from shoal.world.hosts import WorldError
+from shoal.world.channel import LARGEST, Place, receive, send
+from shoal.world.door import Door
+from shoal.world.hosts import WorldError, which_it_has
 
-STRANGERS = 64  # connections at a time that have proved nothing yet
-GUESTS = 8192  # connections at a time in all
+GUESTS = 8192  # connections at a time that have proved to belong here
 ROOM = 256 * LARGEST  # bytes of all names and values
-TOLD = 5  # refused strangers that the log names
-log = logging.getLogger("shoal")
 
 
 class Meeting:
@@ -29,62 +27,31 @@ class Meeting:
 
     def __init__(self, place: Place, secret: bytes = b""):
         self.place = place
-        self._secret = secret
         self._values: dict[bytes, bytes] = {}
         self._bytes = 0
         self._news = threading.Condition()
-        self._strangers = threading.Semaphore(STRANGERS)
         self._guests = threading.Semaphore(GUESTS)
-        self._refused = 0
         try:
-            self._socket = place.listen()
+            self._door = Door(place, secret, self._serve)
         except OSError as error:
-            raise WorldError(
-                f"port {place.port} on {place.host} is in use by another program; choose another, "
-                "in --port, or in the first entry of --workers"
-                if "in use" in str(error)
-                else f"nobody can meet at {place}: {error.strerror or error}; --ip is an address "
-                "of the first host"
-            ) from error
-        threading.Thread(target=self._welcome, name="meeting", daemon=True).start()
+            raise WorldError(_why_not(place, error)) from error
 
     def close(self) -> None:
         """Let nobody in any more."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        self._door.close()
         if self.place.path:
             with suppress(OSError):
                 os.unlink(self.place.path)
 
-    def _welcome(self) -> None:
-        while True:
-            self._guests.acquire()
-            self._strangers.acquire()
-            try:
-                connection = self._socket.accept()[0]
-            except OSError:  # closed
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError, EOFError, ValueError, struct.error):
+            if not self._guests.acquire(blocking=False):
                 return
-            threading.Thread(target=self._host, args=(connection,), daemon=True).start()
-
-    def _host(self, connection: socket.socket) -> None:
-        try:
-            try:
-                if not self.place.path:
-                    connection = secured(connection, self._secret, listens=True)
-            finally:
-                self._strangers.release()
-            with connection:
+            try:  # until it leaves, or what it sends makes no sense: its own end names the cause
                 while True:
                     send(connection, *self._answer(receive(connection)))
-        except Refused as error:
-            self._refused += 1
-            if self._refused <= TOLD:
-                log.warning("refused at %s: %s", self.place, error)
-        except (OSError, EOFError, ValueError, struct.error):
-            pass  # it left, or spoke nonsense: its own end says why
-        finally:
-            self._guests.release()
+            finally:
+                self._guests.release()
 
     def _answer(self, words: list[bytes]) -> list[bytes]:
         verb, seconds, *rest = words
@@ -118,6 +85,21 @@ class Meeting:
             self._values[name] = value
             self._news.notify_all()
             return [b"1", value]
+
+
+def _why_not(place: Place, error: OSError) -> str:
+    """Error for a place where nobody can meet."""
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"port {place.port} on {place.host} is in use by another program; choose another, in "
+            "--port, or in the first entry of --workers"
+        )
+    if error.errno == errno.EADDRNOTAVAIL:
+        return (
+            f"--ip={place.host} is no address of this host, {which_it_has()}; --ip is an address "
+            "of the first host (--group_offset=0), the same in every command"
+        )
+    return f"nobody can meet at {place}: {error.strerror or error}"
 
 
 class Guest:

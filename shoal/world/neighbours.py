@@ -24,8 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.world.board import Board, Given
-from shoal.world.core import load_core
+from shoal.kernels.board import Board, Given
+from shoal.kernels.core import has_core
+from shoal.kernels.lanes import lanes_memory, open_lanes
 
 RING = 1 << 20  # bytes between two ranks, where that does not come to more than
 ALL_RINGS = 1 << 27
@@ -40,7 +41,7 @@ NOTHING = torch.empty(0)
 def can_be_neighbours() -> bool:
     """Whether this machine has what it takes: Linux, and the native core."""
     has_system = hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")
-    return has_system and hasattr(load_core(), "Lanes")
+    return has_system and has_core()
 
 
 def capacity_of(size: int) -> int:
@@ -94,7 +95,7 @@ def meet(store: Any, rank: int, size: int, timeout: float) -> Neighbours | None:
 
 
 def _bytes_of(size: int) -> int:
-    return load_core().Lanes.memory_of(size, capacity_of(size))
+    return lanes_memory(size, capacity_of(size))
 
 
 def _board_at(size: int) -> int:
@@ -130,9 +131,7 @@ class Neighbours:
                 self._watched.append(os.pidfd_open(pid))
             spins = SPINS if self.size <= len(os.sched_getaffinity(0)) else 0
             alive = [-1 if r == rank else one for r, one in enumerate(self._watched)]
-            self._lanes: Any = load_core().Lanes(
-                file, rank, self.size, capacity_of(self.size), alive, spins
-            )
+            self._lanes = open_lanes(file, rank, self.size, capacity_of(self.size), alive, spins)
             self._board = Board(file, _board_at(self.size), BOARD, rank, self.size)
         except BaseException:  # raised again: no descriptor may stay open behind it
             self.close()

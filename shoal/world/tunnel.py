@@ -25,9 +25,9 @@ from typing import Any
 import torch.distributed as dist
 
 from shoal.world.channel import HANDSHAKE_SECONDS, PROOF, context, proof
+from shoal.world.gloo import options_at
 
 BLOCK = 1 << 18  # bytes that are handed on at a time
-BACKEND = "tunnelled"
 LISTENS = "0A"  # state of a socket in /proc/net/tcp
 
 
@@ -39,38 +39,45 @@ class Tunnel:
         self._store, self._rank, self._size = store, rank, size
         self._secret, self._address = secret, address
         self._loop = asyncio.new_event_loop()
+        self._servers: list[asyncio.Server] = []  # that listen until all ranks are connected
         threading.Thread(target=self._loop.run_forever, name="tunnel", daemon=True).start()
 
-    def make_group(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
-        """Gloo, on its loopback address, once all tunnels are open."""
-        if rank == 0:
+    def open(self, timeout: timedelta) -> Any:
+        """Options of a Gloo group on loopback addresses, once all tunnels between them are open."""
+        if self._rank == 0:
             self._store.set("network", str(2 + secrets.randbelow(250)))
         network = int(self._store.get("network"))
 
         def place_of(one: int) -> str:
             return f"127.{network}.{(one + 1) >> 8}.{(one + 1) & 255}"
 
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=place_of(rank))]
-        options._timeout = timeout
-        self._gloo = (place_of(rank), _port_at(place_of(rank)))
-        port = self._call(self._open())
-        self._store.set(f"end/{rank}", json.dumps([self._address, port, self._gloo[1]]))
-        ends = [json.loads(self._store.get(f"end/{other}")) for other in range(size)]
-        if rank == min(r for r, (host, _, _) in enumerate(ends) if host == self._address):
-            for other, (host, port, gloo_port) in enumerate(
-                ends
-            ):  # one stands in for all of a host
+        mine = place_of(self._rank)
+        options = options_at(mine, timeout)
+        self._gloo = (mine, _port_at(mine))
+        port = self._call(self._listen())
+        self._store.set(f"end/{self._rank}", json.dumps([self._address, port, self._gloo[1]]))
+        ends = [json.loads(self._store.get(f"end/{other}")) for other in range(self._size)]
+        if self._rank == min(r for r, (host, _, _) in enumerate(ends) if host == self._address):
+            # One stands in for all of a host.
+            for other, (host, port, gloo_port) in enumerate(ends):
                 if host != self._address:
                     self._call(self._stand_in(place_of(other), gloo_port, host, port))
-        self._store.set(f"open/{rank}", "1")
-        self._store.wait([f"open/{other}" for other in range(size)])
-        return dist.ProcessGroupGloo(store, rank, size, options)
+        self._wait_for_all("open")
+        return options
+
+    def stop_listening(self) -> None:
+        """Call it when the group is made: strangers then find nothing that they could fill."""
+        self._wait_for_all("connected")
+        self._call(self._close_servers())
+
+    def _wait_for_all(self, what: str) -> None:
+        self._store.set(f"{what}/{self._rank}", "1")
+        self._store.wait([f"{what}/{other}" for other in range(self._size)])
 
     def _call(self, what: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(what, self._loop).result()
 
-    async def _open(self) -> int:
+    async def _listen(self) -> int:
         """Let tunnels of other ranks in; the port."""
         server = await asyncio.start_server(
             self._let_in,
@@ -79,6 +86,7 @@ class Tunnel:
             ssl=context(listens=True),
             ssl_handshake_timeout=HANDSHAKE_SECONDS,
         )
+        self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
 
     async def _let_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -109,7 +117,13 @@ class Tunnel:
                     far_writer.close()
             writer.close()
 
-        await asyncio.start_server(hand_on, place, gloo_port, limit=BLOCK)
+        self._servers.append(await asyncio.start_server(hand_on, place, gloo_port, limit=BLOCK))
+
+    async def _close_servers(self) -> None:
+        """Keep the connections that there are, and accept no more."""
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
 
     async def _join(
         self,

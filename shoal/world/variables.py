@@ -23,6 +23,11 @@ def is_first() -> bool:
     return launched_number() == 0
 
 
+def is_first_of_host() -> bool:
+    """Whether this process is the first of those that were started on its host, or alone."""
+    return int(os.environ.get("LOCAL_RANK", 0)) == 0
+
+
 def launched_size() -> int | None:
     """How many processes the launcher that started us has started; None without one."""
     return int(os.environ["WORLD_SIZE"]) if is_worker() else None

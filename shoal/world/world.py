@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,21 +19,24 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.world.board import Board, Given
+from shoal.kernels.board import Board, Given
+from shoal.world.beat import BEAT
 from shoal.world.channel import read_secret
+from shoal.world.gloo import MakeOptions, gloo_with, options_at
 from shoal.world.gpus import choose_gpus, pick_device
-from shoal.world.hosts import WorldError, address_towards, interface_towards
+from shoal.world.hosts import WorldError, address_towards, which_it_has
 from shoal.world.joining import Joined
 from shoal.world.neighbours import Neighbours, Shared, meet
 from shoal.world.padded import Padded
 from shoal.world.talking import PeerLost, Talking
-from shoal.world.tunnel import BACKEND, Tunnel
-from shoal.world.variables import is_first, is_worker
+from shoal.world.tunnel import Tunnel
+from shoal.world.variables import is_first, is_first_of_host, is_worker
 
 # torch 2.13 renamed it and warns about the old name; older versions have only that.
 all_gather_flat = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 log = logging.getLogger("shoal")
 TIMEOUT = timedelta(minutes=10)  # of a collective
+HERE = "127.0.0.1"  # where ranks of one host connect
 OPEN_TALK = (
     "hosts: what ranks send each other (configs, gradients, rows) is not encrypted, which assumes "
     "a network of your own; --launch.encrypt=true encrypts it"
@@ -86,6 +90,7 @@ class World:
     neighbours: Neighbours | None = None  # where ranks talk through shared memory
     host = socket.gethostname()
     notes: tuple[str, ...] = ()  # what the log should say of how ranks talk
+    place = ""  # where and as which ranks this host joined, for its log
     shared_memory = True  # whether processes of one host may talk through it
 
     def __init__(self, device: torch.device | str = "cpu"):
@@ -169,11 +174,9 @@ class World:
     def group(self) -> dist.ProcessGroup:
         """The ranks as a torch.distributed group, for libraries that talk among them themselves."""
         if not dist.is_initialized():  # alone: a group of one
-            interface = interface_towards("127.0.0.1")
-            if interface is not None:
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
             backend = "nccl" if self.device.type == "cuda" else "gloo"
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            with gloo_with(partial(options_at, HERE)):
+                dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
             self._made_group = True
         assert dist.group.WORLD is not None and dist.get_world_size() == self.size
         return dist.group.WORLD
@@ -204,14 +207,10 @@ class Group(World):
                 "with run.share_gpu=true, or set run.device=cpu"
             )
         address, port = env.get("MASTER_ADDR", "localhost"), int(env.get("MASTER_PORT", 29500))
-        # Gloo otherwise resolves the host's name, which many machines do not answer for, or
-        # answer with an address of their own that no other host can reach.
         one_host = local_size == self.size
-        interface = interface_towards("127.0.0.1" if one_host else address)
-        if interface is not None:
-            env.setdefault("GLOO_SOCKET_IFNAME", interface)
-            if one_host:
-                env.setdefault("NCCL_SOCKET_IFNAME", interface)
+        self._address = HERE if one_host else address_towards(address)
+        if one_host:
+            env.setdefault("NCCL_SOCKET_IFNAME", "lo")
         self._joined = Joined(self.rank, self.size, address, port, join_timeout, self.host)
         self._store = self._joined.store
         if one_host and shared_memory and self.device.type == "cpu":
@@ -222,39 +221,48 @@ class Group(World):
                 raise PeerLost(f"rank {self.rank} lost its peers at the start: {error}") from error
         self._tunnel: Tunnel | None = None
         if encrypt and not one_host:
-            self._tunnel = self._open_tunnel(address)
+            self._tunnel = self._open_tunnel()
         if self.neighbours is None:
             self._form_group()
+        last = self.rank + local_size - 1 if is_first_of_host() else self.rank
+        self.place = f"{address} with ranks {self.rank} to {last} of {self.size}"
         if not one_host:
             self.notes = (OPEN_TALK if self._tunnel is None else TUNNELLED,)
 
-    def _open_tunnel(self, address: str) -> Tunnel:
-        secret, mine = read_secret(None), address_towards(address)
-        if self.device.type == "cuda" or not secret or mine is None:
+    def _open_tunnel(self) -> Tunnel:
+        secret = read_secret(None)
+        if self.device.type == "cuda" or not secret or self._address is None:
             raise WorldError(
                 "launch.encrypt is for CPUs (NCCL cannot be led through a tunnel) and needs "
                 "launch.secret; leave it out and encrypt the network itself, with WireGuard say"
             )
-        tunnel = Tunnel(self._joined.store, self.rank, self.size, secret, mine)
-        dist.Backend.register_backend(BACKEND, tunnel.make_group, devices=["cpu"])
-        return tunnel
+        return Tunnel(self._joined.store, self.rank, self.size, secret, self._address)
 
     def _form_group(self) -> None:
         backend = "nccl" if self.device.type == "cuda" else "gloo"
         if backend == "nccl":
             torch.cuda.set_device(self.device)
+        options: MakeOptions | None = None
+        if self._tunnel is not None:
+            options = self._tunnel.open
+        elif self._address is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
+            options = partial(options_at, self._address)
         try:
-            dist.init_process_group(
-                backend if self._tunnel is None else BACKEND,
-                store=dist.PrefixStore("shoal/group", self._store),
-                rank=self.rank,
-                world_size=self.size,
-                timeout=TIMEOUT,
-            )
+            with gloo_with(options), BEAT.waiting("the connections between all ranks"):
+                dist.init_process_group(
+                    backend,
+                    store=dist.PrefixStore("shoal/group", self._store),
+                    rank=self.rank,
+                    world_size=self.size,
+                    timeout=TIMEOUT,
+                )
+                if self._tunnel is not None:
+                    self._tunnel.stop_listening()
             self._made_group = True
         except (RuntimeError, ValueError) as error:
+            where = f" at {self._address} of this host, {which_it_has()}" if options else ""
             raise WorldError(
-                f"rank {self.rank} could not form the {backend} group: {error}"
+                f"rank {self.rank} could not form the {backend} group{where}: {error}"
             ) from error
 
     def group(self) -> dist.ProcessGroup:

@@ -186,8 +186,9 @@ def test_a_spawned_rank_that_is_killed(place: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     values = {"train.epochs": 100000, "run.output": str(folder)}
     config = write_config(tmp_path / "c.yaml", MODELS["BPR"], LONG, values)
-    words = ("--config_files", str(config), f"--port={free_port()}", "--ip=127.0.0.1")
-    command = Command((sys.executable, str(ROOT / "examples" / "spawn_ranks.py"), *words), tmp_path)
+    words = ("--dataset=planted", "--config_files", str(config), "--nproc=2", "--world_size=2")
+    example = str(ROOT / "examples" / "pages" / "000" / "run_a.py")
+    command = Command((sys.executable, example, *words, f"--port={free_port()}"), tmp_path)
     command.until("the first checkpoints", lambda: newest_step(folder) > 10)
     # Spawned ranks set their variables themselves; all that shows is that they use the group.
     children = [pid for pid, _, parent in processes() if parent == command.process.pid]

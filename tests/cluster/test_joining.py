@@ -202,10 +202,17 @@ def hosts() -> Iterator[list[str]]:
 
 
 def on(
-    host: str, offset: int, config: Path, folder: Path, *words: str, nproc: int = 1, **env: str
+    host: str,
+    offset: int,
+    config: Path,
+    folder: Path,
+    *words: str,
+    nproc: int = 1,
+    ip: str = ADDRESSES[0],
+    **env: str,
 ) -> Command:
     """`shoal train` as one of two hosts."""
-    meet = (f"--ip={ADDRESSES[0]}", "--port=5678", f"--nproc={nproc}", f"--world_size={2 * nproc}")
+    meet = (f"--ip={ip}", "--port=5678", f"--nproc={nproc}", f"--world_size={2 * nproc}")
     command = (*SHOAL, "train", str(config), *meet, f"--group_offset={offset}", *words)
     where = folder.parent / f"{folder.name}-{offset}-{time.monotonic_ns()}"
     return Command(("ip", "netns", "exec", host, *command, "--output", str(folder)), where, **env)
@@ -294,6 +301,71 @@ def test_the_wrong_secret_is_refused_and_the_right_one_trains(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("192.168.8{}.1/24", "10.213.78.{}/24"),  # the other host cannot reach the first one
+        ("fd00:{}::1/64", "fd00:9::{}/64"),
+    ],
+)
+def test_hosts_meet_at_second_addresses(
+    hosts: list[str], short: Path, alone: Path, tmp_path: Path, first: str, second: str
+) -> None:
+    for k, name in enumerate(hosts, 1):
+        run("ip", "-n", name, "addr", "flush", "dev", "eth0")
+        for one in (first.format(k), second.format(k)):
+            nodad = ["nodad"] * (":" in one)
+            run("ip", "-n", name, "addr", "add", one, "dev", "eth0", *nodad)
+    folder, secret = tmp_path / "run", "of this run and no other"
+    ip = second.format(1).partition("/")[0]
+    both = [on(hosts[k], k, short, folder, ip=ip, SHOAL_SECRET=secret) for k in range(2)]
+    assert [one.wait() for one in both] == [0, 0], both[0].output + both[1].output
+    losses = [[line["loss"] for line in metrics(one)] for one in (folder, alone)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+# 300 silent connections from every address; those that are dropped come again.
+CROWD = """
+import socket, sys, time
+crowd = {address: [] for address in sys.argv[2:]}
+def is_open(one):
+    try:
+        return one.recv(1) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+while True:
+    for address, some in crowd.items():
+        some[:] = filter(is_open, some)
+        while len(some) < 300:
+            some.append(socket.socket())
+            some[-1].setblocking(False)
+            some[-1].bind((address, 0))
+            some[-1].connect_ex((sys.argv[1], 5678))
+    time.sleep(0.2)
+"""
+
+
+@pytest.mark.slow
+def test_silent_connections_keep_no_host_out(hosts: list[str], short: Path, tmp_path: Path) -> None:
+    """From the address of the second host, and from one that is nobody's."""
+    run("ip", "-n", hosts[1], "addr", "add", "10.213.78.3/24", "dev", "eth0")
+    folder, secret = tmp_path / "run", "of this run and no other"
+    addresses = (ADDRESSES[0], ADDRESSES[1], "10.213.78.3")
+    words = ("ip", "netns", "exec", hosts[1], SHOAL[0], "-c", CROWD, *addresses)
+    with subprocess.Popen(words) as crowd:
+        try:
+            first = on(hosts[0], 0, short, folder, SHOAL_SECRET=secret)
+            first.until("a crowd", lambda: "refused at" in first.output)
+            second = on(hosts[1], 1, short, folder, SHOAL_SECRET=secret)
+            assert [second.wait(), first.wait()] == [0, 0], first.output + second.output
+        finally:
+            crowd.kill()
+    assert result(folder)["world_size"] == 2
+
+
+@pytest.mark.slow
 def test_a_tunnel_lets_nothing_be_read(
     hosts: list[str], tap: Tap, short: Path, alone: Path, tmp_path: Path
 ) -> None:
@@ -303,7 +375,10 @@ def test_a_tunnel_lets_nothing_be_read(
         on(host, offset, short, folder, *words, nproc=2, SHOAL_SECRET=secret)
         for host, offset in zip(hosts, (0, 2))
     ]
+    both[0].until("an epoch", (folder / "metrics.jsonl").exists)
+    open_ports = [one for one in listeners(both[0].process.pid) if one[6:8] != "7F"]
     assert [one.wait() for one in both] == [0, 0], both[0].output + both[1].output
+    assert [one[-5:] for one in open_ports] in ([":162E"], [])  # 5678, where hosts meet; or over
     assert "what ranks send each other is encrypted" in both[0].output
     assert result(folder)["world_size"] == 4
     losses = [[line["loss"] for line in metrics(one)] for one in (folder, alone)]

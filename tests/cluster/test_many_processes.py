@@ -59,8 +59,14 @@ def test_two_hosts(place: Path, short: Path, alone: Path) -> None:
     for host in hosts:
         assert host.wait() == 0, host.output
     assert_equal(place / "hosts", alone, 4)
-    assert "precision@10" in hosts[1].output
-    assert "precision@10" not in hosts[0].output  # the result is the first host's to tell
+    second, first = (host.output.splitlines() for host in hosts)
+    assert sum("epoch 0 training [" in line for line in first) == 1 and "└" in first[-2]
+    assert "  (loss): BPRLoss()" in first
+    shown = [line.partition("[rank 2] ")[2] for line in second]  # a host shows its first rank's
+    assert " joined 127.0.0.1 with ranks 2 to 3 of 4" in shown[0]
+    assert [line.split("[")[0] for line in shown[1:5]] == [f"epoch {k} training " for k in range(4)]
+    assert shown[5].startswith("test result: {") and shown[6].endswith("hosts (on the first host)")
+    assert len(shown) == 7  # the table is the first host's
 
 
 @pytest.mark.slow
@@ -113,8 +119,9 @@ def test_one_call_from_python(place: Path, short: Path, alone: Path) -> None:
 @pytest.mark.slow
 def test_spawned_ranks(place: Path, alone: Path) -> None:
     config = write_config(place / "spawn.yaml", MODELS["BPR"], SHORT, {"run.output": "spawned"})
-    example = str(ROOT / "examples" / "spawn_ranks.py")
-    words = ("--config_files", str(config), f"--port={free_port()}", "--ip=127.0.0.1")
+    example = str(ROOT / "examples" / "pages" / "000" / "run_a.py")
+    words = ("--dataset=planted", "--config_files", str(config), "--nproc=2", "--world_size=2")
+    words += (f"--port={free_port()}",)
     command = Command((sys.executable, example, *words), place)
     assert command.wait() == 0, command.output
     assert_equal(place / "spawned", alone, 2)

@@ -1,64 +1,25 @@
-"""TorchX starts Shoal's jobs: the commands of TorchRec's page, and components of our own."""
+"""TorchX starts Shoal's jobs, by components of our own; test_pages.py has TorchRec's commands."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from commands import ROOT, Command, finish, result
+from commands import ROOT, finish, result
 from ranks import free_port
-from torchx_runs import CLICKS, COMPONENT, QUIET, need_torchx, torchx
+from torchx_runs import CLICKS, COMPONENT, need_torchx, torchx
 
 need_torchx()
-
-# The shared flags of the page at a size of our own; without dropout, so that numbers can be equal.
-PAGE = (
-    "--dataset_name random --random_user_count 40 --random_item_count 90 --random_size 900 "
-    "--lr 0.001 --mask_prob 0.2 --val_batch_size 8 --max_len 16 --emb_dim 16 --num_epochs 1"
-)
-COMMAND = "run -s local_cwd dist.ddp -j 1x2 --script {} --"
-SCRIPT, DEEPER = "bert4rec_main.py", "bert4rec_folder/bert4rec_main.py"  # to run, and to reproduce
-PLAIN = ["--model.hidden_dropout_prob=0", "--model.attn_dropout_prob=0", *QUIET]
 
 
 def assert_equal(mine: dict[str, Any], alone: dict[str, Any]) -> None:
     assert mine["test"] == pytest.approx(alone["test"], rel=0, abs=1e-5)
     assert mine["best_valid"] == pytest.approx(alone["best_valid"], rel=0, abs=1e-5)
-
-
-@pytest.fixture(scope="module")
-def one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page's flags on one process; its batch is that of two."""
-    place = tmp_path_factory.mktemp("page")
-    script = (sys.executable, str(ROOT / "examples" / "bert4rec_main.py"))
-    words = (*PAGE.split(), "--train_batch_size=16", *PLAIN, "--output=alone")
-    command = Command((*script, *words), place)
-    assert command.wait() == 0, command.output
-    return place / "alone"
-
-
-@pytest.mark.parametrize("mode, script", [("dmp", SCRIPT), ("ddp", SCRIPT), ("dmp", DEEPER)])
-def test_the_page(mode: str, script: str, one_process: Path, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "examples", tmp_path, dirs_exist_ok=True)
-    command = torchx(
-        *COMMAND.format(script).split(),
-        *(*PAGE.split(), "--train_batch_size", "8", "--mode", mode, *PLAIN),
-        cwd=tmp_path,
-    )
-    assert command.wait() == 0, command.output
-    (folder,) = (tmp_path / "runs").iterdir()
-    assert result(folder)["world_size"] == 2 and result(folder)["model"] == "BERT4Rec"
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert config["strategy"]["name"] == {"dmp": "sharded", "ddp": "ddp"}[mode]
-    assert config["train"]["batch_size"] == 16
-    assert_equal(result(folder), result(one_process))
 
 
 @pytest.mark.slow

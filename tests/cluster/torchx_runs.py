@@ -27,7 +27,7 @@ CLICKS = [  # planted: the same log on every host
 
 def need_torchx() -> None:
     """Skip where TorchX is not installed."""
-    pytest.importorskip("torchx", reason="TorchX is not installed: pip install '.[torchx]'")
+    pytest.importorskip("torchx", reason="TorchX is not installed: make extras EXTRAS=torchx")
     if not (BIN / "torchx").is_file() or not (BIN / "torchrun").is_file():
         pytest.skip(f"{BIN} has no torchx and torchrun commands", allow_module_level=True)
 

@@ -23,7 +23,8 @@ from shoal.runs.run import resolve
 from shoal.world.world import World
 
 pytest.importorskip("polars")
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "pages" / "003"
 STEPS = 12
 
 
@@ -159,5 +160,5 @@ def test_what_the_toml_may_not_say(tmp_path: Path) -> None:
 
 
 def test_the_page_lists_every_key() -> None:
-    page = EXAMPLES.parent / "docs" / "goodreads.md"
+    page = ROOT / "docs" / "goodreads.md"
     assert tdfo.table_text() in page.read_text()

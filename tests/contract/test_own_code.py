@@ -187,13 +187,15 @@ def examples(world: World, folder: str) -> dict[str, Any]:
     found = {}
     before, room.connect = room.connect, lambda device: world  # type: ignore[assignment]
     try:
-        variable = runpy.run_path(str(ROOT / "examples" / "sharded_variable.py"))
+        pages = ROOT / "examples" / "pages" / "004"
+        variable = runpy.run_path(str(pages / "sharded_variable.py"))
         found["variable"] = variable["main"]()
-        movielens = runpy.run_path(str(ROOT / "examples" / "estimator_movielens.py"))
+        movielens = runpy.run_path(str(pages / "estimator_movielens.py"))
         for steps in ("100", "130"):  # the second goes on where the first ended
-            found[steps] = movielens["main"](["--steps", steps, "--model_dir", folder])
+            words = ["--steps", steps, "--model_dir", folder, "--no-export"]
+            found[steps] = movielens["main"](words)
         # Rows and Adagrad begin as on DeepRec's page: 0.1 is TensorFlow's.
-        page = ["--steps", "60", "--init", "1e-3", "--accumulator", "0.1"]
+        page = ["--steps", "60", "--init", "1e-3", "--accumulator", "0.1", "--no-export"]
         found["page"] = movielens["main"]([*page, "--model_dir", folder + "-page"])
     finally:
         room.connect = before

@@ -19,10 +19,10 @@ from torch import Tensor
 from shoal.config.schema import RowOptimizerOptions
 from shoal.embedding.leaves.init import initial_rows
 from shoal.embedding.optim.rows import ALIASES, HYPER_PARAMETERS, row_optimizer_names
+from shoal.kernels.core import load_core
 from shoal.ps.server.server import Server
 from shoal.runs.build import Parts, build
 from shoal.training.steps import one_ahead
-from shoal.world.core import load_core
 from shoal.world.world import World
 
 STEPS, LR, BATCH = 50, 0.2, 61

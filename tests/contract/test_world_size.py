@@ -9,7 +9,6 @@ from ranks import run_ranks
 from small import small_config
 
 import shoal.training.evaluation.evaluator
-from shoal.embedding.optim.dense import dense_step
 from shoal.embedding.placed.local import LocalRows
 from shoal.runs.build import build
 from shoal.world.world import World
@@ -33,7 +32,12 @@ CURVES: dict[str, dict[str, Any]] = {
         "train__clip_grad_norm": 0.05,
     },
     "NeuMF": {"model": "NeuMF", "train__optimizer__lr": 0.01},
-    "LightGCN": {"model": "LightGCN", "train__optimizer__lr": 0.01},
+    "LightGCN, pairs by user": {
+        "model": "LightGCN",
+        "train__optimizer__lr": 0.01,
+        "train__positives": "by_user",
+        "rows__init": {"kind": "normal", "scale": 0.1},
+    },
     "SASRec": {"model": "SASRec", "train__batch_size": 13},
     "SASRec BPR": {
         "model": "SASRec",
@@ -115,7 +119,7 @@ def metrics(world: World, mode: str, model: str) -> dict[str, dict[str, float]]:
             rows.meet()  # where ranks share rows, all have read them: what their `collect` sees to
             rows.apply(LocalRows.collect(rows), 0.05)  # type: ignore[arg-type]
             if parts.strategy.dense_optimizer is not None:
-                dense_step(parts.strategy.dense_optimizer, 0.05)
+                parts.strategy.dense_optimizer.step(0.05)
     values = {}
     for size in BATCH_SIZES:
         parts.evaluator.section = config.eval.model_copy(update={"batch_size": size})

@@ -7,7 +7,6 @@ are, because addresses are all that the core has; what stands in arrays and list
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import os
 import random
 import sys
@@ -29,7 +28,7 @@ REFUSED = (ValueError, TypeError, IndexError, MemoryError, OverflowError)
 def load(path: str | None) -> Any:
     """The core that a file holds (None: the one that shoal uses)."""
     if path is None:
-        from shoal.world.core import load_core
+        from shoal.kernels.core import load_core
 
         return load_core()
     spec = importlib.util.spec_from_file_location("_core", path)
@@ -192,11 +191,6 @@ def products(core: Any, rng: random.Random) -> None:
     count, m, k, n = (rng.choice((0, 1, 3, 5, 17)) for _ in range(4))
     a, b, out = floats(rng, count, m, k), floats(rng, count, k, n), floats(rng, count, m, n)
     core.products(at(rng, a), at(rng, b), at(rng, out), count, m, k, n)
-    hidden, rows, bias = floats(rng, m, k), floats(rng, n, k), floats(rng, n)
-    core.logits(
-        *(at(rng, hidden), m, at(rng, rows), n, k, at(rng, bias), at(rng, floats(rng, m, n))),
-        threads(rng),
-    )
     x, highest, totals = floats(rng, m, n), floats(rng, m), floats(rng, m)
     core.exponentials(at(rng, x), m, n, at(rng, highest), at(rng, totals), threads(rng))
 
@@ -217,14 +211,6 @@ def topk(core: Any, rng: random.Random) -> None:
     core.topk_products(*state, *asked, at(rng, offsets), at(rng, masked), len(masked))
     best, where = floats(rng, rows, k), numbers(rng, rows * k, 9)
     core.topk_finish(*state, at(rng, best), at(rng, where))
-
-
-def clicks(core: Any, rng: random.Random) -> None:
-    n = rng.choice((0, 1, 7, 300))
-    scores, labels = np.array([floats(rng, n), floats(rng, n)], np.float64).round(rng.randrange(3))
-    core.pairs_in_order(at(rng, scores), at(rng, labels), n)
-    core.log_loss(at(rng, scores), at(rng, labels), n)
-    core.first_odd(at(rng, labels), n)
 
 
 def pairs(core: Any, rng: random.Random) -> None:
@@ -347,12 +333,8 @@ def slots(core: Any, rng: random.Random) -> None:
     )
 
 
-def dense(core: Any, rng: random.Random) -> None:
+def dropout(core: Any, rng: random.Random) -> None:
     sizes = [rng.choice((0, 1, 40)) for _ in range(rng.choice((0, 1, 3)))]
-    arrays = [[floats(rng, n if k != 2 else 1) for k in range(5)] for n in sizes]
-    addresses = uneven(rng, [at(rng, x) for some in arrays for x in some])
-    rule = uneven(rng, [0.1, 0.0, 1e-8, 0.9, 0.99])
-    core.step_dense(rng.randrange(-1, 9), rule, addresses, sizes, threads(rng))
     mask = floats(rng, sum(sizes))
     rate, first = rng.choice((0.5, 0, 1, -1, 2)), rng.choice((0, 3, 2**32))
     core.dropout_mask(7, rate, first, len(mask), at(rng, mask), threads(rng))
@@ -378,24 +360,11 @@ def layers(core: Any, rng: random.Random) -> None:
     ids, weights, out = numbers(rng, places, n), floats(rng, places), floats(rng, count, width)
     more = at(rng, ids), at(rng, weights), places, at(rng, out), threads(rng)
     core.sum_bags(at(rng, x), n, width, at(rng, starts), count, *more)
-    spread = at(rng, floats(rng, places, width))
-    core.spread_bags(at(rng, out), width, at(rng, starts), count, more[1], places, spread)
-    shares = at(rng, floats(rng, count))
-    core.share_bags(more[0], places, 0, at(rng, starts), count, shares)
-    number = rng.choice((0, 1, 2, 5))
-    vectors, grads = floats(rng, number, n, width), floats(rng, number, n, width)
-    dots = floats(rng, n, number * (number - 1) // 2)
-    apart = rng.choice(((n * width, width), (width, number * width), (width, width)))
-    place = uneven(rng, [number, width, n, *apart])
-    core.dots(at(rng, vectors), place, at(rng, dots), threads(rng))
-    core.dots_back(at(rng, vectors), place, at(rng, dots), at(rng, grads), threads(rng))
-    core.pair_products(at(rng, vectors), place, at(rng, x), at(rng, made))
-    core.pair_products_back(at(rng, vectors), place, at(rng, x), at(rng, made), at(rng, grads))
 
 
 def graph(core: Any, rng: random.Random) -> None:
     n, width, count = rng.choice((0, 1, 7, 90)), rng.choice((0, 1, 5, 16)), rng.choice((0, 1, 6))
-    x, y, out, back = (floats(rng, n, width) for _ in range(4))
+    x, y, out = (floats(rng, n, width) for _ in range(3))
     starts, shares = np.sort(numbers(rng, n + 1, 9)), floats(rng, n)
     neighbours = numbers(rng, 8, max(n, 1)).astype(np.int32)
     nodes = at(rng, starts), at(rng, neighbours), len(neighbours), at(rng, shares), n
@@ -407,62 +376,6 @@ def graph(core: Any, rng: random.Random) -> None:
     pairs = at(rng, x), n, width, at(rng, places), count, at(rng, slopes)
     core.placed_pair_loss(*pairs, threads(rng))
     core.placed_pair_gradients(*pairs, 0.5, at(rng, out), threads(rng))
-    sides = floats(rng, n, 2 * width)
-    core.join_sides(at(rng, x), at(rng, y), n, width, at(rng, sides), threads(rng))
-    both = at(rng, out), at(rng, back), threads(rng)
-    core.part_sides(at(rng, sides), at(rng, x), at(rng, y), n, width, *both)
-    rate, sums, lengths = rng.choice((0.5, 0, 1, -1)), floats(rng, width), floats(rng, n)
-    sizes = uneven(rng, [n, width, rng.choice((2 * width, width, 0))])
-    more = at(rng, sums), 7, rate, at(rng, sides), at(rng, lengths), threads(rng)
-    core.finish_layer(sizes, 0.2, 1e-12, at(rng, x), *more)
-    made = uneven(rng, [at(rng, x), at(rng, sides), at(rng, lengths)])
-    grads = uneven(rng, [at(rng, sides), at(rng, y)])
-    ends = rate, at(rng, back), at(rng, sums), threads(rng)
-    core.finish_layer_back(sizes, 0.2, 1e-12, made, grads, *ends)
-
-
-def attention(core: Any, rng: random.Random) -> None:
-    count, dim, hidden, samples = (rng.choice((0, 1, 3, 20)) for _ in range(4))
-    shapes = [(count, dim, samples), (hidden, dim), (hidden,), (hidden,), (dim,)]
-    pairs = count * (count - 1) // 2
-
-    def arrays(some: list[tuple[int, ...]]) -> list[int]:
-        return uneven(rng, [at(rng, floats(rng, *shape)) for shape in some])
-
-    sizes = uneven(rng, [count, dim, hidden, samples])
-    core.pair_attention(arrays(shapes), sizes, arrays([(pairs, samples)] * 2), threads(rng))
-    both = arrays([(pairs, samples)] * 2)
-    core.pair_attention_back(arrays(shapes), sizes, both, arrays(shapes), threads(rng))
-
-
-def attend(core: Any, rng: random.Random) -> None:
-    count, dim, heads, width, samples = (rng.choice((0, 1, 3, 20)) for _ in range(5))
-    x, weight = floats(rng, count, samples, dim), floats(rng, 4 * heads * width, dim)
-    apart = rng.choice(((samples * dim, dim), (dim, count * dim), (dim, dim)))
-    place, sizes = uneven(rng, [count, dim, samples, *apart]), uneven(rng, [heads, width])
-    out = floats(rng, samples, count, heads * width)
-    given = at(rng, x), place, at(rng, weight), sizes
-    core.attend(*given, at(rng, out), threads(rng))
-    back = uneven(rng, [at(rng, floats(rng, *one.shape)) for one in (x, weight)])
-    core.attend_back(*given, at(rng, out), back, threads(rng))
-
-
-def perceptron(core: Any, rng: random.Random) -> None:
-    count, rows = rng.choice((0, 1, 3)), rng.choice((0, 1, 5, 70))
-    widths = [rng.choice((0, 1, 4, 19)) for _ in range(count + 1)]
-    shapes = [shape for a, b in itertools.pairwise(widths) for shape in ((b, a), (b,))]
-
-    def arrays(some: list[tuple[int, ...]]) -> list[int]:
-        return uneven(rng, [at(rng, floats(rng, *shape)) for shape in some])
-
-    rates = uneven(rng, [rng.choice((0.0, 0.5, 1.0, -1.0)) for _ in range(count)])
-    keys, firsts = uneven(rng, [3] * count), uneven(rng, [0] * count)
-    x = at(rng, floats(rng, rows, widths[0]))
-    given = arrays(shapes), uneven(rng, widths), rates, keys, firsts, x, rows
-    core.perceptron(*given, arrays([(rows, one) for one in widths[1:]]), threads(rng))
-    made, grads = arrays([(rows, one) for one in widths[1:]]), floats(rng, rows, widths[-1])
-    back = at(rng, floats(rng, rows, widths[0])), arrays(shapes)
-    core.perceptron_back(*given, made, at(rng, grads), *back, threads(rng))
 
 
 def wire(core: Any, rng: random.Random) -> None:
@@ -519,8 +432,8 @@ CALLS: dict[str, Call] = {
     call.__name__: call
     for call in (
         *(make_table, rows_of_tables, read_and_write, life_of_a_table, products),
-        *(topk, pairs, catalogue, codes, add_rows, board, negatives, slots, dense, layers),
-        *(graph, attention, attend, clicks, perceptron, wire),
+        *(topk, pairs, catalogue, codes, add_rows, board, negatives, slots, dropout, layers),
+        *(graph, wire),
         *((lanes, rings) if sys.platform == "linux" else ()),
     )
 }

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,7 @@ FLOORS = [
     {"data"},
     {"config"},
     {"world"},
+    {"kernels"},
 ]
 MODEL_MAY_IMPORT = {
     "shoal.models.nn",
@@ -99,10 +103,46 @@ def test_only_world_talks_to_peers() -> None:
                     ("torch.distributed.elastic", "torch.distributed.launcher")
                 )
                 where = str(path.relative_to(ROOT))
-                joins = where in [f"world/{n}.py" for n in ("world", "joining", "store", "tunnel")]
+                joins = where in [
+                    f"world/{n}.py" for n in ("world", "joining", "store", "tunnel", "gloo")
+                ]
                 assert joins or (where == "launch/ranks.py" and launcher), (
                     f"{where} imports {name}; collectives belong to world/world.py"
                 )
+
+
+def test_only_kernels_calls_the_core_and_triton() -> None:
+    """By import, or by a name in a string that is looked up."""
+    for path in FILES:
+        where = path.relative_to(ROOT)
+        if where.parts[0] == "kernels":
+            continue
+        for name in imports(path):
+            assert name.split(".")[0] != "triton", f"{where} imports {name}"
+            core = name.startswith(("shoal._core", "shoal.kernels.core.load_core"))
+            assert not core, f"{where} imports {name}; call a function of shoal.kernels"
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert node.value not in ("triton", "_core", "shoal._core"), where
+
+
+def test_no_private_name_of_torch_is_used() -> None:
+    """But for torch._foreach_*, which its documentation lists, and the type of an operator."""
+    allowed = {"torch._ops.OpOverload"}
+    for path in FILES:
+        for name in re.findall(r"\btorch(?:\.\w+)*\._[a-zA-Z]\w*(?:\.\w+)*", path.read_text()):
+            fine = name in allowed or name.startswith("torch._foreach_")
+            assert fine, f"{path.relative_to(ROOT)} uses {name}"
+
+
+def test_importing_changes_nothing_outside() -> None:
+    """Neither the environment nor the collector: a program may import shoal for one function."""
+    code = (
+        "import gc, os; before = dict(os.environ); import shoal.runs.run, shoal.runs.fit; "
+        "assert dict(os.environ) == before and gc.isenabled()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_only_world_reads_rank_variables() -> None:
@@ -126,7 +166,7 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
 def test_the_top_shows_the_rooms() -> None:
     """Few enough to be read at a glance, and no loose file but what a package must have."""
     folders = [path for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"]
-    assert len(folders) <= 10
+    assert len(folders) <= 12
     assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py"}
 
 

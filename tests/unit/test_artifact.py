@@ -14,11 +14,12 @@ from exported import check_here, exported, train
 from safetensors.torch import load_file, save_file
 
 import shoal
-from shoal.runs.artifact import export, files, ranking
+from shoal.kernels import topk as ranking
+from shoal.kernels.topk import DotProducts, rank
+from shoal.runs.artifact import export, files
 from shoal.runs.artifact.bulk import Job, recommend_chunk, recommend_many
 from shoal.runs.artifact.files import ArtifactError
 from shoal.runs.artifact.predict import predict_file
-from shoal.runs.artifact.ranking import DotProducts, rank
 from shoal.runs.listing import list_runs
 from shoal.runs.trained import Trained
 

@@ -15,14 +15,15 @@ from ranks import free_port, run_ranks
 from torch import Tensor
 
 from shoal.embedding.leaves.local import make_local
-from shoal.embedding.leaves.native import Native, _core
+from shoal.embedding.leaves.native import Native
 from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
 from shoal.embedding.placed.duplicates import sum_duplicates
 from shoal.embedding.placed.replicated import ReplicatedRows
 from shoal.embedding.service import Lookup
 from shoal.embedding.store import EVERY
 from shoal.embedding.table import Table
-from shoal.world.board import Board, Given
+from shoal.kernels.board import Board, Given
+from shoal.kernels.core import has_core
 from shoal.world.neighbours import RING, Shared, can_be_neighbours
 from shoal.world.variables import set_rank
 from shoal.world.world import PeerLost, World, connect
@@ -30,7 +31,7 @@ from shoal.world.world import PeerLost, World, connect
 # The core is optional, and some hosts forbid processes to share memory: ranks then gather.
 pytestmark = [
     # The board is memory that the core writes, between processes of one Linux host.
-    pytest.mark.skipif(_core is None, reason="no native core was built"),
+    pytest.mark.skipif(not has_core(), reason="no native core was built"),
     pytest.mark.skipif(not can_be_neighbours(), reason="ranks share no memory here"),
 ]
 BYTES = 1 << 24
@@ -142,8 +143,10 @@ def test_what_cannot_be_written(memory: int) -> None:
     for ids, values, message in (
         (torch.tensor([0, 9]), torch.ones(2, 3), "limit"),
         (torch.tensor([0.5]), torch.ones(1, 3), "int64"),
-        (torch.tensor([1, 2]), torch.ones(3, 3), r"\[n, 3\]"),
+        (torch.tensor([1, 2]), torch.ones(3, 3), r"\[3, 3\]; they must be torch.float32 \[2, 3\]"),
         (torch.tensor([1]), torch.ones(1, 3).double(), "float32"),
+        (torch.arange(4)[::2], torch.ones(2, 3), r"ids \[2\] have strides \[2\].*contiguous"),
+        (torch.tensor([1, 2]), torch.ones(1, 3).expand(2, 3), r"values .*strides.*contiguous"),
     ):
         with pytest.raises(ValueError, match=message):
             board.write(torch.ones(1), [Given([ids], [values], 3, 9)])

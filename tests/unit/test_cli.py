@@ -26,6 +26,7 @@ from shoal.models import MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [
+    "--data.name=planted",
     *("--data.planted.users=60", "--data.planted.items=40", "--data.planted.interactions=1200"),
     *("--train.epochs=1", "--run.progress=false", "--run.tensorboard=false"),
 ]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from ranks import run_ranks
+from torch import Tensor, nn
 
 import shoal
 from shoal.embedding.table import Init
@@ -120,6 +123,48 @@ def test_bags_pool_as_torch_does() -> None:
         wanted = plain(ids, offsets, given)
         assert torch.equal(bag(ids, offsets, given), wanted), mode
         assert torch.equal(bag(ids.view(1, 5)), plain(ids.view(1, 5))), mode
+
+
+class Pairs(nn.Module):
+    """Embeddings and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user, self.items = nn.Embedding(10, 4), nn.EmbeddingBag(10, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return (self.user(ids[:, 0]) * self.items(ids[:, 1:])).sum(-1)
+
+
+def readme_loop(world: World, sign: str) -> list[float]:
+    """Losses of the README's loop, before (-) or after (+) its change."""
+    page = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    (diff,) = re.findall(r"```diff\n(.*?)```", page, re.DOTALL)
+    lines = [line[1:] for line in diff.splitlines() if line[0] in (" ", sign)]
+    code = "\n".join(lines).replace("CollectiveStrategy()", "CollectiveStrategy(world=world)")
+    torch.manual_seed(3)
+    losses: list[float] = []
+    batches = [(torch.randint(0, 10, (8, 3)), torch.rand(8)) for _ in range(5)]
+    names = {"shoal": shoal, "torch": torch, "world": world, "losses": losses}
+    names |= {"MyModel": Pairs, "batches": batches, "loss_function": nn.functional.mse_loss}
+    mean = "strategy.mean(loss)" if sign == "+" else "loss.item()"
+    exec(code + f"\n    losses.append({mean})", names)
+    return losses
+
+
+def test_the_readmes_loop_trains_embeddings_alone(tmp_path: Path) -> None:
+    plain = readme_loop(World(), "-")
+    for spread in (readme_loop(World(), "+"), *run_ranks(readme_loop, 2, tmp_path, "+")):
+        assert spread == pytest.approx(plain, rel=1e-5)
+
+
+def test_rows_are_no_part_of_the_dense_state() -> None:
+    strategy = alone()
+    with strategy.embedding_scope():
+        model = nn.Sequential(nn.Embedding(5, 2), nn.Linear(2, 1))
+    assert list(model.state_dict()) == ["1.weight", "1.bias"]
+    assert not model.load_state_dict(model.state_dict()).missing_keys
+    assert sum(p.numel() for p in model.parameters()) == 3
 
 
 def test_the_page_with_a_session_as_a_loop() -> None:

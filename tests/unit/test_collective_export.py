@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import shoal
 from shoal.runs.artifact import export as artifacts
+from shoal.runs.serving.service import Service
 from shoal.world.world import World
 
 
@@ -41,8 +42,8 @@ def inputs(size: int = 12) -> dict[str, Tensor]:
     }
 
 
-def exported(world: World, folder: str, check_too: bool = False) -> list[float]:
-    """Train, export, and what the trained model answers."""
+def exported(world: World, folder: str, check_too: bool = False) -> tuple[str, list[float]]:
+    """Train, export: where to, and what the trained model answers."""
     with pytest.MonkeyPatch.context() as patch:
         if not check_too:  # in this process: to start another takes seconds
             patch.setattr(artifacts, "check_apart", check_here)
@@ -55,21 +56,22 @@ def exported(world: World, folder: str, check_too: bool = False) -> list[float]:
             optimizer.zero_grad()
             (model(given) - (given["user"] % 2)).square().mean().backward()
             optimizer.step()
-        found = strategy.export_saved_model(folder, model, inputs(5))
-        assert found["samples"] == 5 and found["largest_difference"] <= 1e-5
+        path = strategy.export_saved_model(folder, model, inputs(5))
+        assert path.parent == Path(folder) and path.name.isdigit()
+        assert "| samples | 5 |" in (path / "README.md").read_text()  # what its check found
         with torch.no_grad():
-            return model.eval()(inputs()).tolist()
+            return str(path), model.eval()(inputs()).tolist()
 
 
-def answers(folder: Path) -> list[float]:
+def answers(folder: str | Path) -> list[float]:
     given = {name: one.numpy() for name, one in inputs().items()}
     return shoal.load(folder).answer(given).tolist()
 
 
 def test_a_loop(tmp_path: Path) -> None:
-    expected = exported(World(), str(tmp_path / "model"))
-    assert answers(tmp_path / "model") == pytest.approx(expected, abs=1e-6)
-    loaded = shoal.load(tmp_path / "model")
+    path, expected = exported(World(), str(tmp_path / "model"))
+    assert answers(path) == pytest.approx(expected, abs=1e-6)
+    loaded = shoal.load(path)
     unknown = {"item": [77], "user": [3], "age": np.zeros((1, 2), np.float32)}
     assert loaded.answer(unknown).shape == (1,)  # an id that was never trained begins as it would
     with pytest.raises(ValueError, match="have no 'age'"):
@@ -80,21 +82,23 @@ def test_a_loop(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_and_a_check_in_a_third(tmp_path: Path) -> None:
-    alone = exported(World(), str(tmp_path / "alone"))
-    for rank in run_ranks(exported, 2, tmp_path / "ranks", str(tmp_path / "two"), True):
-        assert rank == pytest.approx(alone, abs=1e-6)
-    assert answers(tmp_path / "two") == pytest.approx(alone, abs=1e-6)
+    _, alone = exported(World(), str(tmp_path / "alone"))
+    ranks = run_ranks(exported, 2, tmp_path / "ranks", str(tmp_path / "two"), True)
+    for path, found in ranks:
+        assert path == ranks[0][0] and found == pytest.approx(alone, abs=1e-6)
+    assert answers(path) == pytest.approx(alone, abs=1e-6)
 
 
 def test_an_estimator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(artifacts, "check_apart", check_here)
     make(tmp_path / "run").train(batches)
     opened, new = make(tmp_path / "run"), {"item": np.arange(7)}
-    opened.export_saved_model(tmp_path / "model", lambda: new)
     expected = [float(one["predictions"]) for one in opened.predict(lambda: [new])]
-    assert shoal.load(tmp_path / "model").answer(new).tolist() == pytest.approx(expected, abs=1e-6)
-    with pytest.raises(ValueError, match="is there already"):
-        opened.export_saved_model(tmp_path / "model", lambda: new)
+    # As TensorFlow's pages have it: into the folder of the run, which is there, and once more.
+    paths = [opened.export_saved_model(tmp_path / "run", lambda: new) for _ in range(2)]
+    assert paths[0].parent == tmp_path / "run" and int(paths[0].name) < int(paths[1].name)
+    for path in (*paths, Service(tmp_path / "run").model.folder):
+        assert shoal.load(path).answer(new).tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_what_cannot_be_exported_is_told(tmp_path: Path) -> None:
@@ -106,4 +110,4 @@ def test_what_cannot_be_exported_is_told(tmp_path: Path) -> None:
     strategy.optimizer(rows="sgd", lr=0.1)
     with pytest.raises(ValueError, match=r"torch\.export cannot take Sequential"):
         strategy.export_saved_model(tmp_path / "m", model, torch.ones(2, 3, dtype=torch.int64))
-    assert not list(tmp_path.iterdir())  # nothing half done is left
+    assert not list((tmp_path / "m").iterdir())  # nothing half done is left

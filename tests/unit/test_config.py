@@ -67,8 +67,8 @@ def test_a_derived_copy_tells_its_origins(write) -> None:
     assert lines[0].endswith("# the launcher")
     assert any("split over 3 processes" in note for note in copy.notes)
     assert not any("split over" in note for note in resolved.notes)
-    with pytest.raises(ValueError, match=r"launch.nproc: given -1 \(whole number\); allowed"):
-        resolved.with_values({"launch.nproc": -1}, "the launcher")
+    with pytest.raises(ValueError, match=r"launch.nproc: given -2 \(whole number\); allowed"):
+        resolved.with_values({"launch.nproc": -2}, "the launcher")
     with pytest.raises(ConfigError, match=r"the launcher: strategy.name: strategy single cannot"):
         copy.with_values({"strategy.name": "single"}, "the launcher")
 

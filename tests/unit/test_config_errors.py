@@ -129,8 +129,11 @@ def test_place_of_a_nested_key(write) -> None:
         ("train.shuffle: 'true'", "'true' (text); allowed: true or false; leave out the quotes"),
         ("train.clip_grad_norm: x", "x (text); allowed: a number > 0 or null"),
         ("launch.port: 70000", "70000 (whole number); allowed: a whole number ≥ 0 and ≤ 65535"),
-        ("data.name: 5", "5 (whole number); allowed: text; put it in quotes if text is meant"),
-        ("data.name: no", "false (true or false); allowed: text; put it in quotes"),
+        (
+            "data.name: 5",
+            "5 (whole number); allowed: text or null; put it in quotes if text",
+        ),
+        ("data.name: no", "false (true or false); allowed: text or null; put it in quotes"),
         ("data.split.ratio: [1]", "[1] (list); allowed: a 3-element list of numbers"),
         ("data.load: [a]", "[a] (list); allowed: a mapping of texts to lists of texts or null"),
         ("data.normalize: some", "some (text); allowed: a list of texts or one of all"),
@@ -204,8 +207,8 @@ def test_a_wrong_entry_of_a_mapping_is_named(write, text: str, expected: str) ->
 def test_wrong_sections_and_objects(write) -> None:
     assert file_errors(write("train: 5\n")) == [
         "recipe.yaml:1: train: given 5 (whole number); it is a section of epochs, batch_size, "
-        "shuffle, negatives, optimizer, clip_grad_norm, eval_every, patience, print_every, "
-        "precision, accumulate, compile, ema, recompute, bucket"
+        "shuffle, positives, negatives, optimizer, clip_grad_norm, eval_every, patience, "
+        "print_every, precision, accumulate, compile, ema, recompute, bucket"
     ]
     assert (
         "given an object of Python type object; allowed: text"
@@ -273,7 +276,7 @@ def test_docs_show_a_real_message(write) -> None:
     [
         ({"data.split.ratio": [0, 0, 0]}, "data.split.ratio: given [0.0, 0.0, 0.0]"),
         ({"data.split.ratio": [2, -1, 1]}, "must not be negative"),
-        ({"data.presplit": ["a", "b"]}, "data.presplit: given 2 name parts (a, b)"),
+        ({"data.presplit": ["a"]}, "data.presplit: given 1 name parts (a)"),
         ({"data.threshold": {"a": 1, "b": 2}}, "data.threshold: given 2 fields"),
         (
             {"data.filter.values": {"rating": "3"}},

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 import shoal
-from shoal.world import core
+from shoal.kernels import core
 
 ROOT = Path(__file__).resolve().parents[2]
 # A core beside the code, older or newer than it, in a process that has not seen another.
@@ -80,11 +80,10 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 USERS = [
     "embedding.leaves.native",
-    "embedding.softmax.native",
-    "models.nn.native",
-    "embedding.optim.dense_core",
+    "kernels.softmax",
+    "kernels.pairs",
     "models.nn.dropout",
-    "ps.native",
+    "kernels.wire",
     "data.sampler",
     "data.clicks.slots",
 ]

@@ -12,11 +12,12 @@ import torch
 
 from shoal.embedding.leaves.native import Native
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placed.duplicates import add_rows, distinct
-from shoal.embedding.softmax.native import logits_of
+from shoal.embedding.placed.duplicates import distinct
 from shoal.embedding.table import Init, Table
-from shoal.models.nn.native import pair_gradients, pair_loss, products_of
-from shoal.world.core import load_core
+from shoal.kernels.codes import add_rows
+from shoal.kernels.core import load_core
+from shoal.kernels.pairs import pair_gradients, pair_loss
+from shoal.kernels.products import products_of
 
 core = load_core()
 pytestmark = pytest.mark.skipif(core is None, reason="there is no native core")
@@ -47,10 +48,6 @@ def test_sums_have_places(places: list[int]) -> None:
 def test_shapes_of_products_and_pairs() -> None:
     with pytest.raises(ValueError, match="multiplied"):
         products_of(torch.ones(2, 3, 4), torch.ones(2, 5, 6))
-    with pytest.raises(ValueError, match="do not fit"):
-        logits_of(torch.ones(2, 8), torch.ones(5, 4), None)
-    with pytest.raises(ValueError, match="do not fit"):
-        logits_of(torch.ones(2, 4), torch.ones(5, 4), torch.ones(3))
     queries, short = torch.ones(6, 4), torch.ones(2, 4)
     with pytest.raises(ValueError, match="pairs"):
         pair_loss(queries, short, torch.ones(6, 1, 4))
@@ -80,15 +77,15 @@ def test_lists_are_as_long_as_the_tables() -> None:
     store = native()
     ids, out = torch.arange(3), torch.zeros(3, 4)
     with pytest.raises(ValueError, match="each table"):
-        core.pull([store._core, store._core], [ids.data_ptr()], [3], [out.data_ptr()], 1)
+        core.pull([store.core.core, store.core.core], [ids.data_ptr()], [3], [out.data_ptr()], 1)
     with pytest.raises(ValueError, match="no array"):
-        core.pull([store._core], [0], [3], [out.data_ptr()], 1)
+        core.pull([store.core.core], [0], [3], [out.data_ptr()], 1)
     with pytest.raises(ValueError, match="outside"):
         core_read(store, torch.tensor([99]))
 
 
 def core_read(store: Native, ids: torch.Tensor) -> None:
-    store._core.read(ids.data_ptr(), len(ids), torch.zeros(len(ids), 4).data_ptr(), [], [])
+    store.core.core.read(ids.data_ptr(), len(ids), torch.zeros(len(ids), 4).data_ptr(), [], [])
 
 
 # ---- the fuzzer itself --------------------------------------------------------------------------

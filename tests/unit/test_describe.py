@@ -55,7 +55,7 @@ def test_the_command_prints_and_writes(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_click_log_is_described() -> None:
-    told = describe_run(resolve(values={"model": "DNN"}).config)
+    told = describe_run(resolve(values={"model": "DNN", "data.name": "planted"}).config)
     assert "The number of slots: 8" in told.text and told.page is None
     assert "'1': {kind: ids" in told.yaml or '"1": {kind: ids' in told.yaml
 

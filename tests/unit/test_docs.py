@@ -13,7 +13,8 @@ from shoal.config import key_page
 from shoal.config.keys import LEAVES, SECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+FOLDERS_OF_PAGES = ("", "docs", "benchmarks", "examples/pages")
+PAGES = [page for folder in FOLDERS_OF_PAGES for page in (ROOT / folder).glob("*.md")]
 FOLDERS = "shoal|tests|benchmarks|examples|recipes|csrc|docs"
 PYTHON = {  # names of Python that read like keys
     "data.batch",
@@ -24,7 +25,7 @@ PYTHON = {  # names of Python that read like keys
     "strategy.estimator",
     "strategy.export_saved_model",
 }
-of_a_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+of_a_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def places(page: Path) -> set[str]:

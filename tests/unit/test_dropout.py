@@ -14,11 +14,10 @@ import torch
 from drops import MANY, needs_core, score
 from torch import Tensor, nn
 
+from shoal.kernels.mask_words import signed
 from shoal.models.nn import dropout as room
-from shoal.models.nn import transformer
 from shoal.models.nn.dropout import Dropout, begin_slice, begin_step, dropout, end_steps
 from shoal.models.nn.mlp import MLP
-from shoal.models.nn.positions import signed
 from shoal.models.nn.transformer import Transformer
 from shoal.models.sequential.bert4rec import BERT4Rec
 from shoal.models.sequential.sasrec import SASRec
@@ -243,7 +242,7 @@ def test_without_the_core_masks_are_the_same(monkeypatch: pytest.MonkeyPatch, p:
         return [*made, dropout(x[:3], p, places, 4)]
 
     ours = both()
-    monkeypatch.setattr(room, "_core", None)
+    monkeypatch.setattr("shoal.kernels.dropout._core", None)
     for want, got in zip(ours, both()):
         assert torch.equal(got, want)
 
@@ -256,7 +255,7 @@ def test_other_types_have_the_same_masks(
     x = 1 + torch.rand(50, 20)
     gone = in_step(x, 0.1) == 0
     if not by_the_core:
-        monkeypatch.setattr(room, "_core", None)
+        monkeypatch.setattr("shoal.kernels.dropout._core", None)
     got = in_step(x.to(dtype), 0.1)
     want = (x.to(dtype).double() / 0.9).masked_fill(gone, 0.0)
     assert got.dtype == dtype and torch.equal(got == 0, gone)
@@ -280,7 +279,7 @@ def test_compiled_code_has_the_same_masks() -> None:
 
 def same_on(device: str) -> None:
     """The kernel's values and gradients, in float32 and bfloat16, beside those of this machine."""
-    from shoal.models.nn.triton_dropout import Masked
+    from shoal.kernels.gpu.dropout import Masked
 
     for x in (torch.randn(9, 4, 11), torch.randn(300, 70), torch.randn(9, 8).t()):
         for first, dtype in ((0, torch.float32), (2**33 + 5, torch.bfloat16)):
@@ -327,8 +326,8 @@ def test_a_gpu_has_the_same_masks() -> None:
 @pytest.mark.parametrize("kernel", [True, False])
 def test_a_model_is_dropped_alike_on_a_gpu(monkeypatch: pytest.MonkeyPatch, kernel: bool) -> None:
     if not kernel:
-        for module in (room, transformer):
-            monkeypatch.setattr(module, "kernels_for", lambda _: None)
+        for module in ("dropout", "transformer"):
+            monkeypatch.setattr(f"shoal.kernels.{module}.makes_masks", lambda _: False)
     torch.manual_seed(1)
     layers = Transformer(2, 2, 16, 32, 0.4, 0.3, causal=True)
     x, wanted = torch.randn(5, 6, 16), torch.tensor([17, 0, 5, 6])

@@ -15,6 +15,7 @@ from small import small_config
 import shoal
 from shoal.runs.build import build
 from shoal.training.evaluation import Evaluator, Interval
+from shoal.training.losses import Losses
 from shoal.training.trainer import Trainer
 from shoal.world.world import World
 
@@ -153,7 +154,7 @@ def test_a_loss_of_minus_zero_is_shown_as_zero(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A softmax over one item is certain, and its loss may round to less than nothing."""
-    monkeypatch.setattr(Trainer, "_train", lambda trainer, epochs: -1e-9)
+    monkeypatch.setattr(Losses, "sums", lambda losses: (-1e-9, 1))
     values = clicks(tmp_path, SAMPLES, None)
     shoal.run(config_dict=values)
     assert "train loss: 0.0000]" in (tmp_path / "run" / "train.log").read_text()
@@ -161,7 +162,7 @@ def test_a_loss_of_minus_zero_is_shown_as_zero(
 
 def test_a_line_of_steps_shows_no_minus_zero(caplog: pytest.LogCaptureFixture) -> None:
     parts = build(small_config("BPR"), World())
-    interval = Interval(parts.model, World(), every=1)
+    interval = Interval(parts.model, World(), Losses(parts.strategy, 5), every=1)
     log = logging.getLogger("shoal")
     log.addHandler(caplog.handler)
     with caplog.at_level(logging.INFO, "shoal"):

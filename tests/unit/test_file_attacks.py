@@ -353,7 +353,7 @@ def test_columns_that_do_not_belong_together(stored: tuple[DataSection, Path], w
 
 def test_a_table_too_large_to_count_ends_with_one_error() -> None:
     program = (
-        "from shoal.embedding.leaves.native import _core as core, _hyper, _state\n"
+        "from shoal.kernels.tables import _core as core, _hyper, _state\n"
         "from shoal.embedding.optim.rows import RowOptimizer\n"
         "made = RowOptimizer('adagrad')\n"
         "told = _hyper(made), _state(made)\n"

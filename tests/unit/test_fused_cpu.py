@@ -13,17 +13,16 @@ from torch import Tensor
 from shoal.embedding.leaves.device import Device
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.softmax import fused_cpu, native
-from shoal.embedding.softmax.fused_cpu import fusable_on_cpu
+from shoal.embedding.softmax.fused_cpu import CoreSoftmax, fusable_on_cpu
 from shoal.embedding.softmax.parallel import parallel_softmax_loss
 from shoal.embedding.table import Init, Table
-from shoal.models.nn import native as layers
+from shoal.kernels import machine, products, softmax
+from shoal.kernels.core import load_core
 from shoal.world.world import World
 
 # Without a compiler there is no such step to compare: the plain softmax is used.
-pytestmark = pytest.mark.skipif(
-    not hasattr(fused_cpu._core, "catalogue_step"), reason="the native core is not built"
-)
+core = load_core()
+pytestmark = pytest.mark.skipif(core is None, reason="the native core is not built")
 LR = 0.05
 TORCH = {
     "sgd": lambda p: torch.optim.SGD(p, lr=LR),
@@ -34,21 +33,21 @@ TORCH = {
 }
 
 
-SETS = native._core.instruction_sets() if native.HAS_SOFTMAX else []
+SETS = core.instruction_sets() if core is not None else []
 
 
 @pytest.fixture(autouse=True)
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The arithmetic is the same where the core is not faster than torch."""
-    monkeypatch.setattr(native, "WIDE", (*native.WIDE, "baseline"))
+    monkeypatch.setattr(machine, "WIDE", (*machine.WIDE, "baseline"))
 
 
 @pytest.fixture(params=SETS)
 def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every build of the inner loops that this machine can run, the widest first."""
-    native._core.use_instruction_set(request.param)
+    core.use_instruction_set(request.param)
     yield request.param
-    native._core.use_instruction_set(SETS[0])
+    core.use_instruction_set(SETS[0])
 
 
 def make(rows: int, dim: int, name: str, bias: bool = True, fused: bool = True) -> Embeddings:
@@ -223,13 +222,13 @@ def test_a_batch_without_positions_moves_rows_by_what_was_before() -> None:
 def test_many_small_products(
     instructions: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "fits", lambda *_: True)
+    monkeypatch.setattr(products, "fits", lambda *_: True)
     *many, m, k, n = shape
     a, b = torch.randn(*many, m, k), torch.randn(*many, k, n)
     expected = torch.einsum("xyij,xyjk->xyik", a, b)
-    torch.testing.assert_close(layers.products_of(a, b), expected)
+    torch.testing.assert_close(products.products_of(a, b), expected)
     turned = a.transpose(-1, -2).contiguous().transpose(-1, -2)
-    torch.testing.assert_close(layers.products_of(turned, b), expected)
+    torch.testing.assert_close(products.products_of(turned, b), expected)
 
 
 def test_a_loss_that_is_not_followed_back_teaches_nothing() -> None:
@@ -260,7 +259,7 @@ def test_what_the_core_cannot_do_is_left_to_torch(why: str, given: dict) -> None
 def test_more_positions_than_memory_may_hold_take_the_other_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(native, "HELD", 4 * 50)
+    monkeypatch.setattr(softmax, "HELD", 4 * 50)
     results = []
     for fused in (True, False):
         torch.manual_seed(1)
@@ -314,7 +313,7 @@ def test_rows_spread_over_ranks_may_have_no_candidate_here() -> None:
     embed = make(8, 4, "sgd", bias=False)
     store = embed.service.stores["output"]
     others = torch.arange(8)
-    fused = fused_cpu.CoreSoftmax(store, None, others, embed.service)
+    fused = CoreSoftmax(store, None, others, embed.service)
     hidden = torch.randn(3, 4, requires_grad=True)
     rows = store.lend().detach().requires_grad_()
     place = torch.full((20,), -1)
@@ -342,27 +341,11 @@ def test_exponentials_of_every_instruction_set(instructions: str, n: int, k: int
     addresses = highest.data_ptr(), totals.data_ptr()
     for threads in (1, 3):
         made = x.clone()
-        native._core.exponentials(made.data_ptr(), n, k, *addresses, threads)
+        core.exponentials(made.data_ptr(), n, k, *addresses, threads)
         assert torch.equal(highest, x.amax(1))
         # Half a unit of a logit of -150 is 8e-6 of its exponential.
         torch.testing.assert_close(made.double(), exact, rtol=3e-5, atol=1e-37)
         torch.testing.assert_close(totals.double(), exact.sum(1), rtol=3e-6, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("n", "k", "dim"), [(0, 4, 3), (1, 1, 1), (3, 63, 5), (17, 65, 33), (33, 130, 64)]
-)
-def test_logits_of_every_instruction_set(instructions: str, n: int, k: int, dim: int) -> None:
-    generator = torch.Generator().manual_seed(n + k)
-    states, rows, bias = (torch.randn(s, generator=generator) for s in ((n, dim), (k, dim), (k,)))
-    expected = states.double() @ rows.double().T
-    for added in (None, bias):
-        out = torch.empty(n, k)
-        address = 0 if added is None else added.data_ptr()
-        places = rows.data_ptr(), k, dim, address, out.data_ptr()
-        native._core.logits(states.data_ptr(), n, *places, 2)
-        right = expected if added is None else expected + added.double()
-        torch.testing.assert_close(out.double(), right, rtol=1e-5, atol=1e-5)
 
 
 def test_large_logits_and_no_candidates_in_double(instructions: str) -> None:
@@ -390,11 +373,11 @@ def test_large_logits_and_no_candidates_in_double(instructions: str) -> None:
 
 def test_an_instruction_set_that_is_not_here() -> None:
     with pytest.raises(ValueError, match=f"for sse9 runs here; there are {', '.join(SETS)}"):
-        native._core.use_instruction_set("sse9")
+        core.use_instruction_set("sse9")
 
 
 def test_many_positions_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert native.worth_it(512, 128, 49_079) and not native.worth_it(4096, 64, 3_700)
-    assert not native.worth_it(512, 64, 100_000)
-    monkeypatch.setattr(native, "WIDE", ())
-    assert not native.worth_it(26, 128, 49_079)
+    assert softmax.worth_it(512, 128, 49_079) and not softmax.worth_it(4096, 64, 3_700)
+    assert not softmax.worth_it(512, 64, 100_000)
+    monkeypatch.setattr(machine, "WIDE", ())
+    assert not softmax.worth_it(26, 128, 49_079)

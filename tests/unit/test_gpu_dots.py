@@ -11,7 +11,7 @@ from shoal.models.nn.interactions import Dots
 from shoal.models.nn.mlp import MLP, Linear, activated
 
 triton_dots, triton_relu, triton_spread = (
-    import_kernels(f"shoal.models.nn.triton_{name}") for name in ("dots", "relu", "spread")
+    import_kernels(f"shoal.kernels.gpu.{name}") for name in ("dots", "relu", "spread")
 )
 
 

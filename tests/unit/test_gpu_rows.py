@@ -16,9 +16,10 @@ from shoal.embedding.pooling import pool_rows
 from shoal.embedding.store import EVERY
 from shoal.embedding.table import Init, Numbering, Table
 
-gpu_growing, gpu_index, gpu_leaf, gpu_tables = (
+gpu_index = import_kernels("shoal.kernels.gpu.index")
+gpu_growing, gpu_leaf, gpu_tables = (
     import_kernels(f"shoal.embedding.leaves.{name}")
-    for name in ("gpu_growing", "gpu_index", "gpu_leaf", "gpu_tables")
+    for name in ("gpu_growing", "gpu_leaf", "gpu_tables")
 )
 DIM = 6  # not a power of two: lanes are left over
 ROWS = 50

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.models.base import Facts
-from shoal.models.general.ngcf import NGCF
+from shoal.kernels import machine, pairs
+from shoal.kernels.core import load_core
+from shoal.kernels.graph import spread_graph
 from shoal.models.nn import graph as graphs
-from shoal.models.nn import losses, native_graph
-from shoal.models.nn.convolution import Weights, convolved
-from shoal.models.nn.dropout import begin_step, end_steps
+from shoal.models.nn import losses
 from shoal.models.nn.graph import Graph
-from shoal.world.core import load_core
 
 # Without a compiler at installation there is no core, and torch makes all of this.
 on_core = pytest.mark.skipif(load_core() is None, reason="the native core is not built")
@@ -38,14 +35,14 @@ def matrix(graph: Graph) -> Tensor:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_layers_of_a_graph_are_products(dim: int, layers: int, threads: int) -> None:
     graph = some_graph(19, 31, 200)
-    if not native_graph.has_neon():  # elsewhere torch's products are used, and tested with models
+    if not machine.has_neon():  # elsewhere torch's products are used, and tested with models
         pytest.skip("products with graphs are torch's on this machine")
     x, product = torch.randn(graph.nodes, dim), matrix(graph)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        power = native_graph.spread_graph(x, graph.as_edges(), layers, 0.5)
-        added = native_graph.spread_graph(x, graph.as_edges(), layers, 2.0, added=x)
+        power = spread_graph(x, graph.as_edges(), layers, 0.5)
+        added = spread_graph(x, graph.as_edges(), layers, 2.0, added=x)
     finally:
         torch.set_num_threads(before)
     terms = [x.double()]
@@ -76,8 +73,8 @@ def test_the_loss_of_places_is_that_of_their_rows(dim: int, threads: int, monkey
     before, found = torch.get_num_threads(), []
     torch.set_num_threads(threads)
     try:
-        for takes in (losses.takes_placed, lambda *_: False):
-            monkeypatch.setattr(losses, "takes_placed", takes)
+        for takes in (pairs.takes_placed, lambda *_: False):
+            monkeypatch.setattr(pairs, "takes_placed", takes)
             own = rows.clone().requires_grad_()
             loss = losses.placed_bpr_loss(own, places)
             (loss * 0.25).backward()
@@ -90,10 +87,10 @@ def test_the_loss_of_places_is_that_of_their_rows(dim: int, threads: int, monkey
 @on_core
 def test_places_lie_within_their_rows() -> None:
     with pytest.raises(ValueError, match="places"):
-        native_graph.placed_pair_loss(torch.ones(4, 2), torch.full((3, 5), 4))
+        pairs.placed_pair_loss(torch.ones(4, 2), torch.full((3, 5), 4))
     with pytest.raises(ValueError, match="slopes"):
         places = torch.zeros(3, 5, dtype=torch.int64)
-        native_graph.placed_pair_gradients(torch.ones(4, 2), places, torch.ones(4), 1.0)
+        pairs.placed_pair_gradients(torch.ones(4, 2), places, torch.ones(4), 1.0)
 
 
 @pytest.mark.parametrize("power", [False, True])
@@ -108,46 +105,3 @@ def test_sums_of_lengths_are_torchs(power: bool) -> None:
     (expected * 3).backward()
     torch.testing.assert_close(made, expected)
     torch.testing.assert_close(one.grad, other.grad)
-
-
-@on_core
-@pytest.mark.parametrize("drop", [0.0, 0.3])
-@pytest.mark.parametrize("sizes", [[64, 64], [7, 33, 1], [5]])
-def test_convolution_by_the_core_is_torchs(drop: float, sizes: list[int], monkeypatch) -> None:
-    graph = some_graph(23, 17, 150)
-    if not native_graph.has_neon():  # elsewhere torch's products are used, and tested with models
-        pytest.skip("products with graphs are torch's on this machine")
-    taken = torch.randint(1, 23, (150,)), torch.randint(1, 17, (150,))
-    facts = Facts(23, 17, train_users=taken[0], train_items=taken[1])
-    options = NGCF.Options(embedding_size=6, hidden_size_list=sizes, message_dropout=drop)
-    model, found = NGCF(options, facts), []
-    model.graph = graph
-    for layer in [*model.sums, *model.products]:
-        torch.nn.init.normal_(layer.bias)
-    start, weight = torch.randn(graph.nodes, 6), torch.randn(graph.nodes, 6 + sum(sizes))
-    for takes in (True, False):
-        if not takes:
-            monkeypatch.setattr("shoal.models.general.ngcf.takes_convolution", lambda *_: False)
-        begin_step(3, 5, torch.device("cpu"))
-        x = start.clone().requires_grad_()
-        made = model.last_layer(x)
-        (made * weight).sum().backward()
-        found.append([made.detach(), x.grad, *(p.grad for p in model.parameters())])
-        model.zero_grad(set_to_none=True)
-    end_steps()
-    for one, other in zip(*found):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-
-
-@on_core
-def test_convolution_of_no_layer_is_what_was_given() -> None:
-    graph = some_graph(9, 8, 20)
-    if not native_graph.has_neon():  # elsewhere torch's products are used, and tested with models
-        pytest.skip("products with graphs are torch's on this machine")
-    x = torch.randn(graph.nodes, 4, requires_grad=True)
-    none: list[Weights] = []
-    made = convolved(x, graph.as_edges(), none, 0.0, [])
-    made.square().sum().backward()
-    torch.testing.assert_close(made, x)
-    torch.testing.assert_close(x.grad, 2 * x.detach())
-    assert F.normalize(x, dim=1).shape == made.shape

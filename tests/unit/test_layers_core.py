@@ -7,11 +7,11 @@ import torch
 from torch.nn import functional
 
 from shoal.data.batch import Jagged
-from shoal.embedding.pooling import sum_bags
-from shoal.embedding.softmax.native import on_arm
-from shoal.models.nn import mlp, perceptron, taken
+from shoal.kernels.bags import sum_bags
+from shoal.kernels.machine import on_arm
+from shoal.models.nn import mlp, taken
 from shoal.models.nn.dropout import begin_slice, begin_step, end_steps
-from shoal.models.nn.interactions import Dots, sum_of_products
+from shoal.models.nn.interactions import Dots, sum_of_facing, sum_of_products
 from shoal.models.nn.mlp import MLP
 
 CPU = torch.device("cpu")
@@ -80,14 +80,24 @@ def test_products_of_pairs_are_summed(apart: bool) -> None:
     assert torch.allclose(of_found, of_wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("narrow", [64, 0])
+@pytest.mark.parametrize("apart", [False, True])
+def test_facing_vectors_are_multiplied(apart: bool) -> None:
+    rows = torch.randn(4, 6, 12) if apart else torch.randn(6, 4, 12)
+    rows.requires_grad_()
+    vectors = rows.transpose(0, 1) if apart else rows
+    each = vectors.unflatten(2, (4, 3))
+    pairs = [(each[:, i, j] * each[:, j, i]).sum(1) for j in range(4) for i in range(j)]
+    wanted, found = torch.stack(pairs).sum(0), sum_of_facing(vectors)
+    assert torch.allclose(found, wanted, atol=1e-5)
+    grad = torch.randn_like(found)
+    (of_wanted,) = torch.autograd.grad(wanted, rows, grad)
+    (of_found,) = torch.autograd.grad(found, rows, grad)
+    assert torch.allclose(of_found, of_wanted, atol=1e-5)
+
+
 @pytest.mark.parametrize("drop", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("shape", [(300, 6), (20, 3, 6), (1100, 6), (1, 6)])
-def test_a_perceptron_is_its_layers_one_by_one(
-    shape: tuple[int, ...], drop: float, narrow: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Narrow ones are made as a whole, others layer by layer."""
-    monkeypatch.setattr(perceptron, "NARROW", narrow)
+def test_a_perceptron_is_its_layers_one_by_one(shape: tuple[int, ...], drop: float) -> None:
     layers = MLP([6, 19, 8, 5], drop)
     found = []
     for run in (layers, super(MLP, layers).forward):
@@ -124,42 +134,6 @@ def test_a_perceptron_of_any_size_makes_the_same(
     for one, other in zip(*found):
         torch.testing.assert_close(one, other)
     assert found[0][0].abs().sum() > 0
-
-
-@pytest.mark.parametrize("sizes", [[1, 1], [3, 17, 1], [33, 64, 16, 5], [70, 128]])
-@pytest.mark.parametrize("rows", [1, 63, 700])
-def test_a_perceptron_without_gradients_makes_the_same(sizes: list[int], rows: int) -> None:
-    layers, x = MLP(sizes), torch.randn(rows, sizes[0])
-    with torch.no_grad():
-        found = layers(x)
-    torch.testing.assert_close(found, super(MLP, layers).forward(x), rtol=1e-4, atol=1e-5)
-
-
-def test_a_perceptron_is_the_same_for_any_number_of_threads() -> None:
-    torch.manual_seed(5)
-    layers, x, found = MLP([6, 20, 12], 0.3), torch.randn(2100, 6), []
-    for threads in (1, 3):
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
-            begin_step(1, 2, CPU)
-            given = x.clone().requires_grad_()
-            made = layers(given)
-            layers.zero_grad()
-            made.square().sum().backward()
-            found.append([made, given.grad, *(p.grad.clone() for p in layers.parameters())])
-        finally:
-            end_steps()
-            torch.set_num_threads(before)
-    if perceptron.takes(x, [part.detach() for part in layers.parameters()]):
-        assert all(torch.equal(one, other) for one, other in zip(*found))
-
-
-def test_what_is_no_number_stays_so_in_a_perceptron() -> None:
-    layers, x = MLP([4, 8, 3]), torch.randn(9, 4)
-    x[2, 1] = float("nan")
-    found = layers(x)
-    assert found[2].isnan().all() and not found[:2].isnan().any() and not found[3:].isnan().any()
 
 
 @pytest.mark.parametrize("dim", [1, 6, 67])

@@ -26,6 +26,7 @@ PLANTED = {
     "new_items": 0.3,
 }
 VALUES: dict[str, Any] = {
+    "data.name": "planted",
     "data.planted": PLANTED,
     "data.split.order": "time",
     "model.embedding_size": 16,
@@ -51,7 +52,7 @@ def recall(model: str, ids_only: bool = False, epochs: int = 20) -> float:
 def test_new_items_come_last() -> None:
     section = PlantedSection(**PLANTED)  # type: ignore[arg-type]
     split = {"order": "time"}
-    dataset = load_dataset(DataSection(planted=section, split=split), 1)  # type: ignore[arg-type]
+    dataset = load_dataset(DataSection(name="planted", planted=section, split=split), 1)  # type: ignore[arg-type]
     names = dataset.vocab["item_id"][1:].astype(np.int64) - 1
     new = np.concatenate([[False], new_items(section)[names]])
     # A user with few interactions trains on some of the last eighth.

@@ -17,7 +17,7 @@ from ranks import free_port
 
 from shoal.launch.hosts import secret_of
 from shoal.runs.run import resolve
-from shoal.world import channel, hosts
+from shoal.world import channel, door, hosts
 from shoal.world.channel import Place, Refused, read_secret, secured
 from shoal.world.hosts import WorldError, is_loopback, private_folder
 from shoal.world.meeting import Guest, Meeting
@@ -36,7 +36,7 @@ def place() -> Iterator[Place]:
 
 
 def works(place: Place, secret: bytes = SECRET) -> bool:
-    store = MeetingStore(Guest(place, secret, 5.0), 5.0)
+    store = MeetingStore(Guest(place, secret, 30.0), 5.0)
     store.set("a", "b")
     return store.get("a") == b"b"
 
@@ -101,9 +101,47 @@ def test_who_sits_between_two_ends_can_prove_nothing(place: Place) -> None:
     assert works(place)
 
 
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (channel, door):
+        monkeypatch.setattr(module, "HANDSHAKE_SECONDS", 1.0)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.9"], ids=["same", "other"])
+@pytest.mark.parametrize("words", [b"", b"\x16\x03\x01"], ids=["silent", "half a handshake"])
+def test_a_crowd_keeps_nobody_out(
+    place: Place, address: str, words: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others come from the address of the one who belongs here, or from another one."""
+    hurry(monkeypatch)
+    crowd = [socket.socket() for _ in range(300)]
+    for stranger in crowd:
+        stranger.bind((address, 0))
+        stranger.setblocking(False)
+        stranger.connect_ex((place.host, place.port))
+    for stranger in crowd:
+        with suppress(OSError):
+            stranger.send(words)
+    assert works(place)
+    for stranger in crowd:
+        stranger.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "share"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8::1:2:3:4", "2001:db8::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+    ],
+)
+def test_an_address_has_a_share_of_the_places(host: str, share: str) -> None:
+    assert door._share_of(host) == share
+
+
 def test_strangers_are_cut_off(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nonsense, silence, a TCPStore, and more of them than may stand at the door at a time."""
-    monkeypatch.setattr(channel, "HANDSHAKE_SECONDS", 0.3)
+    hurry(monkeypatch)
     silent = [socket.create_connection((place.host, place.port)) for _ in range(100)]
     for words in (b"\0" * 100, b"\xff" * 100_000, b"GET / HTTP/1.0\r\n\r\n"):
         stranger = socket.create_connection((place.host, place.port), timeout=60)
@@ -136,6 +174,13 @@ def test_a_port_that_is_taken() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(WorldError, match=f"port {port} on 127.0.0.1 is in use by another prog"):
             Meeting(Place(host="127.0.0.1", port=port), SECRET)
+
+
+def test_an_address_of_another_host_is_named_with_our_own() -> None:
+    assert ("127.0.0.1", "lo") in hosts.addresses_here()
+    place = Place(host="198.51.100.7", port=free_port())
+    with pytest.raises(WorldError, match=r"--ip=198.51.100.7 is no address of this host, which ha"):
+        Meeting(place, SECRET)
 
 
 def test_what_a_killed_run_left_is_taken_over(tmp_path: Path) -> None:

@@ -16,9 +16,7 @@ from shoal.training.metrics import (
     Valued,
     canonical,
     higher_is_better,
-    native,
 )
-from shoal.training.metrics.definitions import LogLoss
 from shoal.training.metrics.pairs import pair_counts, pairs_in_order
 
 VALUE = ["AUC", "LogLoss", "MAE", "RMSE"]
@@ -477,25 +475,6 @@ def test_pairs_in_order_of_what_is_not_a_number_and_of_one_class(label):
     assert np.isnan(pairs_in_order(scores, labels)[0])
     counts = pairs_in_order(scores[:2], torch.full((2,), label))
     assert counts == (0.0, 2 * label, 2 - 2 * label)
-
-
-@pytest.mark.parametrize("n", [1, 2, 17, 5000])
-@pytest.mark.parametrize("decimals", [1, 17])
-def test_the_core_measures_clicks_as_numpy_and_torch_do(n, decimals, monkeypatch):
-    generator = np.random.default_rng(n)
-    scores = torch.from_numpy(generator.normal(0.5, 0.2, n).clip(0, 1).round(decimals))
-    scores[generator.random(n) < 0.1] = 0.0
-    labels = torch.from_numpy((generator.random(n) < 0.4).astype(np.float64))
-    rows = Valued(torch.zeros(n, dtype=torch.int64), scores, labels)
-    found = []
-    for by_core in (True, False):
-        if not by_core:
-            monkeypatch.setattr(native, "has_neon", lambda: False)
-        measured = LogLoss(None).measure(rows)["LogLoss"].item()
-        every = pairs_in_order(scores, labels), pairs_in_order(-scores, labels)
-        found.append((measured, every))
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-13)
-    assert found[0][1] == found[1][1]
 
 
 def test_zeros_of_both_signs_are_a_tie():

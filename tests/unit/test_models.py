@@ -286,13 +286,12 @@ def test_neumf_scores_in_blocks_that_do_not_divide(monkeypatch):
     users, items = torch.tensor([1, 4, 6]), torch.arange(1, 9)
     expected = torch.stack([torch.stack([logit(u, i) for i in items]) for u in users])
     monkeypatch.setattr("shoal.models.general.neumf.SCORE_BLOCK", 3 * 10 * 3)  # three at a time
-    widest, maximum = [], torch.maximum
-    monkeypatch.setattr(
-        torch, "maximum", lambda *of: (widest.append(of[0].shape[1]), maximum(*of))[1]
-    )
+    blocks: list[int] = []
+    second = model.mlp[4]  # of the two layers; the first is linear in user and item
+    second.register_forward_hook(lambda layer, given, made: blocks.append(given[0].shape[1]))
     scores = model.score(Batch(3, {"user_id": users}), items)
     torch.testing.assert_close(scores, expected)
-    assert widest == [3, 3, 3, 3, 2, 2]  # of two layers each
+    assert blocks == [3, 3, 2]
 
 
 def test_neumf_without_halves_is_refused():

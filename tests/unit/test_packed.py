@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,8 @@ from shoal.config.schema import ClicksSection, DataSection
 from shoal.data.clicks.log import ClickLog, make_layout, pick_format
 from shoal.data.clicks.readers import Stream, load
 from shoal.data.prepare import load_dataset
+from shoal.data.prepared.folder import Job
+from shoal.data.prepared.preparing import prepare
 
 SLOTS = "".join(f"click:{k % 2} 1:{k + 1}\n" for k in range(5000))
 CSV = "label,C1\n" + "".join(f"{k % 2},{k + 1}\n" for k in range(5000))
@@ -81,3 +85,54 @@ def test_packed_ratings(tmp_path: Path) -> None:
     dataset = load_dataset(DataSection(path=str(tmp_path), name="ml", cache=False), 0)
     assert dataset.vocab["item_id"].tolist() == ["[PAD]", "9", "3"]
     assert dataset.inter["rating"].tolist() == [4.5, 1.0]  # type: ignore[union-attr]
+
+
+# ---- bombs --------------------------------------------------------------------------------------
+
+
+def bomb(byte: bytes) -> bytes:
+    """32 kB of zstd that stand for 1 GiB of one byte, in one frame: blocks that repeat it."""
+    blocks = 8192
+    head = b"\x28\xb5\x2f\xfd\x00\x58"  # the magic number, and a window of 2 MiB
+    block = [(1 << 17 << 3 | 1 << 1 | last).to_bytes(3, "little") + byte for last in (0, 1)]
+    return head + block[0] * (blocks - 1) + block[1]
+
+
+def table(path: Path) -> None:
+    load_dataset(DataSection(path=str(path.parent), files={"inter": path.name}, cache=False), 0)
+
+
+def atomic(path: Path) -> None:
+    (path.parent / "x").mkdir()
+    path.rename(path.parent / "x" / "x.inter")
+    load_dataset(DataSection(path=str(path.parent), name="x", cache=False), 0)
+
+
+def log(path: Path, read: Callable[[ClickLog], object] = load) -> None:
+    read(ClickLog([path], "slots", make_layout(clicks("slots"), "slots")))
+
+
+def count(path: Path) -> None:
+    log(path, lambda found: found.count(path))
+
+
+def prepared(path: Path) -> None:
+    prepare(Job([str(path)], path.parent / "made", DataSection()))
+
+
+@pytest.mark.parametrize("head", [b"", b"user_id,item_id\n"])
+@pytest.mark.parametrize("byte", [b"a", b"\n"])
+@pytest.mark.parametrize("read", [table, atomic, log, count, prepared])
+def test_a_bomb_ends_in_one_error_and_fills_no_memory(
+    read: Callable[[Path], None], byte: bytes, head: bytes, tmp_path: Path
+) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    path = tmp_path / "log.csv"
+    path.write_bytes((zstandard.compress(head) if head else b"") + bomb(byte))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"log\.csv|x\.inter"):
+            read(path)
+        assert tracemalloc.get_traced_memory()[1] < 400 << 20
+    finally:
+        tracemalloc.stop()

@@ -13,7 +13,7 @@ SMALL = {"users": 60, "items": 90, "interactions": 1200}
 
 
 def load(planted=None, **options):
-    return load_dataset(DataSection(planted=planted or {}, **options), 1)
+    return load_dataset(DataSection(name="planted", planted=planted or {}, **options), 1)
 
 
 @pytest.fixture(scope="module")

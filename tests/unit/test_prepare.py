@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from shoal.config.intervals import parse_intervals
 from shoal.config.schema import DataSection
 from shoal.data.filters import apply_filters, within
-from shoal.data.prepare import load_dataset, pick_source
+from shoal.data.named import interactions_of
+from shoal.data.prepare import load_dataset
 from shoal.data.raw import Raw, RawColumn, RawTable
 
 HEADER = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
@@ -242,7 +243,7 @@ def test_field_with_two_types(toy):
 
 def test_auto_picks_the_source(tmp_path):
     def picked(name, **options):
-        return pick_source(DataSection(name=name, path=str(tmp_path), **options))
+        return interactions_of(DataSection(name=name, path=str(tmp_path), **options))
 
     assert picked("planted") == "planted"
     for name, file in [("one", "one.inter"), ("two", "ratings.dat"), ("planted", "planted.inter")]:

@@ -225,10 +225,6 @@ def test_interactions_and_logs_are_not_mixed_up(tmp_path) -> None:
         open_log(tmp_path / "inter")
     with pytest.raises(ValueError, match=r"holds a click log.*data\.clicks\.train="):
         load_dataset(plain.model_copy(update={"path": str(tmp_path / "log")}), 1)
-    # data.path alone names a folder; a click model does not take generated clicks instead.
-    named = {"model": "LR", "data.path": str(tmp_path / "inter")}
-    assert not resolve(values=named).config.data.is_click_log
-    assert resolve(values={**named, "data.path": str(tmp_path)}).config.data.is_click_log
     with pytest.raises(ValueError, match=r"holds a click log.*data\.clicks\.train="):
         describe_run(resolve(values={"data.path": str(tmp_path / "log")}).config)
     with pytest.raises(ValueError, match="holds a click log where these are interactions"):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ps_cluster import grads, joined, make_spec, pull, push, serving
 
-import shoal.ps.native
+import shoal.kernels.wire
 import shoal.ps.server.answers
 import shoal.ps.server.steps
 import shoal.ps.worker.arriving
@@ -23,7 +23,7 @@ from shoal.embedding.leaves.local import make_local, native_is_built
 from shoal.embedding.leaves.native import row_reader
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
-from shoal.ps.native import native_inlet
+from shoal.kernels.wire import native_inlet
 from shoal.ps.wire import (
     BFLOAT16,
     COMPRESSED,
@@ -192,7 +192,7 @@ def test_rows_of_two_servers(core: str, flags: int, monkeypatch: pytest.MonkeyPa
     if core in ("no reader", "nothing"):
         monkeypatch.setattr(shoal.ps.server.steps, "row_reader", lambda stores, limits: None)
     if core in ("no sockets", "nothing"):
-        monkeypatch.setattr(shoal.ps.native, "_functions", lambda names: [])
+        monkeypatch.setattr(shoal.kernels.wire, "_functions", lambda names: [])
     if core == "nothing":
         monkeypatch.setattr(shoal.ps.worker.arriving, "native_arriving", lambda *_: None)
     spec = make_spec("sgd", servers=2, dense=[], tables=make_spec().tables)
@@ -353,7 +353,7 @@ def test_parts_among_other_answers(core: bool, monkeypatch: pytest.MonkeyPatch) 
     """Rows are taken while something else is waited for, and requests may be answered twice."""
     monkeypatch.setattr(shoal.ps.server.answers, "ANSWER_VALUES", 12)
     if not core:
-        monkeypatch.setattr(shoal.ps.native, "_functions", lambda names: [])
+        monkeypatch.setattr(shoal.kernels.wire, "_functions", lambda names: [])
     ids = torch.arange(30)
     with serving(1) as running, joined(running.addresses, make_spec("sgd")) as client:
         expected = pull(client, 0, ids.tolist())

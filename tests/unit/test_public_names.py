@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import doctest
+import subprocess
+import sys
 from importlib.resources import files
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import shoal
 # Names that train, in the order in which their examples build upon each other.
 RUNS = ("run", "evaluate", "recommend", "export", "load", "fit")
 OTHERS = ("CollectiveStrategy", "Embedding", "EstimatorSpec", "EvalSpec", "Feature", "TrainSpec")
-WITHOUT = {"Interrupted", "__version__", "ModeKeys", "Hook", "RunConfig", "run_rank"}
+WITHOUT = {"Interrupted", "__version__", "ModeKeys", "Hook", "RunConfig", "run_rank", "ray"}
 
 
 def check(name: str) -> None:
@@ -29,11 +31,23 @@ def check(name: str) -> None:
 def test_help_tells_the_names_that_a_user_needs() -> None:
     assert set(RUNS) | set(OTHERS) == set(shoal.__all__) - WITHOUT
     assert shoal.__doc__ is not None
-    for name in {*shoal.__all__, "ray"} - {"Interrupted", "__version__"}:
+    for name in {*shoal.__all__} - {"Interrupted", "__version__"}:
         assert name in shoal.__doc__ and getattr(shoal, name).__doc__, name
     lines = [line for line in shoal.__doc__.splitlines()[2:] if line[:1].isalpha()]
     told = lines[: lines.index(next(line for line in lines if line.startswith("A model")))]
     assert len(told) <= 12  # few enough to be read
+
+
+def test_completion_offers_the_public_names_alone() -> None:
+    """In a fresh process: what a notebook sees before anything was used, without torch."""
+    program = (
+        "import rlcompleter, shoal, sys\n"
+        "assert 'torch' not in sys.modules\n"
+        "print(dir(shoal) == sorted(shoal.__all__), 'os' in dir(shoal))\n"
+        "print(rlcompleter.Completer({'shoal': shoal}).attr_matches('shoal.ru'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "True False\n['shoal.run(', 'shoal.run_rank(']\n", done.stderr
 
 
 def test_types_are_told() -> None:

@@ -94,7 +94,7 @@ def places(id_: int, size: int) -> list[int]:
 def test_the_size_is_known_without_a_table(size: int, threshold: float) -> None:
     """To ranks that hold nothing of one, too."""
     store = make(size, threshold)
-    assert store.filter_facts[0] == store._core.bloom_bytes
+    assert store.filter_facts[0] == store.core.core.bloom_bytes
 
 
 def test_the_bytes_are_those_of_a_counting_filter() -> None:

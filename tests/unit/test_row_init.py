@@ -11,6 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.config.row_rules import RowsSection
+from shoal.embedding.as_configured import as_configured
 from shoal.embedding.leaves.init import initial_rows
 from shoal.embedding.table import Init, Table
 
@@ -96,3 +98,15 @@ def test_constant_padding_and_names():
     assert not torch.equal(first, initial_rows(Table("b", 4, 10), 0, ids))
     assert not torch.equal(first, initial_rows(Table("a", 4, 10), 1, ids))
     assert torch.equal(first[1:2], initial_rows(Table("a", 4, 10), 0, ids[1:2]))
+
+
+def test_a_config_chooses_initial_values_for_all_tables_or_one():
+    tables = {name: Table(name, dim, 50) for name, dim in (("user", 8), ("item", 8), ("bias", 1))}
+    normal, constant = {"kind": "normal", "scale": 0.1}, {"kind": "constant", "scale": 0.5}
+    made = as_configured(tables, RowsSection(init=normal, tables={"item": {"init": constant}}))
+    chosen = {name: table.init for name, table in made.items()}
+    # biases are not drawn at random unless they are named
+    expected = {"user": Init("normal", 0.1), "item": Init("constant", 0.5), "bias": Init()}
+    assert chosen == expected
+    with pytest.raises(ValueError, match="depends on the number of rows, and table 'ids' grows"):
+        as_configured({"ids": Table("ids", 8, None)}, RowsSection(init={"kind": "xavier"}))

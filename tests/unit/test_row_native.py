@@ -229,7 +229,8 @@ def test_a_forked_child_can_use_its_copy():
 
 
 def test_without_the_core_one_warning_says_what_it_costs(monkeypatch):
-    monkeypatch.setattr(local.native, "_core", None)
+    monkeypatch.setattr("shoal.kernels.core.load_core", lambda: None)
+    monkeypatch.setattr("shoal.kernels.tables._core", None)
     local._warn_once.cache_clear()
     with pytest.warns(RuntimeWarning, match="without its native core") as caught:
         stores = [make_local(Table("t", 2, 3), RowOptimizer("sgd"), 0) for _ in range(3)]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import shoal.data.sampler as sampler_module
 from shoal.data.random import hash64, permutation, uniform, uniform_below
 from shoal.data.sampler import NegativeSampler, Seen, alias_table
+from shoal.kernels.core import has_core
 
 NUM_USERS, NUM_ITEMS = 50, 120
 
@@ -188,9 +189,7 @@ def test_any_slicing_gives_the_same_negatives(storage, distribution):
 
 
 # It holds the core against numpy: without a compiler there is only numpy, which the others test.
-@pytest.mark.skipif(
-    not hasattr(sampler_module._core, "draw_negatives"), reason="the native core is not built"
-)
+@pytest.mark.skipif(not has_core(), reason="the native core is not built")
 @given(
     count=st.sampled_from([0, 30, 900, 12_000]),  # the last: most items seen by everyone
     distribution=st.sampled_from(["uniform", "popularity"]),
@@ -444,3 +443,18 @@ def test_who_has_fewer_unseen_items_gets_them_all_and_zeros():
     (drawn,) = sampler.draw_distinct(np.array([1]), np.array([8]), 0, 6)
     assert sorted(drawn[:4].tolist()) == [16, 17, 18, 19] and (drawn[4:] == 0).all()
     assert set(drawn[:2].tolist()) == {16, 17}  # those never counted come last
+
+
+def test_pairs_drawn_by_user_count_users_alike_and_hold_only_what_was_seen():
+    users, items = np.array([1, 1, 1, 1, 3, 4, 4]), np.array([1, 2, 3, 4, 2, 1, 5])
+    seen = Seen(users, items, 6, 7)
+    samples = np.arange(30_000)
+    drawn = np.stack(seen.draw(samples, seed=3, epoch=1))
+    assert {*zip(*drawn.tolist())} == {*zip(users.tolist(), items.tolist())}
+    share = np.bincount(drawn[0], minlength=6) / len(samples)
+    np.testing.assert_allclose(share, [0, 1 / 3, 0, 1 / 3, 1 / 3, 0], atol=0.02)
+    ones = np.bincount(drawn[1][drawn[0] == 1], minlength=7) / (drawn[0] == 1).sum()
+    np.testing.assert_allclose(ones[1:5], 0.25, atol=0.02)
+    # a sample's pair depends on (seed, epoch, sample) alone
+    np.testing.assert_array_equal(np.stack(seen.draw(samples[70:90], 3, 1)), drawn[:, 70:90])
+    assert (np.stack(seen.draw(samples, 3, 2)) != drawn).any()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 import shutil
 import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ pytest.importorskip("starlette", reason="shoal serve needs the extra `serve`")
 pytest.importorskip("httptools", reason="shoal serve needs the extra `serve`")
 
 from exported import exported
+from pydantic import model_validator
 from test_serving import Running
 from typer.testing import CliRunner
 
@@ -22,7 +26,9 @@ from shoal.runs.artifact import files
 from shoal.runs.artifact.loaded import Artifact
 from shoal.runs.artifact.words import write_words
 from shoal.runs.serving import questions
-from shoal.runs.serving.questions import Predict
+from shoal.runs.serving.app import QUESTIONS
+from shoal.runs.serving.listening import read_token
+from shoal.runs.serving.questions import Predict, Recommend
 
 
 @pytest.fixture(scope="module")
@@ -131,3 +137,92 @@ def test_few_bytes_ask_for_few_numbers(
     big = [{name: 10**30 for name in model.signature["layout"]["dense"]}]
     (found,) = questions.answer_predict(model, [Predict(samples=big)])
     assert isinstance(found, ValueError) or len(found["clicks"]) == 1
+
+
+@pytest.mark.parametrize("kind", ["recommend", "predict"])
+def test_the_first_error_is_the_last(artifacts: dict[str, Path], kind: str) -> None:
+    """Of 80,000 errors one is reported: a list of all took 50 to 200 times the body."""
+    model = Artifact(artifacts["DNN"])
+    slots = model.signature["layout"]["slots"]
+    wrong = {f"k{number}": 1 for number in range(80_000)}
+    body = {"samples": [dict.fromkeys(slots, "x")] * 9000} if kind == "predict" else wrong
+    text, question = json.dumps(body).encode(), {"recommend": Recommend, "predict": Predict}[kind]
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"samples\.0\.|unknown key 'k0'; allowed: user"):
+            asked = questions.parse(question, text)
+            raise questions.answer_predict(model, [asked])[0]
+        assert tracemalloc.get_traced_memory()[1] < 20 * len(text)
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_large_body_does_not_hold_up_others(artifacts: dict[str, Path]) -> None:
+    threads: set[str] = set()
+
+    class Noted(Recommend):
+        @model_validator(mode="before")
+        @classmethod
+        def _note(cls, value: Any) -> Any:
+            threads.add(threading.current_thread().name)
+            return value
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(QUESTIONS, "recommend", Noted)
+        found = Running(artifacts["SASRec"])
+    try:
+        asked = {"history": [found.service.model.items.all[1]] * 10_000}
+        assert found.call("POST", "/v1/recommend", asked)[0] == 200
+        assert threads and found.thread.name not in threads
+        status, answer = found.call("POST", "/v1/recommend", dict.fromkeys(map(str, range(9**5))))
+        assert status == 422 and "unknown key '0'" in answer["error"]
+    finally:
+        found.stop()
+
+
+def test_a_token_must_be_long_and_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "token"
+    file.write_text("a token of some length\n")
+    for mode in (0o666, 0o640, 0o604):
+        file.chmod(mode)
+        with pytest.raises(ValueError, match=f"by others: chmod 600 {file}"):
+            read_token(str(file))
+    file.chmod(0o600)
+    assert read_token(str(file)) == "a token of some length"
+    file.write_text("short")
+    monkeypatch.setenv("SHOAL_TOKEN", "a")
+    for given, source in ((str(file), "--token-file"), (None, "SHOAL_TOKEN")):
+        with pytest.raises(ValueError, match=f"{source}.* must hold 16 plain characters or more"):
+            read_token(given)
+    monkeypatch.setenv("SHOAL_TOKEN", "a token of some length")
+    assert read_token(None) == "a token of some length"
+
+
+def test_an_unknown_user_does_not_learn_of_others(artifacts: dict[str, Path]) -> None:
+    found = Running(artifacts["SASRec"])
+    known = {*found.service.model.users.all[1:], *found.service.model.items.all[1:]}
+    try:
+        for asked in ({"user": "nobody"}, {"history": ["nothing"]}):
+            status, answer = found.call("POST", "/v1/recommend", asked)
+            assert status == 404 and "is not known" in answer["error"]
+            assert not known & set(re.findall(r"\w+", answer["error"]))
+    finally:
+        found.stop()
+
+
+def test_formulas_in_a_csv(artifacts: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "artifact"
+    shutil.copytree(artifacts["SASRec"], folder)
+    words = Artifact(folder).items.all.tolist()
+    write_words(folder, "items", [words[0], *(f'=HYPERLINK("{word}")' for word in words[1:])])
+    (folder / files.MANIFEST).unlink()
+    files.write_manifest(folder)
+    output = tmp_path / "top.csv"
+    asked = ["recommend", str(folder), "--all", "--topk", "2", "--output", str(output)]
+    for more, begins in (([], "=HYPERLINK"), (["--spreadsheet"], "'=HYPERLINK")):
+        assert CliRunner().invoke(app, [*asked, *more]).exit_code == 0
+        rows = list(csv.DictReader(output.open()))
+        assert rows and all(row["item"].startswith(begins) for row in rows)
+        assert all(float(row["score"]) < 100 for row in rows)
+    refused = CliRunner().invoke(app, [*asked[:-1], str(tmp_path / "x.jsonl"), "--spreadsheet"])
+    assert "is about csv" in str(refused.exception)

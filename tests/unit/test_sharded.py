@@ -19,15 +19,15 @@ from shoal.embedding.leaves.init import initial_rows
 from shoal.embedding.leaves.reference import Reference
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placed import duplicates, replicated
+from shoal.embedding.placed import replicated
 from shoal.embedding.placed.duplicates import add_rows, distinct
 from shoal.embedding.placed.local import LocalRows
 from shoal.embedding.placed.placement import Layout, Placement
 from shoal.embedding.placed.replicated import ReplicatedRows
 from shoal.embedding.service import RowService
-from shoal.embedding.softmax.native import is_wide
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Init, Table
+from shoal.kernels.machine import is_wide
 from shoal.models.base import Model
 from shoal.training.strategy.sharded import Sharded as ShardedStrategy
 from shoal.world.world import World
@@ -67,7 +67,7 @@ def test_codes_without_the_native_core_are_the_same(monkeypatch: pytest.MonkeyPa
         layout = Layout(Table("t", 4, 1003, padding=0), Placement(), size)
         native = layout.codes(ids)
         with monkeypatch.context() as patch:
-            patch.setattr("shoal.embedding.placed.placement._core", None)
+            patch.setattr("shoal.kernels.codes._core", None)
             assert layout.codes(ids).tolist() == native.tolist()
         assert native[ids == 0].tolist() == [1003] * int((ids == 0).sum())
 
@@ -75,7 +75,7 @@ def test_codes_without_the_native_core_are_the_same(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("core", [True, False])
 def test_an_id_outside_is_refused(core: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not core:
-        monkeypatch.setattr("shoal.embedding.placed.placement._core", None)
+        monkeypatch.setattr("shoal.kernels.codes._core", None)
     layout = Layout(Table("t", 4, 10), Placement(), 2)
     for id_ in (-1, 10):
         with pytest.raises(ValueError, match=f"no row {id_}: it has 10 rows, ids 0 to 9"):
@@ -85,7 +85,7 @@ def test_an_id_outside_is_refused(core: bool, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("core", [True, False])
 def test_distinct_and_sums(core: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not core:
-        monkeypatch.setattr(duplicates, "_core", None)
+        monkeypatch.setattr("shoal.kernels.codes._core", None)
     codes = torch.tensor([5, 2, 5, 9, 2, 2])
     for limit in (10, 10_000):  # one slot per code, and sorting
         unique, places = distinct(codes, limit)

@@ -13,18 +13,19 @@ from torch import Tensor
 
 from shoal.embedding.leaves.budgets import row_bytes
 from shoal.embedding.leaves.local import make_local
-from shoal.embedding.leaves.native import Native, _core
+from shoal.embedding.leaves.native import Native
 from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
 from shoal.embedding.placed.replicated import ReplicatedRows
 from shoal.embedding.service import Lookup, RowGradients
 from shoal.embedding.store import EVERY, Rows
 from shoal.embedding.table import Table
+from shoal.kernels.core import has_core
 from shoal.world.neighbours import Shared, can_be_neighbours
 from shoal.world.world import World
 
 # The core is optional, and some hosts forbid processes to share memory: ranks then have copies.
 pytestmark = [
-    pytest.mark.skipif(_core is None, reason="no native core was built"),
+    pytest.mark.skipif(not has_core(), reason="no native core was built"),
     pytest.mark.skipif(not can_be_neighbours(), reason="ranks share no memory here"),
 ]
 TABLE = Table("item", 12, 500, padding=0)

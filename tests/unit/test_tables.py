@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import shoal
 from shoal.config.schema import DataSection
 from shoal.data.dataset import Dataset
 from shoal.data.prepare import load_dataset
+from shoal.data.sources.frames import to_polars
 from shoal.runs.build import build
 from shoal.runs.run import resolve
 from shoal.world.world import World
@@ -236,9 +239,61 @@ def test_bad_rows_are_left_out_and_counted(
         found = load(tmp_path, "a.csv", text, bad_rows="skip")
     assert found.num_inter == 21 and "99" in found.vocab["item_id"]
     told = [record.getMessage() for record in caplog.records]
-    assert [re.findall(r"(\d) bad rows", line) for line in told] == [["1"], ["2"]]
+    assert [re.findall(r"(\d) bad rows", line) for line in told] == [["3"]]
+    assert found.left_out == {"data.bad_rows": 3}
     lines = [json.dumps({"user_id": k % 3, "item_id": k}) for k in range(9)] + ["{"]
     assert load(tmp_path, "a.jsonl", "\n".join(lines), bad_rows="skip").num_inter == 9
+
+
+DAYS = [None if k == 7 else datetime(2024, 1, 1) + timedelta(hours=k) for k in range(20)]
+TIMES: dict[str, Callable[[], Any]] = {  # a column of times whose eighth is missing
+    "datetimes": lambda: DAYS,
+    "dates": lambda: pl.Series([day and day.date() for day in DAYS]),
+    "zones": lambda: pl.Series(DAYS).dt.replace_time_zone("Europe/Berlin"),
+    "text": lambda: [day and str(day) for day in DAYS],
+    "numbers": lambda: [math.nan if day is None else day.timestamp() for day in DAYS],
+    "seconds of numpy": lambda: np.array(DAYS, "datetime64[s]"),
+    "objects of numpy": lambda: np.array([np.datetime64(day) for day in DAYS], object),
+    "pandas": lambda: pandas().to_datetime(pandas().Series(DAYS)),
+    "pandas, a zone": lambda: pandas().to_datetime(pandas().Series(DAYS), utc=True),
+    "pandas, objects": lambda: pandas().Series(DAYS, dtype=object).where(lambda x: x.notna()),
+    "NaT of pandas": lambda: [pandas().NaT if day is None else day for day in DAYS],
+}
+
+
+def pandas() -> Any:
+    return pytest.importorskip("pandas")
+
+
+FORMS = ("columns", "rows", "pandas", "polars", "arrow")
+MISSING = [("time", kind, form) for kind in TIMES for form in FORMS]
+MISSING += [(column, "numbers", "polars") for column in ("label", "weight")]
+
+
+@pytest.mark.parametrize(("column", "kind", "form"), MISSING)
+def test_missing_times_and_labels_of_frames_are_refused(
+    column: str, kind: str, form: str, tmp_path: Path
+) -> None:
+    columns = {"u": [k % 3 for k in range(20)], "i": list(range(20))}
+    columns[column] = TIMES[kind]()
+    frame: Any = columns
+    if form == "rows":
+        frame = (dict(zip(columns, row)) for row in zip(*map(list, columns.values())))
+    elif form == "pandas":
+        frame = pandas().DataFrame({name: list(one) for name, one in columns.items()})
+    elif form == "polars":
+        frame = to_polars(columns)
+    elif form == "arrow":
+        frame = pytest.importorskip("pyarrow").table(to_polars(columns))
+    to_polars(frame).write_parquet(tmp_path / "a.parquet")
+    section = {"path": str(tmp_path), "files": {"inter": "a.parquet"}, "cache": False}
+    fields = {"user": "u", "item": "i"}
+    if column == "weight":
+        section["sample_weight"] = column
+    else:
+        fields[column] = column
+    with pytest.raises(ValueError, match=rf"a\.parquet, row 8: '{column}' is empty"):
+        load_dataset(DataSection.model_validate({**section, "fields": fields}), 1)
 
 
 def test_types_are_guessed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from shoal.config import ConfigError
 from shoal.config.dialects import torchrec
 from shoal.config.schema import Config
 from shoal.data.prepare import load_dataset
+from shoal.runs.plan import Machine, plan_run
 from shoal.runs.run import resolve
 
 # The flags and defaults of the example, as its page and its help state them.
@@ -107,6 +109,8 @@ def test_flags_left_out_take_the_examples_defaults() -> None:
         ("--export_root out", "run.root", "out"),
         ("--dupe_factor 5 --lr 0.1", "model.options", {"dupe_factor": 5}),
         ("--mode ddp", "strategy.name", "ddp"),
+        ("--mode dmp", "strategy.replicate_below", 0.0),
+        ("--mode dmp --strategy.replicate_below=1", "strategy.replicate_below", 1.0),
         ("--test_batch_size 64", "eval.batch_size", 4096),
     ],
 )
@@ -195,7 +199,7 @@ def test_flags_of_the_example_are_not_offered_to_other_models() -> None:
 
 def test_without_such_flags_nothing_changes() -> None:
     config = resolve((), ["--model=BERT4Rec", "--hidden_size=32", "--epochs=7"]).config
-    assert config.data.name == "planted" and config.data.max_len == 50
+    assert config.data.name is None and config.data.max_len == 50
     assert config.eval.mode == "full" and config.strategy.name == "auto"
     with pytest.raises(ConfigError, match="unknown key emb_dim"):
         resolve((), ["--model=BPR", "--emb_dim=32"])
@@ -208,6 +212,17 @@ def test_what_cannot_be_is_refused_by_name() -> None:
     text = errors_of("--nhead=two", "--random_size=0", "--mode=ddp")
     assert "(TorchRec key nhead): model.n_heads: given two (text)" in text
     assert "data.random.interactions: given 0" in text
+
+
+@pytest.mark.parametrize("words", ["--dialect=torchrec --mode=dmp", "--model_parallel=true"])
+def test_who_asks_for_sharded_tables_gets_small_ones_sharded(words: str) -> None:
+    """The page's own command: 30 items, of which no process holds all."""
+    random = ["--data.name=random", "--data.format=auto", "--data.random.items=30"]
+    split = ["--data.split.order=time", "--data.filter.user_inter_num=[0,inf)"]
+    config = resolve((), [*words.split(), *random, *split, "--nproc=2"]).config
+    told = plan_run(config, Machine(host=10**9, gpu=None))
+    for table in ("item", "output", "output_bias"):
+        assert re.search(rf"^{table} +16 ", told, re.MULTILINE), told
 
 
 def test_random_data_is_uniform_and_the_same_for_all() -> None:

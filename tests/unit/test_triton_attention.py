@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from triton_there import DEVICE, ask_for_interpreter, import_kernels
 
-from shoal.models.nn import transformer as room
 from shoal.models.nn.dropout import begin_slice, begin_step, end_steps
 from shoal.models.nn.transformer import Attention, Transformer
 
-kernels = import_kernels("shoal.models.nn.triton_attention")
-import_kernels("shoal.models.nn.triton_norm")
+kernels = import_kernels("shoal.kernels.gpu.attention")
+import_kernels("shoal.kernels.gpu.norm")
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +37,7 @@ def run(
     monkeypatch: pytest.MonkeyPatch, layer: torch.nn.Module, x: Tensor, by_kernels: bool, *given
 ) -> list[Tensor]:
     """Output, and gradients of the input and of all parameters, in a slice of a step."""
-    monkeypatch.setattr(room, "kernels_for", lambda _: kernels if by_kernels else None)
+    monkeypatch.setattr("shoal.kernels.transformer.makes_masks", lambda _: by_kernels)
     begin_step(7, 3, DEVICE)
     begin_slice(20)
     x = x.clone().requires_grad_()
@@ -85,7 +84,7 @@ def test_a_transformer_whose_wanted_places_go_on(monkeypatch: pytest.MonkeyPatch
 def test_a_slice_is_dropped_as_the_whole_is(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(3)
     layer = Attention(2, 8, 0.5, causal=True).to(DEVICE)
-    monkeypatch.setattr(room, "kernels_for", lambda _: kernels)
+    monkeypatch.setattr("shoal.kernels.transformer.makes_masks", lambda _: True)
     x = torch.randn(6, 5, 8, device=DEVICE)
     parts = []
     for first, last in ((0, 6), (0, 2), (2, 6)):

@@ -16,7 +16,7 @@ from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.softmax.fused import fusable
 from shoal.embedding.table import Init, Table
 
-triton_softmax = import_kernels("shoal.embedding.softmax.triton_softmax")
+triton_softmax = import_kernels("shoal.kernels.gpu.softmax")
 SHAPES = {"POSITIONS": 16, "ROWS": 16}
 
 

@@ -1,18 +1,79 @@
-"""Code that the config of a run folder names is run only where the user says so."""
+"""Code and places to write that a run folder's config names are used only with trust."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
+from typing_extensions import is_typeddict
 
 import shoal
+from shoal.config.keys import LEAVES, options_of
+from shoal.config.trust import RUNS, WRITES
+from shoal.models import MODELS, find
 from shoal.runs.run import resolve
+from shoal.runs.trained import open_config
 
 LINE = "click:1 dense_feature:0.5 1:3 2:4\nclick:0 dense_feature:0.25 1:5 2:6\n"
+
+# Keys with free text that need no trust. A new one belongs here or in shoal/config/trust.py.
+READ = {  # places that are only read
+    *("data.name", "data.path", "data.files", "data.extra_suffixes", "data.presplit"),
+    *("data.load", "data.unload"),  # by suffix
+    *("data.clicks.train", "data.clicks.valid", "data.clicks.test"),
+    *("start.run", "start.words", "start.pretrained", "strategy.ps.keys", "launch.secret"),
+}
+WORDS = {  # names and other words, no places
+    *("data.encoding", "data.quote", "data.separator", "data.seq_separator"),
+    *(f"data.clicks.{one}" for one in ("slots", "dense", "label", "group")),
+    *(f"data.fields.{one}" for one in ("user", "item", "rating", "time", "label")),
+    *(f"data.filter.{one}" for one in ("values", "user_inter_num", "item_inter_num")),
+    *("data.threshold", "data.normalize", "data.features", "data.labels", "data.sample_weight"),
+    *("train.optimizer.tables", "rows.tables", "strategy.tables"),
+    *("eval.mode", "eval.metrics", "eval.valid_metric", "launch.ip", "run.gpu_ids"),
+}
+
+
+def holds_text(kind: Any) -> bool:
+    """Whether a value of a type may hold any text, in an entry of it."""
+    if is_typeddict(kind):
+        return any(map(holds_text, get_type_hints(kind, include_extras=True).values()))
+    return kind is str or (get_origin(kind) is not Literal and any(map(holds_text, get_args(kind))))
+
+
+def test_every_key_that_may_name_a_place_is_declared() -> None:
+    known = [*RUNS, *WRITES, *READ, *WORDS, "model.name"]
+    assert len(known) == len(set(known))
+    assert {key for key, leaf in LEAVES.items() if holds_text(leaf.type)} == set(known)
+    options = [one for name in MODELS for one in options_of(find(name).Options).items()]
+    assert not [key for key, leaf in options if holds_text(leaf.type)]
+
+
+PLACES = {
+    "run.output": "OUT",
+    "run.root": "OUT",
+    "checkpoint.copy_to": "file://OUT",
+    "rows.tiers.ssd": "OUT",
+    "strategy.ps.addresses": ["ipc://OUT/socket"],
+}
+
+
+@pytest.mark.parametrize("key", WRITES)
+def test_a_run_folder_names_no_place_to_write_without_trust(tmp_path: Path, key: str) -> None:
+    place, config = PLACES[key], tmp_path / "config.yaml"
+    lines = [f"{key}: {place}", "strategy.name: ps", "launch.servers: 1"]
+    config.write_text("\n".join(lines if "ps" in key else lines[:1]) + "\nmodel: LR\n")
+    if key == "rows.tiers.ssd":
+        config.write_text(config.read_text() + "rows.tiers.host: 1GB\n")
+    with pytest.raises(ValueError, match="--trust") as told:
+        resolve([config], folder=tmp_path)
+    assert f"config.yaml:1: {key} is " in str(told.value) and "OUT" in str(told.value)
+    resolve([config], folder=tmp_path, trust=True)
+    resolve([config], [f"--{key}={place}"], folder=tmp_path)  # the user's own word
+    assert "OUT" not in str(open_config(tmp_path).config)  # to use it takes no place
 
 
 @pytest.fixture

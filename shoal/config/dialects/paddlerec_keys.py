@@ -46,11 +46,11 @@ def _runner(said: values.Said) -> list[Row]:
             partial(values.sync_mode, said),
         ),
         same("geo_step", "strategy.ps.geo_step", "batches between exchanges, in geo"),
-        Row(
+        aware(
             "use_fleet",
-            (),
-            "true or false: launched processes always train together; strategy auto, so ddp",
-            values.no_effect,
+            "launch.nproc",
+            "true with use_gpu: a process for each visible GPU where no number is given; launched "
+            "processes always train together (strategy auto, so ddp)",
         ),
         read_as("use_gpu", "run.device", values.use_gpu, "true or 1: cuda, false or 0: cpu"),
         only("use_xpu", [False, 0, None], NO_DEVICE),

@@ -17,6 +17,7 @@ from typing import Any
 from shoal.config.dialects.base import Row, Translation
 from shoal.config.dialects.paddlerec_gpubox import read_gpubox
 from shoal.config.errors import did_you_mean
+from shoal.config.schema.launch import EVERY_GPU
 from shoal.config.sources import BARE
 from shoal.config.yaml_io import inline
 
@@ -98,6 +99,12 @@ def slots(value: Any) -> int:
 
 def use_gpu(value: Any) -> str:
     return "cuda" if truth(value) else "cpu"
+
+
+def use_fleet(said: Said, value: Any) -> Translation:
+    """Launched processes always train together; on GPUs there are as many as GPUs, as there."""
+    together = truth(value) and as_bool(said.runner("use_gpu")) is True
+    return Translation(implied={"launch.nproc": EVERY_GPU} if together else {})
 
 
 def no_effect(value: Any) -> Translation:

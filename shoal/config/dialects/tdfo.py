@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.config.dialects.base import Dialect, Named, Row, Translation, free, read_as, same
+from shoal.config.dialects.base import Dialect, Named, Row, Translation, free, same
 from shoal.config.sources import Layer
 from shoal.config.yaml_io import inline
 
 MODEL = "BERT4Rec"
-FOLDER = "prepared_bert4rec"  # under data_dir: what examples/preprocessing.py writes
+FOLDER = "prepared_bert4rec"  # under data_dir: what examples/pages/003/preprocessing.py writes
 # Keys that no other tool has.
 OWN = [
     *("per_device_train_batch_size", "per_device_eval_batch_size", "model_parallel"),
@@ -37,16 +37,21 @@ def _parts(value: Any) -> Translation:
     return Translation()
 
 
-def _strategy(value: Any) -> Any:
+def _strategy(value: Any) -> Translation:
     if not isinstance(value, bool):
         raise ValueError(f"given {inline(value)}; allowed: true (sharded tables) or false (ddp)")
-    return "sharded" if value else "ddp"
+    if not value:
+        return Translation({"strategy.name": "ddp"})
+    return Translation({"strategy.name": "sharded"}, SHARDS_ALL)
 
 
 def _train_batch_size(value: Any) -> Translation:
     return Translation({"train.batch_size": value}, per_process={"train.batch_size"})
 
 
+# TorchRec cuts every table that a module of its holds, however small.
+SHARDS_ALL = {"strategy.replicate_below": 0.0}
+SHARDED = "small tables too (`strategy.replicate_below` is 0 where it is not given)"
 PARTS = "any pattern of all parts: the prepared folder under data_dir holds them"
 
 TABLE: list[Row] = [
@@ -76,7 +81,12 @@ TABLE: list[Row] = [
         _train_batch_size,
     ),
     same("per_device_eval_batch_size", "eval.batch_size", "per process; results do not change"),
-    read_as("model_parallel", "strategy.name", _strategy, "true: sharded, on CPUs too; false: ddp"),
+    Row(
+        "model_parallel",
+        ("strategy.name",),
+        f"true: sharded, on CPUs too, {SHARDED}; false: ddp",
+        _strategy,
+    ),
     free("num_workers", "batches are made whole from mapped columns, one thread ahead", note=True),
     same("seed", "run.seed"),
 ]

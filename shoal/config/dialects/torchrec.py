@@ -12,6 +12,7 @@ from typing import Any
 
 from shoal.config.dialects import recbole, tdfo
 from shoal.config.dialects.base import Dialect, Named, Row, Translation, free, read_as, same
+from shoal.config.dialects.tdfo import SHARDED, SHARDS_ALL
 from shoal.config.errors import did_you_mean
 from shoal.config.sources import Layer
 from shoal.config.yaml_io import inline
@@ -45,11 +46,11 @@ def _min_rating(value: Any) -> Translation:
     return Translation({"data.filter.values": kept})
 
 
-def _mode(value: Any) -> Any:
+def _mode(value: Any) -> Translation:
     if value not in MODES:
         hint = did_you_mean(str(value), MODES)
         raise ValueError(f"given {inline(value)}; allowed: dmp (sharded tables) or ddp{hint}")
-    return MODES[value]
+    return Translation({"strategy.name": MODES[value]}, SHARDS_ALL if value == "dmp" else {})
 
 
 def _train_batch_size(value: Any) -> Translation:
@@ -99,7 +100,7 @@ TABLE: list[Row] = [
     ),
     same("val_batch_size", "eval.batch_size", "per process, there as here; results do not change"),
     free("test_batch_size", "val_batch_size holds for both; results do not change"),
-    read_as("mode", "strategy.name", _mode, "dmp: sharded, ddp: ddp"),
+    Row("mode", ("strategy.name",), f"dmp: sharded, {SHARDED}; ddp: ddp", _mode),
 ]
 ROWS: dict[str, Row] = {row.key: row for row in TABLE}
 # In a source that is not written for the example: the model is wrong, or the dialect's name.

@@ -18,9 +18,10 @@ from pydantic import Field
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema.data import (
     CLICK_FORMATS,
-    GENERATED_CLICKS,
+    GENERATED,
     MOST_COLUMNS,
     MOST_ROWS,
+    PREPARED,
     ClicksSection,
     DataSection,
     FieldsSection,
@@ -54,9 +55,10 @@ from shoal.config.section import Section
 
 __all__ = [
     "CLICK_FORMATS",
-    "GENERATED_CLICKS",
+    "GENERATED",
     "MOST_COLUMNS",
     "MOST_ROWS",
+    "PREPARED",
     "CheckpointSection",
     "ClicksSection",
     "Config",

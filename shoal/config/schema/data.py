@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,7 +20,10 @@ MOST_COLUMNS = 1 << 16  # of a click log
 CLICK_FORMATS = ("slots", "criteo", "planted_clicks")  # csv and parquet hold either
 
 
-GENERATED_CLICKS = ("clicks", "planted", "planted_clicks")  # names that need no files
+GENERATED = ("planted", "random", "planted_clicks")  # names and formats of data that Shoal makes
+
+
+PREPARED = "manifest.json"  # the file that makes a folder a prepared one
 
 
 class FieldsSection(Section):
@@ -142,10 +146,17 @@ class FilterSection(Section):
 
 
 class DataSection(Section):
-    name: str = Field(
-        "planted", description="data set: `planted`, `random`, or a folder under data.path"
+    name: str | None = Field(
+        None,
+        description="data set: a folder under data.path, or data that Shoal generates: planted (of "
+        "click models: a click log), random; null: what data.files, data.clicks.train or data.path "
+        "name",
     )
-    path: str = Field("dataset", description="folder that holds data sets: PATH/NAME/NAME.inter")
+    path: str = Field(
+        "dataset",
+        description="folder that holds data sets: PATH/NAME/NAME.inter; without data.name, the "
+        "data set's own folder",
+    )
     format: Literal[
         "auto",
         "atomic",
@@ -203,16 +214,43 @@ class DataSection(Section):
         None, description="the column with the weight of each sample in the loss"
     )
     presplit: list[str] | None = Field(
-        None, description="three name parts: NAME.PART.inter are the train, valid and test rows"
+        None,
+        description="name parts: NAME.PART.inter are the train, valid and test rows; of two, the "
+        "train and test rows",
     )
     split: SplitSection = Field(default_factory=SplitSection)
     max_len: int = Field(50, ge=1, description="items kept of a user's history")
     cache: bool = Field(True, description="keep prepared columns beside the raw files")
 
     @property
-    def is_click_log(self) -> bool:
-        """Whether a click model reads a log of samples here; else interactions with features."""
-        if self.clicks.train is not None or self.format in CLICK_FORMATS:
-            return True
-        prepared = (Path(self.path) / "manifest.json").is_file()  # data.path alone names a folder
-        return self.format == "auto" and self.name in GENERATED_CLICKS and not prepared
+    def folder(self) -> Path:
+        """Where a data set lies: data.path/data.name, or data.path itself if no name is given."""
+        return Path(self.path, self.name or "")
+
+    @property
+    def stem(self) -> str:
+        """The name of that folder, which its files have too: NAME.inter."""
+        return self.name or Path(self.path).resolve().name
+
+    @property
+    def title(self) -> str:
+        """What the data is called in titles, messages and names of folders."""
+        files = self.files or {}
+        own = files.get("inter") or files.get("train") or self.clicks.train
+        if self.name is not None and self.name not in GENERATED:
+            return self.name
+        if own is not None:
+            return _stem(own) or Path(self.path).resolve().name
+        if self.format in GENERATED:
+            return self.format
+        if self.name is not None and not Path(self.path, PREPARED).is_file():
+            return self.name
+        return Path(self.path).resolve().name
+
+
+def _stem(path: str) -> str:
+    """The last part of a path or pattern that is a name, without endings: day_0 of day_0.csv.gz."""
+    for part in reversed(path.split("/")):
+        if name := re.sub(r"[^\w-]+", "-", part.partition(".")[0]).strip("-"):
+            return name
+    return ""

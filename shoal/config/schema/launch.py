@@ -9,9 +9,15 @@ from typing_extensions import TypedDict
 
 from shoal.config.section import Section
 
+EVERY_GPU = -1  # as launch.nproc
+
 
 class LaunchSection(Section):
-    nproc: int = Field(1, ge=0, description="processes on this host (0: only servers)")
+    nproc: int = Field(
+        1,
+        ge=-1,
+        description="processes on this host; -1: one for each visible GPU; 0: only servers",
+    )
     world_size: int = Field(-1, description="processes on all hosts; -1: nproc")
     ip: str = Field("localhost", description="address of the first host")
     port: int = Field(0, ge=0, le=65535, description="0: any free port, on one host only")

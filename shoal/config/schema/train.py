@@ -83,12 +83,19 @@ class TrainSection(Section):
         2048, ge=1, description="samples per update, whatever the number of processes"
     )
     shuffle: bool = Field(True, description="a new order in every epoch")
+    positives: Literal["each", "by_user"] = Field(
+        "each",
+        description="each: every interaction once an epoch; by_user: as many samples, each a user "
+        "at random and one of the user's items, so that users count alike (LightGCN's authors)",
+    )
     negatives: NegativesSection | None = Field(default_factory=NegativesSection)
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection)
     clip_grad_norm: float | None = Field(
         None, gt=0, description="largest norm of all gradients together"
     )
-    eval_every: int = Field(1, ge=0, description="epochs between evaluations; 0: never")
+    eval_every: int = Field(
+        1, ge=0, description="epochs between evaluations, and always after the last one; 0: never"
+    )
     patience: int = Field(10, ge=0, description="evaluations without improvement before the end")
     print_every: int = Field(0, ge=0, description="steps between lines about training; 0: none")
     precision: Literal["float32", "bfloat16"] = Field(

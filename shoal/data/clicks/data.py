@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from shoal.config.schema import Config
 from shoal.data.clicks import planted
 from shoal.data.clicks.custom import Custom
 from shoal.data.clicks.log import ClickLog, make_layout, pick_format
-from shoal.data.clicks.mapped import find_prepared, open_log
+from shoal.data.clicks.mapped import open_log
 from shoal.data.clicks.readers import ClickReader, InMemory, Split, Stream, load, share
 from shoal.data.clicks.samples import Layout, Samples
+from shoal.data.named import named_data
+from shoal.data.prepared.dataset import find_log
 from shoal.data.sources.files import find_files
 from shoal.world.world import World
 
@@ -39,6 +42,8 @@ class ClickData:
     files: dict[str, list[Path]]
     fingerprint: dict[str, Any]
     sources: dict[str, str]  # phase -> where its samples come from, in the user's words
+    # phase -> names of its files that are trained on too
+    trained_on: dict[str, list[str]] = field(default_factory=dict)
 
     def describe(self) -> str:
         """The block of facts that the log shows."""
@@ -66,12 +71,8 @@ def open_clicks(config: Config, world: World, tile: int) -> ClickData:
 
     tile: samples that a rank predicts at a time in evaluation.
     """
-    if find_prepared(config.data.clicks.train, config.data.path) is not None:
-        opened = _prepared(config, world, tile)
-    elif pick_format(config.data) == "planted_clicks":
-        opened = _planted(config, world, tile)
-    else:
-        opened = _logged(config, world, tile)
+    make = {"prepared": _prepared, "planted_clicks": _planted, "log": _logged}
+    opened = make[named_data(config.data, clicks=True).source](config, world, tile)
     section, layout = config.data.clicks, opened.layout
     if section.group is not None:
         if section.group not in layout.slots:
@@ -80,6 +81,8 @@ def open_clicks(config: Config, world: World, tile: int) -> ClickData:
                 f"{', '.join(layout.slots)}{did_you_mean(section.group, layout.slots)}"
             )
         opened.group = layout.slots.index(section.group)
+    elif "GAUC" in config.eval.metrics:
+        raise ValueError("eval.metrics: GAUC needs the slot that it groups by: data.clicks.group")
     if not opened.readers and config.train.eval_every:
         raise ValueError(
             "there is nothing to evaluate on: name files with data.clicks.valid or "
@@ -108,7 +111,7 @@ def _planted(config: Config, world: World, tile: int) -> ClickData:
     }
     print_of = {"planted": section.model_dump(mode="json"), "shuffle": shuffle}
     return ClickData(
-        *(config.data.name, "planted_clicks", clicks.reader, layout, None),
+        *(config.data.title, "planted_clicks", clicks.reader, layout, None),
         *(reader, readers, {}, print_of, dict.fromkeys(PHASES, "data.clicks.planted")),
     )
 
@@ -129,7 +132,7 @@ def _prepared(config: Config, world: World, tile: int) -> ClickData:
         key = next((key for key in keys if getattr(clicks, key)), None)
         if key is None:
             continue
-        folder = find_prepared(getattr(clicks, key), data.path)
+        folder = find_log(getattr(clicks, key), data.path)
         if folder is None:
             raise ValueError(
                 f"data.clicks.{key} is no prepared folder, and data.clicks.train is one; prepare "
@@ -168,8 +171,9 @@ def _prepared(config: Config, world: World, tile: int) -> ClickData:
     }
     print_of = _fingerprint(config, layout, files)
     return ClickData(
-        *(data.name, "prepared", clicks.reader, layout, None),
+        *(data.title, "prepared", clicks.reader, layout, None),
         *(reader, readers, {}, print_of, sources),
+        _trained_on(config, {phase: one[2] for phase, one in found.items()}, lambda f: f[0]),
     )
 
 
@@ -188,8 +192,6 @@ def _fingerprint(config: Config, layout: Layout, files: list[list[Any]]) -> dict
 def _logged(config: Config, world: World, tile: int) -> ClickData:
     data, clicks = config.data, config.data.clicks
     form = pick_format(data)
-    if clicks.train is None:
-        raise ValueError("data.clicks.train must name the files to train on")
     if clicks.reader == "custom" and clicks.custom is None:
         raise ValueError("data.clicks.reader custom needs data.clicks.custom: FILE.py[:CLASS]")
     if clicks.reader == "custom" and clicks.pipe_command is not None:
@@ -221,8 +223,23 @@ def _logged(config: Config, world: World, tile: int) -> ClickData:
     print_of = _fingerprint(config, layout, logs["train"].fingerprint())
     print_of["split_over"] = world.size if clicks.split_files else None
     return ClickData(
-        *(data.name, form, clicks.reader, layout, None, reader, readers, files, print_of, sources)
+        *(data.title, form, clicks.reader, layout, None, reader, readers, files, print_of, sources),
+        _trained_on(config, files, lambda path: path.name),
     )
+
+
+def _trained_on(
+    config: Config, files: Mapping[str, list[Any]], name: Callable[[Any], str]
+) -> dict[str, list[str]]:
+    """Phase -> names of its files that are trained on too, unless they are tested first."""
+    same = {phase: [one for one in some if one in files["train"]] for phase, some in files.items()}
+    if config.start.test_first:
+        return {}
+    return {
+        phase: [name(one) for one in some]
+        for phase, some in same.items()
+        if some and phase != "train" and getattr(config.data.clicks, phase) is not None
+    }
 
 
 class _Maker:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from shoal.data.clicks.samples import Layout, Samples, join
+from shoal.data.packed import LONGEST_LINE
 from shoal.data.random import hash64
 
 BLOCK_BYTES = 4 << 20  # read at a time
-LONGEST_LINE = 16 << 20  # bytes: what a reader holds is bounded by it
 LONGEST_CELL = 1 << 16  # bytes of a token; a number has at most LONGEST_NUMBER
 LONGEST_NUMBER = 400
 SHORT = 64  # bytes of tokens that are hashed all together

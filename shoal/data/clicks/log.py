@@ -6,12 +6,12 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
-from shoal.config.schema import GENERATED_CLICKS, ClicksSection, DataSection
+from shoal.config.schema import ClicksSection, DataSection
 from shoal.data.clicks import criteo, delimited, parquet, pipe, slots
 from shoal.data.clicks.lines import (
-    LONGEST_LINE,
+    BLOCK_BYTES,
     LineBlock,
     LongLine,
     Parser,
@@ -19,7 +19,7 @@ from shoal.data.clicks.lines import (
     line_chunks,
 )
 from shoal.data.clicks.samples import Layout, Samples
-from shoal.data.packed import open_text, plain_name
+from shoal.data.packed import LONGEST_LINE, open_text, plain_name
 from shoal.data.sources.files import find_files
 
 FORMATS = ("slots", "criteo", "csv", "parquet", "planted_clicks")
@@ -73,7 +73,7 @@ class ClickLog:
         if self.form == "parquet":
             return parquet.count(file)
         with open_text(file) as source:
-            first = _first_line(source.readline)
+            first = _first_line(source)
             header = self._has_header(first)
             source.seek(0)
             return sum(map(count_lines, _named(line_chunks(source.read), str(file)))) - header
@@ -143,12 +143,12 @@ def _named(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
         raise ValueError(f"{name}: {error}") from None
 
 
-def _first_line(readline: Any) -> bytes:
+def _first_line(source: BinaryIO) -> bytes:
     """The first line that is not blank; of a longer one than is read, its beginning."""
-    while line := readline(LONGEST_LINE):
-        if line.strip(b"\r\n"):
-            return line
-    return b""
+    found = b""
+    while b"\n" not in found and len(found) < LONGEST_LINE and (piece := source.read(BLOCK_BYTES)):
+        found = (found + piece).lstrip(b"\r\n")  # a file may begin with any number of blank lines
+    return found[: found.find(b"\n") + 1 or len(found)]
 
 
 def pick_format(data: DataSection) -> str:
@@ -160,13 +160,7 @@ def pick_format(data: DataSection) -> str:
             f"data.format is {data.format}, which has no clicks; click models read "
             f"{', '.join(FORMATS)}"
         )
-    if data.clicks.train is None:
-        if data.name not in GENERATED_CLICKS:
-            raise ValueError(
-                f"data.name {data.name} does not say where its clicks are: name the files with "
-                "data.clicks.train, or leave data.name out for generated clicks"
-            )
-        return "planted_clicks"
+    assert data.clicks.train is not None, "named_data sees to it"
     if data.clicks.pipe_command is not None or data.clicks.reader == "custom":
         return "slots"
     return looks_like(find_files(data.clicks.train, data.path, "data.clicks.train")[0])
@@ -177,7 +171,7 @@ def looks_like(file: Path) -> str:
     if file.suffix == ".parquet":
         return "parquet"
     with open_text(file) as source:
-        first = _first_line(source.readline)
+        first = _first_line(source)
     if first.count(b"\t") == criteo.WIDTH - 1 and not criteo.has_header(first):
         return "criteo"
     if b":" in first.split(b" ")[0]:

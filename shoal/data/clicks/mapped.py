@@ -178,12 +178,6 @@ class _Writer:
         return {name: file.stored.entry() for name, file in self.files.items()}
 
 
-def find_prepared(pattern: str | None, root: str) -> Path | None:
-    """The prepared folder that data.clicks.train (or valid, test) names; None: it names files."""
-    folder = Path(root, pattern) if pattern is not None else None
-    return folder if folder is not None and (folder / MANIFEST).is_file() else None
-
-
 def open_log(folder: Path) -> tuple[Samples, Layout, list[list[Any]]]:
     """The mapped samples of a prepared folder, their layout, and what tells its files."""
     try:

@@ -12,16 +12,15 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from typing import Any
 
 import numpy as np
 
 from shoal.config.errors import did_you_mean
 from shoal.data.clicks.lines import SHOWN, BadLine, Parser
 from shoal.data.clicks.samples import Layout, Samples
-from shoal.world.core import load_core
+from shoal.kernels.core import has_core
+from shoal.kernels.slots import parse_slots, slot_keys
 
-_core = load_core()
 LABEL, DENSE = "click", "dense_feature"
 NUM_SLOTS, NUM_DENSE = 26, 13  # of the Criteo data in this format
 INTEGER = re.compile(rb"-?[0-9]+")
@@ -30,7 +29,7 @@ NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 def parser(layout: Layout) -> Parser:
     """What turns lines into samples; the native core where it is there."""
-    return NativeParser(layout) if hasattr(_core, "parse_slots") else PlainParser(layout)
+    return NativeParser(layout) if has_core() else PlainParser(layout)
 
 
 class PlainParser:
@@ -64,10 +63,7 @@ class NativeParser:
 
     def __init__(self, layout: Layout):
         self.layout = layout
-        counts = Counter(layout.dense)
-        self.keys: Any = _core.SlotKeys(
-            list(layout.slots), list(counts), list(counts.values()), layout.label, layout.others
-        )
+        self.keys = slot_keys(layout.slots, layout.dense, layout.label, layout.others)
 
     def __call__(self, data: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Samples:
         layout, n, slots = self.layout, len(starts), len(self.layout.slots)
@@ -76,11 +72,12 @@ class NativeParser:
         dense = np.empty((n, len(layout.dense)), np.float32)
         ids: np.ndarray = np.empty((n, slots), np.int64)
         lengths: np.ndarray | None = None
-        fault, repeated, used = self._parse(data, starts, stops, labels, dense, ids, lengths)
+        given = self.keys, data, starts, stops, labels, dense
+        fault, repeated, used = parse_slots(*given, ids, lengths)
         if repeated:
             colons = int(np.count_nonzero(data[starts[0] : stops[-1]] == ord(":")))
             ids, lengths = np.empty(colons + n * slots, np.int64), np.empty(n * slots, np.int64)
-            fault, _, used = self._parse(data, starts, stops, labels, dense, ids, lengths)
+            fault, _, used = parse_slots(*given, ids, lengths)
         if fault >= 0:
             try:
                 parse_line(data[starts[fault] : stops[fault]].tobytes(), layout)
@@ -91,23 +88,6 @@ class NativeParser:
             return Samples(slots, labels, dense, layout.fold(ids.reshape(-1)).reshape(n, slots))
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         return Samples(slots, labels, dense, layout.fold(ids[:used].copy()), offsets)
-
-    def _parse(
-        self,
-        data: np.ndarray,
-        starts: np.ndarray,
-        stops: np.ndarray,
-        labels: np.ndarray,
-        dense: np.ndarray,
-        ids: np.ndarray,
-        lengths: np.ndarray | None,
-    ) -> tuple[int, bool, int]:
-        text, *lines = (array.ctypes.data for array in (data, starts, stops))
-        made = (array.ctypes.data for array in (labels, dense, ids))
-        more = 0 if lengths is None else lengths.ctypes.data
-        return _core.parse_slots(
-            self.keys, text, data.nbytes, *lines, len(starts), *made, ids.size, more
-        )
 
 
 def parse_line(line: bytes, layout: Layout) -> tuple[float, list[float], list[list[int]]]:

@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from shoal.config.schema import DataSection
+from shoal.config.schema import PREPARED, DataSection
 from shoal.config.yaml_io import inline
 from shoal.data.dataset import Column, Columns, Dataset, Phase, Ragged
+from shoal.data.pairs import counts_of
 from shoal.data.prepared import sides, views
 from shoal.data.prepared.files import (
     DamagedFolder,
@@ -38,7 +39,7 @@ from shoal.data.split import PHASES
 logger = logging.getLogger(__name__)
 
 VERSION = 1
-MANIFEST = "manifest.json"
+MANIFEST = PREPARED
 VIEW_MEMORY = 1 << 31  # bytes that making a view may take when a run makes it
 # What preparation decides: a run has it as the folder was made, or refuses to start.
 DECIDED = ("fields", "filter", "threshold", "load", "unload")
@@ -72,10 +73,16 @@ class Prepared(Dataset):
 
 def find(config: DataSection) -> Path | None:
     """The prepared folder that a config names: data.path/data.name, or data.path itself."""
-    for folder in (Path(config.path) / config.name, Path(config.path)):
+    for folder in (config.folder, Path(config.path)):
         if (folder / MANIFEST).is_file():
             return folder
     return None
+
+
+def find_log(pattern: str | None, root: str) -> Path | None:
+    """The prepared folder that data.clicks.train (or valid, test) names; None: it names files."""
+    folder = Path(root, pattern) if pattern is not None else None
+    return folder if folder is not None and (folder / MANIFEST).is_file() else None
 
 
 def open_prepared(config: DataSection, seed: int) -> Prepared:
@@ -83,8 +90,8 @@ def open_prepared(config: DataSection, seed: int) -> Prepared:
     folder = find(config)
     if folder is None:
         raise ValueError(
-            f"no prepared folder: neither {Path(config.path) / config.name} nor {config.path} has "
-            f"a {MANIFEST}; make one with `shoal prepare INPUT... --to DIR` and set data.path=DIR"
+            f"no prepared folder: neither {config.folder} nor {config.path} has a "
+            f"{MANIFEST}; make one with `shoal prepare INPUT... --to DIR` and set data.path=DIR"
         )
     try:
         manifest = read_document(folder / MANIFEST, VERSION)
@@ -171,6 +178,14 @@ def map_columns(folder: Path, manifest: dict[str, Any]) -> Columns:
     return {name: sides.map_column(folder, column) for name, column in manifest["columns"].items()}
 
 
+def _left_out(manifest: dict[str, Any]) -> dict[str, int]:
+    """Config key -> rows that it left out when the folder was made."""
+    found = counts_of(
+        {"data.bad_rows": manifest.get("bad_rows", 0), **manifest.get("left_out", {})}
+    )
+    return {key: count for key, count in found.items() if count}
+
+
 def for_view(manifest: dict[str, Any], columns: Columns, order: str) -> dict:
     """The columns that a view is made of."""
     fields = manifest["options"]["fields"]
@@ -190,8 +205,8 @@ def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int
     place = folder / "views" / key
     rows = len(columns[fields["user"]])
     sizes = len(vocab[fields["user"]]), len(vocab[fields["item"]])
-    arrays = views.open_view(place, rows, sizes)
-    if arrays is None:
+    view = views.open_view(place, rows, sizes)
+    if view is None:
         logger.info("%s is split for the first time as data.split says; it is kept", folder)
         chosen = for_view(manifest, columns, config.split.order)
         try:
@@ -202,9 +217,10 @@ def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int
                 "is kept there; make room, or let `shoal prepare` make it: give it the same "
                 "data.split and run.seed"
             ) from error
-        arrays = views.open_view(place, rows, sizes)
-        if arrays is None:
+        view = views.open_view(place, rows, sizes)
+        if view is None:
             raise DamagedFolder(f"{place} is not what was written there")
+    arrays = view.arrays
     tables = manifest.get("sides", {})
     fills = number_defaults(config)
     types = {name: column["type"] for name, column in manifest["columns"].items()}
@@ -225,9 +241,11 @@ def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int
             suffix: {name: one.get("missing", 0) for name, one in entry["columns"].items()}
             for suffix, entry in {"inter": manifest, **tables}.items()
         },
+        left_out=_left_out(manifest),
+        pairs=view.pairs,
         vocab=vocab,
         splits={phase: arrays[f"rows-{phase}"] for phase in PHASES},
-        digests={"interactions": manifest["interactions"], "splits": views.splits_digest(place)},
+        digests={"interactions": manifest["interactions"], "splits": view.splits},
         ids={name: one for name, one in arrays.items() if not name.startswith("history")},
         histories={n: (arrays[f"history-{n}"], arrays[f"offsets-{n}"]) for n in (1, 2, 3)},
     )

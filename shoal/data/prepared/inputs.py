@@ -13,20 +13,20 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
 from shoal.data.dataset import FieldType
-from shoal.data.packed import is_packed, open_text, plain_name
+from shoal.data.packed import LONGEST_LINE, is_packed, open_text, plain_name
 from shoal.data.parquet_counts import check_counts
 from shoal.data.prepared.engine import Engine
 from shoal.data.raw import RawColumn, choose_columns
 from shoal.data.sources.atomic import read_header
 from shoal.data.sources.delimited import Layout, ParsedColumn, join, parse
-from shoal.data.sources.tables import declared_types, guess_type
+from shoal.data.sources.typed import declared_types, guess_type
 from shoal.world.durable import open_regular
 
 if TYPE_CHECKING:
@@ -67,20 +67,30 @@ class Input:
             return
         size = max(1 << 16, min(TEXT_BYTES, memory // 32))
         with open_text(self.path) as source:
-            start = len(source.readline()) if self.header else 0
+            start = len(self._line(source)) if self.header else 0
             if is_packed(self.path):  # where a part of it begins is known to who reads it all
                 while body := source.read(size):
-                    body += source.readline()
+                    body += self._line(source)
                     yield Part(self, start, start + len(body), len(body), body)
                     start += len(body)
                 return
             end = self.path.stat().st_size
             while start < end:
                 source.seek(min(start + size, end))
-                source.readline()
+                self._line(source)
                 stop = source.tell()
                 yield Part(self, start, stop, stop - start)
                 start = stop
+
+    def _line(self, source: BinaryIO) -> bytes:
+        """The rest of a line; one without an end would fill memory."""
+        line = source.readline(LONGEST_LINE + 1)
+        if len(line) > LONGEST_LINE:
+            raise ValueError(
+                f"{self.path}: a line has more than {LONGEST_LINE} bytes; is it text with a row on "
+                "every line?"
+            )
+        return line
 
     def parse_text(self, part: Part, line: int) -> Piece:
         """The rows of lines; `line` is the number of the first."""
@@ -371,7 +381,7 @@ def _sample(path: Path, names: list[str], separator: str) -> pl.DataFrame:
     import polars as pl
 
     with open_text(path) as source:
-        source.readline()
+        source.readline(LONGEST_LINE)
         lines = source.read(SAMPLE_BYTES).decode(errors="replace").splitlines()
     cells = [line.split(separator) for line in lines[: -1 if len(lines) > 1 else None]]
     rows = [row for row in cells if len(row) == len(names)]

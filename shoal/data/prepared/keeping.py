@@ -13,7 +13,7 @@ import numpy as np
 from shoal.config.errors import did_you_mean
 from shoal.config.intervals import parse_intervals
 from shoal.config.schema import DataSection
-from shoal.data.filters import holds_everything, within
+from shoal.data.filters import LeftOut, holds_everything, within
 from shoal.data.prepared.partition import by_user, chunks, count_ids
 
 logger = logging.getLogger(__name__)
@@ -38,29 +38,35 @@ def kept_rows(
     scratch: Path,
     of_sides: set[str],
     has_row: dict[str, np.ndarray],
-) -> np.ndarray | None:
-    """Which rows the filters keep, bool [rows]; None: all. sizes: codes of users and items.
+) -> tuple[np.ndarray | None, dict[str, int]]:
+    """Which rows the filters keep, bool [rows], None: all; and how many each leaves out.
+
+    sizes: codes of users and items.
 
     of_sides: columns of side tables, which were filtered by themselves; has_row: field -> which
     codes a side table has.
     """
     rows, fields = len(columns[config.fields.user]), config.fields
     keep = np.ones(rows, dtype=bool)
+    left_out = LeftOut(rows, {})
     if config.filter.duplicates is not None:
         _once(keep, columns, sizes, config, memory, scratch)
+        left_out.count("data.filter.duplicates", np.count_nonzero(keep))
     for name, text in config.filter.values.items():
         if name in of_sides and name not in columns:
             continue
         _by_value(keep, columns, name, text, (fields.user, fields.item))
+        left_out.count(f"data.filter.values.{name}", np.count_nonzero(keep))
     for name, found in has_row.items() if config.filter.by_user_or_item else ():
         for part in chunks(rows):
             keep[part] &= found[columns[name][part]]
         _check(keep, "data.filter.by_user_or_item", f"no {name} is in both files")
-    _by_count(keep, columns, sizes, config)
-    if keep.all():
-        return None
-    logger.info("filters keep %d of %d interactions", np.count_nonzero(keep), rows)
-    return keep
+        left_out.count("data.filter.by_user_or_item", np.count_nonzero(keep))
+    _by_count(keep, columns, sizes, config, left_out)
+    if left_out.rows == rows:
+        return None, {}
+    logger.info("filters keep %d of %d interactions", left_out.rows, rows)
+    return keep, left_out.by_key
 
 
 def _check(keep: np.ndarray, option: str, why: str) -> None:
@@ -109,7 +115,11 @@ def _by_value(
 
 
 def _by_count(
-    keep: np.ndarray, columns: dict[str, np.ndarray], sizes: dict[str, int], config: DataSection
+    keep: np.ndarray,
+    columns: dict[str, np.ndarray],
+    sizes: dict[str, int],
+    config: DataSection,
+    left_out: LeftOut,
 ) -> None:
     """Drop users and items with too few or too many interactions until all that are left fit."""
     section = config.filter
@@ -121,15 +131,14 @@ def _by_count(
     changed = bool(active)
     while changed:
         fits = [
-            (columns[name], within(count_ids(columns[name], sizes[name], keep), intervals))
-            for _, name, intervals in active
+            (side, columns[name], within(count_ids(columns[name], sizes[name], keep), intervals))
+            for side, name, intervals in active
         ]
-        changed = False
-        for part in chunks(len(keep)):
-            stay = keep[part].copy()
-            for column, fit in fits:
-                stay &= fit[column[part]]
-            changed |= not np.array_equal(stay, keep[part])
-            keep[part] = stay
+        before = left_out.rows
+        for side, column, fit in fits:
+            for part in chunks(len(keep)):
+                keep[part] &= fit[column[part]]
+            left_out.count(f"data.filter.{side}_inter_num", np.count_nonzero(keep))
+        changed = left_out.rows < before
         option = " and ".join(f"data.filter.{side}_inter_num" for side, _, _ in active)
         _check(keep, option, "no users and items with so many interactions of each other remain")

@@ -101,7 +101,8 @@ class Interactions:
     ) -> Manifest:
         """Append the rows of files to the columns in `folder`; the manifest that will name them."""
         config, (files, found) = job.config, sort_out(paths, job.config)
-        manifest = {"columns": {}, "words": {}, "sides": {}, "bad_rows": 0, **manifest}
+        empty: Manifest = {"columns": {}, "words": {}, "sides": {}, "bad_rows": 0, "left_out": {}}
+        manifest = {**empty, **manifest}
         scratch = work / "scratch"
         scratch.mkdir()
         inputs = [open_input(path, config, _types(manifest)) for path in files]
@@ -115,7 +116,7 @@ class Interactions:
         sizes = {name: len(index) for name, index in words.items()}
         of_sides = {name for table in tables.values() for name in table.types}
         of_sides |= {name for entry in manifest["sides"].values() for name in entry["columns"]}
-        keep = kept_rows(flat, sizes, config, job.memory, scratch, of_sides, rows_of)
+        keep, left_out = kept_rows(flat, sizes, config, job.memory, scratch, of_sides, rows_of)
         numbers, ids = {}, {}
         for name, index in words.items():
             numbers[name], ids[name] = number_codes(raw[name], keep, held[name], index)
@@ -150,6 +151,7 @@ class Interactions:
             "words": new_words,
             "sides": sides,
             "bad_rows": manifest["bad_rows"] + skipped,
+            "left_out": dict(Counter(manifest["left_out"]) + Counter(left_out)),
         }
         made["interactions"] = _digest(folder, made)
         return made

@@ -20,14 +20,15 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from shoal.config.schema import SplitSection
+from shoal.data.pairs import Pairs, count_pairs
 from shoal.data.prepared.engine import Engine, Here
 from shoal.data.prepared.files import (
     Appender,
@@ -62,18 +63,26 @@ def view_key(digest: str, split: SplitSection, seed: int) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def open_view(folder: Path, rows: int, sizes: tuple[int, int]) -> dict[str, np.ndarray] | None:
-    """The arrays of a view, mapped; None where there is none, or none that is whole.
+class View(NamedTuple):
+    """The mapped arrays of a view, the digest of its splits, and what is in several of them."""
+
+    arrays: dict[str, np.ndarray]
+    splits: str
+    pairs: Pairs
+
+
+def open_view(folder: Path, rows: int, sizes: tuple[int, int]) -> View | None:
+    """A view; None where there is none, or none that is whole.
 
     rows, sizes: numbers of rows, and of user ids and item ids.
     """
     with suppress(ValueError, LookupError, TypeError, AttributeError):
-        entries = read_document(folder / DOCUMENT, VERSION)["arrays"]
-        stored = {name: Stored.of(entry) for name, entry in entries.items()}
+        body = read_document(folder / DOCUMENT, VERSION)
+        stored = {name: Stored.of(entry) for name, entry in body["arrays"].items()}
         compared = check_arrays(folder, list(stored.values()))
         arrays = {name: map_array(folder, one) for name, one in stored.items()}
         if _belongs(arrays, rows, sizes, compared):
-            return arrays
+            return View(arrays, str(body["splits"]), Pairs.of(body["pairs"]))
     return None
 
 
@@ -102,11 +111,6 @@ def _belongs(arrays: dict[str, np.ndarray], rows: int, sizes: tuple[int, int], w
         for phase in PHASES
         for name in ("user", "item")
     )
-
-
-def splits_digest(folder: Path) -> str:
-    """The digest of the splits of a view."""
-    return str(read_document(folder / DOCUMENT, VERSION)["splits"])
 
 
 def make_view(
@@ -170,12 +174,14 @@ def _write(
         else _Range(span, {**part, "phase": phases[part["row"]]}, counts[span], user)
         for span, part in by_user(columns, user, counts, memory // engine.width, work)
     )
+    pairs = Pairs()
     for given, done in engine.map(partial(_in_order, num_items=num_items), ranges):
         span = given.span
         phases[done.row] = done.phase
         for history, length, some, counted in zip(histories, lengths, done.items, done.lengths):
             history.write(some)
             length[span] = counted
+        pairs += done.counts
         seen.write(done.pairs)
         seen_counts += np.bincount(done.pairs // num_items, minlength=num_users)
     arrays = {}
@@ -200,6 +206,7 @@ def _write(
     return {
         "arrays": {name: stored.entry() for name, stored in arrays.items()},
         "splits": digest.hexdigest(),
+        "pairs": asdict(pairs),
     }
 
 
@@ -223,6 +230,7 @@ class _Ordered:
     items: list[np.ndarray]  # of the first 1, 2 and 3 phases
     lengths: list[np.ndarray]  # how many of each user
     pairs: np.ndarray
+    counts: Pairs
 
 
 def _in_order(given: _Range, num_items: int) -> _Ordered:
@@ -240,6 +248,7 @@ def _in_order(given: _Range, num_items: int) -> _Ordered:
         [item[some] for some in taken],
         [np.bincount(owner[some] - span.start, minlength=users) for some in taken],
         distinct(pairs),
+        count_pairs(owner, item, phase, num_items),
     )
 
 

@@ -19,24 +19,23 @@ from shoal.data.raw import Raw, RawTable, choose_columns
 from shoal.data.sources.delimited import Layout, join, parse, read_bytes
 
 _TYPES = list(get_args(FieldType))
+PARTS_OF = {
+    2: (0, 2),
+    3: (0, 1, 2),
+}  # phases of pre-split files, by their number: of two, none is valid
 
 
 def files(config: DataSection) -> dict[str, list[Path]]:
-    """suffix -> the files to read: one each, three for the interactions of pre-split data."""
-    folder = Path(config.path) / config.name
+    """suffix -> the files to read: one each, one a part for the interactions of pre-split data."""
+    folder, name = config.folder, config.stem
     wanted = ["inter", *(config.load or {}), *(config.unload or {}), *config.extra_suffixes]
     found = {}
     for suffix in dict.fromkeys(wanted):
         if suffix != "inter" and (config.load or {}).get(suffix) == []:
             continue
-        stems = [config.name]
+        stems = [name]
         if suffix == "inter" and config.presplit is not None:
-            if len(config.presplit) != 3:
-                raise ValueError(
-                    f"data.presplit: {config.presplit} names {len(config.presplit)} parts; "
-                    "name three, for train, valid and test"
-                )
-            stems = [f"{config.name}.{part}" for part in config.presplit]
+            stems = [f"{name}.{part}" for part in config.presplit]
         found[suffix] = [packed_or_not(folder / f"{stem}.{suffix}") for stem in stems]
         for path in found[suffix]:
             if not path.exists():
@@ -56,7 +55,7 @@ def read(config: DataSection) -> Raw:
     for suffix, paths in files(config).items():
         tables[suffix], rows = read_table(config, suffix, paths)
         if suffix == "inter" and config.presplit is not None:
-            parts = np.repeat(np.arange(3), rows)
+            parts = np.repeat(PARTS_OF[len(rows)], rows)
     return Raw(tables.pop("inter"), tables, parts)
 
 

@@ -58,8 +58,8 @@ def _fetch(url: str, key: str) -> list[Path]:
         from fsspec.core import url_to_fs
     except ImportError as error:
         raise ValueError(
-            f"{key}: {url} is remote: pip install '.[remote]' in the clone reads it with fsspec "
-            "(and what its scheme needs, such as s3fs)"
+            f"{key}: {url} is remote: `make extras EXTRAS=remote` in the clone installs fsspec, "
+            "which reads it (and its scheme may need more, such as s3fs)"
         ) from error
     try:
         system, path = url_to_fs(url)

@@ -53,24 +53,30 @@ def _converted(frame: Any, pl: Any) -> pl.DataFrame | None:
     if isinstance(frame, Iterable) and not isinstance(frame, str | bytes):
         rows = list(frame)
         if rows and all(isinstance(row, Mapping) for row in rows):
-            return pl.DataFrame(rows, infer_schema_length=None)
+            plain = [{str(name): _plain(value) for name, value in row.items()} for row in rows]
+            return pl.DataFrame(plain, infer_schema_length=None)
     return None
 
 
 def _series(name: str, column: Any, pl: Any) -> pl.Series:
-    """A column of pandas, numpy or plain Python."""
+    """A column of pandas, numpy, Arrow, Polars or plain Python."""
+    arrow = hasattr(column, "__arrow_c_array__") or hasattr(column, "__arrow_c_stream__")
+    if arrow and not hasattr(column, "iloc"):  # pandas has NaN for nothing, see below
+        return pl.Series(name, column)
     values = column.to_numpy() if hasattr(column, "to_numpy") else np.asarray(column)
+    if values.dtype.kind == "M":
+        values = values.astype("datetime64[us]")  # of any resolution
     if values.dtype.kind in "iufbM":
         return pl.Series(name, values)
     # Objects: text, lists, or numbers with gaps, where NaN stands for nothing.
-    plain = values.tolist()
-    plain = [None if _is_missing(one) else one for one in plain]
-    plain = [one.tolist() if isinstance(one, np.ndarray) else one for one in plain]
-    return pl.Series(name, plain, strict=True)
+    return pl.Series(name, [_plain(one) for one in values.tolist()], strict=True)
 
 
-def _is_missing(value: Any) -> bool:
-    """NaN, and what pandas has for it."""
-    if isinstance(value, float):
-        return value != value
-    return type(value).__name__ in ("NAType", "NaTType")
+def _plain(value: Any) -> Any:
+    """A value of Python's own types; None for NaN and what pandas and numpy have for it."""
+    if isinstance(value, np.datetime64):
+        return value.astype("datetime64[us]").item()  # None of NaT
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    missing = isinstance(value, float) and value != value
+    return None if missing or type(value).__name__ in ("NAType", "NaTType") else value

@@ -25,13 +25,12 @@ _CSV_HEADER = ["userId", "movieId", "rating", "timestamp"]
 
 def locate(config: DataSection) -> Path | None:
     """The ratings file or the archive that holds it; None where there is neither."""
-    root = Path(config.path)
-    folder = root / config.name
-    for place in (folder, folder / config.name, root):
+    folder, stem = config.folder, config.stem
+    for place in (folder, folder / stem, Path(config.path)):
         for name in SEPARATORS:
             if (file := packed_or_not(place / name)).is_file():
                 return file
-    for archive in (root / f"{config.name}.zip", folder / f"{config.name}.zip"):
+    for archive in (folder.with_name(f"{stem}.zip"), folder / f"{stem}.zip"):
         if archive.is_file():
             return archive
     return None
@@ -41,10 +40,10 @@ def find(config: DataSection) -> Path:
     """As locate, but an error where there is nothing."""
     found = locate(config)
     if found is None:
-        folder = Path(config.path) / config.name
         raise ValueError(
-            f"no MovieLens ratings for {config.name!r}: looked for {', '.join(SEPARATORS)} in "
-            f"{folder} and for {folder}.zip; fetch them with `shoal data fetch {config.name}`"
+            f"no MovieLens ratings for {config.stem!r}: looked for {', '.join(SEPARATORS)} in "
+            f"{config.folder} and for {config.folder}.zip; fetch them with `shoal data fetch "
+            f"{config.stem}`"
         )
     return found
 

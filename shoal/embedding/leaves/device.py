@@ -13,14 +13,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shoal.embedding.leaves.init import initial_rows
 from shoal.embedding.leaves.leaf import Leaf
-from shoal.embedding.optim.dense import dense_step
+from shoal.embedding.optim.dense import adam_step
 from shoal.embedding.optim.rows import RowOptimizer, update_rows
 from shoal.embedding.store import Every, Ids, Rows
 from shoal.embedding.table import Table
+from shoal.kernels.tables import row_kernels
 
 
 class Device(Leaf):
@@ -45,7 +46,6 @@ class Device(Leaf):
         self.state = self.begun_state(table.rows, self.device)
         self.fused = fused  # whether rows may learn where nobody sees their gradients
         self.spare = torch.empty(0)  # memory that a softmax over the rows left for the next one
-        self._fused: torch.optim.Optimizer | None = None
         self.kernels = find_kernels(optimizer, self.device) if fused else None
         if self.kernels is not None:  # they read step size, eps and learning rate where they run
             self.numbers = torch.zeros(3, device=self.device)
@@ -145,33 +145,29 @@ class Device(Leaf):
         if padding is not None:
             grads[padding] = 0.0
         if chosen.name in ("adam", "adamw") and chosen.clip is None:
-            self._fused_step(grads, lr)
+            self._adam_step(grads, lr)
         else:
             update_rows(chosen, self.values, self.state, grads, lr, self._step)
         if padding is not None:
             self.values[padding] = 0.0  # ftrl and decay leave it alone, rounding must as well
 
-    def _fused_step(self, grads: Tensor, lr: float) -> None:
-        """Adam in one pass over values and state: the native core's on a CPU, or torch's."""
-        chosen = self.optimizer
-        if self._fused is None:
-            kind = torch.optim.AdamW if chosen.name == "adamw" else torch.optim.Adam
-            self._parameter = nn.Parameter(self.values)
-            self._fused = kind(
-                [self._parameter],
-                betas=chosen.betas,
-                weight_decay=chosen.weight_decay,
-                fused=True,
-            )
-            self._steps = torch.zeros((), device=self.device)
-            self._fused.state[self._parameter] = {**self.state, "step": self._steps}
-        group = self._fused.param_groups[0]
-        group["eps"] = chosen.eps
+    def _adam_step(self, grads: Tensor, lr: float) -> None:
+        """Adam in one pass over values and state."""
+        chosen, eps = self.optimizer, self.optimizer.eps
         if chosen.sparse_eps:
-            group["eps"] = chosen.eps / math.sqrt(1.0 - chosen.betas[1] ** self._step)
-        self._steps.fill_(self._step - 1)
-        self._parameter.grad = grads
-        dense_step(self._fused, lr * chosen.lr_factor)
+            eps /= math.sqrt(1.0 - chosen.betas[1] ** self._step)
+        steps = torch.full((), self._step - 1.0, device=self.device)
+        state = {key: [part] for key, part in {**self.state, "step": steps}.items()}
+        adam_step(
+            [self.values],
+            [grads.contiguous()],
+            state,
+            lr * chosen.lr_factor,
+            chosen.weight_decay,
+            decoupled=chosen.name == "adamw",
+            betas=chosen.betas,
+            eps=eps,
+        )
 
     def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
         """Every row, in chunks of ascending id, in host memory."""
@@ -204,13 +200,7 @@ def find_kernels(optimizer: RowOptimizer, device: torch.device) -> Any | None:
     """The module of Triton kernels, where they can run and know this optimizer; else None."""
     if optimizer.name not in ("adam", "adamw") or optimizer.clip is not None:
         return None
-    try:
-        from shoal.embedding.leaves import triton_rows
-    except ImportError:  # torch without Triton
-        return None
-    if device.type == "cuda" or (device.type == "cpu" and triton_rows.takes_cpu()):
-        return triton_rows
-    return None
+    return row_kernels(device)
 
 
 def _is_recording(device: torch.device) -> bool:

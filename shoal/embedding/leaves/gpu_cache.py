@@ -23,16 +23,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shoal.embedding.leaves import gpu_lookup, gpu_segments, gpu_staging
-from shoal.embedding.leaves.gpu_lookup import Lookup
-from shoal.embedding.leaves.gpu_random import write_initial
-from shoal.embedding.leaves.gpu_segments import Segments
-from shoal.embedding.leaves.gpu_staging import SHORT, Slots
 from shoal.embedding.leaves.gpu_tables import GpuTables
 from shoal.embedding.leaves.traffic import Traffic
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
+from shoal.kernels.gpu import lookup as gpu_lookup
+from shoal.kernels.gpu import segments as gpu_segments
+from shoal.kernels.gpu import staging as gpu_staging
+from shoal.kernels.gpu.lookup import Lookup
+from shoal.kernels.gpu.random import write_initial
+from shoal.kernels.gpu.segments import Segments
+from shoal.kernels.gpu.staging import SHORT, Slots
 
 NO_PADDING = -1  # an id that no table has
 ALIGN = 4  # numbers, of a row in host memory
@@ -75,7 +77,8 @@ class CachedGpuTables(GpuTables):
         self.host = [parts[0], *self.host_state.values()]
         self.hot = [self.arena.values, *self.arena.state.values()]
         self._register(self.memory)
-        write_initial(parts[0], 0, table, 0, self.recipes)
+        assert table.rows is not None
+        write_initial(parts[0], 0, table.rows, table.dim, table.padding, 0, self.recipes)
         for key, part in self.host_state.items():
             part.fill_(begin[key])
         self.slots = Slots.make(table.rows, slots, self.device)

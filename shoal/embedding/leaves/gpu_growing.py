@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from shoal.embedding.leaves import gpu_index, gpu_segments, gpu_update
-from shoal.embedding.leaves.gpu_index import Index
-from shoal.embedding.leaves.gpu_lookup import Lookup, Pooling
-from shoal.embedding.leaves.gpu_segments import Segments
 from shoal.embedding.leaves.gpu_tables import GpuTables
-from shoal.embedding.leaves.gpu_update import Arena
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
+from shoal.kernels.gpu import index as gpu_index
+from shoal.kernels.gpu import segments as gpu_segments
+from shoal.kernels.gpu import update as gpu_update
+from shoal.kernels.gpu.index import Index
+from shoal.kernels.gpu.lookup import Lookup, Pooling
+from shoal.kernels.gpu.segments import Segments
+from shoal.kernels.gpu.update import Arena
 
 if TYPE_CHECKING:  # it reads configs, which kernels need not
     from shoal.embedding.leaves.admission import Admission, Pending, Shrink

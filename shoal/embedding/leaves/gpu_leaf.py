@@ -16,13 +16,13 @@ from torch import Tensor
 from shoal.embedding.leaves.admission import Admission, Pending, Shrink
 from shoal.embedding.leaves.gpu_cache import CachedGpuTables
 from shoal.embedding.leaves.gpu_growing import GrowingGpuTables
-from shoal.embedding.leaves.gpu_lookup import Lookup
-from shoal.embedding.leaves.gpu_segments import Segments
 from shoal.embedding.leaves.gpu_tables import GpuTables
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.store import Every, Ids, Rows
 from shoal.embedding.table import Table
+from shoal.kernels.gpu.lookup import Lookup
+from shoal.kernels.gpu.segments import Segments
 
 
 def make_gpu_leaves(

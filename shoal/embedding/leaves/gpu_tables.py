@@ -12,20 +12,24 @@ later. A step may be recorded in a CUDA graph; whoever replays it calls `begin` 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from shoal.embedding.leaves import gpu_lookup, gpu_optim, gpu_segments, gpu_update
-from shoal.embedding.leaves.gpu_lookup import Lookup, Pooling
-from shoal.embedding.leaves.gpu_random import Recipes, write_initial
-from shoal.embedding.leaves.gpu_segments import Segments
-from shoal.embedding.leaves.gpu_update import Arena
+from shoal.embedding.leaves.init import recipe
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Table
+from shoal.kernels.gpu import lookup as gpu_lookup
+from shoal.kernels.gpu import optim as gpu_optim
+from shoal.kernels.gpu import segments as gpu_segments
+from shoal.kernels.gpu import update as gpu_update
+from shoal.kernels.gpu.lookup import Lookup, Pooling
+from shoal.kernels.gpu.random import Recipes, write_initial
+from shoal.kernels.gpu.segments import Segments
+from shoal.kernels.gpu.update import Arena
 
 if TYPE_CHECKING:  # it reads configs, which kernels need not
     from shoal.embedding.leaves.admission import Admission
@@ -69,7 +73,11 @@ class GpuTables:
         self.tables, self.optimizer = list(tables), optimizer
         self.seed, self.device, self.half = seed, torch.device(device), tables[0].half
         self.dim, self.step = tables[0].dim, 0
-        self.recipes = Recipes.of(tables, seed, self.device)
+        self.recipes = Recipes.of(
+            [recipe(table, seed) for table in tables],
+            [None if t.numbering is None else astuple(t.numbering) for t in tables],
+            self.device,
+        )
         self.paddings = (
             torch.tensor([table.padding or 0 for table in tables], device=self.device),
             torch.tensor([int(table.padding is not None) for table in tables], device=self.device),
@@ -95,7 +103,9 @@ class GpuTables:
         self.first_rows = bases.tolist()
         self.key_type = torch.int32 if self.first_rows[-1] < 1 << 31 else torch.int64
         for number, (table, start) in enumerate(zip(self.tables, self.first_rows)):
-            write_initial(self.arena.values, start, table, number, self.recipes)
+            assert table.rows is not None
+            how = table.rows, table.dim, table.padding, number, self.recipes
+            write_initial(self.arena.values, start, *how)
 
     def _make_arena(self, rows: int, bases: Tensor) -> Arena:
         kind = torch.int16 if self.half else torch.float32

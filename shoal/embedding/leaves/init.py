@@ -9,29 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from shoal.embedding.table import Table
-
-# The finaliser of splitmix64 (public domain, Sebastiano Vigna): increment and two multipliers.
-INCREMENT = 0x9E3779B97F4A7C15
-MULTIPLIER_1 = 0xBF58476D1CE4E5B9
-MULTIPLIER_2 = 0x94D049BB133111EB
+from shoal.kernels.rules import INCREMENT, MULTIPLIER_1, MULTIPLIER_2, NORMAL_TERMS, Recipe
 
 CHUNK_VALUES = 1 << 16  # values hashed at a time: the temporaries then stay in the cache
-NORMAL_TERMS = 8  # 16-bit uniforms summed for one normal value: two words of four
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What an engine needs to make a table's initial values: the kind, the key and one factor."""
-
-    kind: str  # uniform, normal or constant
-    key: int  # 64 bits, unsigned
-    factor: float  # a float32 value: multiplies the integer (constant: is the value)
 
 
 def recipe(table: Table, seed: int) -> Recipe:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shoal.embedding.leaves.admission import Admission, Filter, Pending, Shrink
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.store import Every, Ids, Rows, Store
+from shoal.embedding.store import Every, Ids, Rows, Store, flat_ids
 from shoal.embedding.table import Table
 
 COUNTERS = {"show": torch.float32, "click": torch.float32, "last_step": torch.int64}
@@ -152,14 +152,8 @@ class Leaf(ABC):
         """Ids as the engines take them: [n] int64, contiguous, on their device."""
         if isinstance(ids, Every):
             return self._every
-        if ids.dtype != torch.int64:
-            raise ValueError(
-                f"table {self.table.name!r}: ids are {ids.dtype}; they must be torch.int64 "
-                "(ids.long())"
-            )
-        if ids.dim() == 1 and ids.device == self.device and ids.is_contiguous():
-            return ids  # the usual case, without four calls into torch
-        return ids.detach().to(self.device).reshape(-1).contiguous()
+        flat = flat_ids(self.table.name, ids)
+        return flat if flat.device == self.device else flat.to(self.device)
 
     def ids_inside(self, ids: Ids) -> Tensor:
         """The same; ids that a fixed table has no row for are refused."""

@@ -6,7 +6,6 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +22,8 @@ from shoal.embedding.leaves.reference import Reference
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.store import Ids
 from shoal.embedding.table import Table
+from shoal.kernels.core import has_core
+from shoal.kernels.machine import has_triton
 from shoal.world.neighbours import Shared
 
 BACKENDS = ("auto", "native", "reference", "device")
@@ -70,7 +71,7 @@ def make_local(
 
 def native_is_built() -> bool:
     """Whether the C++ core was built with this installation."""
-    return native._core is not None
+    return has_core()
 
 
 @cache
@@ -78,7 +79,7 @@ def _warn_once() -> None:
     warnings.warn(
         "shoal was built without its native core, so embedding rows are read and updated by torch: "
         "several times slower, and growing tables slower still. Install a C++ compiler and "
-        "reinstall shoal to have it.",
+        "run `make setup` in the clone to have it.",
         RuntimeWarning,
         stacklevel=3,
     )
@@ -90,14 +91,9 @@ def lives_on_gpu(table: Table, admission: Admission | None, device: torch.device
     Not those of an output layer, which its softmax updates in a pass of its own, nor those that a
     Bloom filter admits, which counts in host memory.
     """
-    if torch.device(device).type != "cuda" or table.whole or not _has_triton():
+    if torch.device(device).type != "cuda" or table.whole or not has_triton():
         return False
     return admission is None or not admission.bloom_counters
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
 
 
 def make_leaves(
@@ -202,7 +198,7 @@ def _make_tiered(
                 )
             below = Tiered(table, optimizer, seed, in_host[name], folder)
             made[name] = Tiered(table, optimizer, seed, number, None, device=device, below=below)
-        elif table.rows is not None and _has_triton():
+        elif table.rows is not None and has_triton():
             from shoal.embedding.leaves.gpu_cache import CachedGpuTables
             from shoal.embedding.leaves.gpu_leaf import GpuLeaf
 

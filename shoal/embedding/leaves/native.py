@@ -15,12 +15,12 @@ from shoal.embedding.leaves.leaf import COUNTERS, Leaf
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.store import Ids, Rows
 from shoal.embedding.table import Table
-from shoal.world.board import Board
-from shoal.world.core import load_core
+from shoal.kernels import tables
+from shoal.kernels.board import Board
+from shoal.kernels.core import has_core
+from shoal.kernels.tables import BLOOM_LAYOUT, CoreTable
 from shoal.world.neighbours import Shared
 
-_core = load_core()  # None: shoal.embedding.leaves.local falls back
-INIT_KINDS = ("uniform", "normal", "constant")
 BLOOM_PARTS = 32  # of equal size, kShards in csrc/table.h
 
 
@@ -42,46 +42,37 @@ class Native(Leaf):
         Each updates its part of the rows, so they must wait for each other before anyone reads.
         """
         super().__init__(table, optimizer, seed, admission)
-        if _core is None:
-            raise ValueError(
-                "the native core is not built: install a C++ compiler and reinstall shoal, or use "
-                'backend="reference"'
-            )
         if threads is not None and threads < 1:
             raise ValueError(f"table {table.name!r}: threads is {threads}; it must be 1 or more")
         self.threads, self.shared = threads, shared is not None
         self._pieces = list(optimizer.state_names())
         self._counters = [] if admission is None else list(COUNTERS)
         self._newest_mark = 0
-        made = recipe(table, seed)
         rule = admission or Admission()
-        self._core = _core.make_table(
+        self.core = CoreTable(
             table.dim,
-            -1 if table.rows is None else table.rows,
-            table.padding is not None,
-            table.padding or 0,
+            table.rows,
+            table.padding,
             table.half,
-            [] if table.numbering is None else list(astuple(table.numbering)),
-            INIT_KINDS.index(made.kind),
-            made.key,
-            made.factor,
-            _hyper(optimizer),
-            _state(optimizer),
-            admission is not None,
-            [rule.threshold, rule.show_coefficient, rule.click_coefficient],
+            () if table.numbering is None else astuple(table.numbering),
+            recipe(table, seed),
+            optimizer,
+            None
+            if admission is None
+            else (rule.threshold, rule.show_coefficient, rule.click_coefficient),
             rule.bloom_counters if rule.threshold > 0 else 0,
             _parts([self]),
-            *((-1, 0, 1) if shared is None else (shared.file, shared.rank, shared.ranks)),
+            None if shared is None else (shared.file, shared.rank, shared.ranks),
         )
 
     def __len__(self) -> int:
         """Rows held: all of a fixed table, those that learned of a growing one."""
-        return len(self._core)
+        return len(self.core)
 
     @property
     def memory(self) -> int:
         """Bytes that rows, their state and the index take."""
-        return self._core.bytes
+        return self.core.bytes
 
     def pull(self, ids: Ids) -> Tensor:
         """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
@@ -96,10 +87,8 @@ class Native(Leaf):
         cls, leaves: Sequence[Native], ids: Sequence[Ids], learn: bool = False
     ) -> list[Tensor]:
         flat = [leaf.flat_ids(part) for leaf, part in zip(leaves, ids, strict=True)]
-        counts = [part.numel() for part in flat]
-        out = [torch.empty(n, leaf.table.dim) for leaf, n in zip(leaves, counts)]
-        cores = [leaf._core for leaf in leaves]
-        wrong = _core.pull(cores, _addresses(flat), counts, _addresses(out), _parts(leaves))
+        out = [torch.empty(part.numel(), leaf.table.dim) for leaf, part in zip(leaves, flat)]
+        wrong = tables.pull([leaf.core for leaf in leaves], flat, out, _parts(leaves))
         _refuse(leaves, flat, wrong)
         return out
 
@@ -116,18 +105,9 @@ class Native(Leaf):
         """As Leaf.push_many; counts: of the ids of the only leaf."""
         flat = [leaf.flat_ids(part) for leaf, part in zip(leaves, ids, strict=True)]
         grads = [s.flat_grads(g, i.numel()) for s, i, g in zip(leaves, flat, grads, strict=True)]
-        columns = [None, None] if counts is None else [one.contiguous() for one in counts.unbind(1)]
-        wrong = _core.push(
-            [leaf._core for leaf in leaves],
-            _addresses(flat),
-            [part.numel() for part in flat],
-            _addresses(grads),
-            [len(part) for part in grads],
-            _addresses([columns[1]] * len(leaves)),
-            _addresses([columns[0]] * len(leaves)),
-            *_next_steps(leaves, lr),
-            _parts(leaves),
-        )
+        cores, steps = [leaf.core for leaf in leaves], _next_steps(leaves, lr)
+        shows, clicks = (None, None) if counts is None else map(Tensor.contiguous, counts.unbind(1))
+        wrong = tables.push(cores, flat, grads, steps, _parts(leaves), shows, clicks)
         _refuse(leaves, flat, wrong)
         for leaf in leaves:
             leaf._step += 1
@@ -146,49 +126,41 @@ class Native(Leaf):
         numbers[k]: of leaves[k] there. Each rank updates its part of the rows. scale: what the
         gradients are multiplied by.
         """
-        cores = [leaf._core for leaf in leaves]
-        steps = _next_steps(leaves, lr)
-        _core.push_board(board.core, numbers, cores, scale, *steps, _parts(leaves))
+        cores, steps = [leaf.core for leaf in leaves], _next_steps(leaves, lr)
+        tables.push_board(board, numbers, cores, scale, steps, _parts(leaves))
         for leaf in leaves:
             leaf._step += 1
 
     def mark(self) -> int:
         """A point in time that `export` can take up from."""
-        self._newest_mark = self._core.mark()
+        self._newest_mark = self.core.mark()
         return self._newest_mark
 
     def decay(self, factor: float) -> None:
         """Multiply all counters, of rows and of ids without one."""
         self.check_counted("decay")
-        self._core.decay(factor)
+        self.core.decay(factor)
 
     def shrink(self, rule: Shrink) -> int:
         """Drop rows; returns how many went."""
         self.check_shrink(rule)
-        return self._core.shrink(
-            rule.min_score,
-            rule.min_norm,
-            -1 if rule.max_age is None else rule.max_age,
-            -1 if rule.capacity is None else rule.capacity,
-            rule.order == "lru",
-            self._step,
-        )
+        bounds = rule.min_score, rule.min_norm, rule.max_age, rule.capacity
+        return self.core.shrink(*bounds, rule.order == "lru", self._step)
 
     def export_pending(self, chunk_rows: int = 1 << 20) -> Iterator[Pending]:
         """Counters of the ids without a row, in chunks of ascending id."""
-        for ids in _ids(self._core.pending_ids()).split(chunk_rows):
+        for ids in self.core.pending_ids().split(chunk_rows):
             parts = [torch.empty(len(ids), dtype=dtype) for dtype in COUNTERS.values()]
             if len(ids):
                 ids = ids.clone()
-                self._core.read_pending(ids.data_ptr(), len(ids), _addresses(parts))
+                self.core.read_pending(ids, parts)
                 yield Pending(ids, *parts)
 
     def restore_pending(self, pending: Pending) -> None:
         """Take over counters of ids without a row; a Bloom filter counts on from them."""
         self.check_pending(pending)
-        ids = pending.ids.contiguous()
         parts = [getattr(pending, key).contiguous() for key in COUNTERS]
-        self._core.write_pending(ids.data_ptr(), len(ids), _addresses(parts))
+        self.core.write_pending(pending.ids.contiguous(), parts)
 
     @property
     def filter_facts(self) -> tuple[int, int]:
@@ -201,24 +173,23 @@ class Native(Leaf):
         share = ALONE if self.admission is None else self.admission.share
         for start in range(0, size, chunk_bytes):
             counters = torch.empty(min(chunk_bytes, size - start), dtype=torch.uint8)
-            self._core.read_bloom(start, len(counters), counters.data_ptr())
+            self.core.read_bloom(start, counters)
             yield Filter(counters, start, size, layout, share)
 
     def restore_filter(self, part: Filter) -> None:
         """Take over a part of a Bloom filter; one that does not fit changes nothing."""
         super().restore_filter(part)
-        counters = part.counters.contiguous()
-        self._core.write_bloom(part.start, len(counters), counters.data_ptr())
+        self.core.write_bloom(part.start, part.counters.contiguous())
 
     def export(self, chunk_rows: int = 1 << 20, since: int | None = None) -> Iterator[Rows]:
         """Every row held, or those changed after a mark, in chunks of ascending id."""
         if since is not None:
-            self.check_mark(since, self._core.oldest_mark, self._newest_mark)
-            ids = _ids(self._core.changed_ids(since))
+            self.check_mark(since, self.core.oldest_mark, self._newest_mark)
+            ids = self.core.changed_ids(since)
         elif self.table.rows is not None:
             ids = torch.arange(self.table.rows)
         else:
-            ids = _ids(self._core.sorted_ids())
+            ids = self.core.sorted_ids()
         for start in range(0, len(ids), chunk_rows):
             yield self._read(ids[start : start + chunk_rows].clone())
 
@@ -228,34 +199,26 @@ class Native(Leaf):
         ids, values = rows.ids.contiguous(), rows.values.contiguous()
         state = [rows.state[key].contiguous() for key in self._pieces]
         counters = [rows.state[key].contiguous() for key in self._counters]
-        self._core.write(
-            ids.data_ptr(), len(ids), values.data_ptr(), _addresses(state), _addresses(counters)
-        )
+        self.core.write(ids, values, state, counters)
 
     def _assign(self, ids: Tensor, values: Tensor) -> None:
-        none = [0] * len(self._pieces)
-        self._core.write(ids.data_ptr(), len(ids), values.data_ptr(), none, [])
+        self.core.write(ids, values, [None] * len(self._pieces), [])
 
     def _read(self, ids: Tensor) -> Rows:
         values = torch.empty(len(ids), self.table.dim)
         shapes = self.state_shapes(len(ids))
         state = {key: torch.empty(shape, dtype=dtype) for key, (shape, dtype) in shapes.items()}
-        self._core.read(
-            ids.data_ptr(),
-            len(ids),
-            values.data_ptr(),
-            _addresses([state[key] for key in self._pieces]),
-            _addresses([state[key] for key in self._counters]),
-        )
+        pieces, counters = ([state[key] for key in keys] for keys in (self._pieces, self._counters))
+        self.core.read(ids, values, pieces, counters)
         return Rows(ids, values, state)
 
 
 def filter_facts_of(admission: Admission | None) -> tuple[int, int]:
     """Bytes and layout of the Bloom filter of a table that counts so; (0, 0): it has none."""
-    if _core is None or admission is None or admission.threshold <= 0:
+    if not has_core() or admission is None or admission.threshold <= 0:
         return 0, 0
     size = -(-admission.bloom_counters // BLOOM_PARTS) * BLOOM_PARTS
-    return size, _core.BLOOM_LAYOUT if size else 0
+    return size, BLOOM_LAYOUT if size else 0
 
 
 def row_reader(stores: Sequence[object], limits: Sequence[int | None]) -> Any:
@@ -265,19 +228,14 @@ def row_reader(stores: Sequence[object], limits: Sequence[int | None]) -> Any:
     a request is; `answer(request, kind)` has the answer, or None when it must be read in Python.
     """
     native = [store for store in stores if isinstance(store, Native)]
-    if _core is None or len(native) < len(stores):
+    if not has_core() or len(native) < len(stores):
         return None
-    bounds = [-1 if limit is None else limit for limit in limits]
-    return _core.RowReader([store._core for store in native], bounds, _parts(native))
+    return tables.row_reader([store.core for store in native], limits, _parts(native))
 
 
-def _next_steps(leaves: Sequence[Native], lr: float) -> tuple[list[Any], list[int]]:
+def _next_steps(leaves: Sequence[Native], lr: float) -> list[tuple[Any, int]]:
     """The numbers of each leaf's next step, and which one that is."""
-    numbers = []
-    for leaf in leaves:
-        now = leaf.optimizer.numbers(lr, leaf._step + 1)
-        numbers.append(_core.StepNumbers(size=now.size, eps=now.eps, lr=now.lr, keep=now.keep))
-    return numbers, [leaf._step + 1 for leaf in leaves]
+    return [(leaf.optimizer.numbers(lr, leaf._step + 1), leaf._step + 1) for leaf in leaves]
 
 
 def _parts(leaves: Sequence[Native]) -> int:
@@ -285,36 +243,8 @@ def _parts(leaves: Sequence[Native]) -> int:
     return max((leaf.threads or torch.get_num_threads() for leaf in leaves), default=1)
 
 
-def _addresses(tensors: Sequence[Tensor | None]) -> list[int]:
-    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-
-
-def _ids(raw: bytes) -> Tensor:
-    """Ids that the core lists: [n] int64."""
-    return torch.frombuffer(bytearray(raw), dtype=torch.int64) if raw else torch.empty(0).long()
-
-
 def _refuse(stores: Sequence[Native], ids: Sequence[Tensor], wrong: int) -> None:
     """Raise for the id that the core found outside a table (table << 40 | position)."""
     if wrong >= 0:
         which = wrong >> 40
         raise stores[which].table.outside(int(ids[which][wrong & ((1 << 40) - 1)]))
-
-
-def _hyper(optimizer: RowOptimizer) -> Any:
-    """Hyper-parameters as the core has them: a struct, of which it reads what the optimizer has."""
-    made = _core.Hyper(_core.OPTIMIZERS[optimizer.name])
-    made.weight_decay, made.clip = optimizer.weight_decay, optimizer.clip or 0.0
-    if optimizer.betas is not None:
-        made.rest1, made.rest2 = (1.0 - beta for beta in optimizer.betas)
-    if optimizer.alpha is not None:
-        made.rest_alpha = 1.0 - optimizer.alpha
-    for key in ("momentum", "l1", "l2", "beta"):
-        setattr(made, key, getattr(optimizer, key) or 0.0)
-    return made
-
-
-def _state(optimizer: RowOptimizer) -> list[tuple[bool, float]]:
-    """Of each piece of state: whether it has a float for every value, and what it begins with."""
-    begin = optimizer.initial_state()
-    return [(kind == "dim", begin[key]) for key, kind in optimizer.state_names().items()]

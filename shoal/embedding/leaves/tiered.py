@@ -23,7 +23,7 @@ from torch import Tensor
 
 from shoal.embedding.leaves.admission import Shrink
 from shoal.embedding.leaves.leaf import Leaf
-from shoal.embedding.leaves.native import Native, _ids
+from shoal.embedding.leaves.native import Native
 from shoal.embedding.leaves.row_below import RowsBelow
 from shoal.embedding.leaves.row_log import RowLog, distinct
 from shoal.embedding.leaves.traffic import Traffic
@@ -321,7 +321,7 @@ class Tiered(Leaf):
             for start in range(0, self.table.rows, chunk_rows):
                 yield self._peek(torch.arange(start, min(start + chunk_rows, self.table.rows)))
             return
-        known = _ids(self.index._core.sorted_ids())
+        known = self.index.core.sorted_ids()
         for ids in known.split(chunk_rows):
             if len(ids):
                 yield self._peek(ids.clone())

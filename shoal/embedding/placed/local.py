@@ -12,7 +12,14 @@ from shoal.config.row_rules import RowRules
 from shoal.embedding.leaves.admission import tend
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.leaves.local import pull_all, push_all
-from shoal.embedding.service import Gradients, Labels, Lookup, RowGradients, RowService
+from shoal.embedding.service import (
+    Gradients,
+    Labels,
+    Lookup,
+    RowGradients,
+    RowService,
+    flat_grads,
+)
 from shoal.embedding.store import Every, Ids
 
 
@@ -26,11 +33,7 @@ class Pulled:
 
     def gradients(self, counted: bool) -> RowGradients:
         """What backward left; where ids are counted, with how often each was shown and clicked."""
-        grads = self.rows.grad
-        assert grads is not None
-        if grads.dim() != 2:
-            grads = grads.view(-1, grads.shape[-1])
-        counts = None
+        grads, counts = flat_grads(self.rows), None
         if counted:
             shown = torch.ones(len(grads))
             clicks = torch.zeros_like(shown) if self.clicks is None else self.clicks
@@ -59,8 +62,8 @@ class LocalRows(RowService):
     def announce(self, batch: object, lookups: Sequence[Lookup]) -> None:
         ids: dict[str, list[Tensor]] = {}
         for one in lookups:
-            if not isinstance(one.ids, Every):
-                ids.setdefault(one.table, []).append(one.ids.reshape(-1))
+            if not isinstance(one.flat, Every):
+                ids.setdefault(one.table, []).append(one.flat)
         for name, parts in ids.items():
             self.leaves[name].announce(parts)
 
@@ -71,21 +74,20 @@ class LocalRows(RowService):
 
     def pull(self, lookups: Sequence[Lookup], learn: bool) -> list[Tensor]:
         leaves = [self.leaves[one.table] for one in lookups]
-        flat = [_flat(one.ids) for one in lookups]
         result = []
         if learn:
             self._ahead = self._once and self._pulls == 0
             self._pulls += 1
-        found = pull_all(leaves, flat, learn and self._ahead)
-        for lookup, ids, rows in zip(lookups, flat, found):
+        found = pull_all(leaves, [one.flat for one in lookups], learn and self._ahead)
+        for lookup, rows in zip(lookups, found):
             if rows.device != self.device:
                 rows = rows.to(self.device)
-            if ids is not lookup.ids:
+            if lookup.flat is not lookup.ids:
                 rows = rows.view(*lookup.ids.shape, rows.shape[1])  # type: ignore[union-attr]
             if learn:
                 rows.requires_grad_()
                 clicks = None if lookup.field is None else self._labels.get(lookup.field)
-                self._pulled[lookup.table].append(Pulled(ids, rows, clicks))
+                self._pulled[lookup.table].append(Pulled(lookup.flat, rows, clicks))
             result.append(rows)
         return result
 
@@ -131,11 +133,6 @@ class LocalRows(RowService):
         return pulled or super()._has_gradients(name)
 
 
-def _flat(ids: Ids) -> Ids:
-    """The same ids in one row: what is so already, or stands for all, is what was given."""
-    return ids if isinstance(ids, Every) or ids.dim() == 1 else ids.reshape(-1)
-
-
 def join(parts: list[RowGradients], dim: int, counted: bool) -> RowGradients:
     """Gradients of one table's rows from several lookups, one after the other."""
     whole = [one for one in parts if isinstance(one.ids, Every)]
@@ -154,16 +151,4 @@ def join(parts: list[RowGradients], dim: int, counted: bool) -> RowGradients:
         return parts[0]
     ids = [one.ids for one in parts if not isinstance(one.ids, Every)]
     counts = torch.cat([one.counts for one in parts if one.counts is not None]) if counted else None
-    return RowGradients(torch.cat(ids), _end_to_end([one.grads for one in parts]), counts)
-
-
-def _end_to_end(parts: list[Tensor]) -> Tensor:
-    """Parts [n, dim] one after the other; no copy where they lie so in one memory already."""
-    first, total, dim = parts[0], 0, parts[0].shape[1]
-    memory = first.untyped_storage().data_ptr()
-    for part in parts:
-        follows = part.data_ptr() == first.data_ptr() + first.element_size() * dim * total
-        if not (follows and part.is_contiguous() and part.untyped_storage().data_ptr() == memory):
-            return torch.cat(parts)
-        total += len(part)
-    return first.as_strided((total, dim), (dim, 1))
+    return RowGradients(torch.cat(ids), torch.cat([one.grads for one in parts]), counts)

@@ -22,8 +22,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from shoal.embedding.leaves.native import _core
 from shoal.embedding.table import Numbering, Table
+from shoal.kernels.codes import codes_of
 
 MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 / golden ratio, as int64: its products wrap
 Place = Literal["row", "table", "column", "replicate"]
@@ -109,20 +109,11 @@ class Layout:
         """Fixed tables: ids [n] -> codes [n]; the padding id is `rows`, after every other."""
         rows, padding = self.table.rows, self.table.padding
         assert rows is not None
-        if _core is not None and ids.device.type == "cpu":
-            ids = ids.contiguous()
-            out = torch.empty_like(ids)
-            wrong = _core.codes_of(
-                ids.data_ptr(),
-                ids.numel(),
-                rows,
-                -1 if padding is None else padding,
-                self.factor,
-                out.data_ptr(),
-            )
-            if wrong >= 0:
-                raise self.table.outside(int(ids[wrong]))
-            return out
+        made, wrong = codes_of(ids, rows, padding, self.factor)
+        if wrong >= 0:
+            raise self.table.outside(int(ids[wrong]))
+        if made is not None:
+            return made
         self.table.check_ids(ids)
         codes = ids if self.factor == 1 else ids * self.factor % rows
         if padding is not None:

@@ -21,14 +21,15 @@ from torch import Tensor
 from shoal.config.row_rules import RowRules
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.leaves.native import Native
-from shoal.embedding.placed.duplicates import add_rows, find_duplicates
+from shoal.embedding.placed.duplicates import find_duplicates
 from shoal.embedding.placed.local import LocalRows, join
 from shoal.embedding.placed.placement import Layout
 from shoal.embedding.placed.stripe import Stripe
 from shoal.embedding.service import Gradients, Lookup, RowGradients
 from shoal.embedding.softmax.fused_cpu import fusable_on_cpu
 from shoal.embedding.store import EVERY, Every, Store
-from shoal.world.board import Board, Given
+from shoal.kernels.board import Board, Given
+from shoal.kernels.codes import add_rows
 from shoal.world.world import World
 
 SMALL = 1 << 20  # bytes of all ranks that may travel with the rows, to be added up by each

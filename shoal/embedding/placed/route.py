@@ -17,12 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.embedding.leaves.leaf import every_id
-from shoal.embedding.placed.duplicates import add_rows, code_map, distinct
+from shoal.embedding.placed.duplicates import distinct
 from shoal.embedding.placed.placement import Layout
 from shoal.embedding.placed.sharded_table import ShardedTable
 from shoal.embedding.service import Labels, Lookup
 from shoal.embedding.store import Every, Ids
 from shoal.embedding.table import Table
+from shoal.kernels.codes import add_rows, code_map
 from shoal.world.world import Arriving, World
 
 
@@ -100,7 +101,7 @@ class Part:
     def __init__(self, placed: Placed, lookups: Sequence[Lookup], device: torch.device):
         self.placed, self.layout = placed, placed.layout
         self.fields = [one.field for one in lookups]
-        flat = [_flat(one.ids, placed.table, device) for one in lookups]
+        flat = [_each(one.flat, placed.table, device) for one in lookups]
         self.distinct = Distinct(self.layout, flat[0] if len(flat) == 1 else torch.cat(flat))
         self.keys, self.counts = self.distinct.keys, self.distinct.counts
         self.inverse = list(self.distinct.inverse.split([len(one) for one in flat]))
@@ -175,8 +176,8 @@ class Part:
         return counts[: len(self.keys)].to(self.keys.device, torch.float32)
 
 
-def _flat(ids: Ids, table: Table, device: torch.device) -> Tensor:
-    return every_id(table).to(device) if isinstance(ids, Every) else ids.reshape(-1)
+def _each(ids: Ids, table: Table, device: torch.device) -> Tensor:
+    return every_id(table).to(device) if isinstance(ids, Every) else ids
 
 
 class _Expand(torch.autograd.Function):

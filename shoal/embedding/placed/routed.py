@@ -117,13 +117,13 @@ class RoutedRows(RowService, Generic[T]):
         surely, missing = True, False
         for lookup in lookups:
             part = trip.parts.get(lookup.table)
-            if part is None or isinstance(lookup.ids, Every):
+            if part is None or isinstance(lookup.flat, Every):
                 return None  # the same on every rank
             if lookup.field is not None and lookup.field in part.fields:
                 number = part.fields.index(lookup.field)
                 chosen.append((part, number, part.inverse[number]))
                 continue
-            inverse, lost = part.distinct.find(lookup.ids.reshape(-1))
+            inverse, lost = part.distinct.find(lookup.flat)
             surely, missing = False, missing or lost
             chosen.append((part, None, inverse))
         # Ids that a model made of the batch's ids: all ranks find them, or all go and ask.

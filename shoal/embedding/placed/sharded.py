@@ -56,7 +56,7 @@ class SpreadRows(RoutedRows[T]):
             table = self.tables[lookup.table]
             if table.layout.replicated:
                 assert table.leaf is not None
-                flat = table.leaf.pull(lookup.ids).to(self.device)
+                flat = table.leaf.pull(lookup.flat).to(self.device)
                 shape = flat.shape[:1] if isinstance(lookup.ids, Every) else lookup.ids.shape
                 rows.append(flat.view(*shape, flat.shape[1]))
             else:

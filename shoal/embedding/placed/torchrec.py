@@ -40,9 +40,8 @@ try:
 except (ImportError, OSError) as error:  # OSError: an FBGEMM that was built for another torch
     raise ValueError(
         f"strategy.backend is torchrec, and that needs TorchRec and FBGEMM ({error}). Install them "
-        "with pip install '.[torchrec]' in the clone, on machines without a GPU as "
-        "docs/distributed.md says (FBGEMM 1.X belongs to torch 2.(X+5)), or set "
-        "strategy.backend=native"
+        "with `make extras EXTRAS=torchrec` in the clone (FBGEMM 1.X belongs to torch 2.(X+5)), or "
+        "set strategy.backend=native"
     ) from error
 
 OPTIMIZERS = {"sgd": EmbOptimType.EXACT_SGD, "adagrad": EmbOptimType.EXACT_ADAGRAD}

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
-from shoal.embedding.softmax.native import exponentials_, logits_of, worth_it
+from shoal.kernels.softmax import exponentials_, gpu_kernels, worth_it
 
 LOGITS_BLOCK = 1 << 24  # floats of logits held at a time: 64 MiB
 GPU_BLOCKS = 16  # so many times more on a GPU, whose products want to be large
@@ -75,7 +76,7 @@ class _FullSoftmax(torch.autograd.Function):
         loss = hidden.new_zeros(())
         for start in range(0, hidden.shape[0], block):
             states, wanted = hidden[start : start + block], targets[start : start + block]
-            logits = logits_of(states, items, bias)  # [block, items]
+            logits = linear(states, items, bias)  # [block, items]
             # Masked here, not cut off: a slice's gradient would be one more pass over all rows.
             logits[:, 0] = -torch.inf
             logits[:, stop:] = -torch.inf
@@ -100,11 +101,7 @@ def kernels_for(hidden: Tensor, items: Tensor) -> Any:
     alike = hidden.dtype == items.dtype == torch.float32 and items.is_contiguous()
     if not (hidden.is_cuda and len(hidden) and alike):
         return None
-    try:
-        from shoal.embedding.softmax import triton_softmax
-    except ImportError:  # torch without Triton
-        return None
-    return triton_softmax if items.shape[1] in triton_softmax.DIMS else None
+    return gpu_kernels(items.shape[1])
 
 
 def take_made(ctx: Any) -> Any:

@@ -14,6 +14,7 @@ from torch import Tensor
 from shoal.embedding.leaves.device import Device, device_pair
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.service import RowService
+from shoal.kernels.softmax import gpu_kernels
 
 ALONE = (
     "gradients of the rows of a softmax cannot be added to others of the same step where they are "
@@ -28,9 +29,7 @@ def fusable(rows: Leaf | None, bias: Leaf | None) -> tuple[Device, Device | None
         return None
     if any(one.kernels is None or one.table.padding != 0 for one in found if one is not None):
         return None
-    from shoal.embedding.softmax import triton_softmax  # there is Triton, where leaves have kernels
-
-    return found if found[0].table.dim in triton_softmax.DIMS else None
+    return None if gpu_kernels(found[0].table.dim) is None else found
 
 
 class FusedSoftmax:
@@ -64,11 +63,9 @@ class FusedSoftmax:
 
     def step(self, lr: float, scale: float) -> None:
         """A step of rows and bias, whose own count of steps has gone up already."""
-        from shoal.embedding.softmax import triton_softmax
-
         assert self.scale is not None
         rows, bias = self.rows, self.bias
-        triton_softmax.update(
+        gpu_kernels(rows.table.dim).update(
             self.parts,
             self.targets,
             self.normalizers,
@@ -86,10 +83,9 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, softmax: FusedSoftmax) -> Tensor:
-        from shoal.embedding.softmax import triton_softmax
-
+        kernels = gpu_kernels(softmax.rows.table.dim)
         bias = None if softmax.bias is None else softmax.bias.values
-        losses, ctx.grads, softmax.normalizers, softmax.parts = triton_softmax.pool(
+        losses, ctx.grads, softmax.normalizers, softmax.parts = kernels.pool(
             hidden.contiguous(), softmax.rows.values, bias, softmax.targets, softmax.stop
         )
         ctx.softmax = softmax

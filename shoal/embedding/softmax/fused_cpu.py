@@ -13,9 +13,8 @@ from torch import Tensor
 from shoal.embedding.leaves.device import Device, device_pair
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.service import RowService
-from shoal.embedding.softmax.native import _core, is_wide
-
-OPTIMIZERS = ("sgd", "adagrad", "adam", "adamw")
+from shoal.kernels.machine import is_wide
+from shoal.kernels.softmax import STEPS, catalogue_exponentials, room_for, step_catalogue
 
 
 def fusable_on_cpu(
@@ -31,7 +30,7 @@ def fusable_on_cpu(
         ):
             return None
     optimizer = found[0].optimizer
-    return found if optimizer.name in OPTIMIZERS and optimizer.clip is None else None
+    return found if optimizer.name in STEPS and optimizer.clip is None else None
 
 
 class CoreSoftmax:
@@ -50,26 +49,11 @@ class CoreSoftmax:
         values, bias = self.rows.values, self.bias
         self.states = states.detach().contiguous()
         self._version = self.states._version
-        (n, dim), k = states.shape, len(values)
-        width, blocks = _core.catalogue_sizes(n, k)
-        self.exponentials = self._take(k * width).view(k, width)
-        self.tops = torch.empty(blocks, width)  # what the exponentials of 64 rows are relative to
-        self.highest, totals = torch.empty(2, n).unbind()
-        self.hidden = torch.empty(n, dim)  # the gradient of the states, once `add` was there
-        _core.catalogue_exponentials(
-            self.states.data_ptr(),
-            n,
-            dim,
-            values.data_ptr(),
-            k,
-            0 if bias is None else bias.values.data_ptr(),
-            self.others.data_ptr(),
-            len(self.others),
-            [self.exponentials.data_ptr(), self.tops.data_ptr()],
-            [self.highest.data_ptr(), totals.data_ptr(), self.hidden.data_ptr()],
-            torch.get_num_threads(),
-        )
-        return self.highest, totals
+        memory = self._take(room_for(len(states), len(values)))
+        given = None if bias is None else bias.values
+        self.made = catalogue_exponentials(self.states, values, given, self.others, memory)
+        self.hidden = self.made.pooled  # the gradient of the states, once `add` was there
+        return self.made.highest, self.made.totals
 
     def targets(self, positions: Tensor | None, wanted: Tensor) -> Tensor:
         """Logits of the wanted rows [m] at those positions (None: at all): [m]."""
@@ -140,24 +124,6 @@ class CoreSoftmax:
             )
         factor = scale * self.factor
         shares = self.shares * factor
-        _core.catalogue_step(
-            self.states.data_ptr(),
-            *self.states.shape,
-            len(self.rows.values),
-            [self.exponentials.data_ptr(), self.tops.data_ptr()],
-            self.highest.data_ptr(),
-            shares.data_ptr(),
-            self.places.data_ptr(),
-            factor,
-            _core.OPTIMIZERS[optimizer],
-            numbers,
-            _addresses(parts[0]),
-            _addresses(parts[1]) if len(parts) > 1 else [0, 0, 0],
-            torch.get_num_threads(),
-        )
-        self.rows.spare = self.exponentials.view(-1)
-
-
-def _addresses(pieces: list[Tensor]) -> list[int]:
-    """Of values and state, as csrc/module.cpp takes them."""
-    return [piece.data_ptr() for piece in pieces] + [0] * (3 - len(pieces))
+        given = self.states, self.made, shares, self.places, factor
+        step_catalogue(*given, optimizer, numbers, *parts)
+        self.rows.spare = self.made.values.view(-1)

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from shoal.embedding.softmax.full import SoftmaxGradients, block_size, take_made
 from shoal.embedding.softmax.fused_cpu import CoreSoftmax
-from shoal.embedding.softmax.native import exponentials_, in_one_pass, logits_of, worth_it
+from shoal.kernels.softmax import exponentials_, in_one_pass, worth_it
 from shoal.world.world import World
 
 
@@ -82,7 +83,7 @@ class _ParallelSoftmax(torch.autograd.Function):
                 facts[0], facts[1] = fused.begin(some)
                 facts[2, mine] = fused.targets(mine, column)
             elif some_here:
-                logits = logits_of(some, rows, bias)  # [block, k]
+                logits = linear(some, rows, bias)  # [block, k]
                 logits[:, others] = -torch.inf
                 facts[2, mine] = logits[mine, column]
                 facts[0], facts[1] = exponentials_(logits)

@@ -9,7 +9,6 @@ Attention decides which pairs of features count:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,6 @@ from shoal.data.batch import Batch
 from shoal.models.base import Facts
 from shoal.models.clicks.fm import FM
 from shoal.models.clicks.lr import LR
-from shoal.models.nn.columns import pair_attention
 from shoal.models.nn.dropout import Dropout
 from shoal.models.nn.mlp import begin_by_width
 
@@ -46,10 +44,9 @@ class AFM(FM):
         self.out = nn.Parameter(torch.full((options.dim,), float(pairs)))
 
     def logits(self, batch: Batch) -> Tensor:
-        columns = self.vectors(batch).permute(1, 2, 0).contiguous()  # [n, dim, b]
-        first, _, last = list[Any](self.attention)
-        asked, values = pair_attention(
-            columns, first.weight, first.bias, last.weight[0], self.out
-        )  # [pairs, b] each
-        weights = self.dropout(asked.softmax(0).T)
-        return LR.logits(self, batch) + (weights * values.T).sum(1)
+        vectors = self.vectors(batch)
+        count = self.num_vectors
+        left, right = torch.triu_indices(count, count, offset=1, device=vectors.device)
+        pairs = vectors.index_select(1, left) * vectors.index_select(1, right)  # [b, pairs, dim]
+        weights = self.dropout(self.attention(pairs).squeeze(2).softmax(1))  # [b, pairs]
+        return LR.logits(self, batch) + (weights * (pairs @ self.out)).sum(1)

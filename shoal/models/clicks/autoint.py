@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from shoal.data.batch import Batch
 from shoal.models.base import Facts
 from shoal.models.clicks.vectors import Vectors
-from shoal.models.nn.columns import features_attend
 from shoal.models.nn.mlp import Tower, begin_by_width
 
 
@@ -57,6 +57,13 @@ class AutoInt(Vectors):
     def logits(self, batch: Batch) -> Tensor:
         first = x = self.vectors(batch)
         for layer in self.attention:
-            x = features_attend(x, layer.weight, self.options.n_heads)  # type: ignore[arg-type]
+            x = self._attend(x, layer)
         logits = self.out(x.flatten(1)).squeeze(1)
         return logits if self.deep is None else logits + self.deep(first.flatten(1))
+
+    def _attend(self, x: Tensor, layer: nn.Module) -> Tensor:
+        """What features become that look at each other: [b, n, d] -> [b, n, attention_size]."""
+        parts = layer(x).unflatten(2, (4, self.options.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        query, key, value, same = parts  # [b, heads, n, width of a head] each
+        mixed = scaled_dot_product_attention(query, key, value) + same
+        return mixed.transpose(1, 2).flatten(2).relu()

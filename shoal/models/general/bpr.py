@@ -15,11 +15,13 @@ from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Table
 from shoal.models.base import Facts, Output, Retrieval
-from shoal.models.nn.losses import bpr_loss
+from shoal.models.nn.losses import BPRLoss
 
 
 class BPR(Retrieval):
     """A vector per user, a vector per item, and their dot product."""
+
+    cuda_graph_safe = True
 
     @dataclass
     class Options(Retrieval.Options):
@@ -27,19 +29,19 @@ class BPR(Retrieval):
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
-        self.steady = type(self) is BPR
         users = Table("user", options.embedding_size, facts.num_users)
         items = Table("item", options.embedding_size, facts.num_items)
         self.embed = Embeddings(
             {facts.user_field: users, facts.item_field: items, "neg_item": items}
         )
+        self.loss = BPRLoss()
 
     def forward(self, batch: Batch) -> Output:
         if "neg_item" not in batch.ids:
             raise ValueError("BPR learns from negatives and has none; set train.negatives.num to 1")
         rows = self.embed(batch)
         negatives = rows["neg_item"]  # [b, k, d]
-        loss = bpr_loss(rows[self.facts.user_field], rows[self.facts.item_field], negatives)
+        loss = self.loss(rows[self.facts.user_field], rows[self.facts.item_field], negatives)
         return Output(loss, negatives.shape[0] * negatives.shape[1])
 
     def encode_query(self, batch: Batch) -> Tensor:

@@ -26,6 +26,8 @@ from shoal.models.nn.losses import length_sum, placed_bpr_loss
 class LightGCN(Retrieval):
     """Graph convolution without weights: every user and item is a node."""
 
+    cuda_graph_safe = True
+
     @dataclass
     class Options(Retrieval.Options):
         embedding_size: int = 64
@@ -35,7 +37,6 @@ class LightGCN(Retrieval):
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
-        self.steady = type(self) is LightGCN
         users = Table("user", options.embedding_size, facts.num_users, Init("xavier"))
         items = Table("item", options.embedding_size, facts.num_items, Init("xavier"))
         self.embed = Embeddings(

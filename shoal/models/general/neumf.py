@@ -19,7 +19,6 @@ from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import SCORE_BLOCK, Facts, Model, Output
-from shoal.models.nn.all_pairs import scores_of_all
 from shoal.models.nn.mlp import MLP
 
 
@@ -124,33 +123,14 @@ class NeuMF(Model):
         first, *rest = [layer for layer in self.mlp if isinstance(layer, nn.Linear)]
         user_half, item_half = first.weight.chunk(2, 1)
         users, items = users @ user_half.T + first.bias, items @ item_half.T
-        # In an export the size of a batch is a symbol, and nothing may depend on values.
-        sized = isinstance(users.shape[0], int)
-        if sized and users.is_cpu and len(items) == 1 and not torch.is_grad_enabled():
-            layers: list[tuple[Tensor, Tensor]] = [(one.weight, one.bias) for one in rest]
-            return scores_of_all(users.squeeze(1), items.squeeze(0), layers, weights)
-        # Pairs are columns: products with few rows and many columns are the quicker ones.
-        users = users.permute(2, 1, 0).contiguous()  # [width, 1, b]
-        items = items.permute(2, 1, 0).contiguous()  # [width, n, b or 1]
-        matrices = [layer.weight for layer in rest]
         blocks = (items,)
-        if sized:
-            size = users.shape[2]
-            if rest and users.numel() and items.numel():  # what relu leaves of no pair is left out
-                some = users.amax((1, 2)) + items.amax((1, 2)) > 0
-                users, items, matrices[0] = users[some], items[some], matrices[0][:, some]
+        if isinstance(users.shape[0], int):  # in an export it is a symbol, and there are no blocks
             widest = max(self.options.mlp_hidden_size)
-            blocks = items.split(max(1, SCORE_BLOCK // max(1, size * widest)), 1)
-        # relu(x + user) = max(x, -user) + user, and what is a user's alone goes through the layers
-        # by itself: so a pair costs the products and one pass over each.
-        alone = [users]
-        for layer, matrix in zip(rest, matrices):
-            alone.append((matrix @ alone[-1].squeeze(1) + layer.bias.unsqueeze(1)).unsqueeze(1))
-        least, parts = [-user for user in alone], []
+            blocks = items.split(max(1, SCORE_BLOCK // max(1, len(users) * widest)), 1)
+        parts = []
         for block in blocks:
-            hidden = torch.maximum(block, least[0])  # [width, block, b]
-            for matrix, floor in zip(matrices, least[1:]):
-                made = (matrix @ hidden.flatten(1)).view(len(matrix), *hidden.shape[1:])
-                hidden = torch.maximum(made, floor)
-            parts.append((weights @ hidden.flatten(1)).view(hidden.shape[1:]))
-        return torch.cat(parts).T + (weights @ alone[-1].squeeze(1)).unsqueeze(1)
+            hidden = (users + block).relu_()  # [b, block, width]
+            for layer in rest:
+                hidden = layer(hidden).relu_()
+            parts.append(hidden @ weights)
+        return torch.cat(parts, 1)

@@ -17,13 +17,16 @@ from torch import Tensor, nn
 
 from shoal.models.base import Facts
 from shoal.models.general.lightgcn import LightGCN
-from shoal.models.nn.convolution import SLOPE, Weights, convolved, takes_convolution
-from shoal.models.nn.dropout import draw_key, shared_dropout
+from shoal.models.nn.dropout import shared_dropout
 from shoal.models.nn.unit import unit
+
+SLOPE = 0.2  # of the relu where it is below 0
 
 
 class NGCF(LightGCN):
     """Graph convolution with weights, trained by the BPR loss."""
+
+    cuda_graph_safe = False
 
     @dataclass
     class Options(LightGCN.Options):
@@ -50,19 +53,11 @@ class NGCF(LightGCN):
             nn.init.zeros_(layer.bias)
 
     def last_layer(self, first: Tensor) -> Tensor:
-        drop = self.options.message_dropout if self.training else 0.0
-        if takes_convolution(first, drop):
-            weights = [
-                Weights(sums.weight, sums.bias, products.weight, products.bias)  # type: ignore[arg-type]
-                for sums, products in zip(self.sums, self.products)
-            ]
-            keys = [draw_key(0)[0] if self.training else 0 for _ in weights]
-            return convolved(first, self.graph.as_edges(), weights, drop, keys)
         layer, layers = first, [first]
         for sums, products in zip(self.sums, self.products):
             spread = self.graph(layer)
             layer = F.leaky_relu(sums(spread + layer) + products(spread * layer), SLOPE)
             if self.training:
-                layer = shared_dropout(layer, drop)
+                layer = shared_dropout(layer, self.options.message_dropout)
             layers.append(unit(layer))
         return torch.cat(layers, 1)

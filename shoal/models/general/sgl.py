@@ -23,6 +23,8 @@ from shoal.models.nn.dropout import shared_dropout
 class SGL(LightGCN):
     """Contrast between two views of the graph; every step draws new ones."""
 
+    cuda_graph_safe = False
+
     @dataclass
     class Options(LightGCN.Options):
         type: Literal["ED", "ND", "RW"] = "ED"  # drop edges, nodes, or edges anew in every layer

@@ -28,6 +28,8 @@ from shoal.models.nn.dropout import uniform_like
 class SimGCL(LightGCN):
     """Contrast between two noisy views."""
 
+    cuda_graph_safe = False
+
     @dataclass
     class Options(LightGCN.Options):
         eps: float = 0.1  # length of the noise on a node

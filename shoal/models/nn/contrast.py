@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.embedding.softmax.native import exponentials_
+from shoal.kernels.softmax import exponentials_
 from shoal.models.nn.taken import distinct
 from shoal.models.nn.unit import unit
 

@@ -26,10 +26,9 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from shoal.data.random import hash64
-from shoal.models.nn.positions import INCREMENT, kept, signed, words
-from shoal.world.core import load_core
+from shoal.kernels.dropout import drop, mask_of, takes_int_key
+from shoal.kernels.mask_words import INCREMENT, signed, words
 
-_core = load_core()
 _STREAM = 0xD509  # of random numbers, beside those of readers
 
 
@@ -94,16 +93,8 @@ def dropout(x: Tensor, p: float, rows: Tensor | None = None, each: int = 1) -> T
         first = _draws.first * x.shape[1:].numel()
     else:
         first = _draws.first * each
-    if torch.compiler.is_compiling():
-        return (x * kept(_key_on(x.device, layer), p, x.shape, first, rows)) * (1.0 / (1.0 - p))
-    if (kernels := kernels_for(x)) is not None:
-        return kernels.Masked.apply(x, p, _key_on(x.device, layer), first, rows)
-    if _core is not None and x.is_cpu:
-        # The mask is kept for backward. To make it again there takes a function of one's own in
-        # Python, and what that costs is more than the mask.
-        mask = _mask_by_core(x.shape, p, _key(layer), first, rows)
-        return x * mask if x.dtype == torch.float32 else (x * (mask > 0)) * (1.0 / (1.0 - p))
-    return (x * kept(_key_on(x.device, layer), p, x.shape, first, rows)) * (1.0 / (1.0 - p))
+    key = _key(layer) if takes_int_key(x.device) else _key_on(x.device, layer)
+    return drop(x, p, key, first, rows)
 
 
 def draw_mask(shape: torch.Size, p: float) -> Tensor | None:
@@ -115,9 +106,9 @@ def draw_mask(shape: torch.Size, p: float) -> Tensor | None:
     if p == 1.0 or shape.numel() == 0:
         return torch.zeros(shape)
     first = _draws.first * shape[1:].numel()
-    if _core is not None:
-        return _mask_by_core(shape, p, _key(layer), first, None)
-    return kept(_key_on(torch.device("cpu"), layer), p, shape, first, None) * (1.0 / (1.0 - p))
+    device = torch.device("cpu")
+    key = _key(layer) if takes_int_key(device) else _key_on(device, layer)
+    return mask_of(shape, p, key, first)
 
 
 def draw_key(values: int) -> tuple[int, int]:
@@ -179,19 +170,6 @@ def recomputed(compute: Callable[..., Any], *given: Any) -> Any:
     return torch.utils.checkpoint.checkpoint(replayed, *given, use_reentrant=False)
 
 
-def _mask_by_core(shape: torch.Size, p: float, key: int, first: int, rows: Tensor | None) -> Tensor:
-    """0 or 1 / (1 - p) for every value, float32 and contiguous."""
-    mask = torch.empty(shape, dtype=torch.float32, device="cpu")
-    threads = torch.get_num_threads()
-    if rows is None:
-        _core.dropout_mask(key, p, first, mask.numel(), mask.data_ptr(), threads)
-    else:
-        rows, count, width = rows.contiguous(), shape[0], mask.numel() // shape[0]
-        assert rows.shape == (count,) and rows.dtype == torch.int64 and rows.is_cpu
-        _core.dropout_rows(key, p, first, rows.data_ptr(), count, width, mask.data_ptr(), threads)
-    return mask
-
-
 def _key(layer: int) -> int:
     """The key of a layer's mask: 64 bits."""
     if not _draws.begun:
@@ -204,17 +182,6 @@ def _key_on(device: torch.device, layer: int) -> Tensor:
     if not _draws.begun:
         return torch.empty(1, dtype=torch.int64, device=device).random_(-(2**63), None)
     return _draws.on_device[device.type] + signed(layer * INCREMENT)
-
-
-def kernels_for(x: Tensor) -> Any:
-    """Triton's kernels for masks where they, and others that make masks, can take x; else None."""
-    if not x.is_cuda or torch.compiler.is_compiling():
-        return None
-    try:
-        from shoal.models.nn import triton_dropout
-    except ImportError:
-        return None
-    return triton_dropout if x.dtype in triton_dropout.TYPES else None
 
 
 class Dropout(nn.Dropout):

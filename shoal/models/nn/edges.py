@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.embedding.pooling import sum_bags
+from shoal.kernels.bags import sum_bags
 
 
 class _Mixed(torch.autograd.Function):

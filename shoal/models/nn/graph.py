@@ -8,51 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.embedding.pooling import sum_bags
-from shoal.models.nn.native_graph import Edges, spread_graph, takes_graph
-
-
-class _Spread(torch.autograd.Function):
-    """adjacency @ x for a symmetric adjacency, whose gradient is therefore adjacency @ grad.
-
-    The matrix is in compressed rows; a bag-sum over them is the same product, and on CPUs without
-    MKL two to three times faster than torch's sparse matmul.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, starts: Tensor, neighbours: Tensor, weights: Tensor, pieces: Any
-    ) -> Tensor:
-        ctx.save_for_backward(starts, neighbours, weights)
-        ctx.pieces = pieces
-        if pieces is not None:  # on a GPU; torch walks a bag alone there, however long it is
-            from shoal.models.nn import triton_spread
-
-            return triton_spread.spread(x.contiguous(), pieces, neighbours, weights)
-        return sum_bags(x, starts, neighbours, weights)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
-        back = _Spread.apply(grads[0].contiguous(), *ctx.saved_tensors, ctx.pieces)
-        return back, None, None, None, None
-
-
-class _Layers(torch.autograd.Function):
-    """Some layers of a graph, or the mean of all, in one call of the native core.
-
-    The matrix of a graph is symmetric, and so are its powers and their sums: the gradient is the
-    same again.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, edges: Edges, layers: int, mean: bool) -> Tensor:
-        ctx.of = edges, layers, mean
-        scale = 1.0 / (layers + 1) if mean else 1.0
-        return spread_graph(x, edges, layers, scale, x if mean else None)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        return _Layers.apply(grads[0].contiguous(), *ctx.of), None, None, None
+from shoal.kernels.graph import Edges, cut, spread, spread_layers, takes_graph
 
 
 class Graph(nn.Module):
@@ -103,14 +59,14 @@ class Graph(nn.Module):
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Every node's weighted sum of its neighbours: [nodes, d] -> [nodes, d]."""
         if weights is None and takes_graph(x):
-            return _Layers.apply(x, self.as_edges(), 1, False)
+            return spread_layers(x, self.as_edges(), 1, False)
         weights = self.weights if weights is None else weights
-        return _Spread.apply(x, self.starts, self.neighbours, weights, self._pieces(x))
+        return spread(x, self.starts, self.neighbours, weights, self._pieces(x))
 
     def mean(self, x: Tensor, layers: int, weights: Tensor | None = None) -> Tensor:
         """The mean of x and of what `layers` steps make of it: [nodes, d] -> [nodes, d]."""
         if weights is None and takes_graph(x):
-            return _Layers.apply(x, self.as_edges(), layers, True)
+            return spread_layers(x, self.as_edges(), layers, True)
         layer = total = x
         for _ in range(layers):
             layer = self(layer, weights)
@@ -118,19 +74,13 @@ class Graph(nn.Module):
         return total / (layers + 1)
 
     def as_edges(self) -> Edges:
-        """What the native core needs of the graph; made once."""
+        """What `spread_layers` needs of the graph; made once."""
         if self._edges is None or self._edges.starts is not self.starts:
             self._edges = Edges(self.starts, self.neighbours.int(), self.shares)
         return self._edges
 
     def _pieces(self, x: Tensor) -> Any:
-        """What the kernels need of the graph, where there are any; made once."""
-        if not x.is_cuda or x.dtype != torch.float32:
-            return None
-        if self._cut is None:
-            try:
-                from shoal.models.nn import triton_spread
-            except ImportError:  # torch without Triton
-                return None
-            self._cut = triton_spread.Pieces.of(self.starts)
-        return self._cut
+        """What kernels need of the graph, where there are any; made once."""
+        if self._cut is None and x.is_cuda:
+            self._cut = cut(self.starts, x)
+        return self._cut if x.is_cuda else None

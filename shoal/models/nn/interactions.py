@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoal.kernels.dots import dots_beside, takes_dots
 from shoal.models.nn.mlp import begin_by_width
-from shoal.models.nn.native import dots, dots_back, pair_products, pair_products_back, takes_dots
 
 
 def sum_of_dots(vectors: Tensor) -> Tensor:
@@ -22,11 +22,8 @@ def sum_of_products(vectors: Tensor) -> Tensor:
 
     sum over pairs of v_i * v_j  =  ((sum of v_i)^2 - sum of v_i^2) / 2, so n steps, not n^2.
     """
-    if not torch.compiler.is_compiling():
-        if vectors.requires_grad:
-            return _Pairs.apply(vectors)
-        if takes_dots(vectors):
-            return pair_products(vectors)[0]
+    if vectors.requires_grad and not torch.compiler.is_compiling():
+        return _Pairs.apply(vectors)
     return 0.5 * (vectors.sum(1).square() - vectors.square().sum(1))
 
 
@@ -35,19 +32,13 @@ class _Pairs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor) -> Tensor:
-        if takes_dots(vectors):
-            made, total = pair_products(vectors)
-        else:
-            total = vectors.sum(1)
-            made = 0.5 * (total * total - (vectors * vectors).sum(1))
+        total = vectors.sum(1)
         ctx.save_for_backward(vectors, total)
-        return made
+        return 0.5 * (total * total - (vectors * vectors).sum(1))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         vectors, total = ctx.saved_tensors
-        if takes_dots(vectors):
-            return pair_products_back(vectors, total, grads[0])
         return (total.unsqueeze(1) - vectors).mul_(grads[0].unsqueeze(1))
 
 
@@ -103,8 +94,6 @@ class Dots(nn.Module):
         self.register_buffer("lower", rows * n + columns, persistent=False)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling() and takes_dots(vectors):
-            return _Dots.apply(vectors)
         every = torch.bmm(vectors, vectors.transpose(1, 2))  # [b, n, n]
         return every.flatten(1).index_select(1, self.lower)
 
@@ -113,31 +102,9 @@ class Dots(nn.Module):
 
         On a GPU by one kernel, with zeros behind for `mlp.Linear` to read.
         """
-        kernels = _kernels() if vectors.is_cuda and not torch.compiler.is_compiling() else None
-        if kernels is not None and vectors.dtype == torch.float32:
-            return kernels.DotsOf.apply(first, vectors, torch.is_autocast_enabled("cuda"))
+        if takes_dots(vectors):
+            return dots_beside(first, vectors)
         return torch.cat([first, self(torch.cat([first.unsqueeze(1), vectors], 1))], 1)
-
-
-class _Dots(torch.autograd.Function):
-    """Dots by the native core; torch makes a call for each sample where vectors lie apart."""
-
-    @staticmethod
-    def forward(ctx: Any, vectors: Tensor) -> Tensor:
-        ctx.save_for_backward(vectors)
-        return dots(vectors)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return dots_back(ctx.saved_tensors[0], grads[0])
-
-
-def _kernels() -> Any:
-    try:
-        from shoal.models.nn import triton_dots
-    except ImportError:  # torch without Triton
-        return None
-    return triton_dots
 
 
 class Cross(nn.Module):

@@ -6,69 +6,26 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from shoal.models.nn.native import core_takes_pairs, pair_gradients, pair_loss
-from shoal.models.nn.native_graph import placed_pair_gradients, placed_pair_loss, takes_placed
+from shoal.kernels.pairs import loss_of_pairs, loss_of_places
 
 
 def bpr_loss(queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-    """Sum of -ln sigmoid(<q, p> - <q, n>): [b, d], [b, d], [b, k, d] -> scalar.
-
-    With one negative the difference is taken before the product, which halves the work.
-    """
-    if core_takes_pairs(queries, positives, negatives):
-        return _PairLoss.apply(queries, positives, negatives)
-    if negatives.shape[1] == 1:
-        margins = (queries * (positives - negatives.squeeze(1))).sum(-1)  # [b]
-    else:
-        positive = (queries * positives).sum(-1, keepdim=True)
-        margins = positive - (queries.unsqueeze(1) * negatives).sum(-1)  # [b, k]
+    """Sum of -ln sigmoid(<q, p> - <q, n>): [b, d], [b, d], [b, k, d] -> scalar."""
+    if negatives.shape[1] == 1:  # the difference is taken before the product: half the work
+        return loss_of_pairs(queries, positives, negatives)
+    positive = (queries * positives).sum(-1, keepdim=True)
+    margins = positive - (queries.unsqueeze(1) * negatives).sum(-1)  # [b, k]
     return -F.logsigmoid(margins).sum()
-
-
-class _PairLoss(torch.autograd.Function):
-    """bpr_loss of one negative by the native core: the same numbers, in two passes over the rows.
-
-    The gradients of positives and negatives lie one after the other in memory: where both are rows
-    of one table, a step takes them as they are.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-        loss, slopes = pair_loss(queries, positives, negatives)
-        ctx.save_for_backward(queries, positives, negatives, slopes)
-        return torch.full((), loss)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        queries, positives, negatives, slopes = ctx.saved_tensors
-        made = pair_gradients(queries, positives, negatives, slopes, grads[0].item())
-        of_queries, of_positives, of_negatives = made.unbind()
-        return of_queries, of_positives, of_negatives.unsqueeze(1)
 
 
 def placed_bpr_loss(rows: Tensor, places: Tensor) -> Tensor:
     """bpr_loss of rows [n, d]; places [2 + k, b]: those of queries, positives and negatives."""
-    if takes_placed(rows, places):
-        return _PlacedPairLoss.apply(rows, places)
+    if places.shape[0] == 3:
+        return loss_of_places(rows, places)
     queries, positives, negatives = F.embedding(places, rows).split([1, 1, places.shape[0] - 2])
     return bpr_loss(queries.squeeze(0), positives.squeeze(0), negatives.transpose(0, 1))
-
-
-class _PlacedPairLoss(torch.autograd.Function):
-    """placed_bpr_loss of one negative by the native core: no vector is copied."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, places: Tensor) -> Tensor:
-        loss, slopes = placed_pair_loss(rows, places)
-        ctx.save_for_backward(rows, places, slopes)
-        return torch.full((), loss)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        rows, places, slopes = ctx.saved_tensors
-        return placed_pair_gradients(rows, places, slopes, grads[0].item()), None
 
 
 def length_sum(x: Tensor, often: Tensor, power: bool) -> Tensor:
@@ -109,3 +66,10 @@ def mean_distance(
     if bias is not None:
         distances = distances + bias[targets] - bias[1:stop].mean()
     return distances.where(targets > 0, 0.0).sum()
+
+
+class BPRLoss(nn.Module):
+    """`bpr_loss` as a part of a model, which the log shows."""
+
+    def forward(self, queries: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
+        return bpr_loss(queries, positives, negatives)

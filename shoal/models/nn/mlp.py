@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
@@ -10,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
+from shoal.kernels.linear_relu import Mask, linear_relu, takes_mask_key
 from shoal.models.nn.dropout import Dropout, draw_key, draw_mask
-from shoal.models.nn.native import activate_, activate_back, on_arm
-from shoal.models.nn.perceptron import perceptron, takes
 
 ALIGN = 8  # columns; products of other widths take slower kernels on a GPU
 SMALL = 1 << 18  # values of a layer below which, on a CPU, calls cost more than passes over memory
@@ -50,14 +48,9 @@ class MLP(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling() or (x.is_cpu and autocast(x)):
             return super().forward(x)
-        layers: list[Any] = list(self)
-        weights = [part for layer in layers[1::3] for part in (layer.weight, layer.bias)]
-        rates = [layer.p for layer in layers[::3]] if self.training else None
-        if takes(x, weights) and 1.0 not in (rates or ()):
-            return perceptron(x, weights, rates)
         if x.is_cpu and self._is_small(x):
             return super().forward(x)
-        dropped = False  # on a CPU a layer drops what the next one would: see _Activated
+        dropped = False  # on a CPU a layer drops what the next one would: see `linear_relu`
         for k in range(0, len(self), 3):
             x = x if dropped else self[k](x)
             dropped = x.is_cpu and self.training and k + 3 < len(self)
@@ -75,7 +68,7 @@ def autocast(x: Tensor) -> bool:
 
 
 def activated(x: Tensor, layer: Linear, drop: float | None = None) -> Tensor:
-    """relu(layer(x)) in one pass over what it makes, as a library of products offers it.
+    """relu(layer(x)) in few passes over what it makes.
 
     drop: what the dropout after it drops; None: that is not drawn here.
     """
@@ -85,68 +78,13 @@ def activated(x: Tensor, layer: Linear, drop: float | None = None) -> Tensor:
         kind = torch.get_autocast_dtype(x.device.type)
         parts = [part.to(kind) for part in parts]
     shape = torch.Size((*x.shape[:-1], layer.out_features))
-    mask: Tensor | tuple[int, int] | None = None
-    if drop is not None and drop < 1.0 and on_arm(*parts):
+    mask: Mask = None
+    if drop is not None and drop < 1.0 and takes_mask_key(*parts):
         mask = draw_key(shape[1:].numel())
     elif drop is not None:
         mask = draw_mask(shape, drop)
-    return _Activated.apply(*parts, mask, drop or 0.0).view(shape)
-
-
-class _Activated(torch.autograd.Function):
-    """relu(x weight^T + bias) * mask: [n, i], [o, i], [o], [..., o] -> [n, o].
-
-    A mask holds 0 and 1 / (1 - drop), or is the key and the first position of what the core makes.
-    What it dropped is 0 as is what relu left out, so backward needs no mask: it goes on where
-    something is left.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        mask: Tensor | tuple[int, int] | None,
-        drop: float,
-    ) -> Tensor:
-        if x.is_cuda:
-            out = torch._addmm_activation(bias, x, weight.t())
-        elif not isinstance(mask, Tensor) and on_arm(x, weight, bias):
-            key = (0, 0) if mask is None else mask
-            out = activate_(x @ weight.t(), bias, drop, *key)
-        else:
-            out = torch.addmm(bias, x, weight.t()).relu_()
-        if isinstance(mask, Tensor):
-            out *= mask.view_as(out)
-        ctx.save_for_backward(x, weight, out)
-        ctx.scale = 1.0 / (1.0 - drop) if drop < 1.0 else 0.0
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, out = ctx.saved_tensors
-        grad, of_bias = relu_backward(grads[0], out)
-        back = _scaled(grad, weight, ctx.scale) if ctx.needs_input_grad[0] else None
-        of_bias = of_bias if ctx.scale == 1.0 else of_bias * ctx.scale
-        return back, _scaled(grad.t(), x, ctx.scale), of_bias, None, None
-
-
-def _scaled(a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """a b, times scale."""
-    return a @ b if scale == 1.0 else torch.addmm(a.new_empty(()), a, b, beta=0, alpha=scale)
-
-
-def relu_backward(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients [n, width] where out [n, width] is above 0, and their sums [width]."""
-    if out.is_cuda and find_spec("triton") is not None:
-        from shoal.models.nn import triton_relu
-
-        return triton_relu.relu_backward(grad, out)
-    if on_arm(grad, out):
-        return activate_back(grad, out)
-    grad = torch.ops.aten.threshold_backward(grad, out, 0)
-    return grad, grad.sum(0)
+    given, weights, bias = parts
+    return linear_relu(given, weights, bias, mask, drop or 0.0).view(shape)
 
 
 class Tower(nn.Module):

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.data.batch import Jagged
-from shoal.embedding.pooling import sum_bags
-from shoal.embedding.softmax.native import on_arm
+from shoal.kernels.bags import sum_bags
+from shoal.kernels.machine import on_arm
 
 
 class Taken(nn.Module):

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.models.nn.dropout import Dropout, draw_on, dropout, kernels_for, recomputed
-from shoal.models.nn.native import products_of
+from shoal.kernels.products import products_of
+from shoal.kernels.transformer import add_and_norm, attend, takes_attention, takes_norm
+from shoal.models.nn.dropout import Dropout, draw_on, dropout, recomputed
 
 Activation = Literal["gelu", "relu", "swish", "tanh", "sigmoid"]
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -21,7 +22,6 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "sigmoid": nn.Sigmoid,
 }
 assert tuple(ACTIVATIONS) == get_args(Activation)
-WIDEST_HEAD = 128  # that Triton's kernels take: tiles of wider ones do not fit
 HIDDEN = -1e9  # not -inf: a row of pads alone has no position to see, and must not become NaN
 
 
@@ -116,14 +116,9 @@ def _join(
     x: Tensor, change: Tensor, dropout: Dropout, norm: nn.LayerNorm, rows: Tensor | None, each: int
 ) -> tuple[Tensor, Tensor]:
     """x + dropout(change), and its norm: as x each."""
-    fused = dropout.training and dropout.p < 1.0 and kernels_for(change) is not None
-    if fused and x.dtype == norm.weight.dtype == torch.float32:
-        from shoal.models.nn.triton_norm import WIDEST, AddedAndNormed
-
-        if x.shape[-1] <= WIDEST:
-            masks = draw_on(x.device, x.shape[1:].numel() if rows is None else each)
-            how = (norm.weight, norm.bias, norm.eps, dropout.p)
-            return AddedAndNormed.apply(x, change, *how, *masks, rows)
+    if dropout.training and takes_norm(x, change, norm.weight, dropout.p):
+        masks = draw_on(x.device, x.shape[1:].numel() if rows is None else each)
+        return add_and_norm(x, change, norm, dropout.p, *masks, rows)
     x = x + dropout(change, rows, each)
     return x, norm(x)
 
@@ -161,11 +156,9 @@ class Attention(nn.Module):
         size, length, width = x.shape
         split = self.query_key_value(x).view(size, length, 3, self.heads, width // self.heads)
         dropout = self.dropout if self.training else 0.0
-        if 0.0 < dropout < 1.0 and split.shape[-1] <= WIDEST_HEAD and kernels_for(split):
-            from shoal.models.nn.triton_attention import Attended
-
+        if takes_attention(split, dropout):
             masks = draw_on(x.device, self.heads * length * length)
-            mixed = Attended.apply(split, pads, dropout, *masks, self.causal, HIDDEN)
+            mixed = attend(split, pads, dropout, *masks, self.causal, HIDDEN)
         else:
             hidden = self._hidden(pads, length, x)
             mixed = self._mixed(split, pads, hidden, dropout)

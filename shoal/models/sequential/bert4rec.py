@@ -94,7 +94,7 @@ class BERT4Rec(Retrieval):
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
-        self.steady = options.loss_type == "CE" and type(self) is BERT4Rec
+        self.cuda_graph_safe = options.loss_type == "CE"
         self.mask_token = facts.num_items
         self.masking = {  # see shoal.data.masking
             "mask_ratio": options.mask_ratio,

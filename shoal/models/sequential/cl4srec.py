@@ -39,6 +39,7 @@ class CL4SRec(SASRec):
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
+        self.cuda_graph_safe = False
         self.mask = nn.Parameter(torch.empty(options.hidden_size))  # what a hidden item shows
         nn.init.normal_(self.mask, std=options.initializer_range)
 

@@ -43,7 +43,7 @@ class SASRec(NextItem):
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
         plain = options.loss_type == "CE" and not (options.cosine or options.label_smoothing)
-        self.steady = plain and type(self) is SASRec
+        self.cuda_graph_safe = plain
         self.make_items(options.hidden_size, options.initializer_range)
         self.positions = nn.Parameter(torch.empty(facts.max_len, options.hidden_size))
         nn.init.normal_(self.positions, std=options.initializer_range)

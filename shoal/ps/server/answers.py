@@ -9,7 +9,7 @@ from typing import Any
 import zmq
 from torch import Tensor
 
-from shoal.ps.native import native_outlet
+from shoal.kernels.wire import native_outlet
 from shoal.ps.wire import (
     COPY_BELOW,
     MOST_JSON,

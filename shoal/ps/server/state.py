@@ -19,7 +19,7 @@ from shoal.config.tiers import TiersSection
 from shoal.embedding.leaves.admission import admission_of, tend
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.leaves.local import make_leaves, push_all
-from shoal.embedding.optim.dense import dense_step, make_optimizer, restore_state, state_tensors
+from shoal.embedding.optim.dense import DenseOptimizer, make_optimizer, restore_state, state_tensors
 from shoal.ps.spec import Spec
 from shoal.ps.wire import (
     COMPRESSED,
@@ -60,7 +60,7 @@ class State:
         # Not filled, so that memory is only taken when the values really come.
         self._flat = torch.empty(self.num_dense)
         self.dense = self._pieces(self._flat)
-        self.optimizer: torch.optim.Optimizer | None = None
+        self.optimizer: DenseOptimizer | None = None
         self._state_names = _state_names(spec)
         self.marks: list[int] | None = None  # of the last save, for a delta
         self.has_dense = False  # whether a worker has said what they begin with
@@ -148,7 +148,7 @@ class State:
                 return
             for value, piece in zip(self.dense, self._pieces(grad * scale)):
                 value.grad = piece
-            dense_step(self.optimizer, lr)
+            self.optimizer.step(lr)
 
     def _join_counts(self, table: int, pushes: Sequence[Push]) -> Tensor | None:
         if not self.counted[table]:
@@ -234,5 +234,5 @@ def _state_names(spec: Spec) -> set[str]:
     optimizer = None if spec.mode == "geo" else make_optimizer(spec.optimizer, [probe])
     if optimizer is None:
         return set()
-    dense_step(optimizer, 0.0)  # the first step of a process takes long: now, nobody waits
+    optimizer.step(0.0)  # the first step of a process takes long: now, nobody waits
     return {key.split(".", 1)[1] for key in state_tensors(optimizer, [probe])}

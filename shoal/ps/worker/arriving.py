@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from shoal.ps.native import native_arriving
+from shoal.kernels.wire import native_arriving
 from shoal.ps.wire import BFLOAT16, COMPRESSED, Header, WireError, parse_part, receive_rows
 
 Places = list[tuple[int, int]]  # where values begin in a flat tensor, and how many they are

@@ -15,8 +15,8 @@ from typing import Any
 
 import zmq
 
+from shoal.kernels.wire import native_inlet, native_outlet
 from shoal.ps.address import nobody_listens
-from shoal.ps.native import native_inlet, native_outlet
 from shoal.ps.shared import Offering
 from shoal.ps.wire import (
     COMPRESSED,

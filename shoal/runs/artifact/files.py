@@ -18,7 +18,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -173,11 +175,42 @@ def read_tensors(
     if name not in manifest["files"]:
         raise ArtifactError(f"artifact {folder} is damaged: it has no {name}")
     try:
-        with safe_open(folder / name, "pt") as file:
+        with _readable(folder / name) as path, safe_open(path, "pt") as file:
             names = list(file.keys()) if wanted is None else list(wanted)
             return {one: file.get_tensor(one) for one in names}
     except (SafetensorError, OSError) as error:
         raise ArtifactError(f"artifact {folder} is damaged: {name}: {error}") from error
+
+
+_PRIVATE: ContextVar[bool] = ContextVar("private", default=False)
+
+
+@contextmanager
+def private() -> Iterator[None]:
+    """In here tensors are read into memory of this process.
+
+    Elsewhere files are mapped: who cuts one that is in use (`cp` over it) ends its reader (SIGBUS).
+    """
+    token = _PRIVATE.set(True)
+    try:
+        yield
+    finally:
+        _PRIVATE.reset(token)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[str]:
+    """The name of a file to map: itself, or a copy in memory that lasts as long as it is mapped."""
+    if not _PRIVATE.get() or not hasattr(os, "memfd_create"):
+        yield str(path)
+        return
+    copy = os.memfd_create("shoal-artifact", os.MFD_CLOEXEC)
+    try:
+        with open_regular(path, links=False) as file, open(copy, "wb", closefd=False) as out:
+            shutil.copyfileobj(file, out, 1 << 20)
+        yield f"/proc/self/fd/{copy}"
+    finally:
+        os.close(copy)
 
 
 def chain(folder: Path, name: str, most: int) -> Iterable[str]:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal.kernels.topk import Pairs
 from shoal.runs.artifact.loaded import Artifact
-from shoal.runs.artifact.ranking import Pairs
 
 MEASURED = 256  # queries
 MORE = 64  # that are found beyond topk and what a user has seen, before filters
@@ -27,7 +27,7 @@ class Approximate:
         try:
             from usearch.index import Index
         except ImportError as error:
-            raise ValueError(f"{error}; pip install '.[index]' in the clone") from error
+            raise ValueError(f"{error}; run `make extras EXTRAS=index` in the clone") from error
         self.artifact = artifact
         vectors = artifact.catalogue.numpy()
         self._index: Any = Index(ndim=vectors.shape[1], metric="ip", dtype="f32")

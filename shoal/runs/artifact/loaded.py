@@ -17,11 +17,11 @@ from torch import Tensor
 
 from shoal.config.errors import did_you_mean
 from shoal.data.batch import Jagged
+from shoal.kernels.topk import DotProducts, Fill, Pairs, plain, rank
 from shoal.runs.artifact import files
 from shoal.runs.artifact.files import ArtifactError
 from shoal.runs.artifact.graph import Graph
 from shoal.runs.artifact.histories import FILE, History, Told, asked_at, padded, padded_times
-from shoal.runs.artifact.ranking import DotProducts, Fill, Pairs, plain, rank
 from shoal.runs.artifact.running import Running
 from shoal.runs.artifact.tables import RowTable
 from shoal.runs.artifact.words import Words

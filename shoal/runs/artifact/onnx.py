@@ -58,7 +58,7 @@ def write_onnx(folder: Path, artifact: Artifact, asked: dict[str, Tensor]) -> di
         import onnxruntime
         import onnxscript  # noqa: F401 (torch.onnx needs it)
     except ImportError as error:
-        raise ValueError(f"--onnx: {error}; pip install '.[onnx]' in the clone") from error
+        raise ValueError(f"--onnx: {error}; run `make extras EXTRAS=onnx` in the clone") from error
     names = _tables(artifact)
     fields = _fields(artifact, asked)
     module, path = _Whole(artifact, names).eval(), folder / FILE

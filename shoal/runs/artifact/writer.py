@@ -53,7 +53,7 @@ class Writer:
             "shoal": shoal.__version__,
             "model": self.config.model.name,
             "options": self.config.model.options,
-            "data": self.config.data.name,
+            "data": self.config.data.title,
             "step": trained.state["step"],
             "graph": None,
             "query": None,

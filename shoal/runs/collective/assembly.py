@@ -85,10 +85,8 @@ class Assembly:
         """Give rows and dense parameters their optimizer."""
         dense = None
         if op.dense is not None:
-            # torch's optimizers refuse to have nothing; what has no gradient is left alone.
-            parameters = [p for p in self.modules.parameters() if p.requires_grad]
-            dense = op.dense(parameters or [nn.Parameter(torch.zeros(1))])
-        elif any(p.requires_grad for p in self.modules.parameters()):
+            dense = op.dense([p for p in self.modules.parameters() if p.requires_grad])
+        elif any(p.requires_grad and p.numel() for p in self.modules.parameters()):
             raise ValueError(
                 "the model has dense parameters, and strategy.minimize names an optimizer of rows "
                 "alone; add dense=functools.partial(torch.optim.Adagrad, lr=0.1), say"

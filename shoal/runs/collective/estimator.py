@@ -240,8 +240,9 @@ class Estimator:
         input_receiver: Callable[[], Any],
         output: str | None = None,
         rows: Kind = "float32",
-    ) -> dict[str, Any]:
-        """Export what model_fn predicts; what was found when a fresh process answered in its place.
+    ) -> Path:
+        """Export what model_fn predicts into a new folder, named by the time, inside `folder`; its
+        path.
 
         input_receiver: gives features such as those of a request, a few samples of them. output:
         which of several predictions. All processes call it.

@@ -2,12 +2,17 @@
 
 The artifact is that of `shoal export` (shoal/runs/artifact), of kind `module`: inputs by name, and
 one tensor as the answer. `shoal.load(folder).answer(features)` uses it.
+
+FOLDER/1794710453/    a folder named by the time, in seconds, as TensorFlow's export_saved_model has
+                      it; `shoal serve FOLDER` serves the newest of them
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +30,7 @@ from shoal.runs.artifact.trace import Traced, trace
 from shoal.runs.collective.loop import Loop
 from shoal.world.durable import write_durably
 
+log = logging.getLogger("shoal")
 Features = dict[str, Tensor]
 Answer = Callable[[Features], Tensor]
 
@@ -37,13 +43,13 @@ def export_module(
     features: Features,
     rows: Kind = "float32",
     step: int | None = None,
-) -> dict[str, Any]:
-    """Write answer(features), for batches of any size, as an artifact; what its check found.
+) -> Path:
+    """Write answer(features), for batches of any size, as a new artifact inside `folder`; its path.
 
     All processes call it, with the same features; the first one writes.
     """
-    path, main = Path(folder), loop.world.is_main
-    hidden = path
+    main = loop.world.is_main
+    path = hidden = Path(folder)
     loop.settle()
     was_training = model.training
     model.eval()
@@ -55,14 +61,18 @@ def export_module(
     traced: Traced | None = None
 
     def begin() -> list[str]:
-        nonlocal hidden, traced
+        nonlocal path, hidden, traced
+        path = named_by_time(Path(folder))
         hidden = files.begin(path)
         traced = trace(model, _batch(features), lambda given: answer(_features(given)), alone=False)
         return traced[0]["tables"]
 
-    def finish() -> dict[str, Any]:
+    def finish() -> str:
         assert traced is not None
-        return _finish(path, hidden, type(model).__name__, traced, tables, asked, rows, step)
+        found = _finish(path, hidden, type(model).__name__, traced, tables, asked, rows, step)
+        worst = found["largest_difference"]
+        log.info("exported to %s: a fresh process's answers differ by at most %.3g", path, worst)
+        return str(path)
 
     try:
         tables: dict[str, Any] = {}
@@ -74,11 +84,19 @@ def export_module(
             else:
                 for _ in chunks:  # all that hold rows take part
                     pass
-        return _agreed(loop, finish)
+        return Path(_agreed(loop, finish))
     except BaseException:
         if hidden != path:
             shutil.rmtree(hidden, ignore_errors=True)
         raise
+
+
+def named_by_time(folder: Path) -> Path:
+    """A new folder in this one, named by the second; by the next free one where it is taken."""
+    second = int(time.time())
+    while (folder / str(second)).exists():
+        second += 1
+    return folder / str(second)
 
 
 def _agreed(loop: Loop, do: Callable[[], Any]) -> Any:

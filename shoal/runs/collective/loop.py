@@ -206,8 +206,10 @@ class Loop:
         """Make the rows, with the optimizer that a section says."""
         self.section = section
         self._inner.setup(Assembled(self._spread), section, self.seed)
-        parameters = [] if dense is None else [p for g in dense.param_groups for p in g["params"]]
-        self._inner.dense, self._inner.dense_optimizer = parameters, dense
+        groups = [] if dense is None else dense.param_groups
+        parameters = [p for group in groups for p in group["params"] if p.numel()]
+        self._inner.dense = parameters
+        self._inner.dense_optimizer = dense  # type: ignore[assignment]  # for its state alone
         self._dense, self._ready = dense, True
         self._begin_alike(parameters)
         for module in self._spread:

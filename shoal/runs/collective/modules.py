@@ -19,6 +19,8 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.runs.collective.scopes import Scope, present_scope
 
+ROWS = "rows"  # the name of the parameter that stands for them
+
 
 class Weighing:
     """What a gradient of this process counts for in that of the global batch."""
@@ -45,7 +47,11 @@ class _Weigh(torch.autograd.Function):
 
 
 class Spread(nn.Module):
-    """What all of them have: a table, and where its rows are."""
+    """What all of them have: a table, and where its rows are.
+
+    `model.parameters()` has an empty tensor in the place of the rows: optimizers refuse to have no
+    parameters, and a model may be made of embeddings alone. `state_dict()` has nothing.
+    """
 
     table: Table
     embed: Embeddings
@@ -55,6 +61,15 @@ class Spread(nn.Module):
     def _spread(self, table: Table, scope: Scope, first_rows: Tensor | None = None) -> None:
         self.table, self.first_rows, self._scope = table, first_rows, scope
         self.embed = Embeddings({table.name: table})
+        self._parameters[ROWS] = nn.Parameter(torch.empty(0, table.dim))
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.pop(prefix + ROWS, None)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *how: Any) -> None:
+        given = {**state_dict, prefix + ROWS: self._parameters[ROWS]}
+        super()._load_from_state_dict(given, prefix, *how)
 
     def look_up(self, ids: Tensor) -> Tensor:
         """Rows of ids of any shape: that shape + [dim]."""

@@ -60,11 +60,11 @@ class CollectiveStrategy(Loop):
         model: nn.Module,
         example: Any,
         rows: Kind = "float32",
-    ) -> dict[str, Any]:
-        """Export a trained model; what was found when a fresh process answered in its place.
+    ) -> Path:
+        """Export a trained model into a new folder, named by the time, inside `folder`; its path.
 
         example: inputs that model(example) takes, a tensor or a dict of tensors, each beginning
-        with a dimension of samples. All processes call it, with the same. `shoal.load(folder)
+        with a dimension of samples. All processes call it, with the same. `shoal.load(path)
         .answer(inputs)` then needs neither the program nor the processes.
         """
         from shoal.runs.collective.export import export_module, named

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.config import Resolved
+from shoal.data.named import data_values
+from shoal.models import find
 from shoal.runs.artifact import files
 from shoal.runs.artifact.export import export
 from shoal.runs.run import train
@@ -173,19 +175,17 @@ def _learn(
 
 def data_of(resolved: Resolved, path: Path, output: Path) -> dict[str, Any]:
     """The config values that make one file the data of a run."""
-    data = resolved.config.data
-    if data.is_click_log:
-        return {"data.clicks.train": str(path), "data.clicks.valid": str(path)}
-    values: dict[str, Any] = {"data.split.by": "ratio", "data.split.ratio": [1.0, 0.0, 0.0]}
+    config = resolved.config
+    file = path
     if path.suffix == ".inter":  # an atomic file lies in a folder of its name
-        folder = output / "data" / path.stem
-        folder.mkdir(parents=True, exist_ok=True)
-        link = folder / f"{path.stem}.inter"
-        if not link.is_symlink():
-            link.symlink_to(path)
-        return values | {"data.path": str(folder.parent), "data.name": path.stem}
-    sides = {k: v for k, v in (data.files or {}).items() if k not in ("train", "valid", "test")}
-    return values | {"data.name": path.stem, "data.files": {**sides, "inter": str(path)}}
+        file = output / "data" / path.stem / path.name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.is_symlink():
+            file.symlink_to(path)
+    values = data_values(file, config.data, find(config.model.name).kind == "clicks")
+    if "data.clicks.train" in values:
+        return values | {"data.clicks.valid": str(file), "data.clicks.test": None}
+    return values | {"data.split.by": "ratio", "data.split.ratio": [1.0, 0.0, 0.0]}
 
 
 def _export(asked: Following, done: list[Entry], trust: bool) -> None:

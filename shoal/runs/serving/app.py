@@ -21,7 +21,6 @@ from importlib import resources
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
@@ -31,7 +30,7 @@ import shoal
 from shoal.runs.serving.batching import Batcher, Full
 from shoal.runs.serving.figures import Figures
 from shoal.runs.serving.openapi import describe, page_of
-from shoal.runs.serving.questions import Predict, Question, Recommend, Score, Similar
+from shoal.runs.serving.questions import Predict, Question, Recommend, Score, Similar, parse
 from shoal.runs.serving.service import Service
 
 QUESTIONS: dict[str, type[Question]] = {
@@ -41,6 +40,7 @@ QUESTIONS: dict[str, type[Question]] = {
     "predict": Predict,
 }
 OPEN = ("/health", "/ready")  # answered without a token
+LARGE = 1 << 14  # bytes of a body that is parsed beside the event loop
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 SAFE = [  # every answer has these headers
     (b"x-content-type-options", b"nosniff"),
@@ -80,6 +80,7 @@ class Api:
         # Batches side by side, each on one core: the parts of one small product would wait for
         # each other, the longer the busier the machine is.
         self.threads = ThreadPoolExecutor(limits.threads, "model", torch.set_num_threads, (1,))
+        self.parser = ThreadPoolExecutor(1, "parse")  # large bodies wait for each other alone
         self.batchers = {
             kind: Batcher(
                 *(self._work(kind), limits.batch, limits.waiting, self.threads, limits.threads)
@@ -89,6 +90,11 @@ class Api:
 
     def _work(self, kind: str) -> Callable[[Any], Any]:
         return lambda asked: self.service.answer(kind, asked)
+
+    def close(self) -> None:
+        """End the threads, when nobody is answered any more."""
+        self.parser.shutdown()
+        self.threads.shutdown()
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -155,21 +161,23 @@ class Api:
                 raise Refused(415, "send application/json")
             body = await self._body(request)
             try:
-                asked = question.model_validate_json(body)
-            except ValidationError as error:
-                raise Refused(422, _first_of(error)) from None
-            try:
                 async with asyncio.timeout(self.limits.answer_seconds):
-                    answer = await batcher.ask(asked)
+                    answer = await batcher.ask(await self._parsed(question, body))
             except Full:
                 raise Refused(429, "too many requests wait; come again") from None
             except TimeoutError:
                 raise Refused(503, "no answer in time; come again") from None
             except ValueError as error:
-                raise Refused(404 if "not known" in str(error) else 422, str(error)) from None
+                raise _refusal(str(error)) from None
             return _json(answer)
 
         return post
+
+    async def _parsed(self, question: type[Question], body: bytes) -> Question:
+        if len(body) <= LARGE:
+            return parse(question, body)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.parser, parse, question, body)
 
     async def _body(self, request: Request) -> bytes:
         most = self.limits.body_bytes
@@ -229,12 +237,10 @@ def _path(request: Request) -> str:
     return request.scope["path"]
 
 
+def _refusal(why: str) -> Refused:
+    """What a model cannot answer; who asks for somebody unknown does not learn who is known."""
+    return Refused(404, why.partition(";")[0]) if "not known" in why else Refused(422, why)
+
+
 def _json(value: Any, status: int = 200) -> Response:
     return Response(json.dumps(value), status, media_type="application/json")
-
-
-def _first_of(error: ValidationError) -> str:
-    """One sentence about the first thing that is wrong."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    where = ".".join(map(str, first["loc"]))[:200]
-    return f"{where}: {first['msg']}" if where else first["msg"]

@@ -22,6 +22,7 @@ from shoal.runs.serving.service import Service
 log = logging.getLogger("shoal")
 HEAD_BYTES = 1 << 16
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+SHORTEST = 16  # characters of a token
 
 
 class Bounded(HttpToolsProtocol):
@@ -165,7 +166,7 @@ def serve(
     finally:
         stop.set()
         watcher.join()
-        server.api.threads.shutdown()
+        server.api.close()
     log.info("stopped")
 
 
@@ -187,11 +188,22 @@ def listen(host: str, port: int) -> socket.socket:
 def read_token(file: str | None) -> str | None:
     """The token of a file, or of SHOAL_TOKEN; None where there is neither."""
     if file is None:
-        return os.environ.get("SHOAL_TOKEN") or None
-    try:
-        text = Path(file).read_text().strip()
-    except OSError as error:
-        raise ValueError(f"--token-file {file}: {error.strerror}") from error
-    if len(text) < 16 or not text.isascii() or not text.isprintable():
-        raise ValueError(f"--token-file {file} must hold 16 plain characters or more")
+        text, source = os.environ.get("SHOAL_TOKEN", ""), "SHOAL_TOKEN"
+        if not text:
+            return None
+    else:
+        source = f"--token-file {file}"
+        try:
+            with open(file, "rb") as opened:
+                others = os.fstat(opened.fileno()).st_mode & 0o077
+                text = opened.read(4096).decode("utf-8", "replace").strip()
+        except OSError as error:
+            raise ValueError(f"{source}: {error.strerror}") from error
+        if others:
+            raise ValueError(f"{source} can be read or changed by others: chmod 600 {file}")
+    if len(text) < SHORTEST or not text.isascii() or not text.isprintable():
+        raise ValueError(
+            f"{source} must hold {SHORTEST} plain characters or more, random ones: "
+            "(umask 077; head -c 24 /dev/urandom | base64 > FILE)"
+        )
     return text

@@ -7,8 +7,18 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SkipValidation,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import from_json
 
+from shoal.config.errors import did_you_mean
 from shoal.data.batch import Batch, Jagged
 from shoal.runs.artifact.histories import History
 from shoal.runs.artifact.loaded import Artifact
@@ -68,12 +78,41 @@ class Similar(Question):
 
 
 Ids = int | Annotated[list[int], Field(max_length=MOST_IDS)] | float
+SAMPLE = TypeAdapter(dict[str, Ids])
 
 
 class Predict(Question):
     """Clicks of samples: a value for each slot (an id or several) and each dense column."""
 
-    samples: Annotated[list[dict[str, Ids]], Field(min_length=1, max_length=MOST_SAMPLES)]
+    samples: Annotated[  # values are checked sample by sample, until one is wrong
+        list[dict[str, SkipValidation[Ids]]], Field(min_length=1, max_length=MOST_SAMPLES)
+    ]
+
+
+def parse(question: type[Question], body: bytes) -> Question:
+    """What a body asks; ValueError about the first thing that is wrong, whatever else is."""
+    try:
+        value = from_json(body)
+    except ValueError as error:
+        raise ValueError(f"this is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError("send a JSON object")
+    known = question.model_fields
+    unknown = next((key for key in value if key not in known), None)
+    if unknown is not None:  # pydantic would list them all
+        hint = did_you_mean(unknown[:80], known)
+        raise ValueError(f"unknown key {unknown[:80]!r}; allowed: {', '.join(known)}{hint}")
+    try:
+        return question.model_validate(value)
+    except ValidationError as error:
+        raise ValueError(_first_of(error)) from None
+
+
+def _first_of(error: ValidationError, *place: object) -> str:
+    """One sentence about the first thing that is wrong."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    where = ".".join(map(str, (*place, *first["loc"])))[:200]
+    return f"{where}: {first['msg']}" if where else first["msg"]
 
 
 def answer_recommend(model: Artifact, asked: Sequence[Recommend]) -> list[Any]:
@@ -182,10 +221,14 @@ def _samples(model: Artifact, samples: Sequence[dict[str, Any]]) -> Part:
         raise ValueError(f"a request has at most {most} samples of {columns} columns")
     lists: list[list[int]] = []
     values = []
-    for sample in samples:
-        unknown = sample.keys() - known
+    for number, raw in enumerate(samples):
+        unknown = raw.keys() - known
         if unknown:
             raise ValueError(f"no column is named {min(unknown)[:80]!r}; there are {_some(known)}")
+        try:
+            sample: dict[str, Any] = SAMPLE.validate_python(raw)
+        except ValidationError as error:
+            raise ValueError(_first_of(error, "samples", number)) from None
         for name in slots:
             ids = sample.get(name, 0)
             ids = ids if isinstance(ids, list) else [ids]

@@ -3,24 +3,35 @@
 ARTIFACT is an artifact, or a folder of artifacts, of which the last by name is served. When another
 is there (a new one in the folder, a link that points elsewhere, a folder that was replaced) it is
 loaded and checked beside the old one; then new batches go to it. Requests that are being answered
-keep the model they began with, so none is lost. One that is damaged is passed over, and told.
+keep the model they began with, so none is lost. The model is in memory: its files may be replaced,
+cut or removed meanwhile.
+
+One that cannot be loaded is passed over, counted and logged, and tried again when one of its files
+changes: files that are being copied may come in any order.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from shoal.runs.artifact import files
-from shoal.runs.artifact.loaded import Artifact
+from shoal.runs.artifact.loaded import DELTAS, Artifact
 from shoal.runs.artifact.trial import try_apart
 from shoal.runs.serving import questions
 
 log = logging.getLogger("shoal")
+AGAIN_SECONDS = 60.0  # after which the machine may be able to load what it could not
 ANSWERS: dict[str, Callable[[Artifact, Sequence[Any]], list[Any]]] = {
     "recommend": questions.answer_recommend,
     "score": questions.answer_score,
@@ -29,62 +40,95 @@ ANSWERS: dict[str, Callable[[Artifact, Sequence[Any]], list[Any]]] = {
 }
 
 
+State = tuple[Any, ...]  # of the files of an artifact
+
+
+@dataclass
+class Refused:
+    """An artifact that could not be loaded, as it was then."""
+
+    state: State
+    why: str
+    again: float  # when it is tried again though nothing has changed
+    reported: bool
+
+
 class Service:
     """A model in service."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.reloads = self.failures = 0
-        self.refused: str | None = None  # the artifact that could not be loaded
-        self.model = self._load(self._newest())
-        self.since = time.time()
+        self.refused: dict[Path, Refused] = {}
+        model = self._newest(None)
+        if model is None:
+            raise ValueError(next(iter(self.refused.values())).why)
+        self.model, self.since = model, time.time()
+        self._report()
 
-    def _newest(self) -> Path:
-        """The folder to serve now."""
+    def refresh(self) -> bool:
+        """Take a newer artifact, if there is one; whether it was taken."""
+        model = None
+        try:
+            model = self._newest(self.model)
+        except Exception as error:  # such as a folder that cannot be read
+            self._refuse(self.path, (), error)
+        if model is not None:
+            self.model, self.since = model, time.time()
+            self.reloads += 1
+            log.info("now serving %s", model.folder)
+        self._report()
+        return model is not None
+
+    def _newest(self, served: Artifact | None) -> Artifact | None:
+        """The newest artifact that can be loaded; None where that is served already."""
+        found = self._found()
+        self.refused = {path: one for path, one in self.refused.items() if path in found}
+        for folder in found:
+            state, before = state_of(folder), self.refused.get(folder)
+            if before is None or before.state != state or time.monotonic() > before.again:
+                try:
+                    stated = files.read_manifest(folder)["sha256"]
+                    if served is not None and served.manifest["sha256"] == stated:
+                        return None
+                    return load(folder, state)
+                except Exception as error:
+                    self._refuse(folder, state, error)
+            if served is not None and served.folder == folder:
+                return None  # it is being replaced: none before it is taken instead
+        return None
+
+    def _found(self) -> list[Path]:
+        """The folders that may be served, the newest first."""
         if (self.path / files.MANIFEST).exists():
-            return self.path.resolve()
+            return [self.path.resolve()]
         # (An artifact that is being written has a manifest too, under a hidden name.)
         found = sorted(self.path.glob("[!.]*/manifest.json")) if self.path.is_dir() else []
         if not found:
             raise ValueError(
                 f"{self.path} is no artifact and holds none; `shoal export RUN --to DIR` makes one"
             )
-        return found[-1].parent.resolve()
+        return [one.parent.resolve() for one in reversed(found)]
 
-    def _load(self, folder: Path) -> Artifact:
-        model = Artifact(folder)
-        try_apart(model)
-        if model.kind == "retrieval":  # before the first request, not at its cost
-            model.prepare()
-        return model
+    def _refuse(self, folder: Path, state: State, error: Exception) -> None:
+        theirs = isinstance(error, ValueError)  # else the machine's, which may pass
+        why = str(error) if theirs else f"cannot load {folder}: {error!r}"
+        again = math.inf if theirs else time.monotonic() + AGAIN_SECONDS
+        before = self.refused.get(folder)
+        known = before is not None and before.why == why  # while it is copied, likely
+        self.refused[folder] = Refused(state, why, again, known)
 
-    def refresh(self) -> bool:
-        """Take a newer artifact, if there is one; whether it was taken."""
-        try:
-            folder = self._newest()
-            stated = files.read_manifest(folder)["sha256"]
-        except ValueError as error:
-            return self._refuse(str(error))
-        if stated in (self.model.manifest["sha256"], self.refused):
-            return False
-        try:
-            model = self._load(folder)
-        except ValueError as error:
-            self.refused = stated
-            return self._refuse(str(error))
-        self.model, self.since = model, time.time()
-        self.reloads += 1
-        self.refused = None
-        log.info("now serving %s", folder)
-        return True
-
-    def _refuse(self, why: str) -> bool:
-        self.failures += 1
-        log.warning("%s; going on with %s", why, self.model.folder)
-        return False
+    def _report(self) -> None:
+        """Count and log what could not be loaded, each reason once."""
+        for one in self.refused.values():
+            if not one.reported:
+                one.reported = True
+                self.failures += 1
+                served = self.model.folder
+                log.warning("%s; serving %s; it is tried again when it changes", one.why, served)
 
     def watch(self, seconds: float, stop: threading.Event) -> None:
-        """Look for a newer artifact every so often, until told to stop."""
+        """Look for a newer artifact every so often, until `stop`."""
         while not stop.wait(seconds):
             self.refresh()
 
@@ -94,3 +138,47 @@ class Service:
         name = model.folder.name
         found = ANSWERS[kind](model, asked)
         return [one if isinstance(one, Exception) else {**one, "artifact": name} for one in found]
+
+
+def load(folder: Path, state: State) -> Artifact:
+    """The model of an artifact whose files were in this state, all of it in memory."""
+    check_sizes(folder)
+    with files.private():
+        model = Artifact(folder)
+        try_apart(model)
+        if model.kind == "retrieval":  # before the first request, not at its cost
+            model.prepare()
+        elif model.kind == "scorer":
+            with suppress(ValueError):  # exported without histories
+                model.seen_pairs(np.zeros(0, np.int64))
+    if state_of(folder) != state:
+        raise ValueError(f"{folder} changed while it was loaded")
+    return model
+
+
+def check_sizes(folder: Path) -> None:
+    """Refuse one that is being copied before all of it is read for its checksums."""
+    for name, facts in files.read_manifest(folder)["files"].items():
+        path = folder / name
+        found = path.stat().st_size if path.is_file() else None
+        if found != facts["bytes"]:
+            what = "is not there" if found is None else f"is not of its {facts['bytes']} bytes"
+            raise ValueError(f"artifact {folder} is not whole: {name} {what}")
+
+
+def state_of(folder: Path) -> State:
+    """Names, sizes and times of an artifact's files and of those of the artifacts below a delta."""
+    below: list[str] = []
+    with suppress(Exception):  # what cannot be read yet names nothing
+        base = files.read_json(folder, files.SIGNATURE, files.read_manifest(folder))["base"]
+        below = list(files.chain(folder, base["name"], DELTAS))
+    return tuple(_facts(folder.parent / name) for name in (folder.name, *below))
+
+
+def _facts(folder: Path) -> State:
+    with suppress(OSError), os.scandir(folder) as entries:
+        found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
+        return tuple(
+            sorted((n, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for n, s in found)
+        )
+    return ()

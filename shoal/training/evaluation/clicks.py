@@ -44,6 +44,10 @@ class ClickEvaluator:
         self.readers, self.section, self.world, self.group = readers, section, world, group
         self.sources, self.labels = sources or {}, labels
 
+    def has(self, phase: Phase) -> bool:
+        """Whether a phase has samples, as far as that is known before they are read."""
+        return phase in self.readers and self.readers[phase].known_samples != 0
+
     def check(self, phases: Iterable[Phase]) -> None:
         """Refuse phases without samples, as far as that is known before they are read."""
         for phase in phases:
@@ -52,7 +56,7 @@ class ClickEvaluator:
                     f"there are no {phase} files to evaluate on; name them with data.clicks.valid "
                     "or data.clicks.test, or set train.eval_every=0"
                 )
-            if self.readers[phase].known_samples == 0:
+            if not self.has(phase):
                 raise self._empty(phase)
 
     def evaluate(

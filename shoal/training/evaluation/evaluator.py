@@ -77,10 +77,14 @@ class Evaluator:
         metrics.reduce(self._sum, self._gather)
         return metrics.compute(f"the {phase} split of {self.dataset.name!r}")
 
+    def has(self, phase: Phase) -> bool:
+        """Whether a phase has anything to evaluate on."""
+        return len(self.dataset.splits[phase]) > 0
+
     def check(self, phases: Iterable[Phase]) -> None:
         """Refuse phases that have nothing to evaluate: before an epoch is trained, not after."""
         for phase in phases:
-            if len(self.dataset.splits[phase]) == 0:
+            if not self.has(phase):
                 raise ValueError(
                     f"the {phase} split of {self.dataset.name!r} is empty, so there is nothing to "
                     "evaluate; change data.split or set train.eval_every=0"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from shoal.models.base import Model, Output
+from shoal.training.losses import Losses
 from shoal.training.metrics import MetricSet, Valued
 from shoal.world.world import World
 
@@ -22,8 +23,8 @@ log = logging.getLogger("shoal")
 class Interval:
     """Figures of the steps since the last line, merged over ranks. `every` 0: nothing is done."""
 
-    def __init__(self, model: Model, world: World, every: int, decimals: int = 4):
-        self.world, self.every, self.decimals = world, every, decimals
+    def __init__(self, model: Model, world: World, losses: Losses, every: int, decimals: int = 4):
+        self.world, self.losses, self.every, self.decimals = world, losses, every, decimals
         self.scored = False  # whether the model tells what it predicts
         if every and model.kind == "clicks":
             model.register_forward_hook(self._keep)
@@ -31,8 +32,8 @@ class Interval:
 
     def begin(self) -> None:
         """Forget what came before."""
-        self.steps = self.samples = 0
-        self.loss: Tensor | float = 0.0
+        self.samples = 0
+        self.losses.begin()
         self.begun = time.perf_counter()
         self.metrics = MetricSet(["AUC"], [1], 1, torch.zeros(1))
 
@@ -50,13 +51,13 @@ class Interval:
         """Count a step of `size` samples on this rank; every rank calls it for every step."""
         if not self.every:
             return
-        self.steps += 1
         self.samples += size
-        self.loss = self.loss + loss.detach().double()
+        self.losses.add(loss, size)
         if number % self.every:
             return
         samples = self._sum(torch.tensor([self.samples], dtype=torch.float64))
-        line = f"loss: {float(self.loss) / self.steps:z.{self.decimals}f}"
+        total, batches = self.losses.sums()
+        line = f"loss: {total / max(1, batches):z.{self.decimals}f}"
         line += f", samples/s: {float(samples) / (time.perf_counter() - self.begun):.0f}"
         if self.scored:
             self.metrics.reduce(self._sum, self._gather)

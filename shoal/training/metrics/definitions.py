@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from shoal.config.errors import did_you_mean
-from shoal.training.metrics import native
 from shoal.training.metrics.pairs import pair_counts, pairs_in_order
 
 State = dict[str, Tensor]
@@ -290,13 +289,6 @@ class RMSE(PerRow):
 class LogLoss(PerRow):
     """Mean cross-entropy of 0/1 labels under predicted probabilities."""
 
-    def measure(self, block: Valued) -> State:
-        if native.takes(block.scores, block.labels) and native.all_binary(block.labels):
-            total = native.log_loss(block.scores, block.labels)
-            if total is not None:
-                return {"LogLoss": torch.tensor(total, dtype=torch.float64)}
-        return super().measure(block)  # which says what is wrong
-
     def value(self, rows: Valued) -> Tensor:
         _check_binary(rows.labels, "LogLoss")
         if ((rows.scores < 0) | (rows.scores > 1)).any():
@@ -391,8 +383,6 @@ def higher_is_better(name: str) -> bool:
 
 
 def _check_binary(labels: Tensor, name: str) -> None:
-    if native.takes(labels) and native.all_binary(labels):
-        return
     odd = (labels != 0) & (labels != 1)
     if odd.any():
         raise ValueError(

@@ -6,16 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.training.metrics import native
-
 
 def pairs_in_order(scores: Tensor, labels: Tensor) -> tuple[float, int, int]:
     """The same of all rows together: numerator, positives and negatives.
 
     Each class is sorted by itself: numpy sorts numbers several times as quickly as it orders them.
     """
-    if native.takes(scores, labels):
-        return native.pairs_in_order(scores, labels)
     score, positive = scores.numpy(), labels.numpy() == 1
     high, low = np.sort(score[positive]), np.sort(score[~positive])
     odd = any(len(some) and np.isnan(some[-1]) for some in (high, low))  # they are sorted last

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from shoal.config.errors import did_you_mean
-from shoal.config.row_rules import RowRules, RowsSection
+from shoal.config.row_rules import FIXED_KEYS, RowRules, RowsSection
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch
+from shoal.embedding.as_configured import as_configured
 from shoal.embedding.leaves.admission import admission_of
-from shoal.embedding.leaves.dtypes import choose_dtypes
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.leaves.local import make_leaves
 from shoal.embedding.module import Embeddings
@@ -45,7 +45,6 @@ from shoal.embedding.store import Every, Store
 from shoal.embedding.table import Table
 from shoal.models.base import Model, Output
 from shoal.models.nn.dropout import begin_slice
-from shoal.training.strategy.back import go_back
 from shoal.training.strategy.gathered import Gathered
 from shoal.world.world import World
 
@@ -102,7 +101,7 @@ class Strategy(ABC):
         self.tiers, self.rules = rows.tiers, self._make_rules(tables, rows)
         if rows.narrow and self.cannot_narrow is not None:
             raise ValueError(f"rows.dtype: given bfloat16; {self.cannot_narrow}")
-        self.tables = tables = choose_dtypes(tables, rows)
+        self.tables = tables = as_configured(tables, rows)
         check_tables(optimizer, tables)
         self.row_optimizers = {name: row_optimizer_of(optimizer, name) for name in tables}
         self.dense = [p for p in model.parameters() if p.requires_grad]
@@ -129,12 +128,12 @@ class Strategy(ABC):
         """The rules of those growing tables that have any."""
         growing = [name for name, table in tables.items() if table.rows is None]
         for name, own in section.tables.items():
-            if name in tables and own.keys() <= {"dtype"}:
+            if name in tables and own.keys() <= set(FIXED_KEYS):
                 continue
             if name not in growing:
                 raise ValueError(
                     f"rows.tables names a table {name!r} that the model does not have, or that "
-                    f"does not grow, of which dtype alone can be said; its tables are: "
+                    f"does not grow, which has dtype and init alone; its tables are: "
                     f"{', '.join(tables)}; those that grow: {', '.join(growing) or 'none'}"
                     f"{did_you_mean(name, list(tables))}"
                 )
@@ -237,7 +236,7 @@ class Strategy(ABC):
             count = count + output.count
             if number == len(parts):
                 self.going_back(count)
-            go_back(output.loss)
+            output.loss.backward()
         self.gathered.parts = 1
         assert isinstance(loss, Tensor)  # there is one part at least
         return Sums(loss, count)

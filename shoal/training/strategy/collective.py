@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from shoal.data.batch import Batch
-from shoal.embedding.optim.dense import dense_step
 from shoal.training.strategy.base import Strategy, Sums
 from shoal.world.world import World
 
@@ -28,7 +27,7 @@ class Collective(Strategy):
         loss, scale, notes = self.mean_dense(flat)
         gradients = self.clip(self.rows.collect(scale, notes))
         if self.dense_optimizer is not None:
-            dense_step(self.dense_optimizer, lr)
+            self.dense_optimizer.step(lr)
         self.rows.apply(gradients, lr, scale)
         return loss
 

@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from shoal.data.batch import Batch
-from shoal.embedding.optim.dense import dense_step
 from shoal.embedding.placed.replicated import SMALL, ReplicatedRows
 from shoal.embedding.table import Table
 from shoal.models.base import Model
@@ -56,7 +55,7 @@ class DDP(Collective):
             loss, scale, _ = self.mean_dense(flat)
         gradients = self.clip(collect(scale))
         if self.dense_optimizer is not None:
-            dense_step(self.dense_optimizer, lr)
+            self.dense_optimizer.step(lr)
         self.rows.apply(gradients, lr, scale)
         return loss
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shoal.data.batch import Batch
-from shoal.embedding.optim.dense import dense_step, make_optimizer
+from shoal.embedding.optim.dense import make_optimizer
 from shoal.embedding.service import RowService
 from shoal.embedding.table import Table
 from shoal.ps.worker.copies import GeoRows
@@ -69,7 +69,7 @@ class Geo(ParameterServers):
             for parameter in self.dense:
                 if parameter.grad is not None:
                     parameter.grad.mul_(scale)
-            dense_step(self.dense_optimizer, lr)
+            self.dense_optimizer.step(lr)
         self.rows.apply(gradients, lr, scale)
         self._batches += 1
         if self._batches % self.section.geo_step == 0:

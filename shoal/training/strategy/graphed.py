@@ -25,7 +25,6 @@ from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.leaves.leaf import Leaf
 from shoal.embedding.leaves.local import begin_all
-from shoal.embedding.optim.recorded import count_step, make_recordable, recorded_step
 from shoal.embedding.store import Every, Ids
 from shoal.models.base import Model
 from shoal.training.strategy.single import Single
@@ -75,8 +74,6 @@ class Graphed(Single):
         self._memory: Tensor | None = None
         self._pool = torch.cuda.graph_pool_handle()
         self._copies = torch.cuda.Stream(device)
-        if self.dense_optimizer is not None:
-            make_recordable(self.dense_optimizer, self._lr)
 
     def _why_not(self) -> str | None:
         """Why steps cannot be recorded, with the remedy; None: they can."""
@@ -86,8 +83,8 @@ class Graphed(Single):
                 "train.clip_grad_norm=null"
             )
         kind = type(self.model)
-        own = kind.__module__.startswith("shoal.models.") or "steady" in vars(kind)
-        if self.auto and not (own and self.model.steady):
+        own = kind.__module__.startswith("shoal.models.") or "cuda_graph_safe" in vars(kind)
+        if self.auto and not (own and self.model.cuda_graph_safe):
             return f"{type(self.model).__name__} does not say that all its steps do the same work"
         for name in self.tables:
             leaf = self.rows.leaf(name)
@@ -119,8 +116,6 @@ class Graphed(Single):
             self._lr.fill_(lr)
             self._known_lr = lr
         self._check_memory()
-        if self.dense_optimizer is not None:
-            count_step(self.dense_optimizer)
         # Who looks at what each step of a click model predicts (train.print_every) reads it on the
         # host; and of a batch in parts the host adds up the counts.
         if len(parts) > 1 or self.model._forward_hooks or has_lists(parts[0]):
@@ -151,7 +146,7 @@ class Graphed(Single):
     @property
     def _asks(self) -> bool:
         """Whether a batch gets a list of the places that are asked for."""
-        return self.model.kind == "sequential" and self.model.steady
+        return self.model.kind == "sequential" and self.model.cuda_graph_safe
 
     def _far_ids(self, batch: Batch, name: str | None = None) -> list[Ids]:
         """Ids of a table whose rows may be in host memory, or of all those tables."""
@@ -174,7 +169,7 @@ class Graphed(Single):
         if not self.records:
             super().step_dense(lr)
         elif self.dense_optimizer is not None:
-            recorded_step(self.dense_optimizer, self._lr)
+            self.dense_optimizer.step(self._lr)
 
 
 class Recorded:

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from shoal.config.schema import StrategySection
 from shoal.data.batch import Batch
-from shoal.embedding.optim.dense import dense_step
 from shoal.embedding.service import RowService
 from shoal.embedding.table import Table
 from shoal.ps.keys import read_keys
@@ -168,7 +167,7 @@ class ParameterServers(Strategy):
         pieces = flat[:-1].split([g.numel() for g in grads])
         for parameter, piece in zip(self.dense, pieces):
             parameter.grad = piece.view_as(parameter) * scale
-        dense_step(self.dense_optimizer, lr)
+        self.dense_optimizer.step(lr)
 
     # ---- dense parameters at the servers --------------------------------------------------------
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from shoal.data.batch import Batch
-from shoal.embedding.optim.dense import dense_step
 from shoal.embedding.placed.local import LocalRows
 from shoal.embedding.service import RowService
 from shoal.embedding.table import Table
 from shoal.models.base import Output
-from shoal.training.strategy.back import go_back
 from shoal.training.strategy.base import Strategy
 from shoal.world.world import World
 
@@ -34,9 +31,9 @@ class Single(Strategy):
         lr, scale = self.lr(lr), 1.0
         if len(parts) == 1:
             output = self.forward(parts[0], lr)
-            share = share_of(output)
-            go_back(output.loss, share)
-            loss = output.loss.detach() * share
+            mean = output.loss * share_of(output)
+            mean.backward()
+            loss = mean.detach()
         else:
             sums = self.backward(parts, lr)
             scale = 1.0 / max(1.0, float(sums.count))
@@ -52,15 +49,12 @@ class Single(Strategy):
     def step_dense(self, lr: float) -> None:
         """Update the dense parameters."""
         if self.dense_optimizer is not None:
-            dense_step(self.dense_optimizer, lr)
+            self.dense_optimizer.step(lr)
 
 
-def share_of(output: Output) -> Tensor:
-    """1 / the terms of a batch's loss, shaped as it is, to go back with.
-
-    Scaling what backward begins with costs nothing; scaling the gradients afterwards would.
-    """
-    loss, count = output.loss, output.count
+def share_of(output: Output) -> float | Tensor:
+    """1 / the terms of a batch's loss."""
+    count = output.count
     if isinstance(count, Tensor):  # a GPU is not waited for
-        return count.clamp(min=1).to(loss).reciprocal().view_as(loss)
-    return torch.full_like(loss, 1.0 / count if count else 0.0)
+        return count.clamp(min=1).to(output.loss).reciprocal().view_as(output.loss)
+    return 1.0 / count if count else 0.0

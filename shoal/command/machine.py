@@ -1,0 +1,72 @@
+"""What the machine refused, in one line: which file, what to do, what is kept."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from shoal.launch.launched import is_launched
+
+REMEDIES = {
+    errno.ENOSPC: "remove something there, or name a place on another disk",
+    errno.EDQUOT: "remove something there, or name a place on another disk",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.EROFS: "name a place that can be written to",
+    errno.EACCES: "change its mode or owner, or name another",
+    errno.EPERM: "change its mode or owner, or name another",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.ENFILE: "close other programs: the host has no more files to open",
+    errno.EIO: "the disk fails: the kernel's log (dmesg) has more",
+}
+WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+MEMORY = re.compile(r"not enough memory|can't allocate memory|out of memory|bad_alloc", re.I)
+MEMORY_REMEDY = (
+    "take a smaller train.batch_size or eval.batch_size, less data or fewer processes; "
+    "`shoal plan CONFIG` prints what a run takes"
+)
+
+
+def explain(error: BaseException) -> str | None:
+    """One line about what the machine refused; None about any other error."""
+    if isinstance(error, OSError) and error.errno in REMEDIES:
+        return f"{_refused(error)}; {REMEDIES[error.errno]}{_kept()}"
+    torch_said = isinstance(error, RuntimeError) and MEMORY.search(str(error))
+    if isinstance(error, MemoryError) or torch_said or getattr(error, "errno", 0) == errno.ENOMEM:
+        what = re.sub(r"^\[enforce fail.*?(?=DefaultCPU)", "", str(error).strip()).split("\n")[0]
+        what = f": {what[:300].rstrip('.')}" if what else ""
+        return f"out of memory{what}; {MEMORY_REMEDY}{_kept()}"
+    return None
+
+
+def _refused(error: OSError) -> str:
+    """cannot write FILE: No space left on device (12.0 MB free)"""
+    verb = "write" if error.errno in WRITES else "use"
+    if error.filename is None:
+        where = "; `df` shows which disk is full" if error.errno == errno.ENOSPC else ""
+        return f"cannot {verb} a file: {error.strerror}{where}"
+    room = ""
+    if error.errno == errno.ENOSPC:
+        room = f" ({_free(Path(os.fsdecode(error.filename)))} free)"
+    return f"cannot {verb} {os.fsdecode(error.filename)}: {error.strerror}{room}"
+
+
+def _free(path: Path) -> str:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return f"{shutil.disk_usage(path).free / 1e6:.1f} MB"
+
+
+def _kept() -> str:
+    """What a run that was trained here still has; a launcher says it for its ranks."""
+    room = sys.modules.get("shoal.training.run_folder")
+    if room is None or not room.TRAINED_IN or is_launched():
+        return ""
+    folder = room.TRAINED_IN[-1]
+    saved = (folder / "checkpoints").is_dir() and any((folder / "checkpoints").glob("step-*"))
+    if not saved:
+        return "; no checkpoint was saved yet"
+    return f"; its checkpoints are kept: continue with --resume {folder}"

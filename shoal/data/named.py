@@ -1,0 +1,163 @@
+"""Which data a config names: every command and every kind of model asks here.
+
+Generated data is used where it is asked for by name (data.name or data.format), never in place of
+something that is not found.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from shoal.config.errors import did_you_mean
+from shoal.config.schema import CLICK_FORMATS, GENERATED, DataSection
+from shoal.config.yaml_io import inline
+from shoal.data.packed import packed_or_not, plain_name
+from shoal.data.prepared import dataset as prepared
+from shoal.data.sources import movielens, tables
+
+FILES = ("train", "valid", "test")  # of data.clicks
+# What only the other kind of data reads: a value that a user would count on is refused.
+OF_INTERACTIONS = ("fields", "filter", "threshold", "normalize", "load", "unload", "presplit")
+OF_CLICKS = ("slots", "dense", "label", "group", "rows", "pipe_command", "custom", "split_files")
+
+
+class Named(NamedTuple):
+    """Interactions (planted, random, prepared, atomic, tables, movielens), or a click log
+    (planted_clicks, prepared, log)."""
+
+    kind: Literal["interactions", "clicks"]
+    source: str
+
+
+def named_data(data: DataSection, clicks: bool) -> Named:
+    """What a model reads (`clicks`: it is a click model); ValueError where that is not said."""
+    if not reads_log(data, clicks):
+        source = interactions_of(data)
+        _refuse(data.clicks, OF_CLICKS, "data.clicks.", f"a click log, and {data.title} is none")
+        return Named("interactions", source)
+    if not clicks:
+        raise ValueError(
+            f"data.{_says_log(data)} names a click log, and this model learns from interactions of "
+            "users with items; choose a click model such as LR or DeepFM (`shoal models` lists "
+            "them), or name interactions with data.name or data.files"
+        )
+    if data.files is not None:
+        raise ValueError(
+            f"data.files and data.{_says_log(data)} both name data; leave out one: tables of "
+            "interactions (data.files), or a click log (data.clicks)"
+        )
+    _refuse(data, OF_INTERACTIONS, "data.", f"interactions, and {data.title} is a click log")
+    if data.format == "planted_clicks" or not any(getattr(data.clicks, key) for key in FILES):
+        if data.format in ("slots", "criteo"):
+            raise ValueError(
+                f"data.format {data.format}: data.clicks.train must name the files to train on"
+            )
+        return Named("clicks", "planted_clicks")
+    if data.clicks.train is None:
+        raise ValueError("data.clicks.train must name the files to train on")
+    if prepared.find_log(data.clicks.train, data.path) is not None:
+        return Named("clicks", "prepared")
+    return Named("clicks", "log")
+
+
+def reads_log(data: DataSection, clicks: bool) -> bool:
+    """Whether the data is a click log, found or not; else interactions."""
+    if data.format in CLICK_FORMATS or any(getattr(data.clicks, key) for key in FILES):
+        return True
+    if not clicks or data.files is not None or data.format != "auto":
+        return False
+    return data.name in ("planted", "planted_clicks") and prepared.find(data) is None
+
+
+def _says_log(data: DataSection) -> str:
+    """The key, and its value, that names a click log."""
+    if data.format in CLICK_FORMATS:
+        return f"format={data.format}"
+    return next(f"clicks.{key}" for key in FILES if getattr(data.clicks, key))
+
+
+def data_values(path: Path, data: DataSection, clicks: bool) -> dict[str, Any]:
+    """Config values that make a file or a folder the data, in place of what `data` names.
+
+    Files of users and items stay, and so do those that a click model is evaluated on.
+    """
+    path = path.absolute()
+    values: dict[str, Any] = {"data.name": None, "data.format": "auto"}
+    if reads_log(data, clicks):
+        form = "auto" if data.format in GENERATED else data.format
+        return values | {"data.clicks.train": str(path), "data.format": form}
+    if path.is_dir():
+        return values | {"data.path": str(path), "data.files": None}
+    if plain_name(path).suffix == ".inter":
+        if plain_name(path).stem != path.parent.name:
+            raise ValueError(
+                f"{path}: an atomic file lies in a folder of its name, NAME/NAME.inter; move it "
+                f"there, or write the file as csv"
+            )
+        return values | {"data.path": str(path.parent), "data.files": None}
+    sides = {k: v for k, v in (data.files or {}).items() if k not in FILES}
+    form = data.format if data.format in tables.FORMATS.values() else "auto"
+    return values | {"data.files": {**sides, "inter": str(path)}, "data.format": form}
+
+
+def _refuse(section: Any, keys: tuple[str, ...], prefix: str, why: str) -> None:
+    unsaid = type(section)()
+    for key in keys:
+        if (value := getattr(section, key)) != getattr(unsaid, key):
+            shown = inline(value.model_dump() if hasattr(value, "model_dump") else value)
+            raise ValueError(
+                f"{prefix}{key} is {shown[:80]}, which is for {why}; leave it out, or name the "
+                "data that it is for"
+            )
+
+
+def interactions_of(data: DataSection) -> str:
+    """The source of interactions: as data.files and data.format say, else what is there."""
+    if data.files is not None or data.format in tables.FORMATS.values():
+        if data.format not in ("auto", *tables.FORMATS.values()):
+            raise ValueError(
+                f"data.files names tables, and data.format is {data.format}; choose csv, parquet, "
+                "arrow or jsonl, or leave it out"
+            )
+        return "tables"
+    if data.format != "auto":
+        return data.format
+    if prepared.find(data) is not None:
+        return "prepared"
+    if data.name == "planted_clicks":
+        raise ValueError(
+            "data.name planted_clicks is a click log, and this model learns from interactions; "
+            "use data.name=planted"
+        )
+    if data.name in GENERATED and not data.folder.exists():
+        return str(data.name)
+    stems = [data.stem, *(f"{data.stem}.{part}" for part in data.presplit or [])]
+    if any(packed_or_not(data.folder / f"{stem}.inter").exists() for stem in stems):
+        return "atomic"
+    if tables.beside(data):
+        return "tables"
+    if movielens.locate(data) is not None:
+        return "movielens"
+    raise ValueError(_nothing(data))
+
+
+def _nothing(data: DataSection) -> str:
+    """What is said where no data is found, with what could be meant."""
+    root = Path(data.path)
+    have = sorted(p.name for p in root.iterdir() if p.name[0] != ".") if root.is_dir() else []
+    remedy = (
+        "name a data set with data.name (a folder under data.path; `shoal data fetch ml-100k` gets "
+        "one), tables of your own with data.files.inter=FILE, or a click log with "
+        "data.clicks.train=FILE; data.name=planted is generated data"
+    )
+    if data.name is None and root.is_file():
+        return f"data.path is {root}, a file, and it is a folder's: write data.files.inter={root}"
+    if data.name is None:
+        holds = f", which holds {', '.join(have[:8])}" if have else ""
+        return f"no data is named, and there is none in data.path={root}{holds}; {remedy}"
+    return (
+        f"no data set {data.name!r} in {root}: neither {data.folder / data.stem}.inter nor "
+        f"MovieLens files (u.data, ratings.dat, ratings.csv, or {data.stem}.zip) are there; "
+        f"{remedy}{did_you_mean(data.name, [*have, *GENERATED])}"
+    )

@@ -1,0 +1,232 @@
+"""Columns of tables: which type each has, declared or guessed, and its values, checked.
+
+What is wrong is told with the file and the line, or left out and counted (data.bad_rows: skip).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shoal.config.schema import DataSection
+from shoal.data.dataset import FieldType
+from shoal.data.sources.delimited import LARGEST, ParsedColumn
+
+if TYPE_CHECKING:
+    import polars as pl
+
+MIXED = 0.9  # share of numbers from which other text in a column is taken for a mistake
+TYPE_OF: dict[str, FieldType] = {
+    "id": "token",
+    "text": "token",
+    "ids": "token_seq",
+    "sequence": "token_seq",
+    "number": "float",
+    "numbers": "float_seq",
+}
+IS_ID = re.compile(r"(^|_)ids?$|[a-z]Id$", re.IGNORECASE)
+
+
+@dataclass
+class Piece:
+    """The rows of one file; row k is line lines[k], or k + first where all lines are rows."""
+
+    path: Path
+    frame: pl.DataFrame
+    lines: np.ndarray | None = None
+    first: int = 1
+    unit: str = "row"
+    skipped: int = 0  # bad rows that were left out
+
+    def where(self, row: int) -> str:
+        number = row + self.first if self.lines is None else int(self.lines[row])
+        return f"{self.path}, {self.unit} {number}"
+
+
+def declared_types(config: DataSection, suffix: str) -> tuple[dict[str, FieldType], set[str]]:
+    """Column -> type, of those that the config says something of; and those that must be filled."""
+    fields = config.fields
+    types: dict[str, FieldType] = {}
+    for name, said in (config.features or {}).items():
+        if "kind" in said:
+            types[said.get("column", name)] = TYPE_OF[said["kind"]]
+            types |= {said[key]: "float_seq" for key in ("weights", "time") if key in said}
+    ids = {"user": [fields.user], "item": [fields.item]}.get(suffix, [])
+    required = set(ids)
+    if suffix == "inter":
+        ids = [fields.user, fields.item]
+        types |= dict.fromkeys(filled_numbers(config), "float")
+        required = {*ids}
+    types |= dict.fromkeys(ids, "token")
+    if suffix in ("kg", "link", "net"):
+        types |= dict.fromkeys(["head_id", "relation_id", "tail_id", "entity_id"], "token")
+        types |= dict.fromkeys(["source", "target", "source_id", "target_id"], "token")
+    return types, required
+
+
+def filled_numbers(config: DataSection) -> set[str]:
+    """Columns of interactions in which an empty cell is a mistake, never an invented value."""
+    fields = config.fields
+    labels = [said.get("column", name) for name, said in (config.labels or {}).items()]
+    weight = [] if config.sample_weight is None else [config.sample_weight]
+    return {fields.time, fields.rating, fields.label, *labels, *weight}
+
+
+def guess_type(name: str, series: pl.Series) -> FieldType:
+    """What a column looks like: numbers, unless its name ends in id; text and lists of it, ids."""
+    import polars as pl
+
+    dtype = series.dtype
+    if isinstance(dtype, pl.List | pl.Array):
+        return "float_seq" if dtype.inner.is_float() else "token_seq"
+    if isinstance(dtype, pl.Enum | pl.Categorical):
+        return "token"
+    if dtype == pl.String:
+        given = series.drop_nulls()
+        given = given.filter(given != "")
+        found = given.str.strip_chars().cast(pl.Float64, strict=False).count()
+        numbers = found > 0 and found >= MIXED * len(given)
+        return "float" if numbers and not IS_ID.search(name) else "token"
+    return "token" if dtype.is_integer() and IS_ID.search(name) else "float"
+
+
+class Columns:
+    """Columns of several files as one, checked; `bad` rows are left out where that is allowed."""
+
+    def __init__(
+        self, config: DataSection, pieces: list[Piece], owner: np.ndarray, filled: set[str]
+    ):
+        self.config, self.pieces, self.owner, self.filled = config, pieces, owner, filled
+        self.first = np.searchsorted(owner, np.arange(len(pieces)))
+        self.bad = np.zeros(len(owner), dtype=bool)
+
+    def column(self, name: str, type_: FieldType | None) -> tuple[FieldType, ParsedColumn]:
+        """Its type, declared or guessed, and its values."""
+        import polars as pl
+
+        parts = [piece.frame[name] for piece in self.pieces]
+        try:
+            series = pl.concat(parts, how="vertical")
+        except pl.exceptions.PolarsError:
+            kinds = ", ".join(f"{part.dtype} in {p.path}" for part, p in zip(parts, self.pieces))
+            raise ValueError(f"column {name!r} has mixed types: {kinds}; give it one") from None
+        if isinstance(series.dtype, pl.Array):
+            series = series.arr.to_list()
+        guessed = type_ or self._guess(name, series)
+        if guessed.endswith("_seq"):
+            return guessed, self._lists(name, series, guessed)
+        if isinstance(series.dtype, pl.List):
+            raise ValueError(
+                f"{self.pieces[0].path}: column {name!r} holds lists, and one value is wanted; "
+                f"declare it with data.features.{name}.kind: ids"
+            )
+        if guessed == "token":
+            values = _words(name, series, self.pieces[0].path)
+            if name in self.filled:
+                self._drop(name, values, values.is_null().to_numpy(), "is empty")
+                values = values.fill_null("")
+            return guessed, ParsedColumn(values)
+        return guessed, ParsedColumn(self._numbers(name, series))
+
+    def _guess(self, name: str, series: pl.Series) -> FieldType:
+        import polars as pl
+
+        guessed = guess_type(name, series)
+        if series.dtype == pl.String and guessed == "float":
+            text = series.str.strip_chars().cast(pl.Float64, strict=False)
+            odd = series.is_not_null() & (series != "") & text.is_null()
+            if odd.any():
+                row = int(odd.arg_max() or 0)
+                raise ValueError(
+                    f"{self._where(row)}: column {name!r} has mixed types: {series[row]!r} among "
+                    f"numbers; correct it, or say what it is with data.features.{name}.kind "
+                    "(id or number)"
+                )
+        return guessed
+
+    def _numbers(self, name: str, series: pl.Series) -> pl.Series:
+        """Float64; dates are seconds since 1970."""
+        import polars as pl
+
+        text = series
+        if series.dtype.is_temporal() and series.dtype not in (pl.Duration, pl.Time):
+            numbers = series.cast(pl.Datetime("us")).cast(pl.Int64).cast(pl.Float64) / 1e6
+        elif series.dtype == pl.String:
+            text = series.str.strip_chars()
+            text = text.set(text == "", None)
+            numbers = text.cast(pl.Float64, strict=False)
+            if name == self.config.fields.time and numbers.count() == 0 and text.count():
+                numbers = text.str.to_datetime(strict=False, time_unit="us").cast(pl.Int64) / 1e6
+        elif series.dtype.is_numeric() or series.dtype in (pl.Boolean, pl.Null):
+            numbers = series.cast(pl.Float64).fill_nan(None)
+            text = numbers if series.dtype.is_float() else series
+        else:
+            raise ValueError(
+                f"{self.pieces[0].path}: column {name!r} is {series.dtype}, not numbers; "
+                f"declare it with data.features.{name}.kind: id"
+            )
+        odd = text.is_not_null() & ~(numbers.abs() <= LARGEST).fill_null(False)
+        self._drop(name, series, odd.to_numpy(), "is not a number that fits 32 bits")
+        if name in self.filled:
+            self._drop(name, series, (text.is_null() & ~odd).to_numpy(), "is empty")
+        return numbers.set(odd, None) if odd.any() else numbers
+
+    def _lists(self, name: str, series: pl.Series, type_: FieldType) -> ParsedColumn:
+        import polars as pl
+
+        if not isinstance(series.dtype, pl.List):
+            text = series.cast(pl.String).fill_null("")
+            series = text.str.split(self.config.seq_separator)
+            series = series.list.eval(pl.element().filter(pl.element() != ""))
+        series = series.list.drop_nulls()
+        lengths = series.list.len().fill_null(0).to_numpy().astype(np.int64)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        flat = series.filter(pl.Series(lengths > 0)).explode()
+        if type_ == "token_seq":
+            return ParsedColumn(_words(name, flat, self.pieces[0].path), offsets)
+        numbers = flat.cast(pl.Float64, strict=False)
+        odd = ~(numbers.abs() <= LARGEST).fill_null(False)
+        if odd.any():
+            row = int(np.searchsorted(offsets, int(odd.arg_max() or 0), side="right")) - 1
+            raise ValueError(
+                f"{self._where(row)}: {flat[int(odd.arg_max() or 0)]!r} in {name!r} is not a number"
+            )
+        return ParsedColumn(numbers, offsets)
+
+    def _where(self, row: int) -> str:
+        number = int(self.owner[row])
+        return self.pieces[number].where(row - int(self.first[number]))
+
+    def _drop(self, name: str, series: pl.Series, bad: np.ndarray, problem: str) -> None:
+        """Rows that cannot be used: the first is told, or all are left out."""
+        if not bad.any():
+            return
+        if self.config.bad_rows == "skip":
+            self.bad |= bad
+            return
+        row = int(bad.argmax())
+        shown = "" if problem == "is empty" else f"{series[row]!r} in "
+        raise ValueError(
+            f"{self._where(row)}: {shown}{name!r} {problem}; correct it, remove the row, or set "
+            "data.bad_rows=skip to leave such rows out"
+        )
+
+
+def _words(name: str, series: pl.Series, path: Path) -> pl.Series:
+    """Text; whole numbers as such, also where a column became float because cells are missing."""
+    import polars as pl
+
+    if series.dtype.is_float():
+        filled = series.fill_nan(None)
+        whole = filled.cast(pl.Int64, strict=False)
+        if bool(((whole.cast(pl.Float64) == filled) | filled.is_null()).all()):
+            return whole.cast(pl.String)
+        return filled.cast(pl.String)
+    if series.dtype == pl.Binary or series.dtype.is_nested():
+        raise ValueError(f"{path}: column {name!r} is {series.dtype}; it cannot be ids")
+    words = series.cast(pl.String)
+    return words.set(words == "", None) if bool((words == "").any()) else words

@@ -1,0 +1,38 @@
+"""Core: the native core (csrc/), where it was built, and whether it fits this Python code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# kInterface in csrc/module.cpp: raise both whenever what Python calls there changes.
+INTERFACE = 16
+
+
+class CoreError(ValueError):
+    """The native core was built from other sources than this Python code expects."""
+
+
+def load_core() -> Any:
+    """The native core; None where it was not built, and torch or numpy do its work.
+
+    One that does not fit is an error and no reason to do without: that would only be slow.
+    """
+    try:
+        from shoal import _core
+    except ImportError:  # built without a compiler
+        return None
+    found = getattr(_core, "INTERFACE", 0)
+    if found == INTERFACE:
+        return _core
+    age = "older" if found < INTERFACE else "newer"
+    raise CoreError(
+        f"the native core {_core.__file__} is {age} than the Python code that calls it (its "
+        f"interface is {found or 'without a number'}, that of the code {INTERFACE}): build it "
+        "again with `make setup`, or `cmake -S . -B build && cmake --build build` where it was "
+        "built in place; without the sources reinstall shoal"
+    )
+
+
+def has_core() -> bool:
+    """Whether the native core was built."""
+    return load_core() is not None

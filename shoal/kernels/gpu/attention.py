@@ -1,0 +1,254 @@
+"""Self-attention with dropout on a GPU: one kernel forward, one or two backward.
+
+Written out in torch, scores, their softmax and what dropout leaves of it are three tensors of
+[b, heads, l, l] that are written, read and kept for backward. Here a tile of them lives on the chip
+and is made again in backward from each query's largest score and sum. Masks are those of
+mask_words.py, at the places that the written-out softmax has, so that any slice of a batch, and the
+CPU, agree on them.
+
+Queries, keys and values are read from where their one layer wrote them, and so are gradients
+written:
+
+    packed  [b, l, 3, heads, d]   ->   out  [b, l, heads * d]
+
+Nothing is added up by atomics: a tile of queries goes over all keys, a tile of keys over all
+queries.
+"""
+
+# mypy: disable-error-code=no-untyped-def
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from shoal.kernels.gpu.dropout import mixed_key, word_of
+from shoal.kernels.gpu.products import is_full, product
+from shoal.kernels.mask_words import WORD, threshold
+
+
+# fmt: off
+@triton.jit
+def _tile(begin, row, column, L, STRIDE: tl.constexpr, DIM: tl.constexpr):
+    """Vectors of some places [places, width], zeros behind them."""
+    return tl.load(begin + row[:, None] * STRIDE + column[None, :],
+                   mask=(row < L)[:, None] & (column < DIM)[None, :], other=0.0)
+
+
+@triton.jit
+def _put(begin, row, column, value, L, STRIDE: tl.constexpr, DIM: tl.constexpr):
+    tl.store(begin + row[:, None] * STRIDE + column[None, :], value.to(begin.dtype.element_ty),
+             mask=(row < L)[:, None] & (column < DIM)[None, :])
+
+
+@triton.jit
+def _scores(query, key, pads, sample, row, other, L, SCALE: tl.constexpr, HIDDEN: tl.constexpr,
+            CAUSAL: tl.constexpr, PADS: tl.constexpr, FULL: tl.constexpr):
+    """[queries, keys]; what is hidden is far below the rest, what is not there infinitely."""
+    nothing = tl.zeros([query.shape[0], key.shape[0]], tl.float32)
+    score = product(query, tl.trans(key), nothing, FULL) * SCALE
+    hidden = nothing
+    if CAUSAL:
+        hidden = tl.where(other[None, :] > row[:, None], HIDDEN, 0.0)
+    if PADS:
+        pad = tl.load(pads + sample * L + other, mask=other < L, other=0)
+        hidden += tl.where(pad != 0, HIDDEN, 0.0)[None, :]
+    return tl.where((other < L)[None, :], score + hidden, float("-inf"))
+
+
+@triton.jit
+def _kept(mixed, first, pair, row, other, L, THRESHOLD: tl.constexpr, KEEP: tl.constexpr):
+    """The mask's factors [queries, keys]: value j of query i is at (pair * l + i) * l + j."""
+    place = (pair * L + row)[:, None] * L + other[None, :] + first
+    return tl.where(word_of(mixed, place) >= THRESHOLD, KEEP, 0.0)
+
+
+@triton.jit(do_not_specialize=["first"])
+def _attend(packed, pads, key, out, top, total, first, L, HEADS: tl.constexpr, DIM: tl.constexpr,
+            WIDTH: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr, HIDDEN: tl.constexpr,
+            CAUSAL: tl.constexpr, PADS: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
+            FULL: tl.constexpr):
+    pair = tl.program_id(1).to(tl.int64)
+    sample, head = pair // HEADS, pair % HEADS
+    mixed = mixed_key(key)
+    column = tl.arange(0, WIDTH)
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    begin = packed + (sample * L * 3 * HEADS + head) * DIM
+    query = _tile(begin, row, column, L, 3 * HEADS * DIM, DIM)
+    most = tl.full([BLOCK], float("-inf"), tl.float32)
+    whole = tl.zeros([BLOCK], tl.float32)
+    mix = tl.zeros([BLOCK, WIDTH], tl.float32)
+    end = L
+    if CAUSAL and not PADS:  # a query sees itself, so what comes later weighs nothing
+        end = tl.minimum(L, (tl.program_id(0) + 1) * BLOCK)
+    for start in range(0, end, BLOCK):
+        other = start + tl.arange(0, BLOCK)
+        keys = _tile(begin + HEADS * DIM, other, column, L, 3 * HEADS * DIM, DIM)
+        values = _tile(begin + 2 * HEADS * DIM, other, column, L, 3 * HEADS * DIM, DIM)
+        score = _scores(query, keys, pads, sample, row, other, L, SCALE, HIDDEN, CAUSAL, PADS,
+                        FULL)
+        higher = tl.maximum(most, tl.max(score, 1))
+        weight = tl.exp(score - higher[:, None])
+        shrink = tl.exp(most - higher)
+        whole = whole * shrink + tl.sum(weight, 1)
+        weight *= _kept(mixed, first, pair, row, other, L, THRESHOLD, KEEP)
+        mix = product(weight.to(values.dtype), values, mix * shrink[:, None], FULL)
+        most = higher
+    _put(out + (sample * L * HEADS + head) * DIM, row, column, mix / whole[:, None], L,
+         HEADS * DIM, DIM)
+    tl.store(top + pair * L + row, most, mask=row < L)
+    tl.store(total + pair * L + row, whole, mask=row < L)
+
+
+@triton.jit
+def _gradients(score, values, grad, made, top, total, kept, pair, row, L,
+               FULL: tl.constexpr):
+    """What dropout left of the softmax, and gradients of the scores: [queries, keys] each."""
+    most = tl.load(top + pair * L + row, mask=row < L, other=0.0)
+    whole = tl.load(total + pair * L + row, mask=row < L, other=1.0)
+    weight = tl.exp(score - most[:, None]) / whole[:, None]
+    nothing = tl.zeros_like(weight)
+    of_kept = product(grad, tl.trans(values), nothing, FULL)
+    through = tl.sum(grad.to(tl.float32) * made.to(tl.float32), 1)
+    return weight * kept, weight * (of_kept * kept - through[:, None])
+
+
+@triton.jit(do_not_specialize=["first"])
+def _keys_backward(packed, pads, key, out, top, total, grad, grads, first, L, HEADS: tl.constexpr,
+                   DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+                   SCALE: tl.constexpr, HIDDEN: tl.constexpr, CAUSAL: tl.constexpr,
+                   PADS: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr,
+                   FULL: tl.constexpr, ONE: tl.constexpr):
+    """Gradients of a tile of keys and values; of queries too where the tile is the only ONE."""
+    pair = tl.program_id(1).to(tl.int64)
+    sample, head = pair // HEADS, pair % HEADS
+    mixed = mixed_key(key)
+    column = tl.arange(0, WIDTH)
+    other = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inner = (sample * L * 3 * HEADS + head) * DIM
+    outer = (sample * L * HEADS + head) * DIM
+    keys = _tile(packed + inner + HEADS * DIM, other, column, L, 3 * HEADS * DIM, DIM)
+    values = _tile(packed + inner + 2 * HEADS * DIM, other, column, L, 3 * HEADS * DIM, DIM)
+    of_keys = tl.zeros([BLOCK, WIDTH], tl.float32)
+    of_values = tl.zeros([BLOCK, WIDTH], tl.float32)
+    begin = 0
+    if CAUSAL and not PADS:
+        begin = tl.program_id(0) * BLOCK
+    for start in range(begin, L, BLOCK):
+        row = start + tl.arange(0, BLOCK)
+        query = _tile(packed + inner, row, column, L, 3 * HEADS * DIM, DIM)
+        of_out = _tile(grad + outer, row, column, L, HEADS * DIM, DIM)
+        made = _tile(out + outer, row, column, L, HEADS * DIM, DIM)
+        score = _scores(query, keys, pads, sample, row, other, L, SCALE, HIDDEN, CAUSAL, PADS,
+                        FULL)
+        kept = _kept(mixed, first, pair, row, other, L, THRESHOLD, KEEP)
+        left, of_score = _gradients(score, values, of_out, made, top, total, kept, pair,
+                                    row, L, FULL)
+        of_score = (of_score * SCALE).to(query.dtype)
+        of_values = product(tl.trans(left).to(query.dtype), of_out, of_values, FULL)
+        of_keys = product(tl.trans(of_score), query, of_keys, FULL)
+        if ONE:
+            nothing = tl.zeros([BLOCK, WIDTH], tl.float32)
+            of_query = product(of_score, keys, nothing, FULL)
+            _put(grads + inner, row, column, of_query, L, 3 * HEADS * DIM, DIM)
+    _put(grads + inner + HEADS * DIM, other, column, of_keys, L, 3 * HEADS * DIM, DIM)
+    _put(grads + inner + 2 * HEADS * DIM, other, column, of_values, L, 3 * HEADS * DIM, DIM)
+
+
+@triton.jit(do_not_specialize=["first"])
+def _queries_backward(packed, pads, key, out, top, total, grad, grads, first, L,
+                      HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+                      BLOCK: tl.constexpr, SCALE: tl.constexpr, HIDDEN: tl.constexpr,
+                      CAUSAL: tl.constexpr, PADS: tl.constexpr, THRESHOLD: tl.constexpr,
+                      KEEP: tl.constexpr, FULL: tl.constexpr):
+    pair = tl.program_id(1).to(tl.int64)
+    sample, head = pair // HEADS, pair % HEADS
+    mixed = mixed_key(key)
+    column = tl.arange(0, WIDTH)
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inner = (sample * L * 3 * HEADS + head) * DIM
+    outer = (sample * L * HEADS + head) * DIM
+    query = _tile(packed + inner, row, column, L, 3 * HEADS * DIM, DIM)
+    of_out = _tile(grad + outer, row, column, L, HEADS * DIM, DIM)
+    made = _tile(out + outer, row, column, L, HEADS * DIM, DIM)
+    of_query = tl.zeros([BLOCK, WIDTH], tl.float32)
+    end = L
+    if CAUSAL and not PADS:
+        end = tl.minimum(L, (tl.program_id(0) + 1) * BLOCK)
+    for start in range(0, end, BLOCK):
+        other = start + tl.arange(0, BLOCK)
+        keys = _tile(packed + inner + HEADS * DIM, other, column, L, 3 * HEADS * DIM, DIM)
+        values = _tile(packed + inner + 2 * HEADS * DIM, other, column, L, 3 * HEADS * DIM, DIM)
+        score = _scores(query, keys, pads, sample, row, other, L, SCALE, HIDDEN, CAUSAL, PADS,
+                        FULL)
+        kept = _kept(mixed, first, pair, row, other, L, THRESHOLD, KEEP)
+        _, of_score = _gradients(score, values, of_out, made, top, total, kept, pair, row,
+                                 L, FULL)
+        of_score = (of_score * SCALE).to(query.dtype)
+        of_query = product(of_score, keys, of_query, FULL)
+    _put(grads + inner, row, column, of_query, L, 3 * HEADS * DIM, DIM)
+# fmt: on
+
+
+class Attended(torch.autograd.Function):
+    """packed [b, l, 3, heads, d], pads bool [b, l] or None -> [b, l, heads * d]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        packed: Tensor,
+        pads: Tensor | None,
+        p: float,
+        key: Tensor,
+        first: int,
+        causal: bool,
+        hidden: float,
+    ) -> Tensor:
+        packed = packed.contiguous()
+        size, length, _, heads, dim = packed.shape
+        out = packed.new_empty(size, length, heads * dim)
+        top = torch.empty(size * heads * length, dtype=torch.float32, device=packed.device)
+        total = torch.empty_like(top)
+        seen = key if pads is None else pads.contiguous().view(torch.uint8)
+        ctx.first = first & WORD
+        ctx.how = _shape(packed, causal, pads is not None, p, hidden)
+        ctx.save_for_backward(packed, seen, key, out, top, total)
+        if packed.numel():
+            grid = (triton.cdiv(length, ctx.how["BLOCK"]), size * heads)
+            _attend[grid](packed, seen, key, out, top, total, ctx.first, length, **ctx.how)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
+        packed, *kept = ctx.saved_tensors
+        grads = torch.empty_like(packed)
+        size, length, _, heads, _ = packed.shape
+        if packed.numel():
+            grid = (triton.cdiv(length, ctx.how["BLOCK"]), size * heads)
+            given = (packed, *kept, grad.contiguous(), grads, ctx.first, length)
+            _keys_backward[grid](*given, ONE=grid[0] == 1, **ctx.how)
+            if grid[0] > 1:
+                _queries_backward[grid](*given, **ctx.how)
+        return grads, None, None, None, None, None, None
+
+
+def _shape(packed: Tensor, causal: bool, pads: bool, p: float, hidden: float) -> dict[str, Any]:
+    _, length, _, heads, dim = packed.shape
+    return {
+        "HEADS": heads,
+        "DIM": dim,
+        "WIDTH": max(16, triton.next_power_of_2(dim)),
+        "BLOCK": min(64, max(16, triton.next_power_of_2(length))),
+        "SCALE": dim**-0.5,
+        "HIDDEN": hidden,
+        "CAUSAL": causal,
+        "PADS": pads,
+        "THRESHOLD": threshold(p),
+        "KEEP": 1.0 / (1.0 - p),
+        "FULL": is_full(),
+        "num_warps": 4,
+    }

@@ -1,0 +1,294 @@
+"""Triton kernels that read rows of many tables in one launch.
+
+The tables of one width lie in one arena, values [rows, dim]. Ids of all tables come in one tensor,
+table after table:
+
+    ids      3 8 8 | 5 | 2 9 4        starts 0 3 4 7: where each table's begin
+    rows     the row of each in the arena; ABSENT for padding, UNKNOWN for an id without a row
+
+`locate` finds the rows of fixed tables (gpu_index.find those of growing ones), `gather` reads them,
+`pool` adds them up in bags. Bags may lie across all tables; offsets count ids from the first table
+on. Nothing waits for the device: an id outside its table is noted there and reads as zeros.
+"""
+
+# mypy: disable-error-code=no-untyped-def
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from shoal.kernels.gpu.random import Recipes, initial, nearest, widen
+
+ABSENT, UNKNOWN = tl.constexpr(-1), tl.constexpr(-2)
+BLOCK = 1024  # ids that one program locates
+READERS = 792  # programs that read rows: six for each multiprocessor of a large GPU, so that there
+# is room beside them for those that sort
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Ids of several tables, table after table, on their device."""
+
+    ids: Tensor  # [n] int64
+    starts: Tensor  # [tables + 1] int32
+    counts: tuple[int, ...]  # how many each table has
+
+    def grid(self, block: int) -> tuple[int, int]:
+        """One row of programs for each table."""
+        return len(self.counts), max(1, triton.cdiv(max(self.counts), block))
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """Which bag an id lies in, and its share of it; both on the device."""
+
+    offsets: Tensor  # [bags + 1] int64
+    bag_of: Tensor  # [n] int32
+    coefficients: Tensor | None  # [n] float32; None: all 1
+
+
+# fmt: off
+@triton.jit
+def table_of(place, starts, tables):
+    """The table that each place [n] lies in, by where tables start."""
+    found = tl.zeros_like(place).to(tl.int32)
+    for table in range(1, tables):
+        found += (place >= tl.load(starts + table)).to(tl.int32)
+    return found
+
+
+@triton.jit
+def note_wrong(wrong, table, id_, outside):
+    """The first who comes notes its table + 1 and an id that it cannot have."""
+    if tl.max(outside.to(tl.int32), 0) != 0:
+        nobody = table.to(tl.int64) * 0
+        if tl.atomic_cas(wrong, nobody, nobody + table + 1) == 0:
+            tl.store(wrong + 1, tl.max(tl.where(outside, id_, -(1 << 63)), 0))
+
+
+@triton.jit
+def _locate(ids, starts, bases, paddings, has_padding, rows, wrong, BLOCK: tl.constexpr):
+    table = tl.program_id(0)
+    end = tl.load(starts + table + 1)
+    place = tl.load(starts + table) + tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    here = place < end
+    id_ = tl.load(ids + place, mask=here, other=0)
+    base = tl.load(bases + table)
+    outside = here & ((id_ < 0) | (id_ >= tl.load(bases + table + 1) - base))
+    padding = (id_ == tl.load(paddings + table)) & (tl.load(has_padding + table) != 0)
+    row = tl.where(outside | padding, ABSENT, base + id_)
+    tl.store(rows + place, row.to(rows.dtype.element_ty), mask=here)
+    note_wrong(wrong, table, id_, outside)
+
+
+@triton.jit
+def read_rows(values, row, here, column, DIM: tl.constexpr, HALF: tl.constexpr):
+    """float32 rows [n, width]; zeros where not here."""
+    at = row.to(tl.int64)[:, None] * DIM + column[None, :]
+    inside = here[:, None] & (column < DIM)[None, :]
+    if HALF:
+        return widen(tl.load(values + at, mask=inside, other=0))
+    else:
+        return tl.load(values + at, mask=inside, other=0.0)
+
+
+@triton.jit
+def _read(values, row, ids, starts, tables, place, here, column, recipe_keys, factors, kinds,
+          DIM: tl.constexpr, HALF: tl.constexpr, GROWS: tl.constexpr, EVERY: tl.constexpr):
+    value = read_rows(values, row, row >= 0, column, DIM, HALF)
+    if GROWS:
+        unknown = row == UNKNOWN
+        if tl.max(unknown.to(tl.int32), 0) != 0:
+            id_ = tl.load(ids + place, mask=here, other=0)
+            table = table_of(place, starts, tables)
+            first = initial(id_, table, column, recipe_keys, factors, kinds, EVERY)
+            if HALF:
+                first = widen(nearest(first))
+            value = tl.where(unknown[:, None], first, value)
+    return value
+
+
+@triton.jit
+def _gather(values, rows, ids, starts, tables, count, recipe_keys, factors, kinds, out,
+            DIM: tl.constexpr, HALF: tl.constexpr, GROWS: tl.constexpr, EVERY: tl.constexpr,
+            WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    column = tl.arange(0, WIDTH)
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(rows + place, mask=place < count, other=ABSENT)
+    for _ in range(tl.program_id(0), tl.cdiv(count, BLOCK), tl.num_programs(0)):
+        here = place < count
+        following = place + tl.num_programs(0) * BLOCK
+        next_row = tl.load(rows + following, mask=following < count, other=ABSENT)
+        value = _read(values, row, ids, starts, tables, place, here, column, recipe_keys, factors,
+                      kinds, DIM, HALF, GROWS, EVERY)
+        inside = here[:, None] & (column < DIM)[None, :]
+        tl.store(out + place[:, None] * DIM + column[None, :], value, mask=inside)
+        place, row = following, next_row
+
+
+@triton.jit
+def _pool(values, rows, ids, starts, tables, count, recipe_keys, factors, kinds, out, offsets,
+          coefficients, WEIGHTED: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
+          GROWS: tl.constexpr, EVERY: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    bag = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.arange(0, WIDTH)
+    here = bag < count
+    begin = tl.load(offsets + bag, mask=here, other=0)
+    end = tl.load(offsets + bag + 1, mask=here, other=0)
+    total = tl.zeros([BLOCK, WIDTH], tl.float32)
+    longest = tl.max(end - begin, 0)
+    for k in range(0, longest):
+        place = begin + k
+        inside = place < end
+        row = tl.load(rows + place, mask=inside, other=ABSENT)
+        value = _read(values, row, ids, starts, tables, place, inside, column, recipe_keys,
+                      factors, kinds, DIM, HALF, GROWS, EVERY)
+        if WEIGHTED:
+            value = value * tl.load(coefficients + place, mask=inside, other=0.0)[:, None]
+        total += tl.where(inside[:, None], value, 0.0)
+    wide = here[:, None] & (column < DIM)[None, :]
+    tl.store(out + bag[:, None] * DIM + column[None, :], total, mask=wide)
+
+
+@triton.jit
+def _describe_bags(offsets, rows, weights, bag_of, coefficients, count, MEAN: tl.constexpr,
+                   WEIGHTED: tl.constexpr, BLOCK: tl.constexpr):
+    bag = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = bag < count
+    begin = tl.load(offsets + bag, mask=here, other=0)
+    end = tl.load(offsets + bag + 1, mask=here, other=0)
+    longest = tl.max(end - begin, 0)
+    present = tl.zeros([BLOCK], tl.int32)
+    for k in range(0, longest):
+        inside = begin + k < end
+        tl.store(bag_of + begin + k, bag.to(tl.int32), mask=inside)
+        if MEAN:
+            present += (tl.load(rows + begin + k, mask=inside, other=ABSENT) != ABSENT).to(tl.int32)
+    if MEAN | WEIGHTED:
+        share = tl.zeros([BLOCK], tl.float32) + 1.0
+        if MEAN:
+            share = tl.div_rn(share, tl.maximum(present, 1).to(tl.float32))
+        for k in range(0, longest):
+            inside = begin + k < end
+            factor = share
+            if WEIGHTED:
+                factor = share * tl.load(weights + begin + k, mask=inside, other=0.0)
+            tl.store(coefficients + begin + k, factor, mask=inside)
+# fmt: on
+
+
+def locate(
+    lookup: Lookup,
+    bases: Tensor,
+    paddings: tuple[Tensor, Tensor],
+    wrong: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Rows [n] of ids of fixed tables, whose rows begin at bases [tables + 1] in the arena.
+
+    wrong [2] int64 becomes table + 1 and id where a table has no row for an id.
+    """
+    rows = torch.empty(len(lookup.ids), dtype=dtype, device=lookup.ids.device)
+    if len(rows):
+        _locate[lookup.grid(BLOCK)](
+            lookup.ids, lookup.starts, bases, *paddings, rows, wrong, BLOCK=BLOCK
+        )
+    return rows
+
+
+def gather(
+    values: Tensor,
+    rows: Tensor,
+    lookup: Lookup,
+    recipes: Recipes,
+    grows: bool,
+    shape: dict[str, int] | None = None,
+) -> Tensor:
+    """Rows of the arena: values [rows, dim], float32 or bfloat16 as int16 -> [n, dim] float32."""
+    out = torch.empty(len(rows), values.shape[1], device=rows.device)
+    if len(rows):
+        shape = shape or read_shape(values.shape[1])
+        programs = min(READERS, triton.cdiv(len(rows), shape["BLOCK"]))
+        _gather[(programs,)](
+            *_reading(values, rows, lookup, len(rows), recipes),
+            out,
+            **_constants(values, recipes, grows),
+            **shape,
+        )
+    return out
+
+
+def pool(
+    values: Tensor,
+    rows: Tensor,
+    lookup: Lookup,
+    recipes: Recipes,
+    grows: bool,
+    pooling: Pooling,
+) -> Tensor:
+    """Sums of rows of bags, in order: [bags, dim] float32; an empty bag reads as zeros."""
+    bags = len(pooling.offsets) - 1
+    out = torch.empty(bags, values.shape[1], device=rows.device)
+    if bags:
+        shape = read_shape(values.shape[1])
+        _pool[(triton.cdiv(bags, shape["BLOCK"]),)](
+            *_reading(values, rows, lookup, bags, recipes),
+            out,
+            pooling.offsets,
+            out if pooling.coefficients is None else pooling.coefficients,
+            WEIGHTED=pooling.coefficients is not None,
+            enable_fp_fusion=False,
+            **_constants(values, recipes, grows),
+            **shape,
+        )
+    return out
+
+
+def describe_bags(
+    rows: Tensor, offsets: Tensor, mode: str = "sum", weights: Tensor | None = None
+) -> Pooling:
+    """Bags of ids whose rows were found: offsets [bags + 1] int64, weights [n] float32."""
+    n, bags = len(rows), len(offsets) - 1
+    bag_of = torch.empty(n, dtype=torch.int32, device=rows.device)
+    weighted, mean = weights is not None, mode == "mean"
+    coefficients = torch.empty(n, device=rows.device) if weighted or mean else None
+    if bags:
+        block = 64
+        _describe_bags[(triton.cdiv(bags, block),)](
+            offsets,
+            rows,
+            rows if weights is None else weights,
+            bag_of,
+            rows if coefficients is None else coefficients,
+            bags,
+            MEAN=mean,
+            WEIGHTED=weighted,
+            BLOCK=block,
+            num_warps=1,
+        )
+    return Pooling(offsets, bag_of, coefficients)
+
+
+def read_shape(dim: int) -> dict[str, int]:
+    """How many rows a program reads, and by how many warps; measured on an H200."""
+    width = triton.next_power_of_2(dim)
+    return {"WIDTH": width, "BLOCK": max(1, 1024 // width), "num_warps": 4}
+
+
+def _reading(
+    values: Tensor, rows: Tensor, lookup: Lookup, count: int, recipes: Recipes
+) -> tuple[Any, ...]:
+    tables = len(lookup.counts)
+    begin = recipes.keys, recipes.factors, recipes.kinds
+    return values, rows, lookup.ids, lookup.starts, tables, count, *begin
+
+
+def _constants(values: Tensor, recipes: Recipes, grows: bool) -> dict[str, Any]:
+    half = values.dtype == torch.int16
+    return {"DIM": values.shape[1], "HALF": half, "GROWS": grows, "EVERY": recipes.every}
