@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fuzz.mutate import EDGES
 from shoal.runs.artifact.bounds import Meter
+from shoal.runs.artifact.operators.rule import room
 from shoal.runs.artifact.operators.table import OPERATORS, Operator, operator
 
 PAGE, ROOM = mmap.PAGESIZE, 1 << 13  # bytes of one tensor, at most
@@ -72,9 +73,8 @@ class Guarded:
     def check(self) -> None:
         """Nothing may have been written; the memory is free again."""
         for start, before in self.used:
-            assert self.memory[start : start + ROOM] == before, (
-                "an operator wrote into its arguments"
-            )
+            now = self.memory[start : start + ROOM]
+            assert now == before, "an operator wrote into its arguments"
         self.used = []
 
 
@@ -82,18 +82,15 @@ def tensor(rng: random.Random, memory: Guarded, one: Made) -> Tensor:
     """A tensor as described, in one of many layouts."""
     shape, count = list(one.shape), math.prod(one.shape)
     way = rng.random()
-    if len(memory.used) >= SLOTS or count * MAP[one.dtype] > ROOM // 4:
+    if len(memory.used) >= SLOTS or room(shape) * MAP[one.dtype] > ROOM // 4:
         return torch.zeros(shape, dtype=one.dtype)
     if way < 0.15 and shape:  # stretched
         axis = rng.randrange(len(shape))
         small = [1 if k == axis else n for k, n in enumerate(shape)]
         return _fill(rng, memory.flat(rng, math.prod(small), one.dtype)).view(small).expand(shape)
     if way < 0.3 and len(shape) > 1:  # the other way round
-        return (
-            _fill(rng, memory.flat(rng, count, one.dtype))
-            .view(shape[::-1])
-            .permute(*range(len(shape))[::-1])
-        )
+        back = _fill(rng, memory.flat(rng, count, one.dtype)).view(shape[::-1])
+        return back.permute(*range(len(shape))[::-1])
     if way < 0.45 and shape:  # every second
         wide = [*shape[:-1], 2 * shape[-1]]
         return _fill(rng, memory.flat(rng, math.prod(wide), one.dtype)).view(wide)[..., 1::2]
@@ -139,7 +136,7 @@ EXAMPLES: dict[str, list[Args]] = {
     "full_like.default": [(X, 1.0)],
     "new_full.default": [(X, [2, 3], 1.0)],
     "new_ones.default": [(X, [2, 3])],
-    "new_zeros.default": [(X, [2, 0])],
+    "new_zeros.default": [(X, [2, 3])],
     "ones.default": [([3, 4],)],
     "zeros.default": [([3, 4],)],
     "arange.default": [(8,)],
@@ -324,6 +321,13 @@ def _made(rng: random.Random, memory: Guarded, value: Any) -> Any:
     if isinstance(value, Made):
         return tensor(rng, memory, value)
     return [_made(rng, memory, one) for one in value] if isinstance(value, list) else value
+
+
+def plain(value: Any) -> Any:
+    """An argument of an example, with tensors of ones."""
+    if isinstance(value, Made):
+        return torch.ones(value.shape, dtype=value.dtype)
+    return [plain(one) for one in value] if isinstance(value, list) else value
 
 
 def make() -> Callable[[random.Random], bool]:

@@ -8,6 +8,12 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +86,8 @@ COMPLEX = [
     node("c", "aten.view_as_complex.default", read("p")),
 ]
 OUTSIDE = {  # each read or wrote outside an array, or ended the process
-    "fft c2r": [*COMPLEX, node("a", "aten._fft_c2r.default", read("c"), [-3], 0, 1 << 20)],
-    "fft r2c": [node("a", "aten._fft_r2c.default", X, [-9], 0, True)],
+    "fft c2r": [*COMPLEX, node("a", "aten._fft_c2r.default", read("c"), [-2], 0, 1 << 20)],
+    "fft r2c": [node("a", "aten._fft_r2c.default", X, [-2], 0, True)],
     "repeat": [
         node("i", "aten.full.default", [3], -(1 << 40), **INTS),
         node("a", "aten.repeat_interleave.Tensor", read("i"), output_size=4),
@@ -280,4 +286,59 @@ def test_the_trial_of_a_graph_ends_in_time(tmp_path: Path) -> None:
     slow += [node("a", "aten.sum.dim_IntList", read("e2999"), [0])]
     with pytest.raises(ArtifactError, match=r"a is refused: graph\.json: it ended .* by SIGXCPU"):
         trial.try_apart(Artifact(write_clicks(tmp_path / "a", *slow)), seconds=1)
-    trial.try_apart(Artifact(write_artifact(tmp_path / "b", MEAN)))
+
+
+# ---- a real service -----------------------------------------------------------------------------
+
+BY_VALUE = [  # ids of the request are places of a tensor with three rows
+    node("rows", "aten.embedding.default", read("w"), read("slots")),
+    node("a", "aten.sum.dim_IntList", read("rows"), [1, 2]),
+]
+
+
+def serve(home: Path, *more: str) -> subprocess.Popen[str]:
+    command = [str(Path(sys.executable).with_name("shoal")), "serve", str(home), "--port", "0"]
+    return subprocess.Popen(
+        [*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_a_service_refuses_a_hostile_graph_in_one_line(tmp_path: Path) -> None:
+    home = write_artifact(tmp_path / "a", small_graph(*OUTSIDE["fft c2r"]))
+    process = serve(home)
+    _, errors = process.communicate()
+    assert process.returncode == 2
+    assert [line for line in errors.splitlines() if "INFO" not in line] == [
+        f"error: {home}/graph.json calls 'aten._fft_c2r.default', which is no operator of a graph"
+    ]
+
+
+def test_a_service_lives_on_when_a_graph_goes_wrong(tmp_path: Path) -> None:
+    """It passed every check, and what a request holds leads outside its arrays."""
+    pytest.importorskip("starlette", reason="shoal serve needs the extra `serve`")
+    place = tmp_path / "place"
+    process = serve(write_clicks(tmp_path / "a", *BY_VALUE), "--announce", str(place))
+    try:
+        while not place.exists():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.1)
+
+        def ask(*samples: dict[str, int]) -> tuple[int, Any]:
+            body = json.dumps({"samples": samples}).encode()
+            url, kind = f"{place.read_text()}/v1/predict", {"content-type": "application/json"}
+            try:
+                with urllib.request.urlopen(urllib.request.Request(url, body, kind)) as answer:
+                    return answer.status, json.load(answer)
+            except urllib.error.HTTPError as error:
+                return error.code, json.load(error)
+
+        right = ask({"p": 1, "q": 2})
+        assert right[0] == 200 and right[1]["clicks"] == pytest.approx([0.8808], abs=1e-4)
+        for wrong in (3, -1, 1 << 40, -(1 << 62)):
+            status, answer = ask({"p": 1, "q": wrong})
+            assert status == 422 and "graph.json is damaged: rows: values" in answer["error"]
+        assert ask({"p": 1, "q": 2}) == right
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
+        process.communicate()
