@@ -12,8 +12,8 @@ import pytest
 from config_models import errors, models, resolve
 
 import shoal.config
-from shoal.config import dialects, load
-from shoal.config.dialects.base import Dialect, Row, read_as, refused, same
+from shoal.config import dialect, load
+from shoal.config.dialect import Dialect, Row, read_as, refused, same
 from shoal.config.sources import Layer
 
 ROWS = {
@@ -55,10 +55,10 @@ class Tables(Dialect):
 
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("shoal.config.dialects.tables")
+    module = ModuleType("shoal.compat.dialects.tables")
     module.DIALECT = Tables  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(dialects, "NAMES", ["tables", *dialects.NAMES])
+    monkeypatch.setattr(dialect, "NAMES", ["tables", *dialect.NAMES])
 
 
 @pytest.mark.usefixtures("tables")
@@ -96,5 +96,5 @@ def test_only_the_list_knows_dialects_by_name() -> None:
             if isinstance(node, ast.ImportFrom | ast.Import)
             for alias in node.names
         ]
-        for name in dialects.NAMES:
+        for name in dialect.NAMES:
             assert not any(name in one.split(".")[-1] for one in found), f"{path.name}: {name}"

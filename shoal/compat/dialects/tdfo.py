@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.config.dialects.base import Dialect, Named, Row, Translation, free, same
+from shoal.config.dialect import Dialect, Named, Row, Translation, free, same
 from shoal.config.sources import Layer
 from shoal.config.yaml_io import inline
 

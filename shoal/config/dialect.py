@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 from shoal.config.sources import Layer, Origin
 from shoal.config.yaml_io import inline
 
 Named = tuple[Any, Origin]  # a model as a source names it, and where
+
+# The modules, each with its class as DIALECT. Of two that know a key the first one reads it.
+NAMES = ["tdfo", "paddlerec", "torchrec", "recbole"]
 
 
 @dataclass
@@ -90,6 +94,12 @@ class Dialect:
             key: f"{key} ({self.tool}'s spelling of {names})" if names else key
             for key, names in targets.items()
         }
+
+
+def listen(sources: Sequence[Layer]) -> list[Dialect]:
+    """Every dialect, given every source of a config."""
+    modules = [import_module(f"shoal.compat.dialects.{name}") for name in NAMES]
+    return [module.DIALECT(sources) for module in modules]
 
 
 # Kinds of rows -----------------------------------------------------------------------------------
