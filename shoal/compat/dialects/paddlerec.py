@@ -145,9 +145,6 @@ class PaddleRec(Dialect):
         return {key.rpartition(".")[2]: text for key, text in theirs.items()} | theirs
 
 
-DIALECT = PaddleRec
-
-
 def is_key(key: str) -> bool:
     """Whether a key at the top of a source is PaddleRec's."""
     return key.partition(".")[0] in SECTIONS or key in KEYS

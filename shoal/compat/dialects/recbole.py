@@ -172,9 +172,6 @@ class RecBole(Dialect):
         return self.shown(TABLE)
 
 
-DIALECT = RecBole
-
-
 def table_text() -> str:
     """The table of keys as Markdown, for docs/config.md."""
     lines = ["| RecBole key | here | how it is read |", "| --- | --- | --- |"]

@@ -161,9 +161,6 @@ class Tdfo(Dialect):
         return self.shown(TABLE) if self._spoken else {}
 
 
-DIALECT = Tdfo
-
-
 def table_text() -> str:
     """The table of keys as Markdown, for docs/goodreads.md."""
     lines = ["| key | default | here | how it is read |", "| --- | --- | --- | --- |"]

@@ -175,9 +175,6 @@ class TorchRec(Dialect):
         return {"dialect": "dialect"} | (self.shown(TABLE) if self.model == MODEL else {})
 
 
-DIALECT = TorchRec
-
-
 def table_text() -> str:
     """The table of flags as Markdown, for docs/bert4rec.md."""
     lines = ["| flag | default | here | how it is read |", "| --- | --- | --- | --- |"]
