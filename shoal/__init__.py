@@ -26,19 +26,26 @@ import time
 STARTED = time.perf_counter()  # for the start-up time that result.json states
 __version__ = "0.2.0.dev0"
 
-# Public name -> the module below shoal.runs that has it. `import shoal` stays quick: torch comes in
+# Public name -> the module below shoal that has it. `import shoal` stays quick: torch comes in
 # with the first name that is used.
 _ROOMS = {
-    **dict.fromkeys(("run", "run_rank"), "run"),
-    **dict.fromkeys(("evaluate", "recommend"), "trained"),
-    **dict.fromkeys(("fit", "Feature"), "fit"),
-    "export": "artifact.export",
-    "load": "artifact.loaded",
-    "CollectiveStrategy": "collective.strategy",
-    "Embedding": "collective.modules",
-    **dict.fromkeys(("EstimatorSpec", "EvalSpec", "Hook"), "collective.specs"),
-    **dict.fromkeys(("ModeKeys", "RunConfig", "TrainSpec"), "collective.specs"),
+    **dict.fromkeys(("run", "run_rank"), "runs.run"),
+    **dict.fromkeys(("evaluate", "recommend"), "runs.trained"),
+    **dict.fromkeys(("fit", "Feature"), "runs.fit"),
+    "export": "runs.artifact.export",
+    "load": "runs.artifact.loaded",
+    "CollectiveStrategy": "compat.estimator.strategy",
+    "Embedding": "runs.collective.modules",
+    **dict.fromkeys(("EstimatorSpec", "EvalSpec", "Hook"), "compat.estimator.specs"),
+    **dict.fromkeys(("ModeKeys", "RunConfig", "TrainSpec"), "compat.estimator.specs"),
 }
+# Dialects of configs, as module:class, that are registered from the start (shoal.config.dialect).
+DIALECTS = (
+    "shoal.compat.dialects.tdfo:Tdfo",
+    "shoal.compat.dialects.paddlerec:PaddleRec",
+    "shoal.compat.dialects.torchrec:TorchRec",
+    "shoal.compat.dialects.recbole:RecBole",
+)
 __all__ = sorted([*_ROOMS, "Interrupted", "__version__", "ray"])
 
 
@@ -61,7 +68,7 @@ def __getattr__(name: str):  # type: ignore[no-untyped-def]
     if name == "ray":
         return import_module("shoal.runs.ray")
     if name in _ROOMS:
-        return getattr(import_module(f"shoal.runs.{_ROOMS[name]}"), name)
+        return getattr(import_module(f"shoal.{_ROOMS[name]}"), name)
     raise AttributeError(f"module 'shoal' has no attribute {name!r}")
 
 

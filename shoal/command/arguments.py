@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+from shoal.compat.command_words import files_and_overrides
 
 if TYPE_CHECKING:  # `shoal --help` is quick: torch comes in with the command that needs it
     from shoal.config import Resolved
@@ -23,54 +26,33 @@ ONE_PROCESS = {
     "launch.servers": 0,
     "launch.first_server": 0,
 }
-# Left in a command line of fleetrun or paddle.distributed.launch; what is started is ours.
-PADDLEREC_PROGRAMS = (
-    "trainer.py",
-    "static_trainer.py",
-    "static_ps_trainer.py",
-    "static_gpubox_trainer.py",
-)
-PADDLE_PORT = 6170
 TRUST = typer.Option(
     "--trust", help="Run the code and write to the places that the run folder's config names."
 )
 
 
 def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Config files and overrides. `--config_files='a.yaml b.yaml'` is RecBole's way to name files.
-
-    A word after `--key` (without =) is that key's value.
-    """
+    """Config files and overrides; words of other tools' commands are understood too."""
     files: list[str] = []
     overrides: list[str] = []
+    for word in _with_values(arguments):
+        if (meant := files_and_overrides(word)) is not None:
+            files += meant[0]
+            overrides += meant[1]
+        elif word.startswith("-") or "=" in word:
+            overrides.append(word)
+        else:
+            files.append(word)
+    return files, overrides
+
+
+def _with_values(arguments: list[str]) -> Iterator[str]:
+    """The words; one that follows `--key` (without =) is that key's value: `--key=value`."""
     rest = list(arguments)
     while rest:
         word = rest.pop(0)
-        if Path(word).name in PADDLEREC_PROGRAMS and not word.startswith("-"):
-            typer.echo(f"{word} is PaddleRec's own program; Shoal takes its part", err=True)
-            continue
-        if not word.startswith("-"):
-            (files if "=" not in word else overrides).append(word)
-            continue
-        if "=" not in word and rest and not rest[0].startswith("--"):
-            word = f"{word}={rest.pop(0)}"
-        key, _, value = word.lstrip("-").partition("=")
-        if key in ("m", "o") and not value:
-            what = "-m CONFIG.yaml" if key == "m" else "-o key=value"
-            raise typer.BadParameter(f"-{key} needs a value: {what}")
-        if key == "m":  # PaddleRec's way to name the file, and to override a key
-            files.append(value)
-            continue
-        if key == "o":
-            overrides.append(f"--{value}")
-            while rest and "=" in rest[0] and not rest[0].startswith("-"):
-                overrides.append(f"--{rest.pop(0)}")
-            continue
-        if key.replace("-", "_") in ("config_files", "config_file_list"):
-            files += value.split()
-        else:
-            overrides.append(word)
-    return files, overrides
+        is_key = word.startswith("-") and "=" not in word
+        yield f"{word}={rest.pop(0)}" if is_key and rest and not rest[0].startswith("--") else word
 
 
 def run_arguments(
@@ -86,46 +68,6 @@ def run_arguments(
     if output is not None:
         overrides.append(f"--run.output={json.dumps(output)}")
     return files, overrides, is_run
-
-
-def as_paddle_launches(overrides: list[str]) -> list[str]:
-    """`--ips A,B --gpus 0,1`, as paddle.distributed.launch has them: a process per GPU, on each."""
-    given = {key_of(word): word.partition("=")[2] for word in overrides}
-    rest = [word for word in overrides if key_of(word) not in ("ips", "gpus")]
-    gpus = given.get("gpus")
-    nproc = len(gpus.split(",")) if gpus is not None else None
-    if gpus is not None:
-        rest.append(f"--run.gpu_ids={json.dumps(gpus)}")
-        if not {"nproc", "launch.nproc"} & given.keys():
-            rest.append(f"--launch.nproc={nproc}")
-    if "ips" in given:
-        from shoal.launch.roles import place_of
-
-        hosts = [word.strip() for word in given["ips"].split(",") if word.strip()]
-        said = given.get("nproc") or given.get("launch.nproc") or nproc
-        if said is None:
-            said = _visible_gpus()
-            rest.append(f"--launch.nproc={said}")
-        host, here = place_of(hosts), int(said)
-        if len(hosts) > 1:
-            rest += [f"--launch.ip={hosts[0]}", f"--launch.world_size={here * len(hosts)}"]
-            rest.append(f"--launch.group_offset={here * host}")
-            if not {"port", "launch.port"} & given.keys():
-                rest.append(f"--launch.port={PADDLE_PORT}")
-    return rest
-
-
-def _visible_gpus() -> int:
-    from shoal.world.gpus import count_gpus
-
-    found = count_gpus(None)
-    if not found:
-        raise typer.BadParameter(
-            "--ips starts a process for each GPU of a host, and none is visible here; --gpus 0,1 "
-            "or --nproc N names how many"
-        )
-    typer.echo(f"--ips without --gpus: {found} processes here, one for each visible GPU", err=True)
-    return found
 
 
 def check_resumable(resolved: Resolved, resume: bool) -> None:

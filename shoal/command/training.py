@@ -14,7 +14,6 @@ import shoal
 from shoal.command.arguments import (
     ONE_PROCESS,
     TRUST,
-    as_paddle_launches,
     check_joinable,
     check_resumable,
     daily_arguments,
@@ -25,6 +24,7 @@ from shoal.command.arguments import (
 )
 from shoal.command.ending import leave, print_result
 from shoal.command.starting import importing, prepare_config
+from shoal.compat.command_words import as_paddle_launches
 
 
 def train(

@@ -1,4 +1,4 @@
-"""Configuration: schema, loading and overrides, and the dialects of other tools."""
+"""Configuration: schema, loading and overrides, and what a dialect of another tool is."""
 
 from shoal.config.errors import ConfigError
 from shoal.config.intervals import Interval, parse_intervals

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.config.checks import canonical, problems
-from shoal.config.dialects import listen
-from shoal.config.dialects.base import Dialect, Named
+from shoal.config.dialect import Dialect, Named, listen
 from shoal.config.errors import ConfigError
 from shoal.config.keys import LEAVES, MISSING, OPTIONAL, options_of
 from shoal.config.reading import Reader, Value, merged

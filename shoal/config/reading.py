@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shoal.config.dialects.base import Dialect
+from shoal.config.dialect import Dialect
 from shoal.config.errors import nearest
 from shoal.config.keys import LEAVES, OPTIONAL, SECTIONS, Leaf, given
 from shoal.config.sources import BARE, Layer, Origin

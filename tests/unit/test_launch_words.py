@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from shoal.command.arguments import as_paddle_launches, split_arguments
+from shoal.command.arguments import split_arguments
+from shoal.compat.command_words import as_paddle_launches
 from shoal.runs.run import resolve
 
 

@@ -9,7 +9,7 @@ import pytest
 from paddlerec_configs import DCN_V2, DLRM, DNN, PAGE, WIDE_DEEP, Write, errors_of, value_of, write
 
 from shoal import config as room
-from shoal.config.dialects.paddlerec_keys import KEYS, table_text
+from shoal.compat.dialects.paddlerec_keys import KEYS, table_text
 from shoal.runs.run import resolve
 
 __all__ = ["write"]  # used by being there

@@ -8,8 +8,8 @@ import pytest
 from paddlerec_configs import DNN, PAGE, Write, errors_of, write
 
 from shoal import config as room
+from shoal.compat.dialects import paddlerec
 from shoal.config import ConfigError
-from shoal.config.dialects import paddlerec
 from shoal.runs.run import resolve
 
 __all__ = ["write"]  # used by being there

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from shoal.compat.dialects.recbole import ROWS, TABLE, table_text
 from shoal.config import Config, ConfigError, load
-from shoal.config.dialects.recbole import ROWS, TABLE, table_text
 from shoal.config.keys import LEAVES, SECTIONS
 
 # The two files of RecBole's page on distributed training, as they stand there.

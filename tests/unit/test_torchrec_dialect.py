@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.compat.dialects import torchrec
 from shoal.config import ConfigError
-from shoal.config.dialects import torchrec
 from shoal.config.schema import Config
 from shoal.data.prepare import load_dataset
 from shoal.runs.plan import Machine, plan_run

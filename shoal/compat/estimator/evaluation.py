@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shoal.compat.estimator.specs import EstimatorSpec
 from shoal.config.errors import did_you_mean
-from shoal.runs.collective.specs import EstimatorSpec
 from shoal.training.metrics import METRICS, MetricSet, Valued
 from shoal.world.world import World
 

@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.config.dialects.base import Dialect, Named, Row, free, same
-from shoal.config.dialects.paddlerec_keys import KEYS, table
-from shoal.config.dialects.paddlerec_values import Said
+from shoal.compat.dialects.paddlerec_keys import KEYS, table
+from shoal.compat.dialects.paddlerec_values import Said
+from shoal.config.dialect import Dialect, Named, Row, free, same
 from shoal.config.errors import nearest
 from shoal.config.keys import given
 from shoal.config.sources import DEFAULT, Layer
@@ -143,9 +143,6 @@ class PaddleRec(Dialect):
             return {key: key for key in KEYS if "." in key}
         theirs = self.shown(self.rows.values())
         return {key.rpartition(".")[2]: text for key, text in theirs.items()} | theirs
-
-
-DIALECT = PaddleRec
 
 
 def is_key(key: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.config.dialects.base import Translation
+from shoal.config.dialect import Translation
 from shoal.config.errors import did_you_mean
 from shoal.config.yaml_io import inline
 

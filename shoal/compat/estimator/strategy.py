@@ -21,12 +21,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from shoal.compat.estimator.assembly import Assembly
+from shoal.compat.estimator.estimator import Estimator, ModelFn
+from shoal.compat.estimator.specs import RunConfig, TrainOp
 from shoal.runs.artifact.tables import Kind
-from shoal.runs.collective.assembly import Assembly
-from shoal.runs.collective.estimator import Estimator, ModelFn
 from shoal.runs.collective.loop import Loop
 from shoal.runs.collective.slices import tensors
-from shoal.runs.collective.specs import RunConfig, TrainOp
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -67,7 +67,7 @@ class CollectiveStrategy(Loop):
         with a dimension of samples. All processes call it, with the same. `shoal.load(path)
         .answer(inputs)` then needs neither the program nor the processes.
         """
-        from shoal.runs.collective.export import export_module, named
+        from shoal.compat.estimator.export import export_module, named
 
         features, had_names = named(tensors(example, self.world.device))
 

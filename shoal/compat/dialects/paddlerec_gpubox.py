@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shoal.config.dialects.base import Translation
+from shoal.config.dialect import Translation
 
 GPUS, SERVERS = "FLAGS_selected_gpus", "PADDLE_PSERVERS_IP_PORT_LIST"
 PLAN = (

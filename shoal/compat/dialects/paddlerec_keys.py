@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from shoal.config.dialects import paddlerec_values as values
-from shoal.config.dialects.base import Row, free, only, read_as, refused, same
-from shoal.config.dialects.paddlerec_values import as_bool, option, plain
+from shoal.compat.dialects import paddlerec_values as values
+from shoal.compat.dialects.paddlerec_values import as_bool, option, plain
+from shoal.config.dialect import Row, free, only, read_as, refused, same
 
 NOT_READ = "training does not read it, there as here"
 EVALUATED = f"{NOT_READ}; test files are evaluated after every epoch (train.eval_every)"

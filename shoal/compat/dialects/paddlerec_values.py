@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shoal.config.dialects.base import Row, Translation
-from shoal.config.dialects.paddlerec_gpubox import read_gpubox
+from shoal.compat.dialects.paddlerec_gpubox import read_gpubox
+from shoal.config.dialect import Row, Translation
 from shoal.config.errors import did_you_mean
 from shoal.config.schema.launch import EVERY_GPU
 from shoal.config.sources import BARE

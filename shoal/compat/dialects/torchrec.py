@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.config.dialects import recbole, tdfo
-from shoal.config.dialects.base import Dialect, Named, Row, Translation, free, read_as, same
-from shoal.config.dialects.tdfo import SHARDED, SHARDS_ALL
+from shoal.compat.dialects import recbole, tdfo
+from shoal.compat.dialects.tdfo import SHARDED, SHARDS_ALL
+from shoal.config.dialect import Dialect, Named, Row, Translation, free, read_as, same
 from shoal.config.errors import did_you_mean
 from shoal.config.sources import Layer
 from shoal.config.yaml_io import inline
@@ -173,9 +173,6 @@ class TorchRec(Dialect):
 
     def words(self) -> dict[str, str]:
         return {"dialect": "dialect"} | (self.shown(TABLE) if self.model == MODEL else {})
-
-
-DIALECT = TorchRec
 
 
 def table_text() -> str:

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from shoal.compat.estimator.specs import TrainOp
 from shoal.config.schema import OptimizerSection
 from shoal.runs.collective.loop import Loop
 from shoal.runs.collective.slices import size_of
-from shoal.runs.collective.specs import TrainOp
 from shoal.training.checkpoint import Checkpoints, Snapshot
 
 M = TypeVar("M", bound=nn.Module)

@@ -6,8 +6,8 @@ table: a flat key that is an option of the chosen model becomes model.KEY.
 
 from __future__ import annotations
 
-from shoal.config.dialects import recbole_values as values
-from shoal.config.dialects.base import Dialect, Row, free, only, read_as, refused, same
+from shoal.compat.dialects import recbole_values as values
+from shoal.config.dialect import Dialect, Row, free, only, read_as, refused, same
 from shoal.config.sources import Layer
 
 # The table ---------------------------------------------------------------------------------------
@@ -170,9 +170,6 @@ class RecBole(Dialect):
 
     def words(self) -> dict[str, str]:
         return self.shown(TABLE)
-
-
-DIALECT = RecBole
 
 
 def table_text() -> str:

@@ -1,11 +1,17 @@
-"""What a dialect is: a tool's name, a table of its keys, and help with their spelling."""
+"""What a dialect is: a tool's name, a table of its keys, and help with their spelling.
+
+Whoever has one registers it: `register` takes a class from anywhere, and shoal.DIALECTS names those
+that come with the package. This room imports none of them by name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from importlib import import_module
+from typing import Any, TypeVar
 
+import shoal
 from shoal.config.sources import Layer, Origin
 from shoal.config.yaml_io import inline
 
@@ -90,6 +96,34 @@ class Dialect:
             key: f"{key} ({self.tool}'s spelling of {names})" if names else key
             for key, names in targets.items()
         }
+
+
+# The registry ------------------------------------------------------------------------------------
+
+D = TypeVar("D", bound=type[Dialect])
+# A class, or `module:class`, which is imported when a config is read. Of two dialects that know a
+# key the first one reads it.
+registered: list[type[Dialect] | str] = [*shoal.DIALECTS]
+
+
+def register(dialect: D) -> D:
+    """Add a dialect, ahead of those that are registered; a class may be decorated with it."""
+    if dialect not in registered:
+        registered.insert(0, dialect)
+    return dialect
+
+
+def listen(sources: Sequence[Layer]) -> list[Dialect]:
+    """Every registered dialect, given every source of a config."""
+    return [_class_of(one)(sources) for one in registered]
+
+
+def _class_of(dialect: type[Dialect] | str) -> type[Dialect]:
+    if not isinstance(dialect, str):
+        return dialect
+    module, _, name = dialect.partition(":")
+    found: type[Dialect] = getattr(import_module(module), name)
+    return found
 
 
 # Kinds of rows -----------------------------------------------------------------------------------

@@ -20,12 +20,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from shoal.config.errors import did_you_mean
-from shoal.runs.artifact.tables import Kind
-from shoal.runs.collective.assembly import Assembly
-from shoal.runs.collective.evaluation import Evaluation
-from shoal.runs.collective.slices import tensors
-from shoal.runs.collective.specs import (
+from shoal.compat.estimator.assembly import Assembly
+from shoal.compat.estimator.evaluation import Evaluation
+from shoal.compat.estimator.specs import (
     EstimatorSpec,
     EvalSpec,
     Hook,
@@ -36,6 +33,9 @@ from shoal.runs.collective.specs import (
     TrainOp,
     TrainSpec,
 )
+from shoal.config.errors import did_you_mean
+from shoal.runs.artifact.tables import Kind
+from shoal.runs.collective.slices import tensors
 from shoal.training.curves import Curves
 from shoal.training.run_folder import RunFolder, start_logging
 
@@ -247,7 +247,7 @@ class Estimator:
         input_receiver: gives features such as those of a request, a few samples of them. output:
         which of several predictions. All processes call it.
         """
-        from shoal.runs.collective.export import export_module, named
+        from shoal.compat.estimator.export import export_module, named
 
         features, had_names = named(tensors(input_receiver(), self.world.device))
         self._build(features if had_names else features["input"], ModeKeys.PREDICT)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.config.dialects.base import Dialect, Named, Row, Translation, free, same
+from shoal.config.dialect import Dialect, Named, Row, Translation, free, same
 from shoal.config.sources import Layer
 from shoal.config.yaml_io import inline
 
@@ -159,9 +159,6 @@ class Tdfo(Dialect):
 
     def words(self) -> dict[str, str]:
         return self.shown(TABLE) if self._spoken else {}
-
-
-DIALECT = Tdfo
 
 
 def table_text() -> str:

@@ -1,0 +1,1 @@
+"""What is about other tools: their config keys, the words of their commands, their Estimators."""

@@ -1,0 +1,81 @@
+"""Words of other tools' commands: PaddleRec's and its launchers', and RecBole's list of files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import typer
+
+# Left in a command line of fleetrun or paddle.distributed.launch; what is started is ours.
+PADDLEREC_PROGRAMS = (
+    "trainer.py",
+    "static_trainer.py",
+    "static_ps_trainer.py",
+    "static_gpubox_trainer.py",
+)
+PADDLE_PORT = 6170
+
+
+def files_and_overrides(word: str) -> tuple[list[str], list[str]] | None:
+    """The config files and overrides that a word of another tool means; None: it is Shoal's.
+
+    PaddleRec has `-m FILE` and `-o KEY=VALUE`, RecBole `--config_files='a.yaml b.yaml'`.
+    """
+    if not word.startswith("-"):
+        if Path(word).name not in PADDLEREC_PROGRAMS:
+            return None
+        typer.echo(f"{word} is PaddleRec's own program; Shoal takes its part", err=True)
+        return [], []
+    key, _, value = word.lstrip("-").partition("=")
+    if key in ("m", "o") and not value:
+        what = "-m CONFIG.yaml" if key == "m" else "-o key=value"
+        raise typer.BadParameter(f"-{key} needs a value: {what}")
+    if key == "m":
+        return [value], []
+    if key == "o":
+        return [], [f"--{value}"]
+    if key.replace("-", "_") in ("config_files", "config_file_list"):
+        return value.split(), []
+    return None
+
+
+def as_paddle_launches(overrides: list[str]) -> list[str]:
+    """`--ips A,B --gpus 0,1`, as paddle.distributed.launch has them: a process per GPU, on each."""
+    words = [(word.lstrip("-").partition("="), word) for word in overrides]
+    given = {key: value for (key, _, value), _ in words}
+    rest = [word for (key, _, _), word in words if key not in ("ips", "gpus")]
+    gpus = given.get("gpus")
+    nproc = len(gpus.split(",")) if gpus is not None else None
+    if gpus is not None:
+        rest.append(f"--run.gpu_ids={json.dumps(gpus)}")
+        if not {"nproc", "launch.nproc"} & given.keys():
+            rest.append(f"--launch.nproc={nproc}")
+    if "ips" in given:
+        from shoal.launch.roles import place_of
+
+        hosts = [word.strip() for word in given["ips"].split(",") if word.strip()]
+        said = given.get("nproc") or given.get("launch.nproc") or nproc
+        if said is None:
+            said = _visible_gpus()
+            rest.append(f"--launch.nproc={said}")
+        host, here = place_of(hosts), int(said)
+        if len(hosts) > 1:
+            rest += [f"--launch.ip={hosts[0]}", f"--launch.world_size={here * len(hosts)}"]
+            rest.append(f"--launch.group_offset={here * host}")
+            if not {"port", "launch.port"} & given.keys():
+                rest.append(f"--launch.port={PADDLE_PORT}")
+    return rest
+
+
+def _visible_gpus() -> int:
+    from shoal.world.gpus import count_gpus
+
+    found = count_gpus(None)
+    if not found:
+        raise typer.BadParameter(
+            "--ips starts a process for each GPU of a host, and none is visible here; --gpus 0,1 "
+            "or --nproc N names how many"
+        )
+    typer.echo(f"--ips without --gpus: {found} processes here, one for each visible GPU", err=True)
+    return found

@@ -1,0 +1,1 @@
+"""Dialects: the config keys of other tools, each a class `Dialect` of shoal.config.dialect."""

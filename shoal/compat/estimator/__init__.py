@@ -1,0 +1,1 @@
+"""CollectiveStrategy and Estimator: programs as people write them for DeepRec and TensorFlow."""
