@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal.config.schema import DataSection
 from shoal.config.yaml_io import read_file
 from shoal.training.run_folder import RunFolder
 
@@ -44,7 +45,7 @@ def _read(folder: Path) -> Found:
     return Found(
         folder,
         str(config.get("model", {}).get("name", "?")),
-        str(config.get("data", {}).get("name", "?")),
+        str(result.get("dataset") or _title(config)),
         metric,
         (result.get("best_valid") or {}).get(metric),
         (result.get("test") or {}).get(metric),
@@ -52,6 +53,14 @@ def _read(folder: Path) -> Found:
         tuple(str(one.get("to")) for one in exports if isinstance(one, dict)),
         config.get("start", {}).get("run"),
     )
+
+
+def _title(config: dict[str, Any]) -> str:
+    """What the data of a run that is not finished is called."""
+    try:
+        return DataSection.model_validate(config["data"]).title
+    except (LookupError, TypeError, ValueError):
+        return "?"
 
 
 def _config(file: Path) -> dict[str, Any]:
