@@ -29,6 +29,11 @@ ONE_PROCESS = {
 TRUST = typer.Option(
     "--trust", help="Run the code and write to the places that the run folder's config names."
 )
+# Endings of files of data, which take the place of a config.
+DATA = (
+    *(".csv", ".tsv", ".txt", ".parquet", ".arrow", ".feather", ".ipc", ".jsonl", ".ndjson"),
+    ".inter",
+)
 
 
 def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -53,6 +58,35 @@ def _with_values(arguments: list[str]) -> Iterator[str]:
         word = rest.pop(0)
         is_key = word.startswith("-") and "=" not in word
         yield f"{word}={rest.pop(0)}" if is_key and rest and not rest[0].startswith("--") else word
+
+
+def take_data(files: list[str]) -> tuple[list[str], str | None]:
+    """Config files, and the file or folder of data among them."""
+    data = [word for word in files if is_data(word)]
+    if len(data) > 1:
+        raise typer.BadParameter(
+            f"{' and '.join(data)} are files of data: give one, of interactions (or clicks), and "
+            "name others by what they are: --data.files.item=FILE, --data.files.user=FILE"
+        )
+    return [word for word in files if word not in data], data[0] if data else None
+
+
+def is_data(word: str) -> bool:
+    """Whether a word in the place of a config is data: by its ending; or a folder, of no run."""
+    path = Path(word)
+    ending = Path(path.stem).suffix if path.suffix in (".gz", ".zst") else path.suffix
+    return ending in DATA or (path.is_dir() and not (path / "config.yaml").is_file())
+
+
+def resolve_words(words: list[str], **how: Any) -> Resolved:
+    """The config that words of a command give: config files, data in their place, overrides."""
+    from shoal.runs.given import with_data
+    from shoal.runs.run import resolve
+
+    files, overrides = split_arguments(words)
+    files, data = take_data(files)
+    resolved = resolve(files, overrides, **how)
+    return resolved if data is None else with_data(resolved, data)
 
 
 def run_arguments(

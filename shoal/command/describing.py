@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.command.arguments import split_arguments
+from shoal.command.arguments import resolve_words
 from shoal.world.durable import written
 
 
@@ -20,12 +20,14 @@ def data_describe(
 ) -> None:
     """Print figures of a data set and the features that its columns suggest.
 
-    Configs and keys as for train: shoal data describe --dataset=ml-100k --write features.yaml
+    Configs, data files and keys as for train: shoal data describe ratings.csv --html page.html
     """
     from shoal.runs.describe import describe_run
-    from shoal.runs.run import resolve
 
-    told = describe_run(resolve(*split_arguments(context.args)).config)
+    resolved = resolve_words(context.args)
+    for note in resolved.told:
+        typer.echo(note)
+    told = describe_run(resolved.config)
     typer.echo(told.text)
     if write is not None:
         with written(write):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.command.arguments import TRUST, split_arguments
+from shoal.command.arguments import TRUST, resolve_words
 
 
 def models(
@@ -57,9 +57,8 @@ def runs(
 def config_show(context: typer.Context, trust: Annotated[bool, TRUST] = False) -> None:
     """Print the resolved config with the origin of every value."""
     from shoal import config as room
-    from shoal.runs.run import resolve
 
-    typer.echo(room.show(resolve(*split_arguments(context.args), trust=trust)))
+    typer.echo(room.show(resolve_words(context.args, trust=trust)))
 
 
 def config_keys() -> None:

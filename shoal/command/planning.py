@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from shoal.command.arguments import split_arguments
+from shoal.command.arguments import resolve_words
 
 
 def plan(context: typer.Context) -> None:
@@ -13,6 +13,5 @@ def plan(context: typer.Context) -> None:
     Configs and keys as for train: shoal plan config.yaml --launch.nproc=4
     """
     from shoal.runs.plan import plan_run
-    from shoal.runs.run import resolve
 
-    typer.echo(plan_run(resolve(*split_arguments(context.args)).config))
+    typer.echo(plan_run(resolve_words(context.args).config))

@@ -44,8 +44,10 @@ def prepare(
     from tqdm import tqdm
 
     from shoal.data.clicks import mapped
+    from shoal.data.named import holds_log
     from shoal.data.prepared import folder, opening, preparing
     from shoal.data.prepared.files import Stored
+    from shoal.runs.given import with_columns
     from shoal.runs.run import resolve
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -57,10 +59,18 @@ def prepare(
     given = [word for word in words if word not in files]
     if not given:
         raise typer.BadParameter("name the raw files to prepare: shoal prepare INPUT... --to DIR")
-    config = resolve(files, overrides).config
+    resolved = resolve(files, overrides)
     worker = engine_of(engine, ray_address)
-    is_log = mapped.is_log(config.data)
-    found = mapped.log_files(config.data, given) if is_log else opening.expand(given)
+    is_log = holds_log(resolved.config.data)
+    if is_log:
+        found = mapped.log_files(resolved.config.data, given)
+    else:
+        found = opening.expand(given)
+        if opening.is_table(found[0]):
+            resolved = with_columns(resolved, found[0], tuple(opening.ALIASES))
+    for note in resolved.told:
+        typer.echo(note)
+    config = resolved.config
     sizes = [path.stat().st_size for path in found]
     with tqdm(total=sum(sizes), unit="B", unit_scale=True, disable=None, desc="reading") as bar:
         job = folder.Job(

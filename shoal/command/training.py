@@ -21,6 +21,7 @@ from shoal.command.arguments import (
     key_of,
     run_arguments,
     split_arguments,
+    take_data,
 )
 from shoal.command.ending import leave, print_result
 from shoal.command.starting import importing, prepare_config
@@ -75,6 +76,10 @@ def train(
     if is_worker():
         follow_launcher(f"rank-{os.environ['RANK']}", saves=True)
     files, overrides, is_run = run_arguments(context.args, resume, output)
+    files, given = take_data(files)
+    if data is not None and given is not None:
+        raise typer.BadParameter(f"--data {data} and {given} are both data; give one")
+    data = data or given
     overrides = as_paddle_launches(overrides)
     counted = any(key_of(word) in ("nproc", "launch.nproc", "world_size") for word in overrides)
     values = ONE_PROCESS if is_run and counted else None  # not half of how it was launched before
@@ -169,11 +174,13 @@ def launch(
         prepare_config()
         from shoal.launch.roles import find_roles
         from shoal.runs import run
+        from shoal.runs.given import with_data
         from shoal.world.variables import is_worker
 
     if is_worker():
         raise ValueError("shoal launch starts processes itself; run it without torchrun")
     files, overrides, is_run = run_arguments(context.args, resume, output)
+    files, data = take_data(files)
     folder = Path(files[0]).parent if is_run else None
     resolved = None
     if server_num is None and workers is None and servers is None and role is None:
@@ -184,6 +191,8 @@ def launch(
     if resolved is None or resolved.config.strategy.name != "sharded":
         roles = find_roles(worker_num, server_num, workers, servers, role, index)
         resolved = run.resolve_with_roles(files, overrides, roles, folder=folder, trust=trust)
+    if data is not None:
+        resolved = with_data(resolved, data)
     check_resumable(resolved, resume)
     result = run.train(resolved, resume)
     if result:

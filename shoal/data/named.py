@@ -77,14 +77,22 @@ def _says_log(data: DataSection) -> str:
     return next(f"clicks.{key}" for key in FILES if getattr(data.clicks, key))
 
 
-def data_values(path: Path, data: DataSection, clicks: bool) -> dict[str, Any]:
+def holds_log(data: DataSection) -> bool:
+    """Whether files that are given are said to be a click log: by their format or their slots."""
+    section = data.clicks
+    described = (section.slots, section.dense, section.pipe_command)
+    return data.format in ("slots", "criteo") or any(one is not None for one in described)
+
+
+def data_values(path: Path, data: DataSection, clicks: bool, log: bool = False) -> dict[str, Any]:
     """Config values that make a file or a folder the data, in place of what `data` names.
 
-    Files of users and items stay, and so do those that a click model is evaluated on.
+    Files of users and items stay, and so do those that a click model is evaluated on. log: it is a
+    click log, whatever the config named before.
     """
     path = path.absolute()
     values: dict[str, Any] = {"data.name": None, "data.format": "auto"}
-    if reads_log(data, clicks):
+    if log or reads_log(data, clicks):
         form = "auto" if data.format in GENERATED else data.format
         return values | {"data.clicks.train": str(path), "data.format": form}
     if path.is_dir():
@@ -148,8 +156,8 @@ def _nothing(data: DataSection) -> str:
     have = sorted(p.name for p in root.iterdir() if p.name[0] != ".") if root.is_dir() else []
     remedy = (
         "name a data set with data.name (a folder under data.path; `shoal data fetch ml-100k` gets "
-        "one), tables of your own with data.files.inter=FILE, or a click log with "
-        "data.clicks.train=FILE; data.name=planted is generated data"
+        "one), tables of your own with data.files.inter=FILE (or `shoal train FILE`), or a click "
+        "log with data.clicks.train=FILE; data.name=planted is generated data"
     )
     if data.name is None and root.is_file():
         return f"data.path is {root}, a file, and it is a folder's: write data.files.inter={root}"

@@ -2,17 +2,54 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from shoal.config import Resolved
-from shoal.data.named import data_values
+from shoal.config.yaml_io import inline
+from shoal.data.clicks.log import looks_like
+from shoal.data.named import data_values, holds_log
+from shoal.data.sources.roles import roles_of
+from shoal.data.sources.tables import columns_of
 from shoal.models import find
 
 
 def with_data(resolved: Resolved, path: str | Path) -> Resolved:
-    """The same config for the data in a file or a folder."""
-    config = resolved.config
-    if not Path(path).exists():
+    """The same config for the data in a file or a folder; columns are found by their names."""
+    place, config = Path(path), resolved.config
+    if not place.exists():
         raise ValueError(f"there is no file or folder {path} to read data from")
-    values = data_values(Path(path), config.data, find(config.model.name).kind == "clicks")
-    return resolved.with_values(values, f"data {path}")
+    clicks = find(config.model.name).kind == "clicks"
+    log = holds_log(config.data) or (clicks and _looks_like_log(place))
+    values = data_values(place, config.data, clicks, log)
+    resolved = resolved.with_values(values, f"data {path}")
+    return with_columns(resolved, place) if values.get("data.files") else resolved
+
+
+def with_columns(resolved: Resolved, path: Path, known: tuple[str, ...] = ()) -> Resolved:
+    """The same with data.fields for the columns of a table, where the config does not say them.
+
+    known: columns that are found without.
+    """
+    data = resolved.config.data
+    columns = columns_of(path, data)
+    guessed: dict[str, Any] = {
+        f"data.fields.{role}": name
+        for role, name in roles_of(columns).items()
+        if resolved.origins[f"data.fields.{role}"] == "default"
+        and getattr(data.fields, role) not in columns
+        and name not in known
+    }
+    if not guessed:
+        return resolved
+    said = ", ".join(f"{key}={inline(name)}" for key, name in guessed.items())
+    resolved = resolved.with_values(guessed, f"the columns of {path}")
+    return replace(resolved, told=[*resolved.told, f"{path}: by the names of its columns, {said}"])
+
+
+def _looks_like_log(path: Path) -> bool:
+    with suppress(ValueError):
+        return path.is_file() and looks_like(path) in ("slots", "criteo")
+    return False

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal.config.schema import DataSection
 from shoal.config.yaml_io import read_file
 from shoal.training.run_folder import RunFolder
 
@@ -54,7 +55,7 @@ def _read(folder: Path) -> Found:
     return Found(
         folder,
         str(_in(config, "model").get("name", "?")),
-        str(_in(config, "data").get("name", "?")),
+        str(result.get("dataset") or _title(config)),
         metric,
         _in(result, "best_valid").get(metric),
         _in(result, "test").get(metric),
@@ -70,6 +71,14 @@ def _in(values: dict[str, Any], key: str) -> dict[str, Any]:
     """A section; one that is none, as files of others may have it, is empty."""
     found = values.get(key)
     return found if isinstance(found, dict) else {}
+
+
+def _title(config: dict[str, Any]) -> str:
+    """What the data of a run that is not finished is called."""
+    try:
+        return DataSection.model_validate(config["data"]).title
+    except (LookupError, TypeError, ValueError):
+        return "?"
 
 
 def _config(file: Path) -> dict[str, Any]:

@@ -42,11 +42,6 @@ TYPES = {"labels": "<f4", "dense": "<f4", "ids": "<i8", "offsets": "<i8"}
 DECIDED = ("slots", "dense", "label", "rows", "pipe_command")
 
 
-def is_log(config: DataSection) -> bool:
-    """Whether `shoal prepare` is given a click log: its format or its slots say so."""
-    return config.format in ("slots", "criteo") or config.clicks.slots is not None
-
-
 def log_files(config: DataSection, inputs: list[str]) -> list[Path]:
     """The files of a log, in order."""
     found = [path for name in inputs for path in find_files(name, ".", "INPUT")]

@@ -18,7 +18,7 @@ from shoal.data.raw import choose_columns
 from shoal.data.sources.atomic import read_header
 from shoal.data.sources.delimited import Layout
 from shoal.data.sources.quotes import Cells
-from shoal.data.sources.text import cells_of, decoded
+from shoal.data.sources.text import cells_of, first_line
 from shoal.data.sources.typed import declared_types, guess_type
 
 if TYPE_CHECKING:
@@ -54,6 +54,12 @@ def expand(names: list[str]) -> list[Path]:
     return found
 
 
+def is_table(path: Path) -> bool:
+    """Whether a file names its columns without their types: csv, Parquet."""
+    plain = plain_name(path)
+    return plain.name not in MOVIELENS and plain.suffix in SUFFIXES[1:]
+
+
 def open_input(
     path: Path, config: DataSection, known: Mapping[str, FieldType] = MappingProxyType({})
 ) -> Input:
@@ -84,26 +90,14 @@ def _open(path: Path, config: DataSection, known: Mapping[str, FieldType]) -> In
         except (pl.exceptions.PolarsError, OSError) as error:
             raise ValueError(f"{path} is no Parquet file: {error}") from error
         return _named(path, list(schema), config, None, known, pl.DataFrame(schema=schema))
-    head = _first_line(path, config.encoding)
+    head = first_line(path, config.encoding)
     cells = cells_of(head, config)
     names = cells.header(head)
     return _named(path, names, config, cells, known, _sample(path, names, cells, config.encoding))
 
 
-def _first_line(path: Path, encoding: str = "utf-8") -> str:
-    try:
-        with open_text(path) as source:
-            line = source.readline(1 << 20)
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
-    head = decoded(line.removeprefix(b"\xef\xbb\xbf"), encoding, path).decode().rstrip("\r\n")
-    if not head.strip():
-        raise ValueError(f"{path} is empty; its first line must name the columns")
-    return head
-
-
 def _atomic(path: Path, config: DataSection) -> Input:
-    head = _first_line(path)
+    head = first_line(path)
     header = read_header(head.encode(), config.separator, str(path))
     chosen = _chosen(config, list(header), str(path))
     needed = {config.fields.user, config.fields.item}  # other tokens may be missing

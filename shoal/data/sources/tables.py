@@ -7,6 +7,7 @@ is guessed. What is wrong is told with the file and the line, or left out and co
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +16,12 @@ import numpy as np
 
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
-from shoal.data.packed import plain_name
+from shoal.data.packed import LONGEST_LINE, open_text, plain_name
 from shoal.data.parquet_counts import check_counts
 from shoal.data.raw import Raw, RawTable, choose_columns
 from shoal.data.sources.delimited import join
 from shoal.data.sources.files import find_files
-from shoal.data.sources.text import read_csv, read_lines
+from shoal.data.sources.text import header_of, read_csv, read_lines
 from shoal.data.sources.typed import Columns, Piece, declared_types, filled_numbers
 
 if TYPE_CHECKING:
@@ -99,8 +100,8 @@ def _read_all(paths: list[Path], config: DataSection) -> list[Piece]:
     return [_read(path, config) for path in paths]
 
 
-def _read(path: Path, config: DataSection) -> Piece:
-    """One file as a frame."""
+def form_of(path: Path, config: DataSection) -> str:
+    """data.format, or what the ending of a file says."""
     form = (
         config.format if config.format in FORMATS.values() else FORMATS.get(plain_name(path).suffix)
     )
@@ -108,6 +109,12 @@ def _read(path: Path, config: DataSection) -> Piece:
         raise ValueError(
             f"{path} does not say what it is; set data.format to csv, parquet, arrow or jsonl"
         )
+    return form
+
+
+def _read(path: Path, config: DataSection) -> Piece:
+    """One file as a frame."""
+    form = form_of(path, config)
     if form == "csv":
         frame, lines, skipped = read_csv(path, config)
         return Piece(path, frame, lines, 2, "line", skipped)
@@ -115,6 +122,26 @@ def _read(path: Path, config: DataSection) -> Piece:
         frame, lines, skipped = read_lines(path, config)
         return Piece(path, frame, lines, 1, "line", skipped)
     return Piece(path, read_columnar(path, form))
+
+
+def columns_of(path: Path, config: DataSection) -> list[str]:
+    """The names of a file's columns, by its first line or its schema."""
+    import polars as pl
+
+    form = form_of(path, config)
+    if form == "csv":
+        return header_of(path, config)
+    try:
+        if form == "parquet":
+            check_counts(path)
+            return list(pl.read_parquet_schema(path))
+        if form == "arrow":
+            return read_columnar(path, form).columns
+        with open_text(path) as source:
+            first = json.loads(source.readline(LONGEST_LINE))
+        return list(first) if isinstance(first, dict) else []
+    except (pl.exceptions.PolarsError, OSError, ValueError) as error:
+        raise ValueError(f"{path}: its columns cannot be read: {error}") from None
 
 
 def read_columnar(path: Path, form: str) -> pl.DataFrame:

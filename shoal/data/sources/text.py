@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shoal.config.schema import DataSection
+from shoal.data.packed import open_text
 from shoal.data.sources.delimited import read_bytes
 from shoal.data.sources.quotes import Cells
 
 if TYPE_CHECKING:
     import polars as pl
 
+MOST_HEADER = 1 << 20  # bytes
 SEPARATORS = (",", "\t", ";", "|")
 Found = tuple["pl.DataFrame", "np.ndarray | None", int]  # rows, line of each, how many left out
 
@@ -48,6 +50,25 @@ def read_csv(path: Path, config: DataSection) -> Found:
     if not len(lines):
         return pl.DataFrame(schema=dict.fromkeys(names, pl.String)), lines, skipped
     return _frame(kept, cells.separator, '"', path), lines, skipped
+
+
+def first_line(path: Path, encoding: str = "utf-8") -> str:
+    """The first line of a text, which names columns."""
+    try:
+        with open_text(path) as source:
+            line = source.readline(MOST_HEADER)
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
+    head = decoded(line.removeprefix(b"\xef\xbb\xbf"), encoding, path).decode().rstrip("\r\n")
+    if not head.strip():
+        raise ValueError(f"{path} is empty; its first line must name the columns")
+    return head
+
+
+def header_of(path: Path, config: DataSection) -> list[str]:
+    """The columns that the first line of a csv file names."""
+    head = first_line(path, config.encoding)
+    return cells_of(head, config).header(head)
 
 
 def cells_of(head: str, config: DataSection) -> Cells:

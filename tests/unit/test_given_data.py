@@ -1,0 +1,131 @@
+"""A file of data in the place of a config: describe, train, prepare and plan understand it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from shoal.command.cli import app
+
+ROWS = [(f"u{n % 40}", f"{n * 7 % 31:09}X", n % 11) for n in range(600)]
+TITLES = ["Faust; der Tragödie erster Teil", r"The \"Real\" Thing", "L'Étranger"]
+QUOTED = ["--data.encoding=latin-1", "--data.escape=\\"]
+GUESSED = "by the names of its columns, data.fields.user=User-ID, data.fields.item=ISBN, "
+SLOTS = "".join(f"click:{n % 2} 1:{n % 7} 2:{n % 5}\n" for n in range(60))
+TAB = "\t".join
+CRITEO = "".join(TAB([str(n % 2), *["3"] * 13, *["ab"] * 26]) + "\n" for n in range(40))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files as Book-Crossing has them, in the folder where commands are run."""
+    monkeypatch.chdir(tmp_path)
+    ratings = [f'"{user}";"{isbn}";"{stars}"' for user, isbn, stars in ROWS]
+    text = '"User-ID";"ISBN";"Book-Rating"\r\n' + "\r\n".join(ratings) + "\r\n"
+    Path("BX-Book-Ratings.csv").write_bytes(text.encode("latin-1"))
+    books = [f'"{n:09}X";"{TITLES[n % 3]}";"{1900 + n}"' for n in range(31)]
+    text = '"ISBN";"Book-Title";"Year"\r\n' + "\r\n".join(books) + "\r\n"
+    Path("BX-Books.csv").write_bytes(text.encode("latin-1"))
+    return tmp_path
+
+
+def call(*words: str) -> str:
+    ran = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert ran.exit_code == 0, ran.output
+    return ran.output
+
+
+def test_the_walk_of_a_newcomer() -> None:
+    short = ["--train.epochs=1", "--run.progress=false", "--run.tensorboard=false"]
+    told = call("data", "describe", "BX-Book-Ratings.csv", *QUOTED, "--html", "page.html")
+    assert GUESSED + "data.fields.rating=Book-Rating" in told
+    assert "The number of inters: 600" in told and Path("page.html").exists()
+    told = call("train", "./BX-Book-Ratings.csv", *QUOTED, *short, "--output", "first")
+    assert "BPR on BX-Book-Ratings" in told and GUESSED in Path("first/train.log").read_text()
+    books = ["--data.files.item=BX-Books.csv", "--data.threshold.Book-Rating=6"]
+    told = call("train", "BX-Book-Ratings.csv", "--model=LR", *QUOTED, *books, *short)
+    assert "LR on BX-Book-Ratings" in told and "auc" in told
+    told = call("prepare", "BX-Book-Ratings.csv", "--to", "made", *QUOTED)
+    assert GUESSED in told and "600 interactions of 40 users with 31 items" in told
+    assert "The number of users: 41" in call("data", "describe", "made")
+    assert "item" in call("plan", "BX-Book-Ratings.csv", *QUOTED)
+    told = call("config", "show", "BX-Book-Ratings.csv", *QUOTED)
+    assert re.search(r"item: ISBN +# the columns of BX-Book-Ratings\.csv", told)
+    assert call("runs").count("BX-Book") >= 1
+
+
+def frame() -> pl.DataFrame:
+    return pl.DataFrame(ROWS, ["userId", "movieId", "rating"], orient="row")
+
+
+def folder(name: str, text: str) -> str:
+    Path(name).parent.mkdir()
+    Path(name).write_text(text)
+    return str(Path(name).parent)
+
+
+def write(name: str, how: Callable[[str], object]) -> str:
+    how(name)
+    return name
+
+
+PLAIN = "user_id,item_id\n" + "".join(f"{u},{i}\n" for u, i, _ in ROWS)
+ATOMIC = "user_id:token\titem_id:token\n" + "".join(f"{u}\t{i}\n" for u, i, _ in ROWS)
+FILES: dict[str, Callable[[], str]] = {
+    "csv.gz": lambda: write(
+        "a.csv.gz", lambda n: Path(n).write_bytes(gzip.compress(frame().write_csv().encode()))
+    ),
+    "parquet": lambda: write("a.parquet", lambda n: frame().write_parquet(n)),
+    "arrow": lambda: write("a.arrow", lambda n: frame().write_ipc(n)),
+    "jsonl": lambda: write("a.jsonl", lambda n: frame().write_ndjson(n)),
+    "a folder of atomic files": lambda: folder("shop/shop.inter", ATOMIC),
+    "an atomic file": lambda: folder("shop/shop.inter", ATOMIC) + "/shop.inter",
+    "a folder of tables": lambda: folder("mine/inter.csv", PLAIN),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_every_kind_of_interactions(kind: str) -> None:
+    told = call("data", "describe", FILES[kind]())
+    assert "The number of inters: 600" in told and "The number of users: 41" in told
+    assert ("data.fields.user=userId" in told) == (" " not in kind)
+
+
+@pytest.mark.parametrize(("name", "text"), [("log.txt", SLOTS), ("day.csv", CRITEO)])
+def test_click_logs(name: str, text: str) -> None:
+    Path(name).write_text(text)
+    keys = ["--model=LR", "--train.eval_every=0"]
+    keys += ["--data.clicks.slots=2", "--data.clicks.dense=0"] if name == "log.txt" else []
+    told = call("data", "describe", name, *keys)
+    assert f"The train log: 1 files, {text.count(chr(10))} samples" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["BX-Book-Ratings.csv", "BX-Books.csv"], "--data.files.item=FILE"),
+        (["nowhere.csv"], "there is no file or folder nowhere.csv"),
+        (["BX-Books.csv", *QUOTED], "has no column 'user_id'; it has ISBN, Book-Title, Year"),
+        (["BX-Book-Ratings.csv", *QUOTED[:1], "--data.fields.item=isbn"], "did you mean ISBN"),
+        (["BX-Book-Ratings.csv", "--data", "BX-Books.csv"], "are both data; give one"),
+        (["x.yaml"], "no such config file"),
+    ],
+)
+def test_what_is_refused(words: list[str], said: str) -> None:
+    ran = CliRunner().invoke(app, ["train", *words])
+    text = re.sub(r"[\s│]+", " ", ran.output) + str(ran.exception)
+    assert ran.exit_code != 0 and said in text, text
+
+
+def test_json_lines_with_keys_of_their_own() -> None:
+    lines = [json.dumps({"uid": u, "asin": i, "overall": s}) for u, i, s in ROWS]
+    Path("reviews.jsonl").write_text("\n".join(lines) + "\n")
+    told = call("data", "describe", "reviews.jsonl")
+    assert "data.fields.user=uid, data.fields.item=asin, data.fields.rating=overall" in told
