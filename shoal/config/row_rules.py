@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Required
 
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
@@ -102,17 +102,13 @@ class RowRules(Section):
 Dtype = Literal["float32", "bfloat16"]
 
 
-class InitSection(Section):
-    """Initial values of rows. A value is a pure function of (seed, table, id, column)."""
+class InitOptions(TypedDict, total=False):
+    """Initial values of rows: a pure function of (seed, table, id, column)."""
 
-    kind: Literal["uniform", "normal", "xavier", "xavier_normal", "constant"] = Field(
-        "xavier_normal",
-        description="uniform in [-scale, scale); normal with standard deviation scale; xavier and "
-        "xavier_normal take their scale from the size of the table; constant: scale everywhere",
-    )
-    scale: float = Field(
-        0.01, ge=0, allow_inf_nan=False, description="of uniform, normal and constant"
-    )
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
+
+    kind: Required[Literal["uniform", "normal", "xavier", "xavier_normal", "constant"]]
+    scale: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # of uniform, normal and constant
 
 
 FIXED_KEYS = ("dtype", "init")  # of TableRules: keys that a table which does not grow has, too
@@ -130,7 +126,7 @@ class TableRules(TypedDict, total=False):
     capacity: Annotated[int, Field(ge=1, lt=1 << 62)] | None
     order: Literal["lfu", "lru"]
     dtype: Dtype
-    init: InitSection
+    init: InitOptions
 
 
 class RowsSection(RowRules):
@@ -142,8 +138,11 @@ class RowsSection(RowRules):
         "updates round at random, up or down, so that small ones add up; rows that a softmax "
         "reads whole stay float32",
     )
-    init: InitSection | None = Field(
-        None, description="initial values of all tables; null: each model has its own"
+    init: InitOptions | None = Field(
+        None,
+        description="initial values of rows: kind (uniform in [-scale, scale), normal with "
+        "deviation scale, constant, and xavier or xavier_normal by the size of the table) and "
+        "scale; null: each model's own",
     )
     tables: dict[str, TableRules] = Field(
         default_factory=dict,

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-from shoal.config.row_rules import Dtype, InitSection, RowsSection
+from shoal.config.row_rules import Dtype, InitOptions, RowsSection
 from shoal.embedding.table import Init, Table
 
 log = logging.getLogger("shoal")
@@ -25,16 +25,16 @@ def _init(name: str, table: Table, rows: RowsSection) -> Init:
 
     Biases and other tables of width 1 keep theirs unless they are named.
     """
-    own: InitSection | None = rows.tables.get(name, {}).get("init")
+    own: InitOptions | None = rows.tables.get(name, {}).get("init")
     chosen = own or (rows.init if table.dim > 1 else None)
     if chosen is None:
         return table.init
-    if chosen.kind.startswith("xavier") and table.rows is None:
+    if chosen["kind"].startswith("xavier") and table.rows is None:
         raise ValueError(
-            f"rows.init: given {chosen.kind}, whose scale depends on the number of rows, and table "
-            f"{name!r} grows; choose normal or uniform with a scale"
+            f"rows.init: given {chosen['kind']}, whose scale depends on the number of rows, and "
+            f"table {name!r} grows; choose normal or uniform with a scale"
         )
-    return Init(chosen.kind, chosen.scale)
+    return Init(**chosen)
 
 
 def _dtype(name: str, table: Table, rows: RowsSection) -> Dtype:

@@ -68,7 +68,7 @@ def fit(
     features: what columns mean, exactly those; left out, what they suggest.
 
     >>> import polars, shoal
-    >>> rows = [(f"u{n % 20}", n * n % 97, n) for n in range(600)]
+    >>> rows = [(f"u{n % 40}", n * 7 % 97, n) for n in range(1200)]
     >>> frame = polars.DataFrame(rows, schema=["uid", "iid", "ts"], orient="row")
     >>> quiet = {"run.output": "runs/fitted", "run.progress": False}
     >>> fitted = shoal.fit("BPR", frame, user="uid", item="iid", time="ts", epochs=1, **quiet)
