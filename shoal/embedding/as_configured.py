@@ -34,7 +34,7 @@ def _init(name: str, table: Table, rows: RowsSection) -> Init:
             f"rows.init: given {chosen['kind']}, whose scale depends on the number of rows, and "
             f"table {name!r} grows; choose normal or uniform with a scale"
         )
-    return Init(**chosen)
+    return Init(chosen["kind"], chosen.get("scale", Init.scale))
 
 
 def _dtype(name: str, table: Table, rows: RowsSection) -> Dtype:
