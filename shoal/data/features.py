@@ -23,6 +23,7 @@ KIND_OF: dict[FieldType, Kind] = {
 }
 LISTS = ("ids", "sequence", "text")
 NUMBERS = ("number", "numbers")
+PACKED = "slots"  # the field of a batch with the ids of all features, for models with one table
 HASHED_ROWS = 1 << 16  # of hashed features and crosses that do not say how many
 
 
@@ -59,7 +60,7 @@ class Feature:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "column", self.column or self.name)
-        object.__setattr__(self, "table", self.table or self.name)
+        object.__setattr__(self, "table", _table_name(self.table or self.name))
 
     @property
     def is_sparse(self) -> bool:
@@ -75,6 +76,11 @@ class Feature:
     def width(self) -> int:
         """Values of a dense feature."""
         return (self.length or 1) if self.kind == "numbers" else 1
+
+
+def _table_name(name: str) -> str:
+    """A name that files of rows can have: the name of a column may be any text."""
+    return "".join(f"%{ord(one):02X}" if one in "/\\\0" else one for one in name)
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,11 @@ def features_of(dataset: Dataset, config: DataSection) -> tuple[Feature, ...]:
     """Those that the config describes; where it describes none, those that the columns suggest."""
     if config.features is None:
         return guess(dataset, config)
+    if PACKED in config.features:
+        raise ValueError(
+            f"data.features.{PACKED}: this name stands for all ids together; give the feature "
+            f"another one, and say `column: {PACKED}`"
+        )
     found = tuple(declared(name, dict(said)) for name, said in config.features.items())
     placed = [_placed(feature, dataset, config) for feature in found]
     by_name = {feature.name: feature for feature in placed}
@@ -158,7 +169,7 @@ def guess(dataset: Dataset, config: DataSection) -> tuple[Feature, ...]:
         ("item", dataset.items),
         ("context", dataset.inter),
     ]
-    names = {feature.name for feature in found}
+    names = {PACKED, *(feature.name for feature in found)}
     for side, columns in sides:
         for column in columns:
             if column in left_out:

@@ -109,7 +109,8 @@ def packed_rows(features: tuple[Feature, ...]) -> int | None:
 def check_packable(model: str, features: tuple[Feature, ...]) -> None:
     """Refuse features that need tables of their own, for a model that has one for all."""
     for feature in features:
-        own = "dim" if feature.dim is not None else "table" if feature.table != feature.name else ""
+        plain = Feature(feature.name, feature.kind)
+        own = "dim" if feature.dim is not None else "table" if feature.table != plain.table else ""
         if feature.is_sparse and own:
             raise ValueError(
                 f"{model} reads all features from one table of one width, and "
