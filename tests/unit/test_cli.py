@@ -207,15 +207,16 @@ def test_runs_are_listed_whole_for_people_and_for_programs(run: Path, tmp_path: 
 
 def test_a_run_that_fails_keeps_why(fail: Any, tmp_path: Path) -> None:
     """One process, and one that a launcher started; a second attempt that goes well ends it."""
-    missing = ["--data.name=nope", f"--data.path={tmp_path}"]
+    wrong = ["--train.optimizer.lr=1e38", "--train.batch_size=50"]
     for name, more in (("alone", []), ("launched", ["--launch.max_restarts=1"])):
         folder = tmp_path / name
-        status, text = fail("train", *SMALL, *missing, *more, "--output", folder)
-        assert status == 2 and "no data set 'nope'" in text
+        status, text = fail("train", *SMALL, *wrong, *more, "--output", folder)
+        assert status == 2 and "the loss became NaN" in text
         (found,) = json.loads(call("runs", folder, "--json"))
         assert found["state"] == "failed" and found["reason"] in text, found
-        assert "no data set 'nope'" in found["reason"] and "'nope'" in call("runs", folder)
-    call("train", *SMALL, "--data.name=planted", "--output", tmp_path / "alone", "--resume")
+        assert "became NaN" in found["reason"] and "became NaN" in call("runs", folder)
+    right = "--train.optimizer.lr=0.001"
+    call("train", *SMALL, right, "--output", tmp_path / "alone", "--resume")
     state = [("finished", None)]
     found = json.loads(call("runs", tmp_path / "alone", "--json"))
     assert [(one["state"], one["reason"]) for one in found] == state

@@ -41,7 +41,7 @@ def find_files(pattern: str, root: str, key: str) -> list[Path]:
 def places_of(pattern: str, root: str) -> list[Path]:
     """Where a path may be: below a folder or as typed; one that begins with ./ as typed first."""
     places = [Path(root, pattern), Path(pattern)]  # an absolute pattern stands for itself
-    return places[::-1] if pattern.split("/")[0] in (".", "..") else places
+    return places[::-1] if pattern.startswith(("./", "../")) else places
 
 
 def _files(base: Path) -> list[Path]:
