@@ -139,7 +139,7 @@ def _rewrite(folder: Path, name: str, change: Any) -> None:
             lambda d: d["nodes"].insert(
                 0, {"name": "x", "op": "aten.zeros.default", "args": [[1 << 40]], "kwargs": {}}
             ),
-            "makes a tensor of",
+            "numbers at a time",
         ),
         ("graph.json", lambda d: d.update(output="nowhere"), "no node"),
         ("signature.json", lambda d: d["tables"]["item"].update(dim=3), "not of its shape"),

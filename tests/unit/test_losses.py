@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from shoal.embedding.softmax.full import full_softmax_loss
-from shoal.models.nn import losses
+from shoal.kernels import pairs
 from shoal.models.nn.losses import bpr_loss
 
 
@@ -41,8 +41,8 @@ def test_the_native_loss_of_pairs_is_torchs(monkeypatch):
     torch.manual_seed(4)
     leaves = [torch.randn(513, 64), torch.randn(513, 64), torch.randn(513, 1, 64)]
     found = []
-    for core_takes_pairs in (losses.core_takes_pairs, lambda *_: False):
-        monkeypatch.setattr(losses, "core_takes_pairs", core_takes_pairs)
+    for core_takes_pairs in (pairs.core_takes_pairs, lambda *_: False):
+        monkeypatch.setattr(pairs, "core_takes_pairs", core_takes_pairs)
         own = [x.clone().requires_grad_() for x in leaves]
         loss = bpr_loss(*own)
         loss.backward()

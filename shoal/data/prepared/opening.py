@@ -92,7 +92,7 @@ def _open(path: Path, config: DataSection, known: Mapping[str, FieldType]) -> In
         return _named(path, list(schema), config, None, known, pl.DataFrame(schema=schema))
     head = first_line(path, config.encoding)
     cells = cells_of(head, config)
-    names = cells.header(head)
+    names = cells.header(head, path)
     return _named(path, names, config, cells, known, _sample(path, names, cells, config.encoding))
 
 

@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,12 @@ class Cells:
     quote: str | None = '"'
     escape: str | None = None
 
-    def header(self, line: str) -> list[str]:
-        """The names in the first line."""
-        return next(csv.reader([line], **self._how), [])
+    def header(self, line: str, path: Path) -> list[str]:
+        """The names in the first line of a file."""
+        try:
+            return next(csv.reader([line], **self._how), [])
+        except csv.Error as error:
+            raise ValueError(f"{path}: its first line is no header: {error}") from None
 
     def marked(self, body: bytes) -> bool:
         """Whether anything is quoted or escaped in a text."""

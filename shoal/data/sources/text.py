@@ -37,7 +37,7 @@ def read_csv(path: Path, config: DataSection) -> Found:
     if not head.strip():
         raise ValueError(f"{path} is empty; its first line must name the columns")
     cells = cells_of(head, config)
-    names = cells.header(head)
+    names = cells.header(head, path)
     if cells.marked(body) and (plain := cells.without_quotes(body)) is not None:
         body = plain
     rows = body.count(b"\n")
@@ -68,7 +68,7 @@ def first_line(path: Path, encoding: str = "utf-8") -> str:
 def header_of(path: Path, config: DataSection) -> list[str]:
     """The columns that the first line of a csv file names."""
     head = first_line(path, config.encoding)
-    return cells_of(head, config).header(head)
+    return cells_of(head, config).header(head, path)
 
 
 def cells_of(head: str, config: DataSection) -> Cells:
