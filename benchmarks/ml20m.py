@@ -3,9 +3,9 @@
     python benchmarks/ml20m.py --folder FOLDER [--steps 240] [--processes 2]
 
 The real set is not redistributed, so ratings of its size are generated: 138,493 users, 26,744
-items, 20,000,000 interactions in order of time, no pair twice. Planted: an item belongs to one of
-64 kinds; a user likes three of them, one after the other, and three quarters of what a user takes
-is of the kind liked then; within a kind, and for the rest, popular items come more often. `shoal
+items, 20,000,000 interactions in order of time, no pair twice. Planted: items come in series of 13;
+a user goes from series to series, popular ones more often, and takes 8 items of each, in any order;
+one item in five is any other. `shoal
 prepare` makes a prepared folder of the csv; then the flags of TorchRec's example train BERT4Rec
 (`--mode dmp`) for so many steps, and every user's last item is ranked among 100 drawn by
 popularity. What is in FOLDER already is used again.
@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 USERS, ITEMS, RATINGS = 138_493, 26_744, 20_000_000
-KINDS, TASTES, LIKED, LEAST = 64, 3, 0.75, 20
+SERIES, TAKEN, OTHER, LEAST = 13, 8, 0.2, 20  # items of a series, taken, others; of a user
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -87,32 +87,37 @@ def generate() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """User, item and time of every rating, users one after the other, each in order of time."""
     random = np.random.default_rng(20)
     weights = random.lognormal(0, 1.1, USERS)
-    counts = LEAST + random.multinomial(int(1.05 * RATINGS) - LEAST * USERS, weights / sum(weights))
+    counts = LEAST + random.multinomial(int(1.1 * RATINGS) - LEAST * USERS, weights / sum(weights))
     counts = np.minimum(counts, ITEMS // 8)
-    drawn = counts + counts // 2 + 8  # some come twice
-    users = np.repeat(np.arange(USERS, dtype=np.int32), drawn)
-    place = np.arange(len(users)) - np.repeat(np.cumsum(drawn) - drawn, drawn)
-    taste = np.minimum(place * TASTES // np.maximum(counts[users], 1), TASTES - 1)
-    liked = random.integers(0, KINDS, (USERS, TASTES))[users, taste]
-    kinds = np.where(
-        random.random(len(users)) < LIKED, liked, random.integers(0, KINDS, len(users))
-    )
-    size = -(-ITEMS // KINDS)
-    rank = (size * random.random(len(users)) ** 2).astype(np.int64)  # popular ones come more often
-    items = np.minimum(rank * KINDS + kinds, ITEMS - 1)
-    _, first = np.unique(users.astype(np.int64) * ITEMS + items, return_index=True)
-    first.sort()
+    visits = counts * 5 // 4 // TAKEN + 4  # some series come twice, and count once
+    users = np.repeat(np.arange(USERS), visits)
+    number = -(-ITEMS // SERIES)
+    series = (number * random.random(len(users)) ** 1.5).astype(np.int64)
+    first = first_ones(users * number + series)
+    users, series = users[first], series[first]
+    order = random.random((len(users), SERIES), dtype=np.float32).argsort(1)[:, :TAKEN]
+    items = np.minimum(series[:, None] * SERIES + order, ITEMS - 1).ravel()
+    users = np.repeat(users, TAKEN)
+    other = np.flatnonzero(random.random(len(items)) < OTHER)
+    items[other] = random.integers(0, ITEMS, len(other))
+    first = first_ones(users * ITEMS + items)
     users, items = users[first], items[first]
-    begin = np.searchsorted(users, np.arange(USERS))
-    within = np.arange(len(users)) - begin[users]
-    kept = np.flatnonzero(within < counts[users])
-    spare = kept[within[kept] >= LEAST]
-    kept = np.setdiff1d(kept, random.choice(spare, len(kept) - RATINGS, replace=False))
-    users, items = users[kept], items[kept]
-    times = 800_000_000 + random.integers(0, 1 << 26, USERS)[users] + 60 * within[kept]
+    within = np.arange(len(users)) - np.searchsorted(users, np.arange(USERS))[users]
+    spare = np.flatnonzero(within >= LEAST)
+    kept = np.ones(len(users), bool)
+    kept[random.choice(spare, len(users) - RATINGS, replace=False)] = False
+    users, items, within = users[kept], items[kept], within[kept]
+    times = 800_000_000 + random.integers(0, 1 << 26, USERS)[users] + 60 * within
     assert len(users) == RATINGS and len(np.unique(users)) == USERS, "as it is stated"
     assert len(np.unique(items)) == ITEMS
     return users + 1, items + 1, times
+
+
+def first_ones(keys: np.ndarray) -> np.ndarray:
+    """Where each key is for the first time, in order."""
+    found = np.unique(keys, return_index=True)[1]
+    found.sort()
+    return found
 
 
 def write(path: Path, users: np.ndarray, items: np.ndarray, times: np.ndarray) -> None:
@@ -182,7 +187,7 @@ def command_line() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument(
         "--flags",
-        default="--emb_dim=64 --max_len=50 --train_batch_size=64 --lr=0.01",
+        default="--emb_dim=64 --max_len=20 --train_batch_size=128 --lr=0.005 --mask_prob=0.3",
         help="of TorchRec's example, or keys of Shoal's",
     )
     parser.add_argument("--worker", help=argparse.SUPPRESS)
