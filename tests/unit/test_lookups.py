@@ -81,7 +81,7 @@ def test_gradients_of_one_table_come_in_the_order_of_its_lookups(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_gradients_of_pairs_are_taken_as_they_lie(backend):
+def test_gradients_of_pairs_are_those_of_their_rows(backend):
     embed = embeddings(backend)
     rows = embed(batch())
     bpr_loss(*rows.values()).backward()
@@ -89,5 +89,3 @@ def test_gradients_of_pairs_are_taken_as_they_lie(backend):
     _, grads = taken(embed.service)["item"]
     assert torch.equal(grads, torch.cat(copies))
     assert torch.equal(grads[3:], -grads[:3])
-    if native_is_built():  # the loss lets them lie one after the other
-        assert grads.data_ptr() == rows["item_id"].grad.data_ptr()

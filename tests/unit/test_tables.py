@@ -189,7 +189,7 @@ def load(folder: Path, name: str, text: str | bytes, **more: Any) -> Dataset:
 def test_paths_are_as_typed(
     typed: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Below data.path, where they are there; with ./ before them as typed, and else as well."""
+    """Below data.path; with ./ before them as typed, and so where nobody set data.path."""
     (tmp_path / "cwd" / "dataset").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "cwd")
     for place, name in (("here", "a"), ("here", "b"), ("below", "dataset/a")):
@@ -198,6 +198,9 @@ def test_paths_are_as_typed(
     assert data.vocab["user_id"][1] == found
     with pytest.raises(ValueError, match=r"c\.csv is neither .*dataset/c\.csv and c\.csv"):
         load_dataset(DataSection(files={"inter": "c.csv"}, cache=False), 1)
+    Path("set").mkdir()
+    with pytest.raises(ValueError, match=r"a\.csv is neither .*; looked for set/a\.csv \("):
+        load_dataset(DataSection(path="set", files={"inter": "a.csv"}, cache=False), 1)
 
 
 HEAD = "user_id,item_id,rating,timestamp\n"

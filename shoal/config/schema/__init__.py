@@ -18,6 +18,7 @@ from pydantic import Field
 from shoal.config.row_rules import RowsSection
 from shoal.config.schema.data import (
     CLICK_FORMATS,
+    DATASETS,
     GENERATED,
     MOST_COLUMNS,
     MOST_ROWS,
@@ -55,6 +56,7 @@ from shoal.config.section import Section
 
 __all__ = [
     "CLICK_FORMATS",
+    "DATASETS",
     "GENERATED",
     "MOST_COLUMNS",
     "MOST_ROWS",

@@ -23,6 +23,9 @@ CLICK_FORMATS = ("slots", "criteo", "planted_clicks")  # csv and parquet hold ei
 GENERATED = ("planted", "random", "planted_clicks")  # names and formats of data that Shoal makes
 
 
+DATASETS = "dataset"  # the default of data.path
+
+
 PREPARED = "manifest.json"  # the file that makes a folder a prepared one
 
 
@@ -157,7 +160,7 @@ class DataSection(Section):
         "name",
     )
     path: str = Field(
-        "dataset",
+        DATASETS,
         description="folder that holds data sets: PATH/NAME/NAME.inter; without data.name, the "
         "data set's own folder",
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.config.errors import did_you_mean
+from shoal.config.schema import DATASETS
 
 # Those that only read files: other file systems of fsspec interpret what they are given.
 SCHEMES = [
@@ -22,7 +23,7 @@ REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")  # s3://, gs://, https://, me
 def find_files(pattern: str, root: str, key: str) -> list[Path]:
     """The files of a path, a folder or a pattern, sorted by name.
 
-    A relative one is below root, or else as typed; one that begins with ./ or ../ as typed first.
+    A relative one is below root, or as typed (see places_of).
     key: the config key that names it, for errors. Remote files are copied first, once.
     """
     if REMOTE.match(pattern) or REMOTE.match(root):
@@ -39,9 +40,11 @@ def find_files(pattern: str, root: str, key: str) -> list[Path]:
 
 
 def places_of(pattern: str, root: str) -> list[Path]:
-    """Where a path may be: below a folder or as typed; one that begins with ./ as typed first."""
-    places = [Path(root, pattern), Path(pattern)]  # an absolute pattern stands for itself
-    return places[::-1] if pattern.startswith(("./", "../")) else places
+    """Where a path may be: below data.path; as typed, if nobody set that or it begins with ./"""
+    below, typed = Path(root, pattern), Path(pattern)  # an absolute pattern stands for itself
+    if pattern.startswith(("./", "../")):
+        return [typed, below]
+    return [below, typed] if root == DATASETS else [below]
 
 
 def _files(base: Path) -> list[Path]:
