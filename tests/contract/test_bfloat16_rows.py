@@ -135,7 +135,7 @@ def test_rows_of_either_kind_are_restored_by_the_other() -> None:
     ("values", "text"),
     [
         ({"strategy__name": "sharded", "strategy__place": "column"}, "cut by columns"),
-        ({"rows__tables": {"item": {"threshold": 2.0}}}, "of which dtype alone can be said"),
+        ({"rows__tables": {"item": {"threshold": 2.0}}}, "which has dtype and init alone"),
         ({"rows__tables": {"itm": {"dtype": "bfloat16"}}}, "did you mean item"),
         ({"rows__tiers": {"host": 18_000, "ssd": "rows"}}, "leave out rows.dtype"),
     ],

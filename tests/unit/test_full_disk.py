@@ -23,7 +23,10 @@ from shoal.runs.artifact.files import hidden_of
 from shoal.training.curves import Curves
 from shoal.training.run_folder import RunFolder
 
-SMALL = ("--data.planted.users=90", "--data.planted.items=60", "--data.planted.interactions=2000")
+SMALL = (
+    *("--data.name=planted", "--data.planted.users=90", "--data.planted.items=60"),
+    "--data.planted.interactions=2000",
+)
 QUICK = ("--train.epochs=1", "--run.progress=false", "--run.tensorboard=false")
 
 

@@ -27,7 +27,7 @@ READ = {  # places that are only read
     *("start.run", "start.words", "start.pretrained", "strategy.ps.keys", "launch.secret"),
 }
 WORDS = {  # names and other words, no places
-    *("data.encoding", "data.quote", "data.separator", "data.seq_separator"),
+    *("data.encoding", "data.escape", "data.quote", "data.separator", "data.seq_separator"),
     *(f"data.clicks.{one}" for one in ("slots", "dense", "label", "group")),
     *(f"data.fields.{one}" for one in ("user", "item", "rating", "time", "label")),
     *(f"data.filter.{one}" for one in ("values", "user_inter_num", "item_inter_num")),
