@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from shoal.launch.launched import is_launched
+from shoal.world.durable import OF_WRITES
 
 REMEDIES = {
     errno.ENOSPC: "remove something there, or name a place on another disk",
@@ -23,7 +24,6 @@ REMEDIES = {
     errno.ENFILE: "close other programs: the host has no more files to open",
     errno.EIO: "the disk fails: the kernel's log (dmesg) has more",
 }
-WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 MEMORY = re.compile(r"not enough memory|can't allocate memory|out of memory|bad_alloc", re.I)
 MEMORY_REMEDY = (
     "take a smaller train.batch_size or eval.batch_size, less data or fewer processes; "
@@ -47,7 +47,7 @@ def explain(error: BaseException) -> str | None:
 
 def _refused(error: OSError) -> str:
     """cannot write FILE: No space left on device (12.0 MB free)"""
-    verb = "write" if error.errno in WRITES else "use"
+    verb = "write" if error.errno in OF_WRITES else "use"
     if error.filename is None:
         where = "; `df` shows which disk is full" if error.errno == errno.ENOSPC else ""
         return f"cannot {verb} a file: {error.strerror}{where}"

@@ -147,6 +147,12 @@ def test_commands_ask_for_trust(trained: Path, tmp_path: Path) -> None:
     refused = command("train", "--resume", str(trained), "--train.epochs=2")
     assert refused.returncode == 2 and "pipe_command" in refused.stderr, refused.stderr
     assert not witness.exists()
+    plant(trained, "pipe_command", "null")
+    plant(trained, "copy_to", f"file://{tmp_path}/store")
+    refused = command("train", "--resume", str(trained), "--train.epochs=2")
+    assert refused.returncode == 2 and "checkpoint.copy_to is" in refused.stderr, refused.stderr
+    assert not (tmp_path / "store").exists()
+    plant(trained, "pipe_command", f"{sys.executable} {script}")
     # The ranks of a launch inherit the trust.
     done = command("eval", str(trained), "--trust", "--nproc=2")
     assert witness.exists(), done.stderr

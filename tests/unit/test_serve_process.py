@@ -1,4 +1,4 @@
-"""A newer artifact takes over however its files arrive; a bad one ends nothing."""
+"""`shoal serve` as a process: newer artifacts, however their files arrive; its end; strangers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -169,3 +170,14 @@ def test_a_service_that_is_stopped_answers_those_who_do_not_know_it(
         assert served.call("/v1/recommend", {"user": "5"})[0] == 200
         assert served.process.wait(60) == 0
         assert served.log.read_text().endswith("stopped\n")
+
+
+def test_strangers_hold_up_nobody(served: Served) -> None:
+    """80,000 wrong keys in each of many requests, and somebody who asks meanwhile."""
+    wrong = {f"k{number}": 1 for number in range(80_000)}
+    with ThreadPoolExecutor(4) as strangers:
+        refused = [strangers.submit(served.call, "/v1/recommend", wrong) for _ in range(8)]
+        while not all(one.done() for one in refused):
+            assert served.call("/v1/recommend", {"user": "5"})[0] == 200
+    assert {one.result()[0] for one in refused} == {422}
+    assert refused[0].result()[1]["error"].startswith("unknown key 'k0'; allowed: user, history")
