@@ -5,10 +5,9 @@
 The real set is not redistributed, so ratings of its size are generated: 138,493 users, 26,744
 items, 20,000,000 interactions in order of time, no pair twice. Planted: items come in series of 13;
 a user goes from series to series, popular ones more often, and takes 8 items of each, in any order;
-one item in five is any other. `shoal
-prepare` makes a prepared folder of the csv; then the flags of TorchRec's example train BERT4Rec
-(`--mode dmp`) for so many steps, and every user's last item is ranked among 100 drawn by
-popularity. What is in FOLDER already is used again.
+one item in five is any other. `shoal prepare` makes a prepared folder of the csv; then the flags of
+TorchRec's example train BERT4Rec (`--mode dmp`) for so many steps, and every user's last item is
+ranked among 100 drawn by popularity. What is in FOLDER already is used again.
 """
 
 from __future__ import annotations
@@ -175,8 +174,8 @@ def train_rank(given: dict) -> None:
             "evaluation of all users, s": f"{evaluated:.0f}",
         }
         plan = str(parts.strategy.plan) if hasattr(parts.strategy, "plan") else ""
-        told = {"plan": plan, "figures": figures, "test": test}
-        print(json.dumps(told), flush=True)
+        found = {"plan": plan, "figures": figures, "test": test}
+        print(json.dumps(found), flush=True)
     world.close()
 
 

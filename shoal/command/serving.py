@@ -93,8 +93,12 @@ def recommend(
             f"{run} is neither a run's folder nor an artifact; `shoal runs` lists runs, "
             "`shoal export RUN --to DIR` makes an artifact"
         )
-    if is_run and many:
-        raise ValueError(f"{run} is a run; `shoal export {run} --to DIR` first, then use DIR")
+    filters = (exclude, only, category, seen)
+    if is_run and (many or any(one is not None for one in filters)):
+        raise ValueError(
+            f"{run} is a run, which answers --user and --history; for the other options `shoal "
+            f"export {run} --to DIR` first, then use DIR"
+        )
     if many:
         from shoal.runs.artifact.bulk import Job, recommend_many
 

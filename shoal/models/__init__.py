@@ -134,7 +134,7 @@ def describe(name: str) -> Iterator[str]:
             yield ""
             yield from inspect.cleandoc(text).splitlines()
     hints = typing.get_type_hints(model.Options, include_extras=True)
-    told = meanings(model.Options)
+    meaning = meanings(model.Options)
     for number, field in enumerate(dataclasses.fields(model.Options)):
         if number == 0:
             yield from ("", "options:")
@@ -145,8 +145,8 @@ def describe(name: str) -> Iterator[str]:
         kind = hints[field.name]
         kind = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
         yield f"  model.{field.name}: {kind}, {shown}"
-        if told[field.name]:
-            yield f"      {told[field.name]}"
+        if meaning[field.name]:
+            yield f"      {meaning[field.name]}"
     for number, (key, value) in enumerate(getattr(model.Options, "DEFAULTS", {}).items()):
         if number == 0:
             yield from ("", "other defaults of a run:")

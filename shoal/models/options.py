@@ -1,4 +1,4 @@
-"""What the options of a model mean, in words: the comment beside an option, or a common word.
+"""Meanings of model options: the comment beside an option, or the common meaning of its name.
 
 class Options(Retrieval.Options):
     embedding_size: int = 64                 means the same in every model: COMMON has it
@@ -26,7 +26,7 @@ COMMON = {
     "hidden_act": "activation of the feed-forward layers",
     "hidden_dropout_prob": "dropout of states",
     "hidden_size": "width of the states",
-    "initial_range": "rows begin within +- this",
+    "initial_range": "first values lie within +- this",
     "initializer_range": "standard deviation of the first weights",
     "inner_size": "width inside the feed-forward layers",
     "interests": "vectors of a user, one for each interest",
@@ -51,7 +51,7 @@ COMMON = {
 
 
 def meanings(options: type[Any]) -> dict[str, str]:
-    """Option -> what it means; of a class that says nothing of it, what the class below says."""
+    """Option -> what it means. A class without a comment on an option inherits the base's."""
     found = {field.name: COMMON.get(field.name, "") for field in dataclasses.fields(options)}
     for one in reversed(options.__mro__):
         found |= {name: text for name, text in _comments(one).items() if text and name in found}

@@ -94,9 +94,9 @@ def fit(
     values |= {"data.files": {suffix: f"{suffix}.parquet" for suffix in frames}}
     if features is not None:
         values["data.features"] = {feature.name: options(feature) for feature in features}
-    said = flat(values)
+    keys = flat(values)
     for key, (other, value) in QUIET.items():
-        if key not in said and other not in said:
+        if key not in keys and other not in keys:
             values[key] = value
     values["data.path"] = "."  # known when the folder is
     resolved = resolve(values=values)
@@ -208,7 +208,7 @@ class Fitted:
         """The best items of a user, or for a history (oldest first): (item, score) each.
 
         Of several users (a list, an array, a column) a dict of them, made in one pass. Unknown
-        users and items do not fail: `by` and `unknown` of a ranking tell how they were answered.
+        users and items do not fail: `by` and `unknown` of a ranking report how they were answered.
         """
         return self.trained.recommend(user, topk, history)
 

@@ -5,9 +5,8 @@
     without   what each of them took, unless it may come again (eval.repeatable)
     top-k     of all queries together, as an evaluation ranks (Evaluator.best)
 
-Ids are the data's own, in the type that it has them. Of whom, or of what, the model knows nothing,
-the ranking says so: the most popular items answer for an unknown user, and unknown items of a
-history are left out.
+Ids are the data's own, in its type. An unknown user gets the most popular items, and unknown items
+of a history are left out; the ranking reports both.
 """
 
 from __future__ import annotations
@@ -119,8 +118,8 @@ class Recommender:
         self._check_reads_histories()
         numbers = [self.items.find(one) for one in histories]
         kept = [one[one > 0] for one in numbers]
-        told = [one for one in kept if len(one)]
-        found = iter(self._rank(self._told(told), self._without(told), topk))
+        asked = [one for one in kept if len(one)]
+        found = iter(self._rank(self._by_items(asked), self._without(asked), topk))
         answers, missing = [], 0
         for items, own, known in zip(histories, numbers, kept):
             unknown = [item for item, number in zip(items, own.tolist()) if not number]
@@ -154,7 +153,7 @@ class Recommender:
     def _histories(self) -> Histories | None:
         return self.evaluator.histories(ALL)
 
-    def _told(self, histories: Sequence[np.ndarray]) -> Ask:
+    def _by_items(self, histories: Sequence[np.ndarray]) -> Ask:
         """Anybody, by what was taken: as the items of a sequence, or folded in."""
         device, length = self.evaluator.world.device, self.evaluator.max_len
 
@@ -198,7 +197,7 @@ class Recommender:
         if not folds and (model.kind != "sequential" or knows_users):
             raise ValueError(
                 f"{name} learned a vector for each user of its data, and a history has none: it "
-                "cannot recommend for somebody new. Go on training with these interactions (shoal "
+                "cannot recommend for somebody new. Train on with these interactions (shoal "
                 "train --from), or take a model that answers from items, such as SASRec or EASE"
             )
 

@@ -219,7 +219,7 @@ def train(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
     folder = run_folder(resolved.config)
     folder.create(resume)
     resolved = resolved.with_values({"run.output": str(folder.path)}, "the launcher")
-    with folder.told_why():
+    with folder.recording_failure():
         train_launched(resolved, resume, folder)
     return {**json.loads((folder.path / "result.json").read_text()), "folder": str(folder.path)}
 
@@ -303,7 +303,7 @@ def train_here(resolved: Resolved, resume: bool = False) -> dict[str, Any]:
             folder.create(resume)
             stack.enter_context(folder.locked())
             if not is_launched():  # else the launcher knows better
-                stack.enter_context(folder.told_why())
+                stack.enter_context(folder.recording_failure())
             if not folder.is_run:
                 folder.write_config(config_room.dump(config))
         start_logging(

@@ -127,7 +127,7 @@ class Trained:
 
         Items already seen are left out, unless the model may recommend them again
         (eval.repeatable). Unknown users and items do not fail: the ranking's `by` and `unknown`
-        tell how they were answered.
+        report how they were answered.
         """
         if (user is None) == (history is None):
             raise ValueError("give a user or a history, one of them")

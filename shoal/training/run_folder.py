@@ -108,16 +108,16 @@ class RunFolder:
             yield
 
     def write_config(self, text: str) -> None:
-        """Keep the config of a run that begins, or goes on: why it ended before is over."""
+        """Keep the config of a run that starts or resumes; an earlier failure no longer counts."""
         replace_durably(self.path / "config.yaml", text.encode())
         with suppress(OSError):
             (self.path / "failure.json").unlink()
 
     @contextmanager
-    def told_why(self) -> Iterator[None]:
-        """Keep why a run ends without a result, for `shoal runs`.
+    def recording_failure(self) -> Iterator[None]:
+        """Record why a run ends without a result, for `shoal runs`.
 
-        A run that is refused was not begun: its config is the old one, or there is none.
+        A run that is refused did not start: its config is unchanged, and nothing is recorded.
         """
         before = _written(self.path / "config.yaml")
         try:

@@ -100,7 +100,7 @@ def folder(page: str, tmp_path: Path) -> Path:
             pairs = np.argwhere(draw.random((60, 50)) < 0.4)
             lines = ["user_id:token\titem_id:token", *("\t".join(map(str, one)) for one in pairs)]
             data.write_text("\n".join(lines) + "\n")
-        say(place / "test.yaml", epochs=3)
+        set_keys(place / "test.yaml", epochs=3)
     if page == "003":
         lines = ["user_id,book_id,is_read,rating,is_reviewed"]
         for user in range(40):
@@ -111,13 +111,13 @@ def folder(page: str, tmp_path: Path) -> Path:
     return place
 
 
-def say(config: Path, **values: Any) -> None:
+def set_keys(config: Path, **values: Any) -> None:
     """Write other values for some of a config's keys."""
     config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), **values}))
 
 
 def start(folder: Path, command: str, *where: str, host: str | None = None, **env: str) -> Command:
-    """Type a command in the page's folder (or below it), on a host of its own if there is one."""
+    """Type a command in the page's folder (or below it), on one of several hosts if it is named."""
     on = () if host is None else ("ip", "netns", "exec", host)
     path = os.pathsep.join([str(BIN), str(folder), os.environ["PATH"]])
     env = {"PATH": path, "PYTHONPATH": f"{folder}:{ROOT}", "OMP_NUM_THREADS": "1", **env}
@@ -171,7 +171,7 @@ def test_recbole_in_short(folder: Path) -> None:
 
 @pytest.mark.parametrize("page", ["001"])
 def test_paddlerec_in_short(folder: Path) -> None:
-    say(folder / "models/rank/dnn/config.yaml", data=planted(600))
+    set_keys(folder / "models/rank/dnn/config.yaml", data=planted(600))
     found = result(run_of(folder, start(folder, COMMANDS["001"][0])))
     assert (found["model"], found["world_size"]) == ("DNN", 1)
 
@@ -243,7 +243,7 @@ def test_recbole_from_python(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["001"])
 def test_servers_on_two_hosts(folder: Path, hosts: Hosts) -> None:
-    say(folder / "models/rank/dnn/config.yaml", data=planted(3000))
+    set_keys(folder / "models/rank/dnn/config.yaml", data=planted(3000))
     workers, servers = f"{A}:6170,{B}:6170", f"{A}:6180,{B}:6180"
     command = COMMANDS["001"][1].replace(ADDRESSED, workers, 1).replace(ADDRESSED, servers)
     made = start(folder, "python -m shoal keys make keys")

@@ -137,6 +137,7 @@ def test_errors_are_one_line_and_status_2(run: Path, tmp_path: Path, fail: Any) 
     (tmp_path / "file").touch()
     cases = [
         (("recommend", run, "--history", "1,2"), "BPR learned a vector for each user"),
+        (("recommend", run, "--user", "5", "--only", "f"), "is a run, which answers --user and"),
         (("recommend", run, "--user", "5", "--topk", "0"), "topk is 0"),
         (("train", *SMALL, "--output", run), "already holds a run; continue it with --resume"),
         (("train", *SMALL, "--output", tmp_path / "file"), "cannot write the run's folder"),
@@ -233,12 +234,12 @@ def test_a_run_that_is_stopped_and_one_that_is_under_way(tmp_path: Path) -> None
         return found["state"], found["reason"]
 
     folder = RunFolder(tmp_path)
-    with pytest.raises(shoal.Interrupted), folder.locked(), folder.told_why():
+    with pytest.raises(shoal.Interrupted), folder.locked(), folder.recording_failure():
         folder.write_config("model: BPR\n")
         assert state() == ("running", None)
         raise shoal.Interrupted(signal.SIGTERM)
     assert state() == ("stopped", "stopped by SIGTERM")
-    folder.write_config("model: BPR\n")  # it goes on, and is killed: nobody could say so
+    folder.write_config("model: BPR\n")  # it resumes, and is killed: nothing could be recorded
     assert state() == ("not finished", None)
 
 
@@ -253,10 +254,10 @@ def options_of(command: Any, name: str = "shoal") -> Iterator[tuple[str, Any]]:
 
 
 def test_every_option_of_every_command_has_a_meaning() -> None:
-    told = {
+    helps = {
         name: option.help for name, option in options_of(get_command(app)) if not is_old(option)
     }
-    assert len(told) > 60 and [name for name, text in told.items() if not text] == []
+    assert len(helps) > 60 and [name for name, text in helps.items() if not text] == []
 
 
 def is_old(option: Any) -> bool:
@@ -271,10 +272,10 @@ def test_every_key_of_a_config_has_a_meaning() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_every_option_of_a_model_has_a_meaning(name: str) -> None:
     """In `shoal models NAME`, and on the page of models."""
-    told = meanings(find(name).Options)
-    assert [option for option, text in told.items() if not text] == []
+    found = meanings(find(name).Options)
+    assert [option for option, text in found.items() if not text] == []
     lines = list(describe(name))
-    for option, text in told.items():
+    for option, text in found.items():
         place = next(k for k, one in enumerate(lines) if one.startswith(f"  model.{option}: "))
         assert lines[place + 1].strip() == text
 

@@ -123,7 +123,7 @@ def test_answers_have_the_ids_of_the_frame(fitted: Fitted) -> None:
         fitted.similar_items(5)
 
 
-def test_many_users_are_one_pass_and_the_unknown_are_told(
+def test_many_users_are_one_pass_and_unknown_ones_are_reported(
     fitted: Fitted, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes = []
@@ -171,7 +171,7 @@ HISTORIES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("model", HISTORIES)
 def test_a_history_is_answered_by_models_that_read_it(model: str, tmp_path: Path) -> None:
-    """What a known user took, told as a history, is answered as the user is."""
+    """The history of a known user is answered as the user is."""
     more = {**SMALL, **HISTORIES[model], "run.output": str(tmp_path / "run"), "train.epochs": 1}
     more |= {"data.split.ratio": [1.0, 0.0, 0.0], "data.split.by": "ratio", "train.eval_every": 0}
     more["eval.repeatable"] = False
@@ -227,11 +227,11 @@ def test_errors_name_the_frame(tmp_path: Path) -> None:
         ({"ts": float("nan")}, {}, "the frame of interactions, row 7 (counted from 1): 'ts'"),
         ({}, {"users": {"id": ["u1"]}}, "the frame of users has no column 'uid'"),
     ]
-    for number, (spoilt, given, told) in enumerate(cases):
+    for number, (spoilt, given, error) in enumerate(cases):
         rows = [dict(row) for row in FRAME.iter_rows(named=True)]
         rows[6] |= spoilt
         more = {**SMALL, "run.output": str(tmp_path / str(number))}
-        with pytest.raises(ValueError, match=re.escape(told)) as caught:
+        with pytest.raises(ValueError, match=re.escape(error)) as caught:
             shoal.fit("BPR", rows, user="uid", item="iid", time="ts", **given, **more)
         assert "parquet" not in str(caught.value)
 

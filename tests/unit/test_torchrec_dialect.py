@@ -220,9 +220,9 @@ def test_who_asks_for_sharded_tables_gets_small_ones_sharded(words: str) -> None
     random = ["--data.name=random", "--data.format=auto", "--data.random.items=30"]
     split = ["--data.split.order=time", "--data.filter.user_inter_num=[0,inf)"]
     config = resolve((), [*words.split(), *random, *split, "--nproc=2"]).config
-    told = plan_run(config, Machine(host=10**9, gpu=None))
+    plan = plan_run(config, Machine(host=10**9, gpu=None))
     for table in ("item", "output", "output_bias"):
-        assert re.search(rf"^{table} +16 ", told, re.MULTILINE), told
+        assert re.search(rf"^{table} +16 ", plan, re.MULTILINE), plan
 
 
 def test_random_data_is_uniform_and_the_same_for_all() -> None:

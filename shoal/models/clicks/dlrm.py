@@ -31,7 +31,7 @@ class DLRM(ClickModel):
         # widths of the layers above the products
         top_layers: list[int] = field(default_factory=lambda: [512, 256])
         dropout: float = 0.0
-        initial_range: float = 0.01  # rows begin within +- this; dots near 0 say nothing
+        initial_range: float = 0.01  # first values lie within +- this; dots near 0 carry no signal
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

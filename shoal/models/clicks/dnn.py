@@ -22,7 +22,7 @@ class DNN(Flat):
 
     @dataclass
     class Options(Flat.Options):
-        initial_range: float = 1e-4  # rows begin within +- this; an unseen id says next to nothing
+        initial_range: float = 1e-4  # first values lie within +- this; unseen ids add almost 0
         layers: list[int] = field(default_factory=lambda: [400, 400, 400])
         dropout: float = 0.0
 

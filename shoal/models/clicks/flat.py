@@ -21,7 +21,9 @@ class Flat(ClickModel):
     @dataclass
     class Options(ClickModel.Options):
         dim: int = 9
-        initial_range: float = 0.01  # rows begin within +- this; products near 0 say nothing
+        initial_range: float = (
+            0.01  # first values lie within +- this; products near 0 carry no signal
+        )
 
     def __init__(self, options: Any, facts: Facts):
         super().__init__(options, facts)

@@ -25,7 +25,9 @@ class NFM(FM):
     @dataclass
     class Options(FM.Options):
         dim: int = 16
-        initial_range: float = 0.1  # rows begin within +- this; their products are what is read
+        initial_range: float = (
+            0.1  # first values lie within +- this; their products are what is read
+        )
         layers: list[int] = field(default_factory=lambda: [400, 400])
         dropout: float = 0.0
 

@@ -23,7 +23,9 @@ class Vectors(ClickModel):
     @dataclass
     class Options(ClickModel.Options):
         dim: int = 9
-        initial_range: float = 0.01  # rows begin within +- this; from 0 they would never leave
+        initial_range: float = (
+            0.01  # first values lie within +- this; from 0 they would never leave
+        )
 
     @property
     def num_vectors(self) -> int:

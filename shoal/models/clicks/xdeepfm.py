@@ -25,7 +25,7 @@ class xDeepFM(FM):
 
     @dataclass
     class Options(FM.Options):
-        initial_range: float = 0.1  # rows begin within +- this; near 0 their products vanish
+        initial_range: float = 0.1  # first values lie within +- this; near 0 their products vanish
         # widths of the layers that multiply features by each other
         cross_layers: list[int] = field(default_factory=lambda: [64, 64])
         layers: list[int] = field(default_factory=lambda: [400, 400])

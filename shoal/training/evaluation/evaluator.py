@@ -186,9 +186,9 @@ class Evaluator:
 
     @cached_property
     def taken(self) -> Lists:
-        """What is not to be recommended to each user, by number: all that the user took.
+        """Items not to recommend to each user, by number: all that the user took.
 
-        Nothing, where eval.repeatable says that it may come again.
+        None with eval.repeatable.
         """
         if self.section.repeatable:
             return Lists.none(self.dataset.num_users)
