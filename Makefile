@@ -61,12 +61,12 @@ fuzz: setup
 	  -DPython_EXECUTABLE=$(abspath $(BIN))/python \
 	  -DSHOAL_SANITIZE=address,undefined -DSHOAL_SANITIZE_CORE=ON
 	$(BIN)/cmake --build build/fuzz
-	PYTHONPATH=tests:tests/unit $(BIN)/python -m fuzz --minutes $(MINUTES) \
+	PYTHONPATH=tests:tests/helpers $(BIN)/python -m fuzz --minutes $(MINUTES) \
 	  --core $$(ls build/fuzz/_core*.so) --findings build/fuzz/findings $(if $(SEED),--seed $(SEED))
 
 chaos: MINUTES = 60
 chaos: setup
-	PYTHONPATH=tests $(BIN)/python -m chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
+	PYTHONPATH=tests:tests/helpers $(BIN)/python -m chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(TRIAL),--trial $(TRIAL))
 
 setup: $(VENV)/.ready

@@ -32,7 +32,7 @@ from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch
 from shoal.models import find
 from shoal.models.base import Facts
-from shoal.training.checkpoint import Checkpoints
+from shoal.training.checkpoint.writing import Checkpoints
 from shoal.training.strategy.single import Single
 from shoal.world.world import World
 

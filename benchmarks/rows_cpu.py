@@ -19,8 +19,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from shoal.embedding.leaves.local import make_local, native_is_built
-from shoal.embedding.leaves.native import Native
+from shoal.embedding.engines.local import make_local, native_is_built
+from shoal.embedding.engines.native import Native
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.pooling import pool_rows
 from shoal.embedding.table import Init, Table

@@ -30,8 +30,8 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from shoal.embedding.leaves.gpu_growing import GrowingGpuTables
-from shoal.embedding.leaves.gpu_tables import GpuTables
+from shoal.embedding.engines.gpu_growing import GrowingGpuTables
+from shoal.embedding.engines.gpu_tables import GpuTables
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
 from shoal.kernels.gpu import lookup as gpu_lookup
@@ -301,7 +301,7 @@ def main() -> None:
 
 def checks() -> Iterator[tuple[str, float]]:
     """What was checked, and the largest difference."""
-    from shoal.embedding.leaves.init import initial_rows, recipe, round_bfloat16, rounding_noise
+    from shoal.embedding.engines.init import initial_rows, recipe, round_bfloat16, rounding_noise
     from shoal.embedding.optim.rows import DEFINITIONS, update_rows
 
     universe, counts, steps = 3000, [5000, 0, 4000], 5

@@ -18,10 +18,10 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from shoal.embedding.leaves.device import Device
+from shoal.embedding.engines.device import Device
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placed.local import LocalRows
+from shoal.embedding.placements.local import LocalRows
 from shoal.embedding.table import Init, Table
 from shoal.kernels import softmax as native
 

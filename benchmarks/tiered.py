@@ -33,11 +33,11 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from shoal.data.batch import Batch
-from shoal.embedding.leaves.budgets import row_bytes
-from shoal.embedding.leaves.leaf import Leaf
-from shoal.embedding.leaves.native import Native
-from shoal.embedding.leaves.tiered import Tiered
-from shoal.embedding.leaves.traffic import Traffic
+from shoal.embedding.engines.budgets import row_bytes
+from shoal.embedding.engines.native import Native
+from shoal.embedding.engines.row_engine import RowEngine
+from shoal.embedding.engines.tiered import Tiered
+from shoal.embedding.engines.traffic import Traffic
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table
 from shoal.training.strategy.base import Strategy
@@ -52,7 +52,7 @@ def draw(step: int, args: argparse.Namespace) -> Tensor:
     return (rank.long() * 0x9E3779B1) % args.rows  # frequent ids lie anywhere
 
 
-def run(leaf: Leaf, steps: range, args: argparse.Namespace, model: list[Tensor]) -> float:
+def run(leaf: RowEngine, steps: range, args: argparse.Namespace, model: list[Tensor]) -> float:
     """Seconds of a step, the mean: rows are written to the disk in some steps alone."""
     total = 0.0
     grads = torch.full((args.batch * args.slots, args.dim), 1e-3)

@@ -13,7 +13,7 @@ if "SHOAL_LAUNCHER" not in os.environ:  # a launcher's processes are told by it 
 # asks for it. It waits so many milliseconds longer; where torch has another, nobody reads this.
 os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")
 
-gc.disable()  # while all that is made is kept (shoal.command.starting)
+gc.disable()  # while all that is made is kept (shoal.command.startup)
 
 from shoal.command.cli import main  # noqa: E402
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from shoal.command.ending import leave
-from shoal.command.starting import importing
+from shoal.command.exit import leave
+from shoal.command.startup import importing
 
 RUN = typer.Argument(help="Folder of a run.")
 
@@ -16,9 +16,9 @@ RUN = typer.Argument(help="Folder of a run.")
 def verify(run: Annotated[str, RUN]) -> None:
     """Read every byte of a run's checkpoints; status 1 where one is damaged."""
     with importing():
-        from shoal.training import kept
+        from shoal.training.checkpoint import retention
 
-    found = kept.verify(Path(run))
+    found = retention.verify(Path(run))
     for one in found:
         state = "whole" if one.problem is None else one.problem
         typer.echo(f"{one.path.name}  {one.size / 2**20:.1f} MiB  {state}")
@@ -34,9 +34,9 @@ def prune(
 ) -> None:
     """Remove all but the newest that are whole, the best, and what these build upon."""
     with importing():
-        from shoal.training import kept
+        from shoal.training.checkpoint import retention
 
-    gone = kept.prune(Path(run), keep)
+    gone = retention.prune(Path(run), keep)
     for path in gone:
         typer.echo(f"removed {path.name}")
     typer.echo(f"{len(gone)} removed")
@@ -48,8 +48,8 @@ def copy(
 ) -> None:
     """Copy the newest whole checkpoint and the best one as a run of their own."""
     with importing():
-        from shoal.training import kept
+        from shoal.training.checkpoint import retention
 
-    for path in kept.copy(Path(run), Path(to)):
+    for path in retention.copy(Path(run), Path(to)):
         typer.echo(f"copied {path.name}")
     typer.echo(f"run: {to}")

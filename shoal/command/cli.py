@@ -14,15 +14,15 @@ import shoal
 from shoal.command import (
     checkpoints,
     describing,
-    ending,
-    looking,
+    evaluate,
+    exit,
+    inspect,
     new,
     planning,
     preparing,
     serving,
-    starting,
+    startup,
     training,
-    using,
 )
 
 # Torch comes in with the command that needs it, so that `shoal --help` is quick.
@@ -43,19 +43,19 @@ app.command("train", **FILES)(training.train)
 app.command("launch", **FILES)(training.launch)
 app.command("server", hidden=True)(training.serve)
 app.command("serve")(serving.serve)
-app.command("eval", **WORDS)(using.evaluate)
+app.command("eval", **WORDS)(evaluate.evaluate)
 app.command("export")(serving.export)
 app.command("recommend")(serving.recommend)
 app.command("predict")(serving.predict)
 app.command("prepare", **INPUTS)(preparing.prepare)
 app.command("plan", **FILES)(planning.plan)
-app.command("models")(looking.models)
-app.command("runs")(looking.runs)
+app.command("models")(inspect.models)
+app.command("runs")(inspect.runs)
 
 config_app = typer.Typer(no_args_is_help=True, help="Look at configs.")
-config_app.command("show", **FILES)(looking.config_show)
-config_app.command("keys")(looking.config_keys)
-config_app.command("schema")(looking.config_schema)
+config_app.command("show", **FILES)(inspect.config_show)
+config_app.command("keys")(inspect.config_keys)
+config_app.command("schema")(inspect.config_schema)
 app.add_typer(config_app, name="config")
 
 new_app = typer.Typer(no_args_is_help=True, help="Write starting points of your own.")
@@ -63,7 +63,7 @@ new_app.command("model")(new.model)
 app.add_typer(new_app, name="new")
 
 data_app = typer.Typer(no_args_is_help=True, help="Get data sets, and look at them.")
-data_app.command("fetch")(looking.data_fetch)
+data_app.command("fetch")(inspect.data_fetch)
 data_app.command("describe", **FILES)(describing.data_describe)
 app.add_typer(data_app, name="data")
 
@@ -74,7 +74,7 @@ checkpoint_app.command("copy")(checkpoints.copy)
 app.add_typer(checkpoint_app, name="checkpoint")
 
 keys_app = typer.Typer(no_args_is_help=True, help="Keys between hosts.")
-keys_app.command("make")(looking.keys_make)
+keys_app.command("make")(inspect.keys_make)
 app.add_typer(keys_app, name="keys")
 
 
@@ -83,7 +83,7 @@ def version(
     show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     """Shoal trains recommenders: one model file, one config, any number of processes."""
-    starting.begin()
+    startup.begin()
     if show:
         typer.echo(f"shoal {shoal.__version__}")
         raise typer.Exit
@@ -103,20 +103,20 @@ def main() -> None:
     """Entry point of the `shoal` command."""
     if "SHOAL_LAUNCHER" not in os.environ:  # else a launcher stops us and tells of it
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, ending.stop)
-        sys.unraisablehook = ending.not_dropped
+            signal.signal(number, exit.stop)
+        sys.unraisablehook = exit.not_dropped
     try:
         asked_for(sys.argv[1:2])(standalone_mode=True)
     except SystemExit:
         if "SHOAL_LAUNCHER" not in os.environ:
-            ending.ignore_signals()
+            exit.ignore_signals()
         raise
     except shoal.Interrupted as error:
-        ending.tell_stopped(error)
+        exit.tell_stopped(error)
     except Exception as error:
-        if ending.raised:
-            ending.tell_stopped(ending.raised[0])
-        ending.fail(error)
+        if exit.raised:
+            exit.tell_stopped(exit.raised[0])
+        exit.fail(error)
 
 
 if __name__ == "__main__":

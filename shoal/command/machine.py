@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from shoal.launch.launched import is_launched
+from shoal.launch.child import is_launched
 from shoal.world.durable import OF_WRITES
 
 REMEDIES = {

@@ -107,13 +107,13 @@ def main() -> None:
     own = parser.parse_args()
     rest = own.arguments[1:] if own.arguments[:1] == ["--"] else own.arguments
     follow_parent()
-    from shoal.command import cli, ending
+    from shoal.command import cli, exit
 
     try:
         hosts = find_hosts(own.servers, own.workers, own.hosts, os.environ)
         wait_for_names(hosts, NAME_SECONDS)
     except ValueError as error:
-        ending.fail(error)
+        exit.fail(error)
     words = command(own.role, own.index, own.servers, own.workers, hosts, own.port)
     sys.argv[1:] = [*words, *rest]
     cli.main()

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal.command.arguments import TRUST
-from shoal.command.starting import importing
+from shoal.command.startup import importing
 from shoal.world.durable import written
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet computes begins so

@@ -23,8 +23,8 @@ from shoal.command.arguments import (
     split_arguments,
     take_data,
 )
-from shoal.command.ending import leave, print_result
-from shoal.command.starting import importing, prepare_config
+from shoal.command.exit import leave, print_result
+from shoal.command.startup import importing, prepare_config
 from shoal.compat.command_words import as_paddle_launches
 
 
@@ -68,7 +68,7 @@ def train(
         return _follow(context.args, follow, start, output, export, every, once, trust)
     with importing():
         prepare_config()
-        from shoal.launch.launched import follow_launcher, is_launched
+        from shoal.launch.child import follow_launcher, is_launched
         from shoal.runs import run
         from shoal.runs.given import with_data
         from shoal.world.variables import is_first, is_worker
@@ -229,7 +229,7 @@ def serve(
     """One parameter server; `shoal launch` starts them."""
     with importing():
         from shoal.config.tiers import TiersSection
-        from shoal.launch.launched import follow_launcher, is_launched
+        from shoal.launch.child import follow_launcher, is_launched
         from shoal.ps.keys import read_keys
         from shoal.ps.server.process import run_server
         from shoal.training.run_folder import start_logging

@@ -22,7 +22,7 @@ MISSING = object()
 
 
 @dataclass(frozen=True)
-class Leaf:
+class RowEngine:
     """One key that holds a value: its type, its bounds and how to make its default."""
 
     type: Any  # with the bounds, as Annotated
@@ -51,7 +51,7 @@ class Leaf:
         config = None if is_typeddict(self.type) else ConfigDict(strict=True)
         return TypeAdapter(self.type, config=config)
 
-    def entry(self, name: str, key: str) -> Leaf | None:
+    def entry(self, name: str, key: str) -> RowEngine | None:
         """What stands under a name in the mapping that this key holds; None: it holds none.
 
         ValueError where the mapping knows its names, and this is none of them.
@@ -63,9 +63,9 @@ class Leaf:
                 if name not in hints:
                     hint = did_you_mean(name, hints)
                     raise ValueError(f"unknown key {key}.{name}; allowed: {', '.join(hints)}{hint}")
-                return Leaf(hints[name])
+                return RowEngine(hints[name])
             if get_origin(part) is dict:
-                return Leaf(get_args(part)[1])
+                return RowEngine(get_args(part)[1])
         return None
 
     @property
@@ -107,24 +107,24 @@ def _section_of(annotation: Any) -> type[Section] | None:
     return None
 
 
-def _leaf(field: FieldInfo) -> Leaf:
+def _leaf(field: FieldInfo) -> RowEngine:
     kind: Any = field.annotation
     if field.metadata:
         kind = Annotated[(kind, *field.metadata)]
-    return Leaf(kind, field.get_default(call_default_factory=True), field.description)
+    return RowEngine(kind, field.get_default(call_default_factory=True), field.description)
 
 
 # `model.options` is no key: the options of the chosen model stand in its place, see `options_of`.
 _ALL = [row for row in _walk(Config, "") if row[0] != "model.options"]
 SECTIONS: dict[str, type[Section]] = {key: section for key, section, _ in _ALL if section}
-LEAVES: dict[str, Leaf] = {key: _leaf(field) for key, section, field in _ALL if not section}
+LEAVES: dict[str, RowEngine] = {key: _leaf(field) for key, section, field in _ALL if not section}
 # Sections that may be null, such as train.negatives.
 OPTIONAL = {
     key for key, section, field in _ALL if section and types.NoneType in get_args(field.annotation)
 }
 
 
-def options_of(options: type) -> dict[str, Leaf]:
+def options_of(options: type) -> dict[str, RowEngine]:
     """The keys `model.KEY` of a model, from the dataclass of its options."""
     hints = typing.get_type_hints(options, include_extras=True)
     leaves = {}
@@ -134,7 +134,7 @@ def options_of(options: type) -> dict[str, Leaf]:
             default = field.default_factory()
         if default is dataclasses.MISSING:
             default = MISSING
-        leaves[f"model.{field.name}"] = Leaf(hints[field.name], default)
+        leaves[f"model.{field.name}"] = RowEngine(hints[field.name], default)
     assert "model.name" not in leaves, f"{options.__qualname__}: an option must not be called name"
     return leaves
 
@@ -155,7 +155,7 @@ def _check_entries(kind: Any, value: dict[str, Any], key: str) -> None:
             if name not in entries:
                 hint = did_you_mean(name, entries)
                 raise ValueError(f"unknown key {key}.{name}; allowed: {', '.join(entries)}{hint}")
-            Leaf(entries[name]).check(said, f"{key}.{name}")
+            RowEngine(entries[name]).check(said, f"{key}.{name}")
 
 
 def _hints(mapping: type) -> dict[str, Any]:

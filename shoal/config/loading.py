@@ -16,13 +16,13 @@ from typing import Any
 from shoal.config.checks import canonical, problems
 from shoal.config.dialect import Dialect, Named, listen
 from shoal.config.errors import ConfigError
+from shoal.config.key_applicability import refusals
 from shoal.config.keys import LEAVES, MISSING, OPTIONAL, options_of
 from shoal.config.reading import Reader, Value, merged
 from shoal.config.resolved import Resolved
 from shoal.config.schema import Config
 from shoal.config.schema.launch import EVERY_GPU
 from shoal.config.sources import DEFAULT, Layer, Origin, from_file, from_overrides, from_python
-from shoal.config.unread import refusals
 
 # Model name as written -> (its canonical name, dataclass of its options). ValueError if unknown.
 ModelLookup = Callable[[str], tuple[str, type]]

@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.config.dialect import Dialect
 from shoal.config.errors import nearest
-from shoal.config.keys import LEAVES, OPTIONAL, SECTIONS, Leaf, given
+from shoal.config.keys import LEAVES, OPTIONAL, SECTIONS, RowEngine, given
 from shoal.config.sources import BARE, Layer, Origin
 from shoal.config.spelling import ALIKE, COMMANDS, unknown
 
@@ -31,7 +31,7 @@ class Reader:
     def __init__(
         self,
         model: str,
-        options: dict[str, Leaf] | None,
+        options: dict[str, RowEngine] | None,
         dialects: Sequence[Dialect],
         errors: list[str],
     ):
@@ -152,7 +152,7 @@ class Reader:
         place = self.layer.origin(path)
         origin = Origin(place.source, place.line, row.key, dialect.tool)
         if value is BARE:
-            if not (row.targets and LEAVES.get(row.targets[0], Leaf(str)).is_switch):
+            if not (row.targets and LEAVES.get(row.targets[0], RowEngine(str)).is_switch):
                 raise ValueError(f"has no value; write --{row.key}=VALUE")
             value = True
         try:
@@ -178,7 +178,7 @@ class Reader:
         if said is not BARE:
             self._put(key, Value(said, origin, implied))
 
-    def _checked(self, leaf: Leaf, key: str, value: Any, origin: Origin, top: str) -> Any:
+    def _checked(self, leaf: RowEngine, key: str, value: Any, origin: Origin, top: str) -> Any:
         """The value as its type wants it; BARE where it is wrong, which is told."""
         if value is BARE:
             if not leaf.is_switch:

@@ -8,10 +8,10 @@ from typing import Any
 
 from shoal.config.checks import problems
 from shoal.config.errors import ConfigError
+from shoal.config.key_applicability import notes as unread_notes
 from shoal.config.keys import LEAVES
 from shoal.config.output import show as show_config
 from shoal.config.schema import Config
-from shoal.config.unread import notes as unread_notes
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shoal.config.errors import nearest
-from shoal.config.keys import LEAVES, SECTIONS, Leaf, allowed
+from shoal.config.keys import LEAVES, SECTIONS, RowEngine, allowed
 
 ALIKE = 0.7  # of so many keys one that is less alike was not meant
 # Options of commands for which a config has no key. The command line itself stands far above here.
@@ -18,7 +18,7 @@ COMMANDS = {
 } | {"resume": "--resume, an option of `shoal train` and `shoal launch`"}
 
 
-def unknown(key: str, options: Mapping[str, Leaf], others: Mapping[str, str]) -> str:
+def unknown(key: str, options: Mapping[str, RowEngine], others: Mapping[str, str]) -> str:
     """Says that a key is unknown, and which was meant."""
     above = section = key.rpartition(".")[0]
     while above:

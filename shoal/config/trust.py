@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shoal.config.errors import ConfigError
+from shoal.config.key_applicability import value_of
 from shoal.config.keys import LEAVES
 from shoal.config.resolved import Resolved
 from shoal.config.schema import Config
 from shoal.config.sources import Origin
-from shoal.config.unread import value_of
 from shoal.config.yaml_io import inline
 
 # A program, or a Python file. PaddleRec's reader paths become these.
 RUNS = ("data.clicks.pipe_command", "data.clicks.custom")
-# Folders, object stores, and sockets that servers make. tests/unit/test_trust.py walks the schema:
+# Folders, object stores, and sockets of servers. tests/config/test_trust.py walks the schema:
 # a new key with free text stands here, or there among those that are read or name no place.
 WRITES = (
     "run.output",

@@ -74,7 +74,7 @@ class Reader:
             return batches
 
         if self.prefetch:
-            from shoal.data.clicks.ahead import ahead  # its room imports this file
+            from shoal.data.clicks.prefetch import ahead  # its room imports this file
 
             made = ahead(make, chunks, 1)
         else:

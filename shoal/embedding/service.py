@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from shoal.config.row_rules import RowRules
-from shoal.embedding.leaves.leaf import Leaf
-from shoal.embedding.placed.placement import Layout
+from shoal.embedding.engines.row_engine import RowEngine
+from shoal.embedding.placements.placement import Layout
 from shoal.embedding.store import EVERY, Every, Ids, Store, flat_ids
 from shoal.world.world import World
 
@@ -139,7 +139,7 @@ class RowService(ABC):
         own, self._own[name] = self._own[name], []
         return [RowGradients(EVERY, flat_grads(rows)) for rows in own if rows.grad is not None]
 
-    def leaf(self, name: str) -> Leaf | None:
+    def leaf(self, name: str) -> RowEngine | None:
         """What holds the rows that `own` reads; None: nothing here."""
         return None
 

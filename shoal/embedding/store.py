@@ -1,6 +1,6 @@
 """Store: one table's rows as a checkpoint sees them, wherever they live.
 
-A leaf (shoal.embedding.leaves.leaf) is the store that holds rows in this process; it alone reads
+An engine (shoal.embedding.engines) is the store that holds rows in this process; it alone reads
 and updates them. Models come by a row service (shoal.embedding.service), and never ask which.
 """
 
@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from shoal.embedding.leaves.admission import Admission, Filter, Pending
+from shoal.embedding.engines.admission import Admission, Filter, Pending
 from shoal.embedding.table import Table
 
 

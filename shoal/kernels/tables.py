@@ -1,7 +1,7 @@
 """Tables of the native core (csrc/table.h), and what kernels of a GPU there are for rows.
 
 Arrays go to the core as addresses: tensors are checked here, and held alive during the call. The
-plain form is embedding/leaves/reference.py.
+plain form is embedding/engines/reference.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shoal.kernels.core import load_core
 from shoal.kernels.machine import has_triton
 from shoal.kernels.rules import Recipe, RowRule
 
-_core = load_core()  # None: shoal.embedding.leaves.local falls back
+_core = load_core()  # None: shoal.embedding.engines.local falls back
 INIT_KINDS = ("uniform", "normal", "constant")
 BLOOM_LAYOUT = 0 if _core is None else _core.BLOOM_LAYOUT
 Counters = Sequence[Tensor]  # show [n], click [n], last_step [n]; none: ids are not counted

@@ -30,14 +30,14 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import shoal
 from shoal.config.schema import LaunchSection
-from shoal.launch.growing import Growing, Growth, MoreRanks, tell_ranks
+from shoal.launch.child import HANG_TIMEOUT, stop_file
 from shoal.launch.hosts import LaunchError, host_of, secret_of
-from shoal.launch.launched import HANG_TIMEOUT, stop_file
+from shoal.launch.scale_up import Growing, Growth, MoreRanks, tell_ranks
 from shoal.launch.watch import Elsewhere, Hang, Watch, ranks_of, signs_of
-from shoal.world.beat import FOLDER, look
 from shoal.world.channel import Place
 from shoal.world.hosts import WorldError, look_up
 from shoal.world.joining import MEET
+from shoal.world.liveness import FOLDER, look
 from shoal.world.meeting import Guest, Meeting
 from shoal.world.store import MeetingStore
 from shoal.world.world import TIMEOUT

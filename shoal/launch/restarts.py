@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 
 from shoal.config.schema import LaunchSection
-from shoal.launch.growing import Growth
 from shoal.launch.hosts import LaunchError
+from shoal.launch.scale_up import Growth
 from shoal.training.run_folder import RunFolder
 
 

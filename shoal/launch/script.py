@@ -6,7 +6,7 @@ import os
 import runpy
 import sys
 
-from shoal.launch.launched import follow_launcher, record_failure
+from shoal.launch.child import follow_launcher, record_failure
 
 
 def main() -> None:

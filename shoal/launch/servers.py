@@ -25,11 +25,11 @@ from types import TracebackType
 from typing import Any
 
 from shoal.config.schema import Config
+from shoal.launch.child import HANG_TIMEOUT
 from shoal.launch.hosts import LaunchError
-from shoal.launch.launched import HANG_TIMEOUT
 from shoal.launch.watch import Hang, Signs, Watch, signs_of
 from shoal.training.run_folder import RunFolder
-from shoal.world.beat import FOLDER, look
+from shoal.world.liveness import FOLDER, look
 
 START_SECONDS = 60.0  # at least, before a server listens, without any work; else join_timeout
 PATIENCE = 5.0  # join_timeouts: hosts start one after the other, and servers may be the first

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from shoal.world.beat import look, stack_of
+from shoal.world.liveness import look, stack_of
 
 LOOKS = 8  # in the time after which a process hangs
 IDLE = 0.02  # of a core: heartbeats of a process that does nothing else

@@ -21,10 +21,10 @@ from types import FrameType
 
 import shoal
 from shoal.config.schema import LaunchSection
+from shoal.launch.child import HANG_TIMEOUT, stop_file
 from shoal.launch.hosts import LaunchError
-from shoal.launch.launched import HANG_TIMEOUT, stop_file
 from shoal.launch.watch import Watch
-from shoal.world.beat import FOLDER
+from shoal.world.liveness import FOLDER
 from shoal.world.variables import variables_of_one_alone
 
 SPARE_SECONDS = 2.0  # for workers that end at the last moment

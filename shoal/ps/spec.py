@@ -11,7 +11,7 @@ from pydantic import Field
 from shoal.config.row_rules import RowRules
 from shoal.config.schema import OptimizerSection
 from shoal.config.section import Section
-from shoal.embedding.leaves.init import recipe
+from shoal.embedding.engines.init import recipe
 from shoal.embedding.optim.chosen import check_tables, problems, row_optimizer_of
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Init, Table

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal.config.key_applicability import refuse_unread
 from shoal.config.schema import Config, StrategySection
-from shoal.config.unread import refuse_unread
 from shoal.data.clicks import ClickData, InMemory, Layout, open_clicks
-from shoal.data.clicks.apart import Apart, log_features
+from shoal.data.clicks.per_feature import Apart, log_features
 from shoal.data.dataset import Dataset
 from shoal.data.doubts import doubts
 from shoal.data.encode import encode

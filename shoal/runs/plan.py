@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shoal.config.schema import Config, StrategySection
 from shoal.config.tiers import show_size
-from shoal.embedding.leaves.budgets import (
+from shoal.embedding.engines.budgets import (
     INDEX_FIXED,
     INDEX_GPU,
     INDEX_GROWING,
@@ -29,15 +29,15 @@ from shoal.embedding.leaves.budgets import (
     share_out,
     value_bytes,
 )
-from shoal.embedding.leaves.local import gpu_need, lives_on_gpu
+from shoal.embedding.engines.local import gpu_need, lives_on_gpu
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placed.planner import in_columns, plan_tables
+from shoal.embedding.placements.planner import in_columns, plan_tables
 from shoal.embedding.service import RowService
 from shoal.embedding.table import Table
 from shoal.runs.build import build
 from shoal.training.strategy import Strategy
 from shoal.world.gpus import pick_device
-from shoal.world.neighbours import can_be_neighbours
+from shoal.world.shm_group import can_be_neighbours
 from shoal.world.world import World
 
 USABLE = 0.8  # of a memory, for rows; the rest is the model's, the data's and the system's

@@ -29,8 +29,8 @@ from shoal.config.trust import check_model_trusted, check_trusted
 from shoal.data.dataset import Dataset
 from shoal.data.named import named_data
 from shoal.embedding.optim.chosen import problems as row_optimizer_problems
+from shoal.launch.child import GRACE_SECONDS, is_launched, record_failure
 from shoal.launch.hosts import secret_of
-from shoal.launch.launched import GRACE_SECONDS, is_launched, record_failure
 from shoal.launch.roles import Roles
 from shoal.launch.servers import knocking
 from shoal.models import find, lookup

@@ -25,8 +25,8 @@ from shoal.config.trust import WRITES
 from shoal.runs.build import build, describe_data, warn
 from shoal.runs.recommender import Ranking, Recommender
 from shoal.runs.run import connect_as, resolve_run
-from shoal.training.belonging import check_fingerprint
-from shoal.training.checkpoint import Checkpoints, give
+from shoal.training.checkpoint.belonging import check_fingerprint
+from shoal.training.checkpoint.writing import Checkpoints, give
 from shoal.training.run_folder import RunFolder, start_logging
 from shoal.world.world import World
 

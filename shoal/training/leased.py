@@ -33,7 +33,7 @@ from shoal.training.slow import SLOW
 from shoal.training.steps import one_ahead
 from shoal.training.strategy.ps import ParameterServers
 from shoal.training.trainer import Trainer
-from shoal.world.beat import BEAT
+from shoal.world.liveness import BEAT
 from shoal.world.stopping import STOPPING
 
 WAIT_SECONDS = 0.1

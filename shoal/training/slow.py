@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from shoal.world.beat import BEAT
+from shoal.world.liveness import BEAT
 
 T = TypeVar("T")
 LOOKS = 8  # in the time after which a step is slow

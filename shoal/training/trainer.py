@@ -25,8 +25,8 @@ from shoal.data.batch import Batch
 from shoal.data.reader import Reader
 from shoal.models.nn.dropout import end_steps
 from shoal.training.averages import Averages
-from shoal.training.belonging import check_fingerprint
-from shoal.training.checkpoint import Checkpoints, give
+from shoal.training.checkpoint.belonging import check_fingerprint
+from shoal.training.checkpoint.writing import Checkpoints, give
 from shoal.training.cursor import Cursor
 from shoal.training.curves import Curves
 from shoal.training.evaluation import ClickEvaluator, Evaluator, Interval

@@ -13,9 +13,9 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from shoal.world.beat import BEAT
 from shoal.world.channel import Place, read_secret
 from shoal.world.hosts import WorldError, is_loopback, look_up
+from shoal.world.liveness import BEAT
 from shoal.world.meeting import Guest, Meeting
 from shoal.world.store import MeetingStore
 

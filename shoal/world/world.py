@@ -20,15 +20,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.kernels.board import Board, Given
-from shoal.world.beat import BEAT
 from shoal.world.channel import read_secret
 from shoal.world.gloo import MakeOptions, gloo_with, options_at
 from shoal.world.gpus import choose_gpus, pick_device
 from shoal.world.hosts import WorldError, address_towards, which_it_has
 from shoal.world.joining import Joined
-from shoal.world.neighbours import Neighbours, Shared, meet
-from shoal.world.padded import Padded
-from shoal.world.talking import PeerLost, Talking
+from shoal.world.liveness import BEAT
+from shoal.world.peer_errors import PeerLost, Talking
+from shoal.world.ragged_gather import Padded
+from shoal.world.shm_group import Neighbours, Shared, meet
 from shoal.world.tunnel import Tunnel
 from shoal.world.variables import is_first, is_first_of_host, is_worker
 

@@ -22,8 +22,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
-
 from chaos.ground import Impossible
 from chaos.hitting import Problems, Reference
 from chaos.losing import carry_out

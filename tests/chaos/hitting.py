@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+from cluster_configs import LONG, MODELS, write_config
 from commands import ROOT, Command, errors, newest_step, processes, shoal
-from conftest import LONG, MODELS, write_config
 from safetensors.numpy import load_file
 
 from chaos.trials import Shape, Trial

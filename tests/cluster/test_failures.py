@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+from cluster_configs import LONG, MODELS, write_config
 from commands import ROOT, TIMEOUT, Command, errors, finish, is_alive, newest_step, processes, shoal
-from conftest import LONG, MODELS, write_config
 from ranks import free_port
 
 from shoal.launch.hosts import LaunchError

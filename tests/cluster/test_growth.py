@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_configs import MODELS, write_config
 from commands import Command, newest_step, processes, shoal
-from conftest import MODELS, write_config
 
 pytestmark = pytest.mark.slow
 STEPS = 20_000

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+from cluster_configs import LONG, MODELS, write_config
 from commands import TIMEOUT, Command, errors, is_alive, newest_step, shoal
-from conftest import LONG, MODELS, write_config
 
 pytestmark = pytest.mark.slow
 SECONDS = 5.0  # launch.hang_timeout; a step takes milliseconds

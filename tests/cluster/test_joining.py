@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from cluster_configs import LONG, MODELS, write_config
 from commands import SHOAL, TIMEOUT, Command, errors, metrics, newest_step, result, shoal
-from conftest import LONG, MODELS, write_config
 from other_user import as_nobody, needs_root, reached
 
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from cluster_configs import MODELS, SHORT, write_config
 from commands import ROOT, Command, finish, result, shoal
-from conftest import MODELS, SHORT, write_config
 from ranks import free_port
 
 

@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from cluster_configs import LONG, MODELS, write_config
 from commands import Command, errors, newest_step, processes, shoal
-from conftest import LONG, MODELS, write_config
 from ranks import free_port
 from test_ps_launch import numbers
 from test_ps_recovery import EPOCH, PATIENCE, until_saved

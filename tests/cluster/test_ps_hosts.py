@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_configs import LONG, MODELS, SHORT, write_config
 from commands import SHOAL, Command, errors, finish, metrics, newest_step, processes, result
-from conftest import LONG, MODELS, SHORT, write_config
 
 from shoal.ps.keys import make_keys
 

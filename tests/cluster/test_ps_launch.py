@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_configs import LONG, MODELS, SHORT, write_config
 from commands import (
     Command,
     errors,
@@ -20,7 +21,6 @@ from commands import (
     result,
     shoal,
 )
-from conftest import LONG, MODELS, SHORT, write_config
 from ranks import free_port
 
 SECONDS_TO_END = 20.0  # a few on a quiet machine

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_configs import write_config
 from commands import Command, errors, newest_step, processes, result, shoal
-from conftest import write_config
 from safetensors.torch import load_file
 
 from shoal.runs.build import build

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cluster_configs import LONG, MODELS, write_config
 from commands import Command, errors, is_alive, newest_step, shoal
-from conftest import LONG, MODELS, write_config
 from ranks import free_port
 from test_ps_launch import numbers, servers
 

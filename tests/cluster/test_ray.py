@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cluster_configs import LONG, MODELS, SHORT, write_config
 from commands import ROOT, metrics, newest_step, result
 from commands import shoal as start
-from conftest import LONG, MODELS, SHORT, write_config
 from test_resume import assert_same
 
 import shoal

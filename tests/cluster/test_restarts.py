@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from cluster_configs import LONG, MODELS, write_config
 from commands import Command, errors, finish, is_alive, newest_step, result, shoal
-from conftest import LONG, MODELS, write_config
 from ranks import free_port
 from test_hangs import server_of
 from test_resume import assert_same, long_run

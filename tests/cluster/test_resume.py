@@ -9,8 +9,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from cluster_configs import LONG, MODELS, write_config
 from commands import errors, finish, metrics, newest_step, result, shoal
-from conftest import LONG, MODELS, write_config
 
 SEED = int(os.environ.get("SHOAL_TEST_SEED", random.randrange(10**6)))
 

@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from cluster_configs import LONG, MODELS, write_config
 from commands import errors, finish, newest_step, shoal
-from conftest import LONG, MODELS, write_config
 from test_resume import assert_same, long_run
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import torch
 from ranks import run_ranks
 from small import small_config
 
-from shoal.embedding.leaves.local import make_local
+from shoal.embedding.engines.local import make_local
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Table
 from shoal.ps.server.server import Server

@@ -34,7 +34,7 @@ from shoal.runs.artifact.loaded import Artifact
 from shoal.runs.artifact.writer import Writer, _fields_of
 from shoal.runs.build import Parts, build
 from shoal.runs.run import resolve
-from shoal.training.checkpoint import Checkpoints, give
+from shoal.training.checkpoint.writing import Checkpoints, give
 from shoal.training.evaluation import Evaluator
 from shoal.world.world import World
 

@@ -198,7 +198,7 @@ def test_every_model_has_a_recipe() -> None:
     assert {name.split()[0] for name in RECIPES | SLOW} | {"Pop", *ORDERED} == ranking
 
 
-LONG = ("SASRec", "BERT4Rec", *SLOW)  # BERT4Rec learns within seconds in tests/unit, too
+LONG = ("SASRec", "BERT4Rec", *SLOW)  # BERT4Rec learns within seconds in tests/models, too
 
 
 @pytest.mark.parametrize(

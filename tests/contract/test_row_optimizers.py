@@ -17,7 +17,7 @@ from small import small_config
 from torch import Tensor
 
 from shoal.config.schema import RowOptimizerOptions
-from shoal.embedding.leaves.init import initial_rows
+from shoal.embedding.engines.init import initial_rows
 from shoal.embedding.optim.rows import ALIASES, HYPER_PARAMETERS, row_optimizer_names
 from shoal.kernels.core import load_core
 from shoal.ps.server.server import Server

@@ -23,8 +23,8 @@ from shoal.data.batch import Batch
 from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import ClickModel, Facts
-from shoal.training import snapshot
-from shoal.training.checkpoint import Checkpoints, give
+from shoal.training.checkpoint import snapshot
+from shoal.training.checkpoint.writing import Checkpoints, give
 from shoal.training.strategy import Strategy, make_strategy
 from shoal.world.world import World
 

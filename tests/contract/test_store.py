@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shoal.embedding.leaves.init import initial_rows
-from shoal.embedding.leaves.local import make_local, native_is_built
+from shoal.embedding.engines.init import initial_rows
+from shoal.embedding.engines.local import make_local, native_is_built
 from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
 from shoal.embedding.store import Rows, Store
 from shoal.embedding.table import Init, Table

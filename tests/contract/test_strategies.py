@@ -18,9 +18,9 @@ from small import small_config
 
 import shoal.training.evaluation.evaluator
 from shoal.config.schema import Config
-from shoal.embedding.placed import replicated
+from shoal.embedding.placements import replicated
 from shoal.runs.build import Parts, build
-from shoal.training.checkpoint import Checkpoints, give, read
+from shoal.training.checkpoint.writing import Checkpoints, give, read
 from shoal.training.steps import keep_hardest, one_ahead
 from shoal.world.world import World
 

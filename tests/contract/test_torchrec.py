@@ -23,7 +23,7 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Model, Output
 from shoal.runs.build import build
-from shoal.training.snapshot import give, pack, take, unpack
+from shoal.training.checkpoint.snapshot import give, pack, take, unpack
 from shoal.training.strategy import Strategy, make_strategy
 from shoal.world.world import World
 
@@ -305,7 +305,7 @@ def test_an_id_without_a_row_is_refused() -> None:
 def test_without_torchrec_the_error_says_how_to_install_it(
     missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("shoal.embedding.placed.torchrec", "shoal.training.strategy.torchrec"):
+    for name in ("shoal.embedding.placements.torchrec", "shoal.training.strategy.torchrec"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ValueError, match=r"make extras EXTRAS=torchrec.*backend=native"):

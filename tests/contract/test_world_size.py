@@ -9,7 +9,7 @@ from ranks import run_ranks
 from small import small_config
 
 import shoal.training.evaluation.evaluator
-from shoal.embedding.placed.local import LocalRows
+from shoal.embedding.placements.local import LocalRows
 from shoal.runs.build import build
 from shoal.world.world import World
 

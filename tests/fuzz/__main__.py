@@ -47,7 +47,7 @@ class Child:
         self.process = subprocess.Popen(arguments, env=environment, stderr=self._errors())
 
     def _paths(self) -> list[Path]:
-        return [ROOT, ROOT / "tests", ROOT / "tests" / "unit"]
+        return [ROOT, ROOT / "tests", ROOT / "tests" / "helpers"]
 
     def _errors(self) -> int:
         path = self.options.findings / f"{self.target}-{self.seed}.stderr"

@@ -164,9 +164,9 @@ def _checkpoints(folder: Path) -> dict[str, Target]:
     import torch
     from safetensors.torch import save
 
-    from shoal.training.checkpoint import read, write
-    from shoal.training.committed import digest
-    from shoal.training.snapshot import Snapshot
+    from shoal.training.checkpoint.reading import digest
+    from shoal.training.checkpoint.snapshot import Snapshot
+    from shoal.training.checkpoint.writing import read, write
 
     rows = {"ids": torch.arange(5), "values": torch.ones(5, 3), "state.sum": torch.ones(5, 3)}
     given = {"rows-item-00000.safetensors": save(rows)}

@@ -57,7 +57,7 @@ def artifact(folder: Path) -> dict[str, Target]:
 
     from shoal.runs.artifact import files
     from shoal.runs.artifact.loaded import Artifact
-    from shoal.training.committed import digest
+    from shoal.training.checkpoint.reading import digest
 
     home = write_artifact(folder / "artifact", MEAN)
     sound = {path: path.read_bytes() for path in sorted(home.iterdir())}

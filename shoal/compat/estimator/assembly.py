@@ -14,7 +14,7 @@ from shoal.compat.estimator.specs import TrainOp
 from shoal.config.schema import OptimizerSection
 from shoal.runs.collective.loop import Loop
 from shoal.runs.collective.slices import size_of
-from shoal.training.checkpoint import Checkpoints, Snapshot
+from shoal.training.checkpoint.writing import Checkpoints, Snapshot
 
 M = TypeVar("M", bound=nn.Module)
 

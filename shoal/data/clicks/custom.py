@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from shoal.data.batch import Batch
-from shoal.data.clicks.ahead import ahead
+from shoal.data.clicks.prefetch import ahead
 from shoal.data.clicks.readers import ClickReader
 from shoal.data.clicks.samples import Layout, Samples
 

@@ -32,7 +32,7 @@ from shoal.data.prepared.files import (
     map_array,
     read_document,
 )
-from shoal.data.prepared.words import Words
+from shoal.data.prepared.vocabulary import Words
 from shoal.data.raw import number_defaults
 from shoal.data.sources.files import places_of
 from shoal.data.split import PHASES

@@ -16,7 +16,7 @@ import numpy as np
 from shoal.data.dataset import Column
 from shoal.data.prepared.files import Appender, Stored, map_array
 from shoal.data.prepared.partition import kept_values
-from shoal.data.prepared.words import Words, pack
+from shoal.data.prepared.vocabulary import Words, pack
 from shoal.data.vocabulary import PAD
 
 MOST_IDS = (1 << 31) - 1

@@ -15,8 +15,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from shoal.embedding.leaves.leaf import Leaf
-from shoal.embedding.placed.placement import Layout
+from shoal.embedding.engines.row_engine import RowEngine
+from shoal.embedding.placements.placement import Layout
 from shoal.embedding.service import Lookup, RowService
 from shoal.embedding.softmax.full import full_softmax_loss
 from shoal.embedding.softmax.fused import FusedSoftmax, fusable
@@ -69,7 +69,7 @@ class Catalogue:
         return service.pull([Lookup(name, EVERY)], learn)[0] if own is None else own
 
     def _in_core(
-        self, learn: bool, rows: Leaf | None, bias: Leaf | None, others: Tensor
+        self, learn: bool, rows: RowEngine | None, bias: RowEngine | None, others: Tensor
     ) -> CoreSoftmax | None:
         found = fusable_on_cpu(rows, bias) if learn and self._alone else None
         return None if found is None else CoreSoftmax(*found, others, self.service)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.embedding.leaves.device import Device, device_pair
-from shoal.embedding.leaves.leaf import Leaf
+from shoal.embedding.engines.device import Device, device_pair
+from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.service import RowService
 from shoal.kernels.softmax import gpu_kernels
 
@@ -22,7 +22,7 @@ ALONE = (
 )
 
 
-def fusable(rows: Leaf | None, bias: Leaf | None) -> tuple[Device, Device | None] | None:
+def fusable(rows: RowEngine | None, bias: RowEngine | None) -> tuple[Device, Device | None] | None:
     """Both leaves, where they have kernels for it."""
     found = device_pair(rows, bias)
     if found is None:

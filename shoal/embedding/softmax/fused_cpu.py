@@ -10,15 +10,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.embedding.leaves.device import Device, device_pair
-from shoal.embedding.leaves.leaf import Leaf
+from shoal.embedding.engines.device import Device, device_pair
+from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.service import RowService
 from shoal.kernels.machine import is_wide
 from shoal.kernels.softmax import STEPS, catalogue_exponentials, room_for, step_catalogue
 
 
 def fusable_on_cpu(
-    rows: Leaf | None, bias: Leaf | None = None
+    rows: RowEngine | None, bias: RowEngine | None = None
 ) -> tuple[Device, Device | None] | None:
     """Both leaves, where the core can update them in the step of a softmax, and is worth it."""
     found = device_pair(rows, bias)

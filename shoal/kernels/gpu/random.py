@@ -1,4 +1,4 @@
-"""Initial values and rounding noise inside Triton kernels: the bits of embedding/leaves/init.py.
+"""Initial values and rounding noise inside Triton kernels: the bits of embedding/engines/init.py.
 
 Integers are int64 that wrap, as torch's are there; a logical shift is an arithmetic one with its
 sign bits masked off.

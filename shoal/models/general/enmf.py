@@ -20,7 +20,7 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Facts, Output, Retrieval, Samples
 from shoal.models.nn.dropout import Dropout
-from shoal.models.nn.taken import owners
+from shoal.models.nn.user_items import owners
 
 
 class ENMF(Retrieval):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shoal.data.batch import Batch, Jagged
 from shoal.models.base import Facts, Retrieval
-from shoal.models.nn.taken import Taken, owners
+from shoal.models.nn.user_items import Taken, owners
 
 PAIRS = 1 << 16  # outer products held at a time
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.data.batch import Batch, Jagged
 from shoal.models.base import Facts, Retrieval
-from shoal.models.nn.taken import Taken, multi_hot
+from shoal.models.nn.user_items import Taken, multi_hot
 
 
 class ItemWeights(Retrieval):

@@ -29,7 +29,7 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Facts, Output, Retrieval, Samples
 from shoal.models.nn.dropout import dropout, normal_like, uniform_like
-from shoal.models.nn.taken import Taken, even, owners, summed
+from shoal.models.nn.user_items import Taken, even, owners, summed
 
 NOISE = 0.01  # of z, as the authors have it
 

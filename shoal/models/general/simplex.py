@@ -21,7 +21,7 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.table import Init, Table
 from shoal.models.base import Facts, Output, Retrieval
 from shoal.models.nn.dropout import Dropout
-from shoal.models.nn.taken import Taken, distinct
+from shoal.models.nn.user_items import Taken, distinct
 
 
 class SimpleX(Retrieval):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shoal.data.batch import Batch
 from shoal.models.base import Facts, Model
-from shoal.models.nn.taken import Taken, owners
+from shoal.models.nn.user_items import Taken, owners
 
 
 class UserKNN(Model):

@@ -24,7 +24,7 @@ from shoal.models.base import SCORE_BLOCK, Facts, Output
 from shoal.models.knowledge.base import KnowledgeModel, moved_by, pointwise
 from shoal.models.nn.edges import Edges
 from shoal.models.nn.mlp import begin_by_width
-from shoal.models.nn.taken import distinct
+from shoal.models.nn.user_items import distinct
 
 
 class RippleNet(KnowledgeModel):

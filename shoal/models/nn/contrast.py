@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.kernels.softmax import exponentials_
-from shoal.models.nn.taken import distinct
 from shoal.models.nn.unit import unit
+from shoal.models.nn.user_items import distinct
 
 BLOCK = 1 << 18  # floats of logits made at a time: what a cache holds
 

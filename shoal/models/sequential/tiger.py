@@ -28,8 +28,8 @@ from shoal.models.base import Facts, Model, Output, Samples
 from shoal.models.nn.decoder import Decoder
 from shoal.models.nn.dropout import Dropout
 from shoal.models.nn.semantic_ids import semantic_ids, taken_vectors
-from shoal.models.nn.taken import owners
 from shoal.models.nn.transformer import Transformer
+from shoal.models.nn.user_items import owners
 
 DROPPED = -1e3  # of ln p, for every code behind a beginning that did not go on
 

@@ -40,7 +40,7 @@ from shoal.ps.wire import (
     parse_header,
     parse_json,
 )
-from shoal.world.beat import BEAT
+from shoal.world.liveness import BEAT
 
 log = logging.getLogger("shoal")
 LOOK_SECONDS = 0.5  # between looks for workers that went silent

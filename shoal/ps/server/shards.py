@@ -27,8 +27,8 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 from torch import Tensor
 
-from shoal.embedding.leaves.row_files import Taken, chunks, take_over, tell_lost
-from shoal.embedding.placed.placement import Layout, Placement
+from shoal.embedding.engines.row_files import Taken, chunks, take_over, tell_lost
+from shoal.embedding.placements.placement import Layout, Placement
 from shoal.ps.server.folder import Folder, opened
 from shoal.ps.server.state import State
 from shoal.ps.spec import Load, Save

@@ -16,9 +16,9 @@ from safetensors.torch import load as parse_tensors
 from torch import Tensor
 
 from shoal.config.tiers import TiersSection
-from shoal.embedding.leaves.admission import admission_of, tend
-from shoal.embedding.leaves.leaf import Leaf
-from shoal.embedding.leaves.local import make_leaves, push_all
+from shoal.embedding.engines.admission import admission_of, tend
+from shoal.embedding.engines.local import make_leaves, push_all
+from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.optim.dense import DenseOptimizer, make_optimizer, restore_state, state_tensors
 from shoal.ps.spec import Spec
 from shoal.ps.wire import (
@@ -65,7 +65,7 @@ class State:
         self.marks: list[int] | None = None  # of the last save, for a delta
         self.has_dense = False  # whether a worker has said what they begin with
 
-    def make_stores(self) -> list[Leaf]:
+    def make_stores(self) -> list[RowEngine]:
         """A store for each table, in which nothing was taught yet."""
         spec, share = self.spec, (self.index, self.spec.servers)
         made = make_leaves(

@@ -15,8 +15,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from shoal.embedding.leaves.leaf import Leaf
-from shoal.embedding.leaves.native import row_reader
+from shoal.embedding.engines.native import row_reader
+from shoal.embedding.engines.row_engine import RowEngine
 from shoal.ps.server.answers import Request
 from shoal.ps.server.ledger import Applied
 from shoal.ps.server.members import Members, Worker
@@ -64,7 +64,7 @@ class Steps:
         self.applied = 0  # steps (sync)
         self.pushes: dict[int, tuple[Request, Push]] = {}  # sync: wait for those of others
         self._reader: Any = None  # of the rows of these stores:
-        self._reader_of: list[Leaf] | None = None
+        self._reader_of: list[RowEngine] | None = None
         self._waiting: dict[tuple[bytes, int], Request] = {}  # pulls whose time has not come
 
     # ---- rows that are read ---------------------------------------------------------------------

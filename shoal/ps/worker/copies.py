@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from shoal.embedding.leaves.leaf import Leaf
-from shoal.embedding.leaves.local import make_local
+from shoal.embedding.engines.local import make_local
+from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placed.route import Part
+from shoal.embedding.placements.route import Part
 from shoal.embedding.service import Gradients, Lookup
 from shoal.embedding.table import Init, Table
 from shoal.ps.worker.client import Client, Share
@@ -30,14 +30,14 @@ class Copy:
     def __init__(self, remote: RemoteTable, optimizer: RowOptimizer, seed: int):
         kept = remote.layout.table
         self.remote = remote
-        self.leaf: Leaf = make_local(kept, optimizer, seed)
+        self.leaf: RowEngine = make_local(kept, optimizer, seed)
         # A column more than the rows have: 1 where a row came in this window.
         self._came = Table(kept.name, kept.dim + 1, None, Init("constant", 0.0))
         self.begin_window()
 
     def begin_window(self) -> None:
         """Forget what came."""
-        self.base: Leaf = make_local(self._came, RowOptimizer("sgd"), 0)
+        self.base: RowEngine = make_local(self._came, RowOptimizer("sgd"), 0)
 
     def missing(self, part: Part) -> Share:
         """Those rows of a lookup that this window has not fetched yet, grouped by server."""

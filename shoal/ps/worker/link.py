@@ -34,7 +34,7 @@ from shoal.ps.wire import (
 )
 from shoal.ps.worker.arriving import ArrivingRows
 from shoal.ps.worker.caller import LOOK_SECONDS, Caller
-from shoal.world.beat import BEAT
+from shoal.world.liveness import BEAT
 from shoal.world.world import PeerLost
 
 AGAIN_SECONDS = 5.0  # an answer overdue: what was asked is asked again

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from shoal.config.row_rules import RowRules
-from shoal.embedding.placed.placement import Layout, Placement
-from shoal.embedding.placed.route import Part, Trip
-from shoal.embedding.placed.routed import RoutedRows
+from shoal.embedding.placements.placement import Layout, Placement
+from shoal.embedding.placements.route import Part, Trip
+from shoal.embedding.placements.routed import RoutedRows
 from shoal.embedding.service import Gradients, Lookup, RowGradients
 from shoal.embedding.store import Store
 from shoal.embedding.table import Table

@@ -28,7 +28,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from shoal.training.committed import digest
+from shoal.training.checkpoint.reading import digest
 from shoal.world.durable import count, is_plain_name, open_regular, sync_folder, write_durably
 
 FORMAT = 1

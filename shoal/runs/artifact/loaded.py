@@ -24,7 +24,7 @@ from shoal.runs.artifact.graph import Graph
 from shoal.runs.artifact.histories import FILE, History, Told, asked_at, padded, padded_times
 from shoal.runs.artifact.running import Running
 from shoal.runs.artifact.tables import RowTable
-from shoal.runs.artifact.words import Words
+from shoal.runs.artifact.vocabulary import Words
 
 DELTAS = 64  # that may lie upon each other
 MOST_LEN = 1 << 16  # items of a history that a model may read

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal.data.batch import Batch, Jagged
 from shoal.data.clicks import ClickLog, Layout
-from shoal.data.clicks.apart import slot
+from shoal.data.clicks.per_feature import slot
 from shoal.data.packed import open_text
 from shoal.runs.artifact.bulk import SUFFIXES, join_parts, write_part
 from shoal.runs.artifact.loaded import Artifact

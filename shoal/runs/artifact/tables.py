@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from shoal.data.batch import Jagged
-from shoal.embedding.leaves.init import initial_rows
+from shoal.embedding.engines.init import initial_rows
 from shoal.embedding.pooling import pool_rows
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Init, Table

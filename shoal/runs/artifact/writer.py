@@ -29,7 +29,7 @@ from shoal.runs.artifact import files
 from shoal.runs.artifact.loaded import Artifact
 from shoal.runs.artifact.tables import CHUNK_ROWS, Kind, RowTable, write_table
 from shoal.runs.artifact.trace import Traced, item_features, trace
-from shoal.runs.artifact.words import write_words
+from shoal.runs.artifact.vocabulary import write_words
 from shoal.runs.trained import Trained
 from shoal.training.evaluation import ClickEvaluator, Evaluator
 from shoal.world.durable import write_durably

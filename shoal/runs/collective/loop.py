@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from shoal.config.collective import choose_backend
 from shoal.config.schema import OptimizerSection, StrategySection
-from shoal.embedding.leaves.init import initial_rows
+from shoal.embedding.engines.init import initial_rows
 from shoal.embedding.store import Rows, Store
 from shoal.embedding.table import Table
 from shoal.models.base import Facts, Model
@@ -28,7 +28,7 @@ from shoal.runs.collective.modules import Spread, Weighing, take_over
 from shoal.runs.collective.scopes import entered
 from shoal.runs.collective.slices import cut, size_of
 from shoal.runs.collective.updates import RowUpdates, optimizer_section, sum_gradients
-from shoal.training.checkpoint import Checkpoints, Snapshot, give
+from shoal.training.checkpoint.writing import Checkpoints, Snapshot, give
 from shoal.training.strategy import make_strategy
 from shoal.world.variables import is_first
 from shoal.world.world import World, connect

@@ -20,8 +20,8 @@ from safetensors.torch import save as format_tensors
 from shoal.config.schema import DecaySection
 from shoal.data.dataset import Dataset
 from shoal.embedding.module import Embeddings
-from shoal.training.checkpoint import Snapshot
-from shoal.training.snapshot import table_of
+from shoal.training.checkpoint.snapshot import table_of
+from shoal.training.checkpoint.writing import Snapshot
 from shoal.training.strategy.base import Strategy
 from shoal.world.durable import open_regular, replace_durably
 

@@ -26,9 +26,9 @@ from shoal.embedding.store import Rows
 from shoal.models.own import code_of, is_own
 from shoal.runs.daily.decay import ages_after, fade
 from shoal.runs.daily.growth import FILE, read_vocabularies
-from shoal.training.checkpoint import Checkpoints, Snapshot, give
+from shoal.training.checkpoint.snapshot import table_of
+from shoal.training.checkpoint.writing import Checkpoints, Snapshot, give
 from shoal.training.run_folder import RunFolder
-from shoal.training.snapshot import table_of
 from shoal.training.strategy.base import Strategy
 from shoal.world.world import World
 

@@ -26,13 +26,13 @@ from shoal.config.row_rules import FIXED_KEYS, RowRules, RowsSection
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch
 from shoal.embedding.as_configured import as_configured
-from shoal.embedding.leaves.admission import admission_of
-from shoal.embedding.leaves.leaf import Leaf
-from shoal.embedding.leaves.local import make_leaves
+from shoal.embedding.engines.admission import admission_of
+from shoal.embedding.engines.local import make_leaves
+from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.chosen import check_tables, row_optimizer_of
 from shoal.embedding.optim.dense import make_optimizer, restore_state, state_tensors
-from shoal.embedding.placed.duplicates import sum_duplicates
+from shoal.embedding.placements.duplicates import sum_duplicates
 from shoal.embedding.service import (
     Gradients,
     Labels,
@@ -162,7 +162,7 @@ class Strategy(ABC):
 
     def make_leaves(
         self, tables: dict[str, Table], fused: bool, shared: bool = False
-    ) -> dict[str, Leaf]:
+    ) -> dict[str, RowEngine]:
         """Rows in this process, on its device; `fused`: updated unseen, where that is faster.
 
         shared: all ranks make these leaves and will push the same to them.
@@ -226,7 +226,7 @@ class Strategy(ABC):
         with torch.autocast(self.world.device.type, torch.bfloat16):
             return self._call(batch)
 
-    def backward(self, parts: Sequence[Batch], lr: float) -> Sums:
+    def forward_backward(self, parts: Sequence[Batch], lr: float) -> Sums:
         """Leave the gradients of the summed loss on dense parameters and looked-up rows."""
         loss: Tensor | float = 0.0
         count: int | Tensor = 0

@@ -22,7 +22,7 @@ class Collective(Strategy):
 
     def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
         lr = self.lr(lr)
-        sums = self.backward(parts, lr)
+        sums = self.forward_backward(parts, lr)
         flat = self.world.all_reduce(self.flat_dense(sums, self.rows.note()))
         loss, scale, notes = self.mean_dense(flat)
         gradients = self.clip(self.rows.collect(scale, notes))

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from shoal.data.batch import Batch
-from shoal.embedding.placed.replicated import SMALL, ReplicatedRows
+from shoal.embedding.placements.replicated import SMALL, ReplicatedRows
 from shoal.embedding.table import Table
 from shoal.models.base import Model
 from shoal.training.strategy.buckets import Buckets
@@ -43,7 +43,7 @@ class DDP(Collective):
 
     def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
         lr = self.lr(lr)
-        sums = self.backward(parts, lr)
+        sums = self.forward_backward(parts, lr)
         seen = self.clip_grad_norm is not None
         if self.buckets is not None and self.buckets.begun:
             self.buckets.flush()

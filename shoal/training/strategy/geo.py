@@ -62,7 +62,7 @@ class Geo(ParameterServers):
 
     def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
         lr = self.lr(lr)
-        sums = self.backward(parts, lr)
+        sums = self.forward_backward(parts, lr)
         scale = 1.0 / float(sums.count) if float(sums.count) else 0.0
         gradients = self.rows.collect(scale)
         if self.dense_optimizer is not None:

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch, Jagged
-from shoal.embedding.leaves.leaf import Leaf
-from shoal.embedding.leaves.local import begin_all
+from shoal.embedding.engines.local import begin_all
+from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.store import Every, Ids
 from shoal.models.base import Model
 from shoal.training.strategy.single import Single
@@ -56,7 +56,7 @@ class Graphed(Single):
     ) -> None:
         super().setup(model, optimizer, seed, clip_grad_norm, **how)
         found = [self.rows.leaf(name) for name in self.tables]
-        self._leaves: list[Leaf] = [leaf for leaf in found if leaf is not None]
+        self._leaves: list[RowEngine] = [leaf for leaf in found if leaf is not None]
         self._far = {leaf.table.name: leaf for leaf in self._leaves if leaf.far}
         why = self._why_not()
         self.records = why is None

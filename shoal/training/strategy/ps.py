@@ -138,7 +138,7 @@ class ParameterServers(Strategy):
 
     def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
         lr = self.lr(lr)
-        sums = self.backward(parts, lr)
+        sums = self.forward_backward(parts, lr)
         loss, count = float(sums.loss), float(sums.count)
         gradients = self.rows.collect()
         grads = [_grad(parameter) for parameter in self.dense]

@@ -11,11 +11,11 @@ import logging
 
 from shoal.config.schema import StrategySection
 from shoal.data.batch import Batch
-from shoal.embedding.leaves.admission import admission_of
-from shoal.embedding.placed.planner import Plan, plan_tables
-from shoal.embedding.placed.shard_leaf import make_shard_leaves
-from shoal.embedding.placed.sharded import ShardedRows
-from shoal.embedding.placed.sharded_table import ShardedTable
+from shoal.embedding.engines.admission import admission_of
+from shoal.embedding.placements.planner import Plan, plan_tables
+from shoal.embedding.placements.shard_engine import make_shard_leaves
+from shoal.embedding.placements.sharded import ShardedRows
+from shoal.embedding.placements.sharded_table import ShardedTable
 from shoal.embedding.service import RowService
 from shoal.embedding.table import Table
 from shoal.training.strategy.collective import Collective

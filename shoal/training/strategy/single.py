@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from shoal.data.batch import Batch
-from shoal.embedding.placed.local import LocalRows
+from shoal.embedding.placements.local import LocalRows
 from shoal.embedding.service import RowService
 from shoal.embedding.table import Table
 from shoal.models.base import Output
@@ -35,7 +35,7 @@ class Single(Strategy):
             mean.backward()
             loss = mean.detach()
         else:
-            sums = self.backward(parts, lr)
+            sums = self.forward_backward(parts, lr)
             scale = 1.0 / max(1.0, float(sums.count))
             loss = sums.loss * scale
             for parameter in self.dense:

@@ -11,7 +11,7 @@ import logging
 from shoal.data.batch import Batch
 from shoal.embedding.optim.chosen import row_optimizer_of
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placed.torchrec import OPTIMIZERS, TorchRecRows
+from shoal.embedding.placements.torchrec import OPTIMIZERS, TorchRecRows
 from shoal.embedding.service import RowService
 from shoal.embedding.table import Table
 from shoal.training.strategy.sharded import Sharded

@@ -1,0 +1,104 @@
+"""How a command ends: its result, one clear line for an error, and the exit status."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from types import FrameType
+from typing import Any, NoReturn
+
+import typer
+
+import shoal
+from shoal.command import startup
+
+raised: list[shoal.Interrupted] = []  # a library whose import it ends may make another error of it
+
+
+def print_result(result: dict[str, Any]) -> None:
+    """The table at the end of a run."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("metric", "best valid", "test", title=f"{result['model']} on {result['dataset']}")
+    for name, value in result["test"].items():
+        valid = result["best_valid"].get(name)
+        table.add_row(name, "-" if valid is None else f"{valid:.4f}", f"{value:.4f}")
+    Console().print(table)
+
+
+def fail(error: Exception) -> NoReturn:
+    """One clear line for what a user can mend, a traceback for what only we can."""
+    from shoal.command.machine import explain
+    from shoal.launch.child import is_launched, record_failure
+    from shoal.launch.hosts import LaunchError
+    from shoal.world.world import WorldError
+
+    if (line := explain(error)) is not None:
+        error = ValueError(line)
+    fault = not isinstance(error, (ValueError, OSError, WorldError, LaunchError))
+    recorded = record_failure(error, fault)
+    if recorded and is_launched():
+        pass  # the launcher tells it, once for all ranks
+    elif fault:
+        traceback.print_exception(error)
+    else:
+        typer.secho(f"error: {error}", fg="red", err=True)
+    leave(1 if fault else 2)
+
+
+def tell_stopped(error: shoal.Interrupted) -> NoReturn:
+    """One line about a signal that ends the command; its launcher, if it has one, says it."""
+    if "SHOAL_LAUNCHER" not in os.environ:
+        told = f"stopped by {error}; what was saved can be continued with --resume"
+        typer.secho(told, err=True)
+    leave(128 + error.number)
+
+
+def leave(status: int) -> NoReturn:
+    """End at once: a rank must not wait for peers that are gone. A checkpoint may be finished."""
+    if (
+        finish_writing := _imported("shoal.training.checkpoint.writing", "finish_writing")
+    ) is not None:
+        finish_writing(10.0)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def stop(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C and the like: end the command in order. A second one ends it in any case."""
+    signal.signal(number, signal.SIG_DFL)
+    stopping = _imported("shoal.world.stopping", "STOPPING")
+    if number == signal.SIGTERM and stopping is not None and stopping.ask(number):
+        return  # a run that trains: it saves, and stops
+    raised.append(shoal.Interrupted(number))
+    _raise_stop(number, frame)
+
+
+def _raise_stop(number: int, frame: FrameType | None) -> None:
+    if startup.under_way:  # torch's native code calls Python there, and aborts where that raises
+        tell_stopped(raised[0])
+    raise raised[0]
+
+
+def not_dropped(dropped: sys.UnraisableHookArgs) -> None:
+    """Raise a signal again that came while Python destroyed an object: it drops what is raised."""
+    if isinstance(dropped.exc_value, shoal.Interrupted):
+        signal.signal(signal.SIGALRM, _raise_stop)
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
+    else:
+        sys.__unraisablehook__(dropped)
+
+
+def ignore_signals() -> None:
+    """All is done and printed. Python would put back what ends it raw while it cleans up."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _imported(module: str, name: str) -> Any:
+    """What a module has, if it was imported; a signal may come while it is."""
+    return getattr(sys.modules.get(module), name, None)

@@ -1,0 +1,270 @@
+"""GpuEngine: a table in the memory of a GPU as a leaf, by the kernels of GpuTables.
+
+Tables of one width that are made together share a group, and their rows are read and updated in one
+launch by `pull_many` and `push_many`. Nothing waits for the device but what goes to the host: an id
+outside its table is refused some steps later, at the latest by `export`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from shoal.embedding.engines.admission import Admission, Pending, Shrink
+from shoal.embedding.engines.gpu_cache import CachedGpuTables
+from shoal.embedding.engines.gpu_growing import GrowingGpuTables
+from shoal.embedding.engines.gpu_tables import GpuTables
+from shoal.embedding.engines.row_engine import RowEngine
+from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.store import Every, Ids, Rows
+from shoal.embedding.table import Table
+from shoal.kernels.gpu.lookup import Lookup
+from shoal.kernels.gpu.segments import Segments
+
+
+def make_gpu_leaves(
+    tables: Sequence[Table],
+    optimizer: RowOptimizer,
+    seed: int,
+    device: torch.device | str,
+    admissions: Sequence[Admission | None] = (),
+) -> list[GpuEngine]:
+    """A leaf for each table; those of one width, type and admission lie side by side."""
+    admissions = admissions or [None] * len(tables)
+    groups: dict[tuple[int, bool, bool, Admission | None], list[int]] = {}
+    for k, (table, admission) in enumerate(zip(tables, admissions)):
+        alike = table.dim, table.half, table.rows is None, admission
+        groups.setdefault(alike, []).append(k)
+    leaves: dict[int, GpuEngine] = {}
+    for (_, _, grows, admission), members in groups.items():
+        some = [tables[k] for k in members]
+        if grows:
+            group: GpuTables = GrowingGpuTables(some, optimizer, seed, device, admission)
+        else:
+            group = GpuTables(some, optimizer, seed, device)
+        leaves.update({k: GpuEngine(group, number) for number, k in enumerate(members)})
+    return [leaves[k] for k in range(len(tables))]
+
+
+class GpuEngine(RowEngine):
+    """One table of a group."""
+
+    def __init__(self, group: GpuTables, number: int):
+        table = group.tables[number]
+        super().__init__(table, group.optimizer, group.seed, group.admission)
+        self.group, self.number, self.device = group, number, group.device
+
+    def __len__(self) -> int:
+        """Rows held: all of a fixed table, those that were updated of a growing one."""
+        return self.group.count(self.number)
+
+    @cached_property
+    def _every_segments(self) -> Segments:
+        """Every row once: the same in every step that updates all of them."""
+        return self.group.sort(self._look_up(self._every))
+
+    @property
+    def recordable(self) -> bool:  # type: ignore[override]
+        """A growing table is not: it may have to move its rows between two steps."""
+        return not self.group.grows
+
+    @property
+    def far(self) -> bool:  # type: ignore[override]
+        """Whether rows may be in host memory."""
+        return self.group.cached
+
+    def announce(self, ids: Sequence[Tensor]) -> None:
+        """A hint: these ids [n_k] are used by the step after the next one."""
+        if isinstance(self.group, CachedGpuTables):
+            self.group.announce(ids)
+
+    def bring(self, ids: Sequence[Tensor]) -> None:
+        """Before a recorded step is replayed: the rows of all its ids [n_k] are where it reads."""
+        if isinstance(self.group, CachedGpuTables):
+            self.group.bring(ids)
+
+    def lend(self) -> Tensor | None:
+        """The rows themselves [rows, dim], to be read until the next push; None: they cannot be."""
+        whole = self.table.rows is not None and not self.table.half
+        return self.group.whole(self.number) if whole and not self.group.cached else None
+
+    def pull(self, ids: Ids) -> Tensor:
+        """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
+        whole = self.lend() if isinstance(ids, Every) else None
+        return self.pull_many([self], [ids])[0] if whole is None else whole.clone()
+
+    @classmethod
+    def pull_many(
+        cls, leaves: Sequence[GpuEngine], ids: Sequence[Ids], learn: bool = False
+    ) -> list[Tensor]:
+        """As RowEngine.pull_many; the leaves of a group in one launch."""
+        result: dict[int, Tensor] = {}
+        for group, members in _by_group(leaves).items():
+            alike = not any(isinstance(ids[k], Every) for k in members)  # pushed in one launch, too
+            for k in members:
+                if isinstance(ids[k], Every) and leaves[k].lend() is not None:
+                    result[k] = leaves[k].pull(ids[k])
+            members = [k for k in members if k not in result]
+            if not members:
+                continue
+            flat = [leaves[k].ids_inside(ids[k]) for k in members]
+            counts = [0] * len(group.tables)
+            for k, part in zip(members, flat):
+                counts[leaves[k].number] += len(part)
+            rows = group.pull(group.look_up(_cat(flat), counts), learn and alike)
+            result.update(zip(members, rows.split([len(part) for part in flat])))
+        return [result[k] for k in range(len(leaves))]
+
+    @classmethod
+    def push_many(
+        cls,
+        leaves: Sequence[GpuEngine],
+        ids: Sequence[Ids],
+        grads: Sequence[Tensor],
+        lr: float,
+        pulled: bool = False,
+    ) -> None:
+        """As RowEngine.push_many; the leaves of a group in one launch."""
+        for group, members in _by_group(leaves).items():
+            whole = any(isinstance(ids[k], Every) for k in members)
+            if whole or len({leaves[k].step for k in members}) > 1:  # each has numbers of its own
+                for k in members:
+                    leaves[k].push(ids[k], grads[k], lr)
+                continue
+            flat = [leaves[k].ids_inside(ids[k]) for k in members]
+            parts = [leaves[k].flat_grads(grads[k], len(part)) for k, part in zip(members, flat)]
+            counts = [0] * len(group.tables)
+            for k, part in zip(members, flat):
+                counts[leaves[k].number] = len(part)
+            first, ahead = leaves[members[0]], group.take_sorted(counts)
+            if pulled and ahead is not None:
+                first._begin_unless_recorded(lr)
+                group.apply(ahead.segments, _cat(parts))
+            else:
+                first._push(group.look_up(_cat(flat), counts), _cat(parts), lr)
+            for k in members:
+                leaves[k].step = leaves[members[0]].step
+
+    @classmethod
+    def begin_many(cls, leaves: Sequence[GpuEngine], lr: float) -> None:
+        for members in _by_group(leaves).values():
+            together = [leaves[k] for k in members]
+            if len({leaf.step for leaf in together}) > 1:
+                raise ValueError(  # the numbers of a step are the group's
+                    f"table {together[0].table.name!r} and others of its width had different "
+                    "numbers of steps, so theirs cannot be recorded: set strategy.graph=false"
+                )
+            together[0].begin(lr)
+            for leaf in together:
+                leaf.step = together[0].step
+
+    def push(self, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
+        """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
+        self.group.forget_sorted()
+        flat = self.ids_inside(ids)
+        grads = self.flat_grads(grads, len(flat))
+        if isinstance(ids, Every):
+            self._begin_unless_recorded(lr, self._look_up(flat))
+            if not isinstance(self.group, CachedGpuTables):
+                self.group.apply(self._every_segments, grads)
+                return
+            for some, part in zip(flat.split(at_once := self.group.at_once), grads.split(at_once)):
+                self.group.apply(self.group.sort(self._look_up(some)), part)
+            return
+        counts = self.flat_counts(counts, len(flat))
+        self._push(self._look_up(flat), grads, lr, counts)
+
+    def begin(self, lr: float, lookup: Lookup | None = None) -> None:
+        """Count a step. Whoever replays a recorded push calls it before: nothing else is Python."""
+        self.group.step = self._step
+        self.group.begin(lr, lookup)
+        self._step = self.group.step
+
+    def _push(self, lookup: Lookup, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
+        self._begin_unless_recorded(lr, lookup)
+        if not len(lookup.ids):
+            return
+        segments = self.group.sort(lookup)
+        if isinstance(self.group, GrowingGpuTables) and counts is not None:
+            shows, clicks = (one.contiguous() for one in counts.unbind(1))
+            self.group.apply(segments, grads, None, clicks, shows)
+        else:
+            self.group.apply(segments, grads)
+
+    def _begin_unless_recorded(self, lr: float, lookup: Lookup | None = None) -> None:
+        if self.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+            self.begin(lr, lookup)
+        elif self.group.grows:
+            raise ValueError(
+                f"table {self.table.name!r} grows, so its steps cannot be recorded: give it a "
+                "number of rows, or set strategy.graph=false"
+            )
+
+    def _look_up(self, ids: Tensor) -> Lookup:
+        counts = [0] * len(self.group.tables)
+        counts[self.number] = len(ids)
+        return self.group.look_up(ids, counts)
+
+    # ---- to the host and back --------------------------------------------------------------------
+
+    def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
+        """Every row held, in chunks of ascending id, in host memory."""
+        self.group.check()
+        return self.group.export(self.number, chunk_rows)
+
+    def _read(self, ids: Tensor) -> Rows:
+        """Rows of a fixed table, in host memory."""
+        at = ids.to(self.device) + self.group.first_rows[self.number]
+        return self.group._rows(ids, at)
+
+    def restore(self, rows: Rows) -> None:
+        """Take over rows, values and state; a chunk that does not fit changes nothing."""
+        self.check_rows(rows)
+        self.group.restore(self.number, rows)
+
+    def _assign(self, ids: Tensor, values: Tensor) -> None:
+        self.group.assign(self.number, ids, values)
+
+    def decay(self, factor: float) -> None:
+        """Multiply all counters, of rows and of ids without one."""
+        self.check_counted("decay")
+        self._growing.decay(self.number, factor)
+
+    def shrink(self, rule: Shrink) -> int:
+        """Drop rows; returns how many went."""
+        self.check_shrink(rule)
+        self.group.step = self._step
+        return self._growing.shrink(self.number, rule)
+
+    def export_pending(self, chunk_rows: int = 1 << 20) -> Iterator[Pending]:
+        """Counters of the ids without a row, in chunks of ascending id."""
+        if self.admission is None:
+            return iter(())
+        return self._growing.export_pending(self.number, chunk_rows)
+
+    def restore_pending(self, pending: Pending) -> None:
+        """Take over counters of ids without a row."""
+        self.check_pending(pending)
+        self._growing.restore_pending(self.number, pending)
+
+    @property
+    def _growing(self) -> GrowingGpuTables:
+        assert isinstance(self.group, GrowingGpuTables)  # others were refused
+        return self.group
+
+
+def _by_group(leaves: Sequence[GpuEngine]) -> dict[GpuTables, list[int]]:
+    """Which of the leaves are each group's, in the order of its tables."""
+    groups: dict[GpuTables, list[int]] = {}
+    for k, leaf in enumerate(leaves):
+        groups.setdefault(leaf.group, []).append(k)
+    for members in groups.values():
+        members.sort(key=lambda k: leaves[k].number)
+    return groups
+
+
+def _cat(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,0 +1,289 @@
+"""GpuTables: rows of many tables of one width in the memory of a GPU, in one launch for all.
+
+Ids of a call are one list, a tensor [n_t] for each table. Nothing waits for the device in pull and
+push: what only the device knows (an id outside its table, how full an index is) is read steps
+later. A step may be recorded in a CUDA graph; whoever replays it calls `begin` before:
+
+    tables.begin(lr, lookup)
+    values = tables.pull(lookup, learn=True)     ids are sorted on a stream beside from here on
+    tables.apply(tables.take_sorted(lookup.counts).segments, grads)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from shoal.embedding.engines.init import recipe
+from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.store import Rows
+from shoal.embedding.table import Table
+from shoal.kernels.gpu import lookup as gpu_lookup
+from shoal.kernels.gpu import optim as gpu_optim
+from shoal.kernels.gpu import segments as gpu_segments
+from shoal.kernels.gpu import update as gpu_update
+from shoal.kernels.gpu.lookup import Lookup, Pooling
+from shoal.kernels.gpu.random import Recipes, write_initial
+from shoal.kernels.gpu.segments import Segments
+from shoal.kernels.gpu.update import Arena
+
+if TYPE_CHECKING:  # it reads configs, which kernels need not
+    from shoal.embedding.engines.admission import Admission
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """What an update needs to know of the ids of a lookup, made on a stream beside."""
+
+    lookup: Lookup
+    rows: Tensor  # that stream may read both until `join`
+    segments: Segments
+
+
+class GpuTables:
+    """Fixed tables of one width that learn by one optimizer."""
+
+    grows = False
+    cached = False  # whether rows may be in host memory, see gpu_cache
+    sorts_ahead = True  # whether ids can be sorted before their gradients are there
+    admission: Admission | None = None
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        optimizer: RowOptimizer,
+        seed: int,
+        device: torch.device | str,
+    ):
+        if len({table.dim for table in tables}) != 1:
+            widths = sorted({table.dim for table in tables})
+            raise ValueError(f"tables of widths {widths}: one GpuTables holds one width")
+        for table in tables:
+            if (table.rows is None) != self.grows:
+                other = "fixed" if self.grows else "growing"
+                raise ValueError(
+                    f"table {table.name!r} is {other}: keep it with tables of its kind"
+                )
+        if len({table.dtype for table in tables}) != 1:
+            raise ValueError("tables of float32 and bfloat16: one GpuTables holds one kind")
+        self.tables, self.optimizer = list(tables), optimizer
+        self.seed, self.device, self.half = seed, torch.device(device), tables[0].half
+        self.dim, self.step = tables[0].dim, 0
+        self.recipes = Recipes.of(
+            [recipe(table, seed) for table in tables],
+            [None if t.numbering is None else astuple(t.numbering) for t in tables],
+            self.device,
+        )
+        self.paddings = (
+            torch.tensor([table.padding or 0 for table in tables], device=self.device),
+            torch.tensor([int(table.padding is not None) for table in tables], device=self.device),
+        )
+        self.numbers = torch.zeros(gpu_optim.NUMBERS, device=self.device)
+        self.steps = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.wrong = torch.zeros(2, dtype=torch.int64, device=self.device)  # table + 1, id
+        self._beside: torch.cuda.Stream | None = None
+        self._sorted: Sorted | None = None  # of the last lookup that learns
+        self._sorting: Sorted | None = None  # the same, while the stream beside may be at it
+        if self.device.type == "cuda":
+            # Sorting is many small kernels: behind those that read rows they would wait for all.
+            self._beside = torch.cuda.Stream(self.device, priority=-1)
+            self._seen = torch.zeros(2, dtype=torch.int64, pin_memory=True)
+            self._seen_at = torch.cuda.Event()
+        self._starts: dict[tuple[int, ...], Tensor] = {}
+        self._make_rows()
+
+    def _make_rows(self) -> None:
+        sizes = [table.rows or 0 for table in self.tables]
+        bases = torch.tensor([0, *sizes]).cumsum(0)
+        self.arena = self._make_arena(int(bases[-1]), bases.to(self.device))
+        self.first_rows = bases.tolist()
+        self.key_type = torch.int32 if self.first_rows[-1] < 1 << 31 else torch.int64
+        for number, (table, start) in enumerate(zip(self.tables, self.first_rows)):
+            assert table.rows is not None
+            how = table.rows, table.dim, table.padding, number, self.recipes
+            write_initial(self.arena.values, start, *how)
+
+    def _make_arena(self, rows: int, bases: Tensor) -> Arena:
+        kind = torch.int16 if self.half else torch.float32
+        values = torch.empty(rows, self.dim, dtype=kind, device=self.device)
+        state = gpu_optim.make_state(self.optimizer, rows, self.dim, self.device)
+        return Arena(values, state, self.numbers, self.steps, bases, self.recipes)
+
+    # ---- one step --------------------------------------------------------------------------------
+
+    def look_up(
+        self, ids: Sequence[Tensor] | Tensor, counts: Sequence[int] | None = None
+    ) -> Lookup:
+        """The ids of each table, or all of them in one tensor with how many each table has."""
+        if isinstance(ids, Tensor):
+            assert counts is not None
+            flat = ids
+        else:
+            counts = [part.numel() for part in ids]
+            flat = torch.cat([part.to(self.device).reshape(-1) for part in ids])
+        key = tuple(counts)
+        if key not in self._starts:
+            starts = torch.tensor([0, *key]).cumsum(0).to(torch.int32)
+            self._starts[key] = starts.to(self.device)
+        return Lookup(flat, self._starts[key], key)
+
+    def locate(self, lookup: Lookup) -> Tensor:
+        """Rows [n] of the arena to read."""
+        arena = self.arena
+        return gpu_lookup.locate(lookup, arena.bases, self.paddings, self.wrong, self.key_type)
+
+    def pull(self, lookup: Lookup, learn: bool = False) -> Tensor:
+        """Rows of all ids: [n, dim] float32; `learn`: a push of the same ids may come next."""
+        rows = self.locate(lookup)
+        if learn and self.sorts_ahead and len(rows):
+            self._sort_beside(lookup, rows)
+        return gpu_lookup.gather(self.arena.values, rows, lookup, self.recipes, self.grows)
+
+    def pull_bags(
+        self,
+        lookup: Lookup,
+        offsets: Tensor,
+        mode: str = "sum",
+        weights: Tensor | None = None,
+    ) -> tuple[Tensor, Pooling]:
+        """Pooled rows of bags that lie one after the other over all tables, and how for `push`.
+
+        offsets [bags + 1] int64, weights [n] float32 -> [bags, dim].
+        """
+        rows = self.locate(lookup)
+        pooling = gpu_lookup.describe_bags(rows, offsets, mode, weights)
+        values = self.arena.values
+        return gpu_lookup.pool(values, rows, lookup, self.recipes, self.grows, pooling), pooling
+
+    def begin(self, lr: float, lookup: Lookup | None = None) -> None:
+        """Count a step. Whoever replays a recorded push calls it before with ids as many."""
+        self._watch()
+        self.step += 1
+        gpu_optim.write_numbers(self.numbers, self.steps, self.optimizer, lr, self.step)
+
+    def sort(self, lookup: Lookup, rows: Tensor | None = None) -> Segments:
+        """Occurrences by row: all that `apply` needs to know of the ids, before gradients come."""
+        return gpu_segments.find_segments(self.locate(lookup) if rows is None else rows)
+
+    def _sort_beside(self, lookup: Lookup, rows: Tensor) -> None:
+        """Sort while rows are read and the model computes, after all that was queued here.
+
+        `apply` waits for it. So memory that the stream beside leaves behind is taken again by
+        nobody too early.
+        """
+        self.join()
+        if self._beside is None:
+            self._sorted = Sorted(lookup, rows, self.sort(lookup, rows))
+            return
+        self._beside.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._beside):
+            self._sorted = Sorted(lookup, rows, self.sort(lookup, rows))
+        self._sorting = self._sorted
+
+    def take_sorted(self, counts: Sequence[int]) -> Sorted | None:
+        """What the last lookup that learns left, once, if it had so many ids of each table."""
+        found, self._sorted = self._sorted, None
+        self.join()
+        return found if found is not None and found.lookup.counts == tuple(counts) else None
+
+    def forget_sorted(self) -> None:
+        """What the last lookup that learns left is of no use."""
+        self._sorted = None
+        self.join()
+
+    def join(self) -> None:
+        """Wait on this stream for what is sorted beside."""
+        if self._sorting is not None:
+            assert self._beside is not None
+            torch.cuda.current_stream(self.device).wait_stream(self._beside)
+            self._sorting = None
+
+    def apply(self, segments: Segments, grads: Tensor, pooling: Pooling | None = None) -> None:
+        """Update every row once by the sum of its gradients, [n, dim] or of bags [bags, dim]."""
+        beside = self._beside
+        gpu_update.update(segments, grads, pooling, self.arena, self.optimizer, beside=beside)
+
+    def push(
+        self, lookup: Lookup, grads: Tensor, lr: float, pooling: Pooling | None = None
+    ) -> None:
+        """One optimizer step by gradients [n, dim] of ids, or [bags, dim] of pooled ones."""
+        self.begin(lr, lookup)
+        self.forget_sorted()
+        if len(lookup.ids):
+            self.apply(self.sort(lookup), grads.contiguous(), pooling)
+
+    def _watch(self) -> None:
+        """Refuse ids that a table cannot have; on a GPU those of steps whose news has come."""
+        if self._beside is None:
+            self._refuse(self.wrong)
+        elif self._seen_at.query():
+            self._refuse(self._seen)
+            self._seen.copy_(self.wrong, non_blocking=True)
+            self._seen_at.record()
+
+    def check(self) -> None:
+        """Wait for the device, and refuse ids that a table cannot have."""
+        self._refuse(self.wrong.cpu())
+
+    def _refuse(self, wrong: Tensor) -> None:
+        number, id_ = wrong.tolist()
+        if number:
+            self.wrong.zero_()
+            wrong.zero_()
+            raise self._outside(self.tables[number - 1], id_)
+
+    def _outside(self, table: Table, id_: int) -> ValueError:
+        return table.outside(id_)
+
+    # ---- rows of one table, in host memory -------------------------------------------------------
+
+    def export(self, number: int, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
+        """Every row of a table, in chunks of ascending id."""
+        start, stop = self.first_rows[number], self.first_rows[number + 1]
+        for begin in range(start, stop, chunk_rows):
+            at = torch.arange(begin, min(begin + chunk_rows, stop), device=self.device)
+            yield self._rows((at - start).cpu(), at)
+
+    def restore(self, number: int, rows: Rows) -> None:
+        """Take over rows of a table, values and state; the chunk must have been checked."""
+        at = rows.ids.to(self.device) + self.first_rows[number]
+        self._write(number, rows.ids, rows.values, at)
+        self._write_state(rows, at)
+
+    def assign(self, number: int, ids: Tensor, values: Tensor) -> None:
+        """Set values of rows that a table has, distinct ids [n], values [n, dim]; state stays."""
+        self._write(number, ids, values, ids.to(self.device) + self.first_rows[number])
+
+    def whole(self, number: int) -> Tensor:
+        """The rows of a fixed table themselves [rows, dim]; bfloat16 ones as int16."""
+        return self.arena.values[self.first_rows[number] : self.first_rows[number + 1]]
+
+    def count(self, number: int) -> int:
+        """Rows that a table has."""
+        return self.first_rows[number + 1] - self.first_rows[number]
+
+    def _rows(self, ids: Tensor, at: Tensor) -> Rows:
+        state = {key: part[at].cpu() for key, part in self.arena.state.items()}
+        return Rows(ids, self.read_values(at).cpu(), state)
+
+    def read_values(self, at: Tensor) -> Tensor:
+        """Rows of the arena as float32."""
+        values = self.arena.values[at]
+        return values.view(torch.bfloat16).float() if self.half else values
+
+    def _write(self, number: int, ids: Tensor, values: Tensor, at: Tensor) -> None:
+        padding = self.tables[number].padding
+        values = values.to(self.device)
+        if padding is not None:  # it reads as zeros, whatever the chunk says
+            values = values.masked_fill((ids == padding).to(self.device)[:, None], 0.0)
+        if self.half:
+            values = values.to(torch.bfloat16).view(torch.int16)
+        self.arena.values[at] = values
+
+    def _write_state(self, rows: Rows, at: Tensor) -> None:
+        for key, part in self.arena.state.items():
+            part[at] = rows.state[key].to(self.device)

@@ -1,0 +1,288 @@
+"""Local: rows in this process. Chooses the engine that holds them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from shoal.config.tiers import TiersSection
+from shoal.embedding.engines import native
+from shoal.embedding.engines.admission import Admission
+from shoal.embedding.engines.budgets import Share, row_bytes, share_out
+from shoal.embedding.engines.device import Device
+from shoal.embedding.engines.reference import Reference
+from shoal.embedding.engines.row_engine import RowEngine
+from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.store import Ids
+from shoal.embedding.table import Table
+from shoal.kernels.core import has_core
+from shoal.kernels.machine import has_triton
+from shoal.world.shm_group import Shared
+
+BACKENDS = ("auto", "native", "reference", "device")
+MakeShared = Callable[[int], Shared | None]  # memory of so many bytes that ranks of a host share
+
+
+def make_local(
+    table: Table,
+    optimizer: RowOptimizer,
+    seed: int,
+    *,
+    backend: Literal["auto", "native", "reference", "device"] = "auto",
+    threads: int | None = None,
+    admission: Admission | None = None,
+    device: torch.device | str = "cpu",
+    fused: bool = False,
+    share: MakeShared | None = None,
+) -> RowEngine:
+    """A leaf that holds the table's rows here; `threads=None` means torch's number of threads.
+
+    On a GPU fixed tables are tensors in its memory (`make_leaves` has more). Rows that are read
+    whole are tensors on the host as well: they are lent without a copy. `fused` lets such rows be
+    updated where nobody sees their gradients. `share`: ranks of this host that make the same leaf
+    now, and will push the same to it, have its rows in common where they can.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"backend {backend!r} is not known; known are {', '.join(BACKENDS)}")
+    as_tensors = table.rows is not None and (torch.device(device).type != "cpu" or table.whole)
+    as_tensors = as_tensors and admission is None and not table.half
+    if backend == "device" or (backend == "auto" and as_tensors):
+        return Device(table, optimizer, seed, device, fused)
+    if backend == "native" or (backend == "auto" and native_is_built()):
+        shared = None
+        if share is not None and table.rows is not None and not table.half:
+            shared = share(table.rows * row_bytes(table, optimizer))
+        try:
+            return native.Native(table, optimizer, seed, admission, threads=threads, shared=shared)
+        finally:
+            if shared is not None:
+                os.close(shared.file)
+    if backend == "auto":
+        _warn_once()
+    return Reference(table, optimizer, seed, admission)
+
+
+def native_is_built() -> bool:
+    """Whether the C++ core was built with this installation."""
+    return has_core()
+
+
+@cache
+def _warn_once() -> None:
+    warnings.warn(
+        "shoal was built without its native core, so embedding rows are read and updated by torch: "
+        "several times slower, and growing tables slower still. Install a C++ compiler and "
+        "run `make setup` in the clone to have it.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def lives_on_gpu(table: Table, admission: Admission | None, device: torch.device | str) -> bool:
+    """Whether rows are kept by the kernels of GpuEngine: on a GPU, where Triton is installed.
+
+    Not those of an output layer, which its softmax updates in a pass of its own, nor those that a
+    Bloom filter admits, which counts in host memory.
+    """
+    if torch.device(device).type != "cuda" or table.whole or not has_triton():
+        return False
+    return admission is None or not admission.bloom_counters
+
+
+def make_leaves(
+    tables: Mapping[str, Table],
+    optimizers: Mapping[str, RowOptimizer],
+    seed: int,
+    *,
+    admissions: Mapping[str, Admission | None],
+    device: torch.device | str = "cpu",
+    fused: bool = False,
+    tiers: TiersSection | None = None,
+    share: MakeShared | None = None,
+) -> dict[str, RowEngine]:
+    """A leaf for each table; on a GPU those of one width and optimizer are read in one launch.
+
+    There kernels keep the rows where they can, those of growing tables too: see `lives_on_gpu`.
+    tiers: what they may take of GPU and host memory together, and where the other rows lie.
+    share: see `make_local`.
+    """
+    tiers, device = tiers or TiersSection(), torch.device(device)
+    if tiers.gpu == 0 or (tiers.ssd is not None and tiers.gpu is None):
+        device = torch.device("cpu")
+    made = _make_tiered(tables, optimizers, seed, admissions, tiers, device)
+    together: dict[RowOptimizer, list[str]] = {}
+    for name, table in tables.items():
+        optimizer, admission = optimizers[name], admissions.get(name)
+        if name in made:
+            continue
+        if lives_on_gpu(table, admission, device):
+            together.setdefault(optimizer, []).append(name)
+        else:
+            made[name] = make_local(
+                table,
+                optimizer,
+                seed,
+                admission=admission,
+                device=device,
+                fused=fused,
+                share=share,
+            )
+    for optimizer, names in together.items():
+        from shoal.embedding.engines import gpu_engine
+
+        some = [tables[name] for name in names]
+        rules = [admissions.get(name) for name in names]
+        leaves = gpu_engine.make_gpu_leaves(some, optimizer, seed, device, admissions=rules)
+        made.update(zip(names, leaves))
+    return {name: made[name] for name in tables}
+
+
+def gpu_need(tables: Mapping[str, Table], optimizers: Mapping[str, RowOptimizer]) -> int:
+    """Bytes that the rows of fixed tables take, with their state; growing ones count nothing."""
+    return sum((t.rows or 0) * row_bytes(t, optimizers[name]) for name, t in tables.items())
+
+
+def _make_tiered(
+    tables: Mapping[str, Table],
+    optimizers: Mapping[str, RowOptimizer],
+    seed: int,
+    admissions: Mapping[str, Admission | None],
+    tiers: TiersSection,
+    device: torch.device,
+) -> dict[str, RowEngine]:
+    """Leaves of the tables that have no room for all rows where they are used.
+
+    In GPU memory, that is, over host memory, over a disk where that has no room either; without a
+    GPU in host memory over a disk.
+    """
+    in_host = _slots(share_out(tables, optimizers, tiers.host))
+    over_host = device.type == "cuda" and tiers.gpu is not None
+    if over_host and (tiers.ssd is not None or gpu_need(tables, optimizers) > (tiers.gpu or 0)):
+        slots = _slots(share_out(tables, optimizers, tiers.gpu, "rows.tiers.gpu"))
+    else:
+        slots = in_host
+    if not slots:  # as in most runs
+        return {}
+    from shoal.embedding.engines.tiered import Tiered
+
+    made: dict[str, RowEngine] = {}
+    for name, number in slots.items():
+        table, optimizer = tables[name], optimizers[name]
+        if table.half:
+            raise ValueError(
+                f"table {name!r} has rows in tiers (rows.tiers), which are float32: leave out "
+                "rows.dtype=bfloat16, or rows.tiers"
+            )
+        if admissions.get(name) is not None:
+            raise ValueError(
+                f"table {name!r} has rows in tiers (rows.tiers) and counts its ids "
+                "(rows.admission, rows.decay, rows.shrink): such rows are neither counted nor "
+                "dropped; leave out one of the two"
+            )
+        folder = None if tiers.ssd is None else Path(tiers.ssd)
+        if not over_host:
+            made[name] = Tiered(table, optimizer, seed, number, folder)
+        elif name in in_host:
+            if table.rows is None:
+                raise ValueError(
+                    f"table {name!r} grows: such rows are in GPU memory over host memory, or in "
+                    "host memory over a disk, not in all three: set rows.tiers.gpu=0, or leave "
+                    "out ssd and host"
+                )
+            below = Tiered(table, optimizer, seed, in_host[name], folder)
+            made[name] = Tiered(table, optimizer, seed, number, None, device=device, below=below)
+        elif table.rows is not None and has_triton():
+            from shoal.embedding.engines.gpu_cache import CachedGpuTables
+            from shoal.embedding.engines.gpu_engine import GpuEngine
+
+            made[name] = GpuEngine(CachedGpuTables(table, optimizer, seed, device, number), 0)
+        else:
+            made[name] = Tiered(table, optimizer, seed, number, None, device=device)
+    return made
+
+
+def _slots(shares: Mapping[str, Share]) -> dict[str, int]:
+    """How many rows of each table that must leave some out are in memory."""
+    return {name: one.slots for name, one in shares.items() if one.slots is not None}
+
+
+def _by_kind(stores: Sequence[RowEngine]) -> dict[Any, list[int]]:
+    """The numbers of the stores of each class."""
+    kinds: dict[Any, list[int]] = {}
+    for k, store in enumerate(stores):
+        kinds.setdefault(type(store), []).append(k)
+    return kinds
+
+
+def pull_all(stores: Sequence[RowEngine], ids: Sequence[Ids], learn: bool = False) -> list[Tensor]:
+    """Rows of several stores, those of a kind in one call: ids[k] [n_k] -> [n_k, dim_k].
+
+    learn: a hint, the next `push_all` may be of these ids.
+    """
+    kinds = {type(store) for store in stores}
+    if len(kinds) == 1:  # as nearly always
+        return kinds.pop().pull_many(stores, ids, learn)
+    rows: dict[int, Tensor] = {}
+    for kind, members in _by_kind(stores).items():
+        pulled = kind.pull_many([stores[k] for k in members], [ids[k] for k in members], learn)
+        rows.update(zip(members, pulled))
+    return [rows[k] for k in range(len(stores))]
+
+
+def begin_all(stores: Sequence[RowEngine], lr: float) -> None:
+    """Count a step of stores whose recorded push is replayed next."""
+    for kind, members in _by_kind(stores).items():
+        kind.begin_many([stores[k] for k in members], lr)
+
+
+def push_all(
+    stores: Sequence[RowEngine],
+    parts: Sequence[tuple[Ids, Tensor]],
+    lr: float,
+    counts: Sequence[Tensor | None] = (),
+    pulled: Sequence[bool] = (),
+) -> None:
+    """One step of several stores, those of a kind in one call; parts[k]: ids, grads of stores[k].
+
+    counts[k] [n, 2], of a store with counters: how often each id was shown, and clicked.
+    pulled[k]: the ids are those that the last pull that learns had of it, in that order.
+    """
+    kinds = {type(store) for store in stores}
+    if len(kinds) == 1 and all(one is None for one in counts):  # as nearly always
+        every_id, every_grad = [ids for ids, _ in parts], [grads for _, grads in parts]
+        together = bool(pulled) and all(pulled)
+        kinds.pop().push_many(stores, every_id, every_grad, lr, together)
+        return
+    counts, pulled = counts or [None] * len(stores), pulled or [False] * len(stores)
+    uncounted = [k for k in range(len(stores)) if counts[k] is None]
+    for kind, members in _by_kind([stores[k] for k in uncounted]).items():
+        some = [uncounted[k] for k in members]
+        kind.push_many(
+            [stores[k] for k in some],
+            [parts[k][0] for k in some],
+            [parts[k][1] for k in some],
+            lr,
+            all(pulled[k] for k in some),
+        )
+    for store, (ids, grads), counted in zip(stores, parts, counts):
+        if counted is not None:
+            push_counted(store, ids, grads, lr, counted)
+
+
+def push_counted(
+    store: RowEngine, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None
+) -> None:
+    """A step of a store; counts [n, 2], where it has counters: shows and clicks of each id."""
+    if counts is not None and not bool((counts[:, 0] > 0).all()):
+        shown = counts[:, 0] > 0  # others were looked up in vain: such rows must rest
+        flat = store.flat_ids(ids)
+        ids, counts = flat[shown.to(flat.device)], counts[shown]
+        grads = grads[shown.to(grads.device)]
+    store.push(ids, grads, lr, counts)

@@ -1,0 +1,131 @@
+"""Row files: a store's rows as the tensors of a checkpoint's files, and back.
+
+ids, values, state.NAME         rows, their optimizer's state, their counters where they have any
+pending.NAME                    besides: ids without a row, and how often they have come
+bloom.counters, bloom.facts     or a part of the Bloom filter that counts them, and of which it is
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.embedding.engines.admission import Filter, Pending
+from shoal.embedding.engines.row_engine import COUNTERS, filter_fits
+from shoal.embedding.store import Rows, Store
+
+log = logging.getLogger("shoal")
+PENDING = ("ids", *COUNTERS)
+BLOOM = ("bloom.counters", "bloom.facts")
+
+
+def chunks(store: Store, chunk_rows: int = 1 << 20, **since: int) -> Iterator[dict[str, Tensor]]:
+    """What a store holds, or what changed since a mark; counters of ids without a row last.
+
+    Those are always all of them, or the whole Bloom filter: it does not tell what changed.
+    """
+    for rows in store.export(chunk_rows, **since):
+        yield _tensors(rows)
+    if store.admission is None:
+        return
+    state = {key: torch.empty(shape, dtype=t) for key, (shape, t) in store.state_shapes(0).items()}
+    nothing = Rows(torch.empty(0, dtype=torch.int64), torch.empty(0, store.table.dim), state)
+    for pending in store.export_pending(chunk_rows):
+        yield _tensors(nothing) | {f"pending.{key}": getattr(pending, key) for key in PENDING}
+    for part in store.export_filter():
+        facts = torch.tensor([part.start, part.size, part.layout, *part.share])
+        yield _tensors(nothing) | {"bloom.counters": part.counters, "bloom.facts": facts}
+
+
+def _tensors(rows: Rows) -> dict[str, Tensor]:
+    tensors = {"ids": rows.ids, "values": rows.values}
+    tensors |= {f"state.{key}": value for key, value in rows.state.items()}
+    return {key: value.contiguous() for key, value in tensors.items()}
+
+
+@dataclass
+class Taken:
+    """What the files of a table have brought so far, besides rows."""
+
+    last_step: int = 0  # the last step that any row or id came in, as far as they tell
+    counters: bool = False  # those of ids without a row, exact ones or a Bloom filter that fits
+    misfit: str | None = None  # why a Bloom filter does not fit
+
+
+def take_over(
+    store: Store,
+    tensors: dict[str, Tensor],
+    taken: Taken,
+    choose: Callable[[Tensor], Tensor] | None = None,
+) -> None:
+    """Restore what a file holds; `choose` gives the numbers of those ids [n] that belong here.
+
+    A store that keeps no counters takes rows without them.
+    """
+    counted = store.admission is not None
+    state = {key[len("state.") :]: v for key, v in tensors.items() if key.startswith("state.")}
+    pending = {key: tensors[f"pending.{key}"] for key in PENDING if "pending.ids" in tensors}
+    steps = [part["last_step"] for part in (state, pending) if "last_step" in part]
+    mine: Filter | None = None
+    if counted and any(key in tensors for key in BLOOM):
+        mine = _filter_of_here(store, tensors, taken)  # damaged: before anything is changed
+    if not counted:
+        state = {key: value for key, value in state.items() if key not in COUNTERS}
+    rows = Rows(tensors["ids"], tensors["values"], state)
+    store.restore(rows if choose is None else rows.at(choose(rows.ids)))
+    if counted and pending:
+        if choose is not None:
+            here = choose(pending["ids"])
+            pending = {key: value[here] for key, value in pending.items()}
+        store.restore_pending(Pending(**pending))
+        taken.counters = True
+    if mine is not None:
+        store.restore_filter(mine)
+        taken.counters = True
+    taken.last_step = max([taken.last_step, *(int(one.max()) for one in steps if len(one))])
+
+
+def _filter_of_here(store: Store, tensors: dict[str, Tensor], taken: Taken) -> Filter | None:
+    """A file's part of a Bloom filter, if it is of the one that counts here."""
+    name = store.table.name
+    if not all(key in tensors for key in BLOOM):
+        raise ValueError(f"table {name!r}: of a Bloom filter {' and '.join(BLOOM)} belong together")
+    counters, facts = (tensors[key] for key in BLOOM)
+    if facts.dtype != torch.int64 or facts.shape != (5,):
+        raise ValueError(
+            f"table {name!r}: a Bloom filter's facts are {facts.dtype} {list(facts.shape)}; they "
+            "must be torch.int64 [5]"
+        )
+    start, size, layout, number, shares = facts.tolist()
+    if not 0 <= number < shares:
+        raise ValueError(f"table {name!r}: a Bloom filter's part {number} of {shares}")
+    part = Filter(counters, start, size, layout, (number, shares))
+    assert store.admission is not None
+    own_number, own_shares = store.admission.share
+    if filter_fits(store, part):
+        return part if number == own_number else None
+    here, own_layout = store.filter_facts
+    now = f"it is {own_shares} × {here}" if here else "ids are counted exactly"
+    other = " in another order" if here and layout != own_layout else ""
+    taken.misfit = f"its Bloom filter is {shares} × {size} bytes{other} (parts × bytes), here {now}"
+    return None
+
+
+def tell_lost(store: Store, taken: Taken) -> None:
+    """After all files of a table: say so where ids without a row are counted anew."""
+    if store.admission is None or store.admission.threshold <= 0:
+        return
+    why = taken.misfit
+    if why is None and store.filter_facts[0] and not taken.counters:
+        why = "it has no Bloom filter"
+    if why is not None:
+        log.warning(
+            "table %s: ids without a row are counted from nothing again; the checkpoint does not "
+            "tell how often they came: %s",
+            store.table.name,
+            why,
+        )

@@ -1,0 +1,172 @@
+"""Planner: decides where each table goes, and says what that costs.
+
+Small tables are replicated (reading them needs no trip), large ones are cut by rows. Tables in
+between go whole to one rank each where that comes out even, which keeps their lookups in one piece.
+A config may decide for all tables, or for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from shoal.config.errors import did_you_mean
+from shoal.config.schema import StrategySection
+from shoal.embedding.engines.budgets import row_bytes as row_bytes_of
+from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.placements.placement import Layout, Placement
+from shoal.embedding.table import Table
+
+EVEN = 1.1  # tables go whole only where the fullest rank is within a tenth of the mean
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A layout for every table, and the figures that the log shows."""
+
+    layouts: dict[str, Layout]
+    row_bytes: dict[str, int]  # a row and its optimizer state
+    lookups: dict[str, int]  # fields that read the table
+
+    def bytes_on(self, rank: int) -> int:
+        """Bytes of rows and state that a rank holds; growing tables count nothing."""
+        return sum(self._bytes(name, rank) for name in self.layouts)
+
+    def _bytes(self, name: str, rank: int) -> int:
+        layout = self.layouts[name]
+        share = layout.width(rank) / layout.table.dim
+        return int(layout.shares[rank] * share * self.row_bytes[name])
+
+    def lookups_on(self, name: str, rank: int) -> float:
+        """Lookups that a rank serves, of those that one sample makes on average."""
+        layout, made = self.layouts[name], self.lookups[name]
+        if layout.replicated:
+            return made / layout.size
+        if layout.placement.place == "table":
+            return float(made) if rank == layout.placement.rank else 0.0
+        if layout.placement.place == "column":
+            return made * layout.width(rank) / layout.table.dim
+        if layout.grows:
+            return made / layout.size
+        return made * layout.shares[rank] / (layout.table.rows or 1)
+
+    def __str__(self) -> str:
+        lines = [("table", "rows", "dim", "place", "bytes per rank", "lookups per rank")]
+        size = next(iter(self.layouts.values())).size if self.layouts else 1
+        for name, layout in self.layouts.items():
+            placement = layout.placement
+            place = {
+                "row": f"row by {placement.by}",
+                "table": f"table on rank {placement.rank}",
+            }.get(placement.place, placement.place)
+            served = [self.lookups_on(name, rank) for rank in range(size)]
+            held = [self._bytes(name, rank) for rank in range(size)]
+            rows = "grows" if layout.grows else f"{layout.table.rows:,}"
+            dim = str(layout.table.dim)
+            lines.append((name, rows, dim, place, _span(held, _size), _span(served, _number)))
+        held = [self.bytes_on(rank) for rank in range(size)]
+        served = [sum(self.lookups_on(name, rank) for name in self.layouts) for rank in range(size)]
+        lines.append(("all", "", "", "", _span(held, _size), _span(served, _number)))
+        lines.append(("imbalance", "", "", "", _imbalance(held), _imbalance(served)))
+        return in_columns(lines, left=(0, 3))
+
+
+def plan_tables(
+    tables: Mapping[str, Table],
+    size: int,
+    section: StrategySection,
+    optimizers: Mapping[str, RowOptimizer],
+    lookups: Mapping[str, int] | None = None,
+) -> Plan:
+    """Choose a placement for every table: from its size, or as the config says."""
+    unknown = [name for name in section.tables if name not in tables]
+    if unknown:
+        raise ValueError(
+            f"strategy.tables names {unknown[0]!r}; the model has tables: {', '.join(tables)}"
+            f"{did_you_mean(unknown[0], tables)}"
+        )
+    row_bytes = {name: row_bytes_of(table, optimizers[name]) for name, table in tables.items()}
+    total = {name: (table.rows or 0) * row_bytes[name] for name, table in tables.items()}
+    chosen: dict[str, Placement] = {}
+    free: list[str] = []
+    for name, table in tables.items():
+        own = section.tables.get(name, {})
+        place, by = own.get("place", "auto"), own.get("by", section.row_by)
+        place = section.place if place == "auto" else place
+        if place == "auto" and table.rows is None:
+            place = "row"
+        if place == "auto" and total[name] <= section.replicate_below * MIB:
+            place = "replicate"
+        if place == "auto":
+            free.append(name)
+            chosen[name] = Placement("row", by)
+        elif place == "table":
+            chosen[name] = Placement("table", by, own.get("rank", -1))
+        else:
+            chosen[name] = Placement(place, by)
+    _share_out(chosen, total, size, free)
+    layouts = {name: Layout(table, chosen[name], size) for name, table in tables.items()}
+    plan = Plan(layouts, row_bytes, {name: (lookups or {}).get(name, 1) for name in tables})
+    most = max((plan.bytes_on(rank) for rank in range(size)), default=0)
+    if section.memory is not None and most > section.memory * 1024 * MIB:
+        raise ValueError(
+            f"the tables need {_size(most)} on the fullest rank, and strategy.memory allows "
+            f"{_size(section.memory * 1024 * MIB)}; use more processes, a smaller embedding, or "
+            f"raise strategy.memory. The plan was:\n{plan}"
+        )
+    return plan
+
+
+def _share_out(
+    chosen: dict[str, Placement], total: Mapping[str, int], size: int, free: Sequence[str]
+) -> None:
+    """Give tables that go whole a rank, largest first to the emptiest; in place."""
+    load = [0] * size
+    ranks: dict[str, int] = {}
+    for name, placement in chosen.items():
+        if placement.place == "table" and placement.rank >= 0:
+            load[placement.rank % size] += total[name]
+    unplaced = [n for n, one in chosen.items() if one.place == "table" and one.rank < 0]
+    for some in (unplaced, free):
+        for name in sorted(some, key=lambda n: -total[n]):
+            ranks[name] = load.index(min(load))
+            load[ranks[name]] += total[name]
+    # Of those left to choose: whole tables, if there are enough of them to come out even.
+    even = len(free) >= 2 * size and size > 1 and max(load) <= EVEN * sum(load) / size
+    for name in [*unplaced, *(free if even else ())]:
+        chosen[name] = Placement("table", chosen[name].by, ranks[name])
+
+
+def in_columns(lines: Sequence[tuple[str, ...]], left: Collection[int]) -> str:
+    """Lines of cells below each other; in the columns numbered `left` they begin alike."""
+    widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if k in left else cell.rjust(width)
+            for k, (cell, width) in enumerate(zip(line, widths))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _size(count: float) -> str:
+    for unit, factor in (("GiB", 1 << 30), ("MiB", MIB), ("KiB", 1 << 10)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def _span(values: Sequence[float], show) -> str:  # type: ignore[no-untyped-def]
+    low, high = show(min(values)), show(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _imbalance(values: Sequence[float]) -> str:
+    """The fullest rank against the mean."""
+    mean = sum(values) / len(values)
+    return f"{max(values) / mean:.2f}" if mean else "1.00"

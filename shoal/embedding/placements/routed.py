@@ -1,0 +1,149 @@
+"""RoutedRows: what all services share whose rows are elsewhere, the trips of a step's lookups.
+
+The ids of a batch are explicit, so its trip is worked out when it is announced, and its rows are
+here before the model asks. Lookups of the batch's own fields are then answered without a trip of
+their own; so are ids that a model made itself, where they are among those that came.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from shoal.config.row_rules import RowRules
+from shoal.embedding.placements.route import Part, Trip
+from shoal.embedding.service import Labels, Lookup, RowService
+from shoal.embedding.store import Every, Store
+
+T = TypeVar("T", bound=Trip)
+
+
+class RoutedRows(RowService, Generic[T]):
+    """Answers lookups from trips; subclasses say where these go, and what gradients do."""
+
+    def __init__(
+        self,
+        stores: Mapping[str, Store],
+        rules: Mapping[str, RowRules] | None,
+        device: torch.device,
+    ):
+        super().__init__(stores, rules, device)
+        self._ahead: list[tuple[object, T]] = []  # announced batches, first come first
+        self._staged: T | None = None  # has the rows of the batch in training
+        self._pending: list[T] = []  # trips of this step, whose gradients will be collected
+        self._labels: Labels = {}
+        self._found: set[str] = set()  # tables that lookups found staged rows of
+        self._unstaged: set[str] = set()  # tables whose rows the model does not look up by batch
+
+    @abstractmethod
+    def _trip(self, lookups: Sequence[Lookup]) -> T:
+        """A trip of these lookups, not fetched yet."""
+
+    def _fetch(self, trip: T, learn: bool) -> None:
+        """Bring a trip's rows here."""
+        trip.fetch()
+
+    def _stage(self, trip: T) -> None:
+        """Bring the rows of the batch in training here."""
+        self._fetch(trip, learn=True)
+
+    def _everywhere(self, missing: bool) -> bool:
+        """Whether no rank misses a row that this lookup wants; all ranks ask at the same time."""
+        return not missing
+
+    def announce(self, batch: object, lookups: Sequence[Lookup]) -> None:
+        wanted = self._worth_staging(lookups)
+        if wanted:
+            self._ahead.append((batch, self._trip(wanted)))
+
+    def advance(self) -> None:
+        for _, trip in self._ahead:
+            trip.start()
+
+    def begin(
+        self, batch: object, lookups: Sequence[Lookup], labels: Labels, lr: float = 0.0
+    ) -> None:
+        self.batch, self._labels = batch, labels
+        trip = self._announced(batch)
+        wanted = self._worth_staging(lookups)
+        if trip is None and wanted:
+            trip = self._trip(wanted)
+        if trip is not None:
+            self._stage(trip)
+            self._staged, self._found = trip, set()
+            self._add(trip)
+
+    def _worth_staging(self, lookups: Sequence[Lookup]) -> list[Lookup]:
+        return [one for one in lookups if one.table not in self._unstaged]
+
+    def _announced(self, batch: object) -> T | None:
+        """The trip of a batch that was announced; those announced before it did not come."""
+        if not any(known is batch for known, _ in self._ahead):
+            return None
+        while True:
+            known, trip = self._ahead.pop(0)
+            if known is batch:
+                return trip
+            trip.arrive()
+
+    def _add(self, trip: T) -> None:
+        """Let `collect` have the gradients of a trip's rows."""
+        self._pending.append(trip)
+        for part in trip.parts.values():
+            part.labels = self._labels
+
+    def pull(self, lookups: Sequence[Lookup], learn: bool) -> list[Tensor]:
+        if learn and self._staged is not None:
+            found = self._find_staged(self._staged, lookups)
+            if found is not None:
+                return found
+        trip = self._trip(lookups)
+        self._fetch(trip, learn)
+        if learn:
+            self._add(trip)
+        result = []
+        for (name, number), lookup in zip(trip.order, lookups):
+            part = trip.parts[name]
+            result.append(part.expand(number, part.inverse[number], lookup.ids, learn))
+        return result
+
+    def _find_staged(self, trip: T, lookups: Sequence[Lookup]) -> list[Tensor] | None:
+        """Rows of lookups among those staged; None where some rank would miss one."""
+        chosen: list[tuple[Part, int | None, Tensor]] = []
+        surely, missing = True, False
+        for lookup in lookups:
+            part = trip.parts.get(lookup.table)
+            if part is None or isinstance(lookup.flat, Every):
+                return None  # the same on every rank
+            if lookup.field is not None and lookup.field in part.fields:
+                number = part.fields.index(lookup.field)
+                chosen.append((part, number, part.inverse[number]))
+                continue
+            inverse, lost = part.distinct.find(lookup.flat)
+            surely, missing = False, missing or lost
+            chosen.append((part, None, inverse))
+        # Ids that a model made of the batch's ids: all ranks find them, or all go and ask.
+        if not surely and not self._everywhere(missing):
+            return None
+        self._found |= {lookup.table for lookup in lookups}
+        return [
+            part.expand(number, inverse, lookup.ids, learn=True)
+            for (part, number, inverse), lookup in zip(chosen, lookups)
+        ]
+
+    def _end_step(self) -> list[T]:
+        """The trips of this step; they are forgotten."""
+        if self._staged is not None:
+            # A model that reads whole tables (a graph's) asks for nothing of the batch's rows.
+            self._unstaged |= self._staged.parts.keys() - self._found
+        trips, self._pending = self._pending, []
+        self._staged, self._labels = None, {}
+        return trips
+
+    def settle(self) -> None:
+        super().settle()
+        self._staged = None

@@ -1,0 +1,98 @@
+"""The leaves of one rank: its shares of tables whose rows are spread over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from shoal.config.tiers import TiersSection
+from shoal.embedding.engines.admission import Admission
+from shoal.embedding.engines.local import make_leaves, make_local
+from shoal.embedding.engines.row_engine import RowEngine
+from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.placements.placement import Layout
+from shoal.embedding.store import Rows
+from shoal.embedding.table import Init, Table
+
+SOME_ROWS = 1 << 16  # rows handled at a time, so that temporaries stay small
+
+
+def make_shard_leaves(
+    layouts: Mapping[str, Layout],
+    rank: int,
+    optimizers: Mapping[str, RowOptimizer],
+    seed: int,
+    *,
+    admissions: Mapping[str, Admission | None],
+    device: torch.device | str = "cpu",
+    fused: bool = False,
+    tiers: TiersSection | None = None,
+) -> dict[str, RowEngine]:
+    """The leaves of one rank, for the tables that it has any of: its share of their rows.
+
+    Each row begins at the table's own values. tiers: what this rank's rows may take.
+    """
+    own = {name: _own_table(one, rank, optimizers[name]) for name, one in layouts.items()}
+    leaves = make_leaves(
+        {name: table for name, table in own.items() if layouts[name].holds(rank)},
+        optimizers,
+        seed,
+        admissions=admissions,
+        device=device,
+        fused=fused,
+        tiers=tiers,
+    )
+    for name, leaf in leaves.items():
+        if not layouts[name].grows:
+            write_initial(leaf, layouts[name], rank, seed)
+    return leaves
+
+
+def _own_table(layout: Layout, rank: int, optimizer: RowOptimizer) -> Table:
+    """What a rank holds of a table, as a table of its own."""
+    table, by_column = layout.table, layout.placement.place == "column"
+    by_row = "row" in optimizer.state_names().values() or optimizer.clip is not None
+    if by_column and by_row:
+        raise ValueError(
+            f"table {table.name!r} is cut by columns, but {optimizer.name} looks at whole rows; "
+            "place it by row"
+        )
+    if by_column and table.half:
+        raise ValueError(
+            f"table {table.name!r} is cut by columns, and such rows are float32: place it by row, "
+            "or leave out rows.dtype=bfloat16"
+        )
+    if layout.grows and layout.width(rank) < table.dim:
+        raise ValueError(
+            f"table {table.name!r} grows, and a growing table cannot be cut by columns yet; "
+            "place it by row"
+        )
+    if layout.grows:
+        return table
+    # The padding id never travels; its row stays at the zeros that it begins with.
+    return Table(
+        table.name,
+        layout.width(rank),
+        layout.shares[rank],
+        Init("constant", 0.0),
+        whole=table.whole,
+        dtype=table.dtype,
+        numbering=layout.numbering(rank) if table.half else None,
+    )
+
+
+def write_initial(leaf: RowEngine, layout: Layout, rank: int, seed: int) -> None:
+    """Let the rows of a rank's leaf begin at the table's own values.
+
+    These hang on ids, but a leaf counts from 0: so they come from a growing table, which knows
+    every id's initial value and holds nothing.
+    """
+    source = make_local(layout.table.grown, RowOptimizer("sgd"), seed)
+    first, last = layout.columns[rank]
+    start = 0
+    for some in layout.ids(rank).split(SOME_ROWS):
+        keys = torch.arange(start, start + len(some))
+        values = source.pull(some)[:, first:last].contiguous()
+        leaf.restore(Rows(keys, values, leaf.begun_state(len(some))))
+        start += len(some)

@@ -1,0 +1,301 @@
+"""ShardedTable: one table's rows spread over the ranks; each rank's leaf holds only its own.
+
+A store whose every call is made by all ranks together. Models look its rows up through ShardedRows
+(shoal.embedding.placements.sharded), which lets all tables travel together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from shoal.embedding.engines.admission import Admission, Filter, Pending, Shrink
+from shoal.embedding.engines.local import push_counted
+from shoal.embedding.engines.native import filter_facts_of
+from shoal.embedding.engines.row_engine import COUNTERS, RowEngine, state_shapes_of
+from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.placements.placement import Layout
+from shoal.embedding.placements.shard_engine import SOME_ROWS
+from shoal.embedding.service import RowGradients
+from shoal.embedding.store import Every, Ids, Rows
+from shoal.world.world import World
+
+LAST_ID = torch.iinfo(torch.int64).max
+COUNTER_FLOATS = {name: dtype.itemsize // 4 for name, dtype in COUNTERS.items()}
+
+
+class ShardedTable:
+    """The part of a table that this rank holds, and the way to the others' parts."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        world: World,
+        optimizer: RowOptimizer,
+        leaf: RowEngine | None,
+        admission: Admission | None = None,
+    ):
+        """`leaf` has this rank's rows, None where it has none; admission: of every rank's leaf."""
+        self.table, self.layout, self.world = layout.table, layout, world
+        self.optimizer, self.leaf, self.admission = optimizer, leaf, admission
+        self.step = 0  # how many times `push_own` was called; set on restore
+
+    def push_own(self, one: RowGradients, lr: float) -> None:
+        """One optimizer step of rows that this rank holds, by the keys of its leaf."""
+        if self.leaf is not None:
+            self.leaf.step = self.step
+            push_counted(self.leaf, one.ids, one.grads, lr, one.counts)
+        self.step += 1
+
+    def keys(self, ids: Ids) -> Tensor:
+        """Keys of this rank's leaf, one by one."""
+        if isinstance(ids, Every):
+            return torch.arange(self.layout.shares[self.world.rank])
+        return ids
+
+    @property
+    def counted(self) -> bool:
+        """Whether it is counted how often ids come."""
+        return self.admission is not None
+
+    def decay(self, factor: float) -> None:
+        """Multiply all counters, of rows and of ids without one."""
+        if self.leaf is not None:
+            self.leaf.decay(factor)
+
+    def shrink(self, rule: Shrink) -> int:
+        """Drop rows, each rank among its own; returns how many of the table went."""
+        gone = 0 if self.leaf is None else self.leaf.shrink(rule)
+        if self.layout.replicated:
+            return gone
+        return int(self.world.all_reduce(torch.tensor([gone], device=self.world.device)))
+
+    def forget(self) -> None:
+        """Drop every row of a growing table, each rank its own."""
+        if self.leaf is not None:
+            self.leaf.forget()
+
+    def restore(self, rows: Rows) -> None:
+        """Take over those of the given rows that this rank holds."""
+        if self.leaf is None:
+            return
+        layout, rank, ids = self.layout, self.world.rank, rows.ids
+        if layout.grows:
+            keys, mine = ids, self._mine(ids)
+        else:
+            low = 0 if layout.everyone else layout.bounds[rank]
+            keys = layout.codes(ids) - low  # the padding id lies beyond every bound
+            mine = (keys >= 0) & (keys < layout.shares[rank])
+        chosen = mine.nonzero().squeeze(1)
+        chosen = chosen[keys[chosen].argsort()]
+        first, last = layout.columns[rank]
+        state = {
+            key: part[chosen] if part.dim() == 1 else part[chosen, first:last].contiguous()
+            for key, part in rows.state.items()
+        }
+        values = rows.values[chosen, first:last].contiguous()
+        self.leaf.restore(Rows(keys[chosen], values, state))
+
+    def restore_pending(self, pending: Pending) -> None:
+        """Take over those of the given counters of ids without a row that fall to this rank."""
+        if self.leaf is None:
+            return
+        mine = self._mine(pending.ids)
+        parts = [getattr(pending, key)[mine] for key in COUNTERS]
+        self.leaf.restore_pending(Pending(pending.ids[mine], *parts))
+
+    def _mine(self, ids: Tensor) -> Tensor:
+        """Growing tables: which of the ids fall to this rank."""
+        if self.layout.everyone:
+            return torch.ones_like(ids, dtype=torch.bool)
+        return self.layout.owners(ids) == self.world.rank
+
+    def mark(self) -> int:
+        """All ranks: a point in time that `export` can take up from; 0: one of them cannot."""
+        mine = 1 if self.leaf is None else self.leaf.mark()
+        marks = self.world.stack(torch.tensor([mine], device=self.world.device))
+        return mine if bool(marks.all()) else 0
+
+    def export(self, chunk_rows: int = 1 << 20, since: int | None = None) -> Iterator[Rows]:
+        """Rank 0 has the table chunk by chunk, by ascending id; the others only take part.
+
+        since: a mark of this rank; only rows that changed after it.
+        """
+        some = {} if since is None else {"since": since}
+        if self.layout.replicated:
+            if self.world.is_main and self.leaf is not None:
+                yield from self.leaf.export(chunk_rows, **some)
+            return
+        ids, floats, places = self._held(some)
+        widths = [sum(self._widths(rank).values()) for rank in range(self.world.size)]
+        ranges: Iterable[slice]
+        if self.layout.grows or since is not None:
+            ranges = self._next_of_all(ids, -(-chunk_rows // self.world.size))
+        else:
+            assert self.table.rows is not None
+            steps = range(0, self.table.rows + chunk_rows, chunk_rows)
+            bounds = torch.searchsorted(ids, torch.tensor(steps)).tolist()
+            ranges = [slice(a, b) for a, b in pairwise(bounds)]
+        for part in ranges:
+            pieces = self._at_rank_0(ids[part], floats[places[part]], widths)
+            if self.world.is_main:
+                yield from self._join(pieces, chunk_rows)
+
+    def export_pending(self, chunk_rows: int = 1 << 20) -> Iterator[Pending]:
+        """As `export`: counters of the ids without a row."""
+        held: Iterable[Pending] = []
+        if self.leaf is not None:
+            held = self.leaf.export_pending(chunk_rows)
+        if self.layout.replicated:
+            if self.world.is_main:
+                yield from held
+            return
+        widths = list(COUNTER_FLOATS.values())
+        own = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, sum(widths))]
+        for some in held:
+            own[0].append(some.ids)
+            own[1].append(torch.cat([_floats(getattr(some, key)) for key in COUNTERS], 1))
+        ids, floats = torch.cat(own[0]), torch.cat(own[1])
+        for part in self._next_of_all(ids, -(-chunk_rows // self.world.size)):
+            pieces = self._at_rank_0(ids[part], floats[part], [sum(widths)] * self.world.size)
+            everyones, joined = _by_id(pieces)
+            if len(everyones):
+                columns = zip(joined.split(widths, 1), COUNTERS.values())
+                yield Pending(everyones, *(_column(one, dtype) for one, dtype in columns))
+
+    @property
+    def filter_facts(self) -> tuple[int, int]:
+        """Bytes and layout of each leaf's Bloom filter; (0, 0) where ids are counted exactly."""
+        return filter_facts_of(self.admission)  # a rank without a leaf knows it too
+
+    def restore_filter(self, part: Filter) -> None:
+        """Take over a part of the Bloom filter of this rank's leaf."""
+        if self.leaf is not None:
+            self.leaf.restore_filter(part)
+
+    def export_filter(self, chunk_bytes: int = 1 << 28) -> Iterator[Filter]:
+        """As `export`: the Bloom filter of every leaf, one after the other."""
+        world, (size, layout) = self.world, self.filter_facts
+        held: Iterator[Filter] = iter(())
+        if self.leaf is not None:
+            held = self.leaf.export_filter(chunk_bytes)
+        if self.layout.replicated:
+            if world.is_main:
+                yield from held
+            return
+        nothing = torch.empty(0, dtype=torch.uint8, device=world.device)
+        for rank in filter(self.layout.holds, range(world.size)):
+            for start in range(0, size, chunk_bytes):
+                mine = next(held).counters.to(world.device) if rank == world.rank else nothing
+                sent, received = [0] * world.size, [0] * world.size
+                sent[0] = len(mine)
+                if world.is_main:
+                    received[rank] = min(chunk_bytes, size - start)
+                counters = world.all_to_all(mine, sent, received).cpu()
+                if world.is_main:
+                    yield Filter(counters, start, size, layout, self.layout.share(rank))
+
+    def state_shapes(self, n: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of every piece of state, and of every counter, of a chunk of n rows."""
+        return state_shapes_of(self.optimizer, self.table.dim, n, self.counted)
+
+    def _next_of_all(self, ids: Tensor, most: int) -> Iterator[slice]:
+        """Parts of everybody's ids, at most so many of each rank's, that ascend over all ranks.
+
+        Nobody knows the ids of the others, so they agree how far to go.
+        """
+        start, end = 0, -1
+        while end < LAST_ID:
+            reach = int(ids[start + most - 1]) if start + most < len(ids) else LAST_ID
+            end = int(self.world.stack(torch.tensor([reach], device=self.world.device)).min())
+            stop = int(torch.searchsorted(ids, end, right=True))
+            yield slice(start, stop)
+            start = stop
+
+    def _held(self, some: dict[str, int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids of this rank's leaf, ascending; its values and state side by side, and whose they
+        are: row places[k] of the floats belongs to ids[k]. `some`: which rows, as leaves take it.
+        """
+        most = 0 if self.leaf is None else len(self.leaf)
+        keys = torch.empty(most, dtype=torch.int64)
+        floats = torch.empty(most, sum(self._widths(self.world.rank).values()))
+        count = 0
+        for rows in [] if self.leaf is None else self.leaf.export(SOME_ROWS, **some):
+            part = slice(count, count + len(rows.ids))
+            keys[part] = rows.ids
+            torch.cat([rows.values, *map(_floats, rows.state.values())], 1, out=floats[part])
+            count = part.stop
+        ids = keys[:count]
+        if not self.layout.grows:
+            ids = self.layout.ids(self.world.rank)[ids]
+        places = ids.argsort()
+        return ids[places], floats, places
+
+    def _split(self, floats: Tensor, rank: int) -> dict[str, Tensor]:
+        """Values, pieces of state and counters of rows [n, width] of a rank, by name."""
+        widths = self._widths(rank)
+        return dict(zip(widths, floats.split(list(widths.values()), 1)))
+
+    def _widths(self, rank: int) -> dict[str, int]:
+        """Floats of a row's values, of each piece of its state and its counters, on a rank."""
+        width = self.layout.width(rank)
+        counters = COUNTER_FLOATS if self.counted else {}
+        return {"values": width, **self.optimizer.widths(width), **counters}
+
+    def _at_rank_0(
+        self, ids: Tensor, floats: Tensor, widths: list[int]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Everybody's ids [n] and floats [n, widths[rank]], at rank 0."""
+        world, device = self.world, self.world.device
+        counts = world.stack(torch.tensor([len(ids)], device=device)).view(-1).tolist()
+        nothing = [0] * (world.size - 1)
+        received = counts if world.is_main else [0] * world.size
+        lengths = [n * width for n, width in zip(received, widths)]
+        all_ids = world.all_to_all(ids.to(device), [len(ids), *nothing], received)
+        flat = floats.reshape(-1).to(device)
+        all_floats = world.all_to_all(flat, [flat.numel(), *nothing], lengths)
+        parts = zip(all_ids.cpu().split(received), all_floats.cpu().split(lengths))
+        return [(some, piece.view(len(some), w)) for (some, piece), w in zip(parts, widths)]
+
+    def _join(self, pieces: list[tuple[Tensor, Tensor]], chunk_rows: int) -> Iterator[Rows]:
+        """Whole rows in order of id, from everybody's pieces."""
+        if not any(len(some) for some, _ in pieces):
+            return
+        if self.layout.placement.place == "column":
+            ids = pieces[-1][0]  # with fewer columns than ranks, the first ranks have none
+            parts = [self._split(floats, r) for r, (some, floats) in enumerate(pieces) if len(some)]
+            columns = {name: torch.cat([one[name] for one in parts], 1) for name in parts[0]}
+        else:
+            ids, floats = _by_id(pieces)
+            columns = self._split(floats, 0)
+        for name, (shape, dtype) in self.state_shapes(0).items():
+            if len(shape) == 1:
+                columns[name] = _column(columns[name], dtype)
+        for start in range(0, len(ids), chunk_rows):
+            some = {k: v[start : start + chunk_rows].contiguous() for k, v in columns.items()}
+            values = some.pop("values")
+            yield Rows(ids[start : start + chunk_rows], values, some)
+
+
+def _by_id(pieces: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Everybody's ids [n] and floats [n, width], in order of id."""
+    ids = torch.cat([some for some, _ in pieces])
+    order = ids.argsort()
+    return ids[order], torch.cat([floats for _, floats in pieces])[order]
+
+
+def _floats(part: Tensor) -> Tensor:
+    """One piece of state of n rows as float32 [n, width]; integers as their bits, two floats."""
+    if part.dtype == torch.int64:
+        part = part.view(torch.float32)
+        return part.view(-1, 2)
+    return part.view(len(part), -1)
+
+
+def _column(part: Tensor, dtype: torch.dtype) -> Tensor:
+    """The opposite, of what has one number a row: [n]."""
+    # Memory of its own: int64 must not begin at an odd float.
+    return part.clone(memory_format=torch.contiguous_format).view(dtype).squeeze(1)

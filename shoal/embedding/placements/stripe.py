@@ -1,0 +1,43 @@
+"""Stripe: the rows of a replicated table that one rank updates for all.
+
+A softmax over a catalogue gives every row a gradient in every step. Ranks that each hold all rows
+would each write these gradients, sum them over all and update all rows; instead each updates its
+own rows, as if they were sharded, and the others' are fetched when they are wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from shoal.embedding.engines.device import Device
+from shoal.embedding.engines.row_engine import RowEngine
+from shoal.embedding.placements.placement import Layout, Placement
+from shoal.world.world import World
+
+
+class Stripe(Device):
+    """Neighbouring rows of a leaf as a leaf of their own, in the same memory."""
+
+    def __init__(self, whole: Device, world: World):
+        self.layout = Layout(whole.table, Placement("row", "range"), world.size)
+        self.first, self.last = self.layout.bounds[world.rank : world.rank + 2]
+        table = replace(
+            whole.table,
+            rows=self.last - self.first,
+            padding=whole.table.padding if self.first == 0 else None,
+        )
+        RowEngine.__init__(self, table, whole.optimizer, whole.seed)  # the memory is there already
+        self.whole, self.device, self.fused, self.kernels = whole, whole.device, whole.fused, None
+        self.values = whole.values[self.first : self.last]
+        self.state = {key: part[self.first : self.last] for key, part in whole.state.items()}
+        self.spare, self._fused = torch.empty(0), None
+
+    def pieces(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Values and every piece of state: this stripe's rows, and all."""
+        yield self.values, self.whole.values
+        for key, part in self.state.items():
+            yield part, self.whole.state[key]

@@ -1,0 +1,295 @@
+"""TorchRec: tables whose rows live in TorchRec's sharded embedding collections.
+
+To a model this is a row service. TorchRec takes the distinct ids of a step to their owners and the
+rows back; on backward it takes the gradients to the owners and runs FBGEMM's fused optimizer there.
+
+A fused optimizer runs once for every backward, but a row must be updated once a step, with the sum
+of its gradients over all lookups and ranks. So models get rows that are leaves of their own, and
+TorchRec's backward comes at the end of the step, once per table. By then the learning rate and the
+number of samples of the global batch are known too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shoal.embedding.engines.row_engine import RowEngine
+from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.placements.placement import Layout, Placement
+from shoal.embedding.placements.route import Trip
+from shoal.embedding.placements.shard_engine import write_initial
+from shoal.embedding.placements.sharded import SpreadRows
+from shoal.embedding.placements.sharded_table import ShardedTable
+from shoal.embedding.service import Gradients, Labels, Lookup
+from shoal.embedding.store import Every, Ids, Rows
+from shoal.embedding.table import Table
+from shoal.world.world import World
+
+try:
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+    from torchrec.distributed.comm_ops import get_gradient_division
+    from torchrec.distributed.embedding import EmbeddingCollectionSharder
+    from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+    from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+    from torchrec.distributed.types import ShardingEnv
+except (ImportError, OSError) as error:  # OSError: an FBGEMM that was built for another torch
+    raise ValueError(
+        f"strategy.backend is torchrec, and that needs TorchRec and FBGEMM ({error}). Install them "
+        "with `make extras EXTRAS=torchrec` in the clone (FBGEMM 1.X belongs to torch 2.(X+5)), or "
+        "set strategy.backend=native"
+    ) from error
+
+OPTIMIZERS = {"sgd": EmbOptimType.EXACT_SGD, "adagrad": EmbOptimType.EXACT_ADAGRAD}
+LANES = 4  # FBGEMM's rows are so many floats or a multiple; narrower ones end with zeros
+
+
+class Blocks(Layout):
+    """TorchRec's cut by rows: ranges of ceil(rows / ranks) ids; the last ranks may have fewer."""
+
+    def __init__(self, table: Table, size: int):
+        super().__init__(table, Placement("row", "range"), size)
+        rows = table.rows or 0
+        block = -(-rows // size)
+        self.bounds = [min(block * rank, rows) for rank in range(size + 1)]
+        self.shares = [b - a for a, b in zip(self.bounds, self.bounds[1:])]
+
+
+class Collection:
+    """The tables of one width, in one sharded collection of TorchRec's."""
+
+    def __init__(self, tables: list[Table], width: int, world: World, optimizer: RowOptimizer):
+        self.names, self.width, self.world = [table.name for table in tables], width, world
+        # TorchRec names modules by these, and not every table's name is fit for that.
+        self._keys = [f"table_{number}" for number in range(len(tables))]
+        plain = EmbeddingCollection(
+            [
+                EmbeddingConfig(
+                    name=key, embedding_dim=width, num_embeddings=table.rows, feature_names=[key]
+                )
+                for key, table in zip(self._keys, tables)
+            ],
+            device=torch.device("meta"),  # rows are made where they will live
+        )
+        sharder = EmbeddingCollectionSharder(
+            {
+                "optimizer": OPTIMIZERS[optimizer.name],
+                "learning_rate": 0.0,  # comes with each step
+                "eps": optimizer.eps,
+            }
+        )
+        env = ShardingEnv.from_process_group(world.group())
+        kernel = EmbeddingComputeKernel.FUSED.value
+        plan = construct_module_sharding_plan(
+            plain,
+            {key: row_wise(compute_kernel=kernel) for key in self._keys},
+            sharder,
+            local_size=1 if world.size == 1 else None,  # None: as the launcher says
+            world_size=world.size,
+            device_type=world.device.type,
+        )
+        self._module = sharder.shard(plain, plan, env, world.device)
+        self._optimizer = self._module.fused_optimizer
+
+    def shard(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """Rows of a table on this rank [share, width] and their Adagrad sums, as they lie there."""
+        key = self._keys[self.names.index(name)]
+        weight = f"embeddings.{key}.weight"
+        values = dict(self._module.named_parameters())[weight].detach()
+        state = self._optimizer.state_dict()["state"].get(weight, {}).get(f"{key}.momentum1")
+        return values, None if state is None else state.local_shards()[0].tensor
+
+    def look_up(self, ids: list[Tensor]) -> list[Tensor]:
+        """Distinct ids of every table [n] -> rows [n, width], through which `update` goes back."""
+        # FBGEMM has no kernels for inference mode; without gradients they do the same.
+        with torch.inference_mode(False), torch.set_grad_enabled(torch.is_grad_enabled()):
+            # One list of ids per table.
+            lengths = torch.tensor([len(one) for one in ids], device=self.world.device)
+            found = self._module(KeyedJaggedTensor(self._keys, torch.cat(ids), lengths=lengths))
+            return [found[key].values() for key in self._keys]
+
+    def set_lr(self, lr: float) -> None:
+        """The learning rate of lookups to come: FBGEMM notes it when rows are read."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()  # fused: this only hands the learning rate on
+
+    def update(self, rows: list[Tensor], grads: list[Tensor], scale: float) -> None:
+        """One optimizer step with gradients [n, dim] of `look_up`'s rows, summed over the ranks."""
+        if get_gradient_division():
+            scale *= self.world.size  # TorchRec takes the mean over ranks
+        width = self.width
+        wide = [F.pad(grad, (0, width - grad.shape[1])).mul(scale) for grad in grads]
+        torch.autograd.backward(rows, wide)
+
+
+class Shard(RowEngine):
+    """This rank's rows of one table, by their places. FBGEMM updates them, so nothing is pushed."""
+
+    def __init__(self, table: Table, collection: Collection, optimizer: RowOptimizer, seed: int):
+        super().__init__(table, optimizer, seed)
+        self.values, self.sums = collection.shard(table.name)
+        self.values.zero_()  # narrow rows end so
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def pull(self, ids: Ids) -> Tensor:
+        if isinstance(ids, Every):
+            return self.values[:, : self.table.dim].clone()
+        return self.values[ids.to(self.values.device), : self.table.dim]
+
+    def push(self, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
+        raise NotImplementedError  # gradients go back through the collection
+
+    def restore(self, rows: Rows) -> None:
+        keys, dim = rows.ids.to(self.values.device), self.table.dim
+        self.values[keys, :dim] = rows.values.to(self.values.device)
+        if self.sums is not None:
+            self.sums[keys, :dim] = rows.state["sum"].to(self.sums.device)
+
+    def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
+        dim = self.table.dim
+        for start in range(0, len(self), chunk_rows):
+            some = slice(start, min(start + chunk_rows, len(self)))
+            state = {} if self.sums is None else {"sum": self.sums[some, :dim].cpu().clone()}
+            values = self.values[some, :dim].cpu().clone()
+            yield Rows(torch.arange(some.start, some.stop), values, state)
+
+
+class TorchRecTrip(Trip):
+    """Lookups in several tables that TorchRec answers together. All ranks make the same ones."""
+
+    def __init__(self, rows: TorchRecRows, lookups: Sequence[Lookup]):
+        super().__init__(rows.tables, lookups, rows.device)
+        self.rows = rows
+        self.lr = rows.lr  # that its rows are read with
+        self.answers: dict[int, list[Tensor]] = {}  # collection -> its rows, with their graph
+
+    def fetch(self) -> None:
+        """Bring the rows here: owners read them now."""
+        for number, collection in enumerate(self.rows.collections):
+            if not any(name in self.parts for name in collection.names):
+                continue
+            answer = collection.look_up([self.ids(name) for name in collection.names])
+            self.answers[number] = answer
+            # Rows that an owner sends are counted where they arrive: only there are they known.
+            self.rows.world.bytes_sent += self.num_away(collection) * (8 + 4 * collection.width)
+            for name, rows in zip(collection.names, answer):
+                part = self.parts.get(name)
+                if part is not None:
+                    part.take_rows(rows.detach()[:, : part.layout.table.dim].contiguous())
+
+    def num_away(self, collection: Collection) -> int:
+        """How many of a collection's rows belong to other ranks."""
+        parts = [self.parts[name] for name in collection.names if name in self.parts]
+        return sum(len(part.keys) - part.counts[self.rows.world.rank] for part in parts)
+
+    def ids(self, name: str) -> Tensor:
+        """The distinct ids of a table, ascending."""
+        device = self.rows.device
+        part = self.parts.get(name)
+        if part is None:
+            return torch.empty(0, dtype=torch.int64, device=device)
+        firsts = torch.tensor(part.layout.bounds[:-1], device=device)
+        return part.keys + firsts.repeat_interleave(torch.tensor(part.counts, device=device))
+
+    def grads(self, name: str) -> Tensor:
+        """Gradients of the distinct ids of a table: [n, dim]."""
+        part = self.parts.get(name)
+        if part is None or part.grads is None:
+            dim, length = self.rows.tables[name].table.dim, 0 if part is None else len(part.keys)
+            return torch.zeros(length, dim, device=self.rows.device)
+        return part.grads[: len(part.keys)]
+
+    def update(self, number: int, scale: float) -> None:
+        """Update the rows that came from one of the collections."""
+        collection = self.rows.collections[number]
+        grads = [self.grads(name) for name in collection.names]
+        collection.update(self.answers[number], grads, scale)
+        self.rows.world.bytes_sent += self.num_away(collection) * 4 * collection.width
+
+
+class TorchRecRows(SpreadRows[TorchRecTrip]):
+    """Reads and updates the tables of one model through TorchRec."""
+
+    def __init__(self, world: World, tables: list[Table], optimizer: RowOptimizer, seed: int):
+        by_width: dict[int, list[Table]] = {}
+        for table in tables:  # TorchRec wants the tables of a collection to be of one width
+            by_width.setdefault(-(-table.dim // LANES) * LANES, []).append(table)
+        self.lr = 0.0
+        self.collections: list[Collection] = []
+        placed: dict[str, ShardedTable] = {}
+        for width, some in by_width.items():
+            collection = Collection(some, width, world, optimizer)
+            self.collections.append(collection)
+            for table in some:
+                layout, leaf = Blocks(table, world.size), Shard(table, collection, optimizer, seed)
+                placed[table.name] = ShardedTable(layout, world, optimizer, leaf)
+                write_initial(leaf, layout, world.rank, seed)
+        super().__init__(world, placed)
+
+    def _trip(self, lookups: Sequence[Lookup]) -> TorchRecTrip:
+        return TorchRecTrip(self, lookups)
+
+    def begin(
+        self, batch: object, lookups: Sequence[Lookup], labels: Labels, lr: float = 0.0
+    ) -> None:
+        self._set_lr(lr)  # best said before rows are looked up
+        super().begin(batch, lookups, labels, lr)
+
+    def _set_lr(self, lr: float) -> None:
+        if lr != self.lr:
+            for collection in self.collections:
+                collection.set_lr(lr)
+        self.lr = lr
+
+    def collect(self, scale: float = 1.0, notes: float = 0.0) -> Gradients:
+        """Nothing to hand on: gradients go back through the collections, in `apply`."""
+        return {}
+
+    def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
+        """Update the rows of this step, each by the sum of its gradients times `scale`."""
+        trips = self._end_step()
+        self._set_lr(lr)
+        for number, collection in enumerate(self.collections):
+            mine = [trip for trip in trips if number in trip.answers]
+            beside = any(self._own[name] for name in collection.names)
+            if not mine and not beside:
+                continue  # the same on every rank
+            ready = len(mine) == 1 and not beside and mine[0].lr == lr
+            trip = mine[0] if ready else self._joined_trip(collection, mine)
+            trip.update(number, scale)
+        for own in self._own.values():
+            own.clear()
+        for table in self.tables.values():
+            table.step += 1
+
+    def _joined_trip(self, collection: Collection, trips: list[TorchRecTrip]) -> TorchRecTrip:
+        """One trip with the ids and gradients of several, and of rows read where they lie.
+
+        They are looked up again: a row of several trips would otherwise be updated several times.
+        """
+        lookups, gradients = [], []
+        for name in collection.names:
+            found = [(trip.ids(name), trip.grads(name)) for trip in trips]
+            table = self.tables[name]
+            first = table.layout.bounds[self.world.rank]
+            found += [
+                (table.keys(one.ids).to(self.device) + first, one.grads)
+                for one in self._take_own(name)
+            ]
+            nothing = torch.empty(0, dtype=torch.int64, device=self.device)
+            lookups.append(Lookup(name, torch.cat([nothing, *(ids for ids, _ in found)])))
+            gradients.append([grads for _, grads in found])
+        joined = self._trip(lookups)
+        joined.fetch()
+        for name, grads in zip(collection.names, gradients):
+            if grads:
+                part = joined.parts[name]
+                part.add(0, part.inverse[0], torch.cat(grads))
+        return joined

@@ -1,0 +1,181 @@
+"""Snapshot: everything that training changes, between a strategy and the files of a checkpoint.
+
+Rows are keyed by id. They pass through in chunks: files of rows are read one at a time, and where
+ranks hold a table together its rows reach the disk as they come, so that no process ever has the
+whole of it. Where rows live with parameter servers, the servers write and read the files that hold
+them, and a snapshot only names them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save as format_tensors
+from torch import Tensor
+
+from shoal.embedding.engines.row_files import Taken, chunks, take_over, tell_lost
+from shoal.embedding.store import Store
+from shoal.training.strategy.base import Strategy
+from shoal.world.world import PeerLost, World
+
+DELTA = "delta"  # in the name of a file with rows that changed
+CHUNK_BYTES = 1 << 26  # of rows in one file, about
+RowFiles = list[tuple[str, dict[str, Any]]]  # folder -> file -> bytes and checksum; base first
+Put = Callable[[str, dict[str, Tensor]], None]
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is absent, damaged, or belongs to another model."""
+
+
+@dataclass
+class Snapshot:
+    """A checkpoint: file name -> its bytes, and the trainer's state (plain JSON values).
+
+    Of files with rows that lie on rank 0's disk it has the path there, and None on other ranks.
+    `rows` names the files with rows that are not in `files`, those of a base before its deltas.
+    """
+
+    state: dict[str, Any]
+    files: dict[str, bytes | Path | None] = field(default_factory=dict)
+    rows: RowFiles = field(default_factory=list)
+
+
+def take(
+    strategy: Strategy,
+    state: dict[str, Any],
+    put: Put | None = None,
+    marks: dict[str, int] | None = None,
+) -> Snapshot:
+    """Copy everything that training changes. Only rank 0's snapshot is written.
+
+    `put` is given files with rows as they come; without it the snapshot keeps them. With `marks`
+    they are rows that changed since then, where a table can tell (0: it cannot).
+    """
+    snapshot = Snapshot({**state, "steps": strategy.rows.steps})
+    if strategy.world.is_main:
+        dense = {name: tensor.contiguous() for name, tensor in strategy.model.state_dict().items()}
+        snapshot.files["dense.safetensors"] = format_tensors(dense)
+        snapshot.files["optimizer.safetensors"] = format_tensors(strategy.dense_state())
+    if strategy.saves_rows:
+        return snapshot
+
+    def keep(name: str, tensors: dict[str, Tensor]) -> None:
+        snapshot.files[name] = format_tensors(tensors)
+
+    kind = "" if marks is None else DELTA
+    for name, store in strategy.rows.saved():  # all ranks: an export may need every one of them
+        since = {"since": mark} if marks is not None and (mark := marks[name]) else {}
+        for number, tensors in enumerate(chunks(store, rows_per_file(store), **since)):
+            (put or keep)(rows_file(name, number, kind), tensors)
+    return snapshot
+
+
+def rows_file(table: str, number: int, kind: str = "") -> str:
+    """The name of a file with rows."""
+    return f"rows-{table}-{kind}{number:05d}.safetensors"
+
+
+def rows_per_file(store: Store) -> int:
+    """Rows of a store that make about CHUNK_BYTES with their state."""
+    return max(1, CHUNK_BYTES // (4 * store.table.dim * 3))
+
+
+def give(strategy: Strategy, snapshot: Snapshot) -> None:
+    """Put a snapshot back into a model that was set up."""
+    model = strategy.model
+    dense = parse_tensors(snapshot.files["dense.safetensors"])  # type: ignore[arg-type]
+    missing, unexpected = (
+        model.state_dict().keys() - dense.keys(),
+        dense.keys() - model.state_dict().keys(),
+    )
+    if missing or unexpected:
+        raise CheckpointError(
+            f"the checkpoint belongs to another model: it lacks {sorted(missing)} and has "
+            f"{sorted(unexpected)} besides"
+        )
+    model.load_state_dict(dense)
+    optimizer = parse_tensors(snapshot.files["optimizer.safetensors"])  # type: ignore[arg-type]
+    strategy.restore_dense(optimizer)
+    steps = dict(snapshot.state["steps"])
+    strategy.rows.meet()
+    for number, (folder, files) in enumerate(snapshot.rows):
+        strategy.load_rows(Path(folder), files, steps, fresh=number == 0)
+    if not strategy.saves_rows:  # rows that came after the checkpoint must not stay
+        for store in strategy.stores.values():
+            if store.table.rows is None:
+                store.forget()
+    taken = {name: Taken() for name in strategy.stores}
+    for name, data in row_files(snapshot, strategy.world):
+        if name not in strategy.stores:
+            raise CheckpointError(
+                f"the checkpoint has a table {name!r} that the model does not have"
+            )
+        take_over(strategy.stores[name], parse_tensors(data), taken[name])
+    for name, found in taken.items():
+        if name in strategy.rows.counted and name in steps:
+            # Servers of an async run counted the pushes of all workers, and ages go by that count.
+            steps[name] = max(steps[name], found.last_step)
+        if strategy.world.is_main:
+            tell_lost(strategy.stores[name], found)
+    strategy.rows.steps = steps
+    strategy.rows.meet()
+
+
+def row_files(snapshot: Snapshot, world: World) -> Iterator[tuple[str, bytes]]:
+    """Table and bytes of each file with rows, one at a time on all ranks."""
+    for file, data in snapshot.files.items():
+        name = table_of(file)
+        if name is None:
+            continue
+        failure = None
+        if isinstance(data, Path):
+            try:
+                data = data.read_bytes()
+            except OSError as error:
+                failure, data = error, b""
+        if world.size > 1:
+            data = world.broadcast_bytes(data)
+        if failure is not None:
+            raise CheckpointError(f"cannot read {file} of a checkpoint: {failure.strerror}")
+        if not data:
+            raise PeerLost("rank 0 could not read a checkpoint")
+        yield name, data
+
+
+def table_of(file: str) -> str | None:
+    """The table whose rows a file of a checkpoint holds; None where it holds something else.
+
+    Rows of the checkpoint that a delta builds upon are named BASE/rows-TABLE-NUMBER.
+    """
+    name = file.rsplit("/", 1)[-1]
+    return name[len("rows-") :].rsplit("-", 1)[0] if name.startswith("rows-") else None
+
+
+def pack(snapshot: Snapshot | None) -> bytes:
+    """A snapshot as bytes, for other ranks; of files on disk only the names."""
+    if snapshot is None:
+        return b""
+    here = {name: data for name, data in snapshot.files.items() if isinstance(data, bytes)}
+    sizes = {name: len(here[name]) if name in here else None for name in snapshot.files}
+    head = {"state": snapshot.state, "sizes": sizes, "rows": snapshot.rows}
+    text = json.dumps(head).encode()
+    return b"".join([len(text).to_bytes(8, "little"), text, *here.values()])
+
+
+def unpack(data: bytes) -> Snapshot | None:
+    """The opposite of `pack`."""
+    if not data:
+        return None
+    position = 8 + int.from_bytes(data[:8], "little")
+    head = json.loads(data[8:position])
+    snapshot = Snapshot(head["state"], rows=[(folder, files) for folder, files in head["rows"]])
+    for name, size in head["sizes"].items():
+        snapshot.files[name] = None if size is None else data[position : position + size]
+        position += size or 0
+    return snapshot

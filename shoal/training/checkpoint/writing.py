@@ -1,0 +1,401 @@
+"""Checkpoints: either committed and verified, or not there.
+
+    RUN/checkpoints/step-000000120/
+        manifest.json               sizes and SHA-256 of every other file, and the trainer's state
+        dense.safetensors           dense parameters and buffers
+        optimizer.safetensors       the dense optimizer's state
+        rows-item-00000.safetensors rows of table `item`, keyed by id, with their optimizer state
+
+A checkpoint is written into a hidden folder and renamed into place when every byte is on disk.
+Rows are keyed by id, not by rank, so loading into another number of ranks is an ordinary load.
+A checkpoint may be a delta, which holds only the rows that changed since the checkpoint that its
+manifest names as its base. Parameter servers write the files of their own rows.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from shoal.training.checkpoint.merging import merge
+from shoal.training.checkpoint.reading import FORMAT, MANIFEST, digest, manifest_value, read
+from shoal.training.checkpoint.remote import Copies
+from shoal.training.checkpoint.snapshot import (
+    DELTA,
+    CheckpointError,
+    Snapshot,
+    give,
+    pack,
+    take,
+    unpack,
+)
+from shoal.training.checkpoint.tensor_files import Files
+from shoal.training.strategy.base import Strategy
+from shoal.world.durable import sync_folder, write_counted, write_durably
+from shoal.world.world import PeerLost, World
+
+__all__ = ["CheckpointError", "Checkpoints", "Snapshot", "give", "read", "take", "write"]
+WRITER = "checkpoint writer"
+WHOLE, SKIPPED = "whole", "skipped"
+log = logging.getLogger("shoal")
+
+
+class Saving(Protocol):
+    """Rows that are being written where they live."""
+
+    def wait(self) -> dict[str, Any]:
+        """Until they are: file -> bytes and checksum."""
+
+
+class Checkpoints:
+    """The checkpoints of one run's folder. Rank 0 reads and writes; others are told."""
+
+    def __init__(
+        self,
+        folder: Path,
+        world: World,
+        keep: int = 2,
+        rows_apart: bool = False,
+        whole_every: int = 1,
+        copy_to: str | None = None,
+        journal: bool = False,
+    ):
+        """journal: servers keep one beside the checkpoints."""
+        self.folder, self.world, self.keep = Path(folder), world, keep
+        self.rows_apart = rows_apart  # rows are read where they live, not here
+        self.whole_every, self.journal = whole_every, journal
+        self.copies = None if copy_to is None else Copies(copy_to, self.folder)
+        self._base: str | None = None  # what a delta may build upon
+        self._deltas = 0
+        self._marks: dict[str, int] = {}  # of this rank's rows at the last save
+        self._merging = False  # the writer makes a whole checkpoint of deltas
+        self._writer: threading.Thread | None = None
+        self._swept = False
+        self._failure: BaseException | None = None
+
+    def save(
+        self,
+        strategy: Strategy,
+        state: dict[str, Any],
+        then: Callable[[], None] | None = None,
+        may_skip: bool = False,
+    ) -> None:
+        """Snapshot now, write in the background; a failed write surfaces at the next call.
+
+        may_skip: do nothing where it would have to wait for deltas being made whole.
+        """
+        path = self.folder / step_name(state["step"])
+        plan = self._plan(strategy, path.name, may_skip)
+        if plan == SKIPPED:
+            return
+        marks = self._marks if plan == DELTA and not strategy.saves_rows else None
+        if not self.world.is_main:
+            take(strategy, state, None, marks)
+            self._mark(strategy)
+            if strategy.saves_rows:
+                self.world.barrier()
+            return
+        files = Files(hidden_of(path))
+        base, rows = self._base if plan == DELTA else None, None
+        try:
+            self._prepare(path, files)
+            snapshot = take(strategy, state, files.put, marks)
+            self._mark(strategy)
+            if files.failure is not None:
+                raise files.failure
+            if strategy.saves_rows:
+                rows = strategy.start_saving(files.folder, base is not None)
+                self.world.barrier()  # nobody goes on before every server has begun
+        except OSError as error:
+            self._failure = error
+            shutil.rmtree(files.folder, ignore_errors=True)
+            if strategy.saves_rows:
+                self.world.barrier()
+            return
+        except BaseException:  # stopped by a signal: what has only begun is not left behind
+            shutil.rmtree(files.folder, ignore_errors=True)
+            raise
+        arguments = (path, files, snapshot, base, rows, then)
+        self._writer = threading.Thread(target=self._write, args=arguments, name=WRITER)
+        try:
+            self._writer.start()
+        except BaseException:  # likewise, unless it is at work already and will end
+            if not self._writer.is_alive():
+                shutil.rmtree(files.folder, ignore_errors=True)
+            raise
+
+    def claim(self) -> None:
+        """Before a run trains: refuse to copy to a place of another run."""
+        if self.copies is not None and self.world.is_main:
+            self.copies.claim(self.committed())
+
+    def _plan(self, strategy: Strategy, name: str, may_skip: bool) -> str:
+        """Whole, a delta, or skipped: rank 0 decides, for all."""
+        plan = WHOLE
+        if self.world.is_main and may_skip and self._merging:
+            plan = SKIPPED
+        else:
+            self.wait()
+            # Servers write a whole one when it is time; elsewhere a delta is made whole then.
+            most = self.whole_every - 1 if strategy.saves_rows else self.whole_every
+            follows = self._base is not None and self._base < name  # not the same step again
+            delta = self.whole_every > 1 and follows and self._deltas < most
+            if delta and strategy.can_save_delta():
+                plan = DELTA
+        if self.whole_every == 1 or self.world.size == 1 or strategy.saves_rows:
+            return plan  # rows that live apart are no business of other ranks
+        return self.world.broadcast_bytes(plan.encode() if self.world.is_main else None).decode()
+
+    def _mark(self, strategy: Strategy) -> None:
+        """The next delta begins here."""
+        if self.whole_every > 1 and not strategy.saves_rows:
+            self._marks = strategy.rows.mark()
+
+    def _prepare(self, path: Path, files: Files) -> None:
+        """An empty folder to write into; others must not wait in vain where that fails."""
+        try:
+            self._sweep()
+            begin(path)
+        except OSError as error:
+            files.failure = error
+
+    def wait(self) -> None:
+        """Until the last save is committed."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            why = getattr(failure, "strerror", None) or failure
+            raise CheckpointError(
+                f"could not write a checkpoint under {self.folder}: {why}. Those before it are "
+                "untouched; fix the cause and continue with --resume"
+            ) from failure
+
+    def _sweep(self) -> None:
+        if not self._swept:
+            sweep(self.folder)
+            if not self.journal:  # of servers that this run had and has no more
+                shutil.rmtree(self.folder / "journal", ignore_errors=True)
+            self._swept = True
+
+    def _write(
+        self,
+        path: Path,
+        files: Files,
+        snapshot: Snapshot,
+        base: str | None,
+        rows: Saving | None,
+        then: Callable[[], None] | None,
+    ) -> None:
+        last, self._base = self._base, None  # a save that fails is followed by a whole one
+        try:
+            written = files.write_held() if rows is None else rows.wait()
+            if base is not None and self._deltas + 1 >= self.whole_every:
+                written, base = self._make_whole(base, files), None
+            write(path, snapshot, files.folder, written, base)
+            self._deltas = self._deltas + 1 if base is not None and base == last else 0
+            self._base = path.name
+            if then is not None:
+                then()
+            self._prune(path)
+            if self.copies is not None:
+                self.copies.update(self.committed())
+        except CheckpointError as error:
+            shutil.rmtree(files.folder, ignore_errors=True)
+            log.warning("%s; this checkpoint is left out, and the next one is whole", error)
+        except BaseException as error:
+            shutil.rmtree(files.folder, ignore_errors=True)
+            self._failure = error
+
+    def _make_whole(self, base: str, files: Files) -> dict[str, Any]:
+        """The rows of a delta and of all it builds upon in new files; their bytes and checksums."""
+        self._merging = True
+        try:
+            own = [files.folder / name for name in sorted(files.written)]
+            written = merge(self.folder / base, own, files.folder)
+            for path in own:
+                path.unlink()
+            return written
+        finally:
+            self._merging = False
+
+    def _prune(self, newest: Path) -> None:
+        """Keep the last K and what each of them calls the best: any may be gone back to."""
+        for path in self.committed():
+            if path.name > newest.name:  # damaged, and passed over when the run was resumed
+                remove(path)
+        stay = needed(self.committed()[: self.keep])
+        for old in self.committed():
+            if old not in stay:
+                remove(old)
+
+    def committed(self) -> list[Path]:
+        """Committed checkpoints, newest first."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(
+            (p for p in self.folder.iterdir() if p.name.startswith("step-")), reverse=True
+        )
+
+    def load_newest(self) -> Snapshot | None:
+        """The newest checkpoint that is whole; damaged ones are reported and passed over."""
+        return self._shared(self._read_newest)
+
+    def load_step(self, step: int) -> Snapshot:
+        """The checkpoint of one step."""
+        snapshot = self._shared(lambda: self._read(self.folder / step_name(step)))
+        assert snapshot is not None
+        return snapshot
+
+    def load_best(self, newest: Snapshot, instead: str) -> Snapshot | None:
+        """What a checkpoint calls the best; None where it is damaged, of which a line tells.
+
+        instead: what happens then.
+        """
+
+        def load() -> Snapshot | None:
+            try:
+                return self._read(self.folder / step_name(newest.state["best_step"]))
+            except CheckpointError as error:
+                log.warning("the best checkpoint is lost, %s: %s", instead, error)
+                return None
+
+        if newest.state["best_step"] in (None, newest.state["step"]):
+            return newest
+        return self._shared(load)
+
+    def _read_newest(self) -> Snapshot | None:
+        if self.copies is not None and not self.committed():
+            self.copies.fetch()
+        paths = self.committed()
+        for path in paths:
+            try:
+                return self._read(path)
+            except CheckpointError as error:
+                log.warning("%s; trying the one before", error)
+        if paths:
+            raise CheckpointError(
+                f"every checkpoint in {self.folder} is damaged ({len(paths)} tried, see above); "
+                "train anew in another folder with --output"
+            )
+        return None
+
+    def _read(self, path: Path) -> Snapshot:
+        return read(path, not self.rows_apart)
+
+    def _shared(self, load: Callable[[], Snapshot | None]) -> Snapshot | None:
+        """Rank 0 loads and tells the others, so that only its host needs the files."""
+        if self.world.size == 1:
+            return load()
+        mine, payload, failure = None, None, None
+        if self.world.is_main:
+            try:
+                mine = load()
+                payload = b"y" + pack(mine)
+            except CheckpointError as error:
+                failure, payload = error, b"n"
+        payload = self.world.broadcast_bytes(payload)
+        if failure is not None:
+            raise failure
+        if payload == b"n":
+            raise PeerLost("rank 0 could not load a checkpoint")
+        return mine if self.world.is_main else unpack(payload[1:])
+
+
+def step_name(step: int) -> str:
+    return f"step-{step:09d}"
+
+
+def best_name(path: Path) -> str | None:
+    """The checkpoint that a committed one calls the best so far."""
+    state = manifest_value(path, "state")
+    step = state.get("best_step") if isinstance(state, dict) else None
+    return None if step is None else step_name(step)
+
+
+def needed(kept: list[Path]) -> set[Path]:
+    """Checkpoints, what each of them calls the best, and what a delta among these builds upon."""
+    bests = [path.parent / name for path in kept if (name := best_name(path)) is not None]
+    found = set()
+    for path in [*kept, *bests]:
+        while path.exists():
+            found.add(path)
+            base = manifest_value(path, "base")
+            if base is None:
+                break
+            path = path.parent / base
+    return found
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed run left half written."""
+    for left in folder.glob(".step-*") if folder.is_dir() else ():
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def remove(path: Path) -> None:
+    """Remove a committed checkpoint; killed meanwhile, it is hidden and not half there."""
+    hidden = path.parent / f".{path.name}.old"
+    os.rename(path, hidden)
+    shutil.rmtree(hidden)
+
+
+def finish_writing(seconds: float) -> None:
+    """Give writes under way some time before the process ends."""
+    for thread in threading.enumerate():
+        if thread.name == WRITER:
+            thread.join(seconds)
+
+
+def hidden_of(path: Path) -> Path:
+    """Where a checkpoint is written before it is committed."""
+    return path.parent / f".{path.name}.new"
+
+
+def begin(path: Path) -> Path:
+    """The hidden folder that a checkpoint is written into, empty."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    hidden = hidden_of(path)
+    shutil.rmtree(hidden, ignore_errors=True)
+    hidden.mkdir()
+    return hidden
+
+
+def write(
+    path: Path,
+    snapshot: Snapshot,
+    hidden: Path | None = None,
+    written: dict[str, Any] | None = None,
+    base: str | None = None,
+) -> None:
+    """Write and commit one checkpoint; `written` tells of files that are there already."""
+    hidden = hidden or begin(path)
+    old = path.parent / f".{path.name}.old"
+    try:
+        files = dict(written or {})
+        for name, data in snapshot.files.items():
+            data = data.read_bytes() if isinstance(data, Path) else data
+            assert data is not None
+            files[name] = write_counted(hidden / name, data)
+        manifest: dict[str, Any] = {"format": FORMAT, "state": snapshot.state, "files": files}
+        if base is not None:
+            manifest["base"] = base
+        # The manifest carries a checksum of itself: the state in it matters as much as the rows.
+        manifest["sha256"] = digest(manifest)
+        write_durably(hidden / MANIFEST, json.dumps(manifest, indent=1).encode())
+        sync_folder(hidden)
+        if path.exists():  # the same step again: it was damaged, and the run went back behind it
+            os.rename(path, old)
+        os.rename(hidden, path)
+        sync_folder(path.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise

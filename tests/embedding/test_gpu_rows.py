@@ -1,0 +1,353 @@
+"""Triton kernels of rows in GPU memory against the reference leaf.
+
+On a GPU where there is one, else by Triton's interpreter (see triton_there.py).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from triton_there import DEVICE, ask_for_interpreter, import_kernels
+
+from shoal.embedding.engines.admission import Admission, Shrink
+from shoal.embedding.engines.reference import Reference
+from shoal.embedding.optim.rows import DEFINITIONS, RowOptimizer
+from shoal.embedding.pooling import pool_rows
+from shoal.embedding.store import EVERY
+from shoal.embedding.table import Init, Numbering, Table
+
+gpu_index = import_kernels("shoal.kernels.gpu.index")
+gpu_growing, gpu_leaf, gpu_tables = (
+    import_kernels(f"shoal.embedding.engines.{name}")
+    for name in ("gpu_growing", "gpu_leaf", "gpu_tables")
+)
+DIM = 6  # not a power of two: lanes are left over
+ROWS = 50
+COUNTS = [40, 0, 110]  # ids of each table
+BEGINS = [Init("uniform", 0.1), Init("normal", 0.1), Init("constant", 0.3)]
+SPREAD = 0x5DEECE66D1234567  # times an id: 64 bits, of both signs
+
+
+@pytest.fixture(autouse=True)
+def run_there(monkeypatch):
+    ask_for_interpreter(monkeypatch)
+    # Index and arena are full after a few ids, so that places collide and both must grow.
+    monkeypatch.setattr(gpu_growing, "FIRST_PLACES", gpu_index.BLOCK)
+    monkeypatch.setattr(gpu_growing, "FIRST_ROWS", 4)
+
+
+def begun(name, **given):
+    """An optimizer whose state begins above 0, where it can."""
+    if "initial_accumulator_value" in DEFINITIONS[name].defaults:
+        given["initial_accumulator_value"] = 0.1
+    return RowOptimizer(name, **given)
+
+
+def wide(ids):
+    """Ids of a growing table: any 64 bits."""
+    product = ids * (SPREAD - (1 << 64) if SPREAD >= 1 << 63 else SPREAD)  # wraps
+    return torch.where(ids == 5, 5, product)
+
+
+def shown_once(clicks):
+    return torch.stack([torch.ones_like(clicks), clicks], 1)
+
+
+class Both:
+    """The same three tables twice, and steps of both."""
+
+    def __init__(self, optimizer, grows=False, dtype="float32", admission=None):
+        torch.manual_seed(0)
+        rows = None if grows else ROWS
+        self.grows, self.half = grows, dtype == "bfloat16"
+        # The second is a share of a larger table, as far as rounding goes.
+        shares = [None, None if grows else Numbering(7, 11, 3 * ROWS), None]
+        tables = [
+            Table(f"t{k}", DIM, rows, one, 5, dtype=dtype, numbering=share)
+            for k, (one, share) in enumerate(zip(BEGINS, shares, strict=True))
+        ]
+        if grows:
+            self.ours = gpu_growing.GrowingGpuTables(tables, optimizer, 3, DEVICE, admission)
+        else:
+            self.ours = gpu_tables.GpuTables(tables, optimizer, 3, DEVICE)
+        self.theirs = [Reference(table, optimizer, 3, admission) for table in tables]
+
+    def draw(self):
+        """Ids of each table; one of the last has three windows of occurrences, one is padding."""
+        ids = [torch.randint(0, ROWS, (n,)) for n in COUNTS]
+        ids[2][20:100] = ids[2][0]
+        ids[2][0] = 5
+        return [wide(part) for part in ids] if self.grows else ids
+
+    def close(self, got, want):
+        bound = {"rtol": 1e-2, "atol": 1e-3} if self.half else {"rtol": 1e-5, "atol": 1e-6}
+        torch.testing.assert_close(got.cpu(), want, **bound)
+
+    def look_up(self, ids):
+        return self.ours.look_up([part.to(DEVICE) for part in ids])
+
+    def step(self, clicks=None):
+        """Read, compare, and learn by gradients that hang on what was read."""
+        ids = self.draw()
+        lookup = self.look_up(ids)
+        want = torch.cat([leaf.pull(part) for leaf, part in zip(self.theirs, ids)])
+        counted = {} if clicks is None else {"clicks": clicks.to(DEVICE)}
+        self.ours.begin(0.05, lookup)
+        got = self.ours.pull(lookup, learn=True)
+        self.close(got, want)
+        grads = want - torch.randn_like(want) * 0.1
+        ahead = self.ours.take_sorted(lookup.counts)
+        assert (ahead is not None) == self.ours.sorts_ahead
+        segments = self.ours.sort(lookup) if ahead is None else ahead.segments
+        self.ours.apply(segments, grads.to(DEVICE), **counted)
+        given = [None] * len(COUNTS) if clicks is None else clicks.split(COUNTS)
+        for leaf, part, grad, some in zip(self.theirs, ids, grads.split(COUNTS), given):
+            leaf.push(part, grad, 0.05, None if some is None else shown_once(some))
+
+    def compare_exports(self):
+        for number, leaf in enumerate(self.theirs):
+            got = list(self.ours.export(number, chunk_rows=16))
+            want = list(leaf.export(chunk_rows=16))
+            assert [len(part.ids) for part in got] == [len(part.ids) for part in want]
+            for mine, other in zip(got, want):
+                assert torch.equal(mine.ids, other.ids)
+                self.close(mine.values, other.values)
+                assert mine.state.keys() == other.state.keys()
+                for key, part in mine.state.items():
+                    assert part.dtype == other.state[key].dtype
+                    self.close(part, other.state[key])
+
+
+WAYS = [(name, False, "float32") for name in DEFINITIONS] + [
+    ("sgd", True, "float32"),
+    ("rowwise_adagrad", True, "bfloat16"),
+    ("adam", True, "float32"),
+    ("adam", False, "bfloat16"),
+]
+
+
+@pytest.mark.parametrize(("name", "grows", "dtype"), WAYS)
+def test_steps_equal_the_reference(name, grows, dtype):
+    both = Both(begun(name, weight_decay=0.01), grows, dtype)
+    for _ in range(2):
+        both.step()
+    both.compare_exports()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "grows", "dtype"), WAYS)
+def test_fifty_steps_equal_the_reference(name, grows, dtype):
+    both = Both(begun(name, clip=2.0), grows, dtype)
+    for _ in range(50):
+        both.step()
+    both.compare_exports()
+
+
+def test_the_first_values_have_the_same_bits():
+    for grows in (False, True):
+        both = Both(RowOptimizer("sgd"), grows)
+        ids = both.draw()
+        got = both.ours.pull(both.look_up(ids)).cpu()
+        want = torch.cat([leaf.pull(part) for leaf, part in zip(both.theirs, ids)])
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("mode", "weighted", "grows"),
+    [("sum", False, False), ("sum", True, True), ("mean", False, True), ("mean", True, False)],
+)
+def test_bags_are_pooled_and_learn(mode, weighted, grows):
+    both = Both(RowOptimizer("adagrad"), grows)
+    lengths = [[3, 0, 2, 1], [0], [4, 1, 0, 1] + [1] * 40]  # of the bags of each table
+    counts = [sum(length) for length in lengths]
+    ids = [part[:n] for part, n in zip(both.draw(), counts)]
+    ids[2][4:] = ids[2][1]  # more than a window of them
+    weights = torch.rand(sum(counts)) if weighted else None
+    rows, want = [], []
+    parts = [None] * 3 if weights is None else weights.split(counts)
+    for leaf, part, some, length in zip(both.theirs, ids, parts, lengths):
+        offsets = torch.tensor([0, *length]).cumsum(0)
+        rows.append(leaf.pull(part).requires_grad_())
+        want.append(pool_rows(rows[-1], part, offsets, mode, some, leaf.table.padding))
+    every = [one for length in lengths for one in length]
+    offsets = torch.tensor([0, *every]).cumsum(0).to(DEVICE)
+    lookup = both.look_up(ids)
+    given = None if weights is None else weights.to(DEVICE)
+    got, pooling = both.ours.pull_bags(lookup, offsets, mode, given)
+    both.close(got, torch.cat(want).detach())
+    grads = torch.randn(sum(map(len, lengths)), DIM)
+    torch.cat(want).backward(grads)
+    both.ours.push(lookup, grads.to(DEVICE), 0.05, pooling)
+    for leaf, part, some in zip(both.theirs, ids, rows):
+        leaf.push(part, some.grad, 0.05)
+    both.compare_exports()
+
+
+def test_ids_earn_their_rows_and_lose_them():
+    admission = Admission(4.0, 1.0, 2.0)
+    both = Both(RowOptimizer("adam"), True, admission=admission)
+    for _ in range(2):
+        both.step(torch.rand(sum(COUNTS)).round())
+    both.compare_exports()
+    for number, leaf in enumerate(both.theirs):
+        both.ours.decay(number, 0.5)
+        leaf.decay(0.5)
+    for rule in (Shrink(min_score=1.5), Shrink(capacity=6, order="lru"), Shrink(min_norm=0.1)):
+        gone = [both.ours.shrink(number, rule) for number in range(3)]
+        assert gone == [leaf.shrink(rule) for leaf in both.theirs]
+    both.step(torch.zeros(sum(COUNTS)))  # the rows that went begin again, in memory that was used
+    both.compare_exports()
+
+
+def test_index_and_arena_grow():
+    both = Both(RowOptimizer("adagrad"), True)
+    both.step()
+    before = len(both.ours.index.ids), len(both.ours.free)
+    ids = [wide(torch.arange(300)), torch.tensor([], dtype=torch.int64), wide(torch.arange(9))]
+    grads = torch.randn(309, DIM)
+    both.ours.push(both.look_up(ids), grads.to(DEVICE), 0.1)
+    for leaf, part, grad in zip(both.theirs, ids, grads.split([300, 0, 9])):
+        leaf.push(part, grad, 0.1)
+    assert len(both.ours.index.ids) > before[0]
+    assert len(both.ours.free) > before[1]
+    both.step()
+    both.compare_exports()
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_rows_that_were_exported_go_on_elsewhere(grows):
+    both, other = (Both(RowOptimizer("adam"), grows) for _ in range(2))
+    both.step()
+    for number in range(3):
+        for rows in both.ours.export(number, 16):
+            other.ours.restore(number, rows)
+    other.theirs, other.ours.step = both.theirs, both.ours.step
+    other.step()
+    other.compare_exports()
+
+
+def test_an_id_outside_its_table_is_refused():
+    both = Both(RowOptimizer("sgd"))
+    ids = [torch.tensor([1]), torch.tensor([ROWS]), torch.tensor([2, 3])]
+    assert both.ours.pull(both.look_up(ids))[1].abs().sum() == 0
+    with pytest.raises(ValueError, match="table 't1' has no row 50: it has 50 rows, ids 0 to 49"):
+        both.ours.check()
+    both.ours.check()  # said once
+
+
+def test_tables_of_two_widths_are_refused():
+    tables = [Table("a", 4, 10), Table("b", 8, 10)]
+    with pytest.raises(ValueError, match=r"widths \[4, 8\]: one GpuTables holds one width"):
+        gpu_tables.GpuTables(tables, RowOptimizer("sgd"), 0, DEVICE)
+
+
+# ---- as leaves -----------------------------------------------------------------------------------
+
+
+def make_leaves(admission=None):
+    """Two fixed tables and a growing one, of two widths; and the reference of each."""
+    tables = [
+        Table("a", DIM, 20, BEGINS[0], 5),
+        Table("b", 3, None, BEGINS[1], 5),
+        Table("c", DIM, 30, BEGINS[1]),
+    ]
+    optimizer = RowOptimizer("adam")
+    counted = [None, admission, None]
+    leaves = gpu_leaf.make_gpu_leaves(tables, optimizer, 3, DEVICE, admissions=counted)
+    assert leaves[0].group is leaves[2].group
+    return leaves, [Reference(one, optimizer, 3, rule) for one, rule in zip(tables, counted)]
+
+
+def compare(leaf, reference):
+    assert len(leaf) == len(reference)
+    assert leaf.step == reference.step
+    for mine, other in zip(leaf.export(7), reference.export(7), strict=True):
+        assert torch.equal(mine.ids, other.ids)
+        torch.testing.assert_close(mine.values, other.values)
+        torch.testing.assert_close(mine.state, other.state)
+
+
+def test_leaves_of_a_group_are_read_and_learn_together():
+    torch.manual_seed(0)
+    leaves, references = make_leaves()
+    order = [2, 0, 1, 0]  # one is looked up twice
+    ids = [torch.randint(0, 20, (n,)) for n in (9, 4, 7, 5)]
+    got = gpu_leaf.GpuEngine.pull_many([leaves[k] for k in order], ids)
+    for k, part, rows in zip(order, ids, got):
+        assert torch.equal(rows.cpu(), references[k].pull(part))
+    for _ in range(2):
+        ids = [torch.randint(0, 20, (n,)) for n in (9, 0, 7)]
+        grads = [torch.randn(len(part), leaf.table.dim) for part, leaf in zip(ids, leaves)]
+        gpu_leaf.GpuEngine.push_many(leaves, ids, grads, 0.1)
+        for reference, part, grad in zip(references, ids, grads):
+            reference.push(part, grad, 0.1)
+        leaves[0].step = references[0].step = 7  # the second time each has numbers of its own
+    for leaf, reference in zip(leaves, references):
+        compare(leaf, reference)
+
+
+def test_every_row_of_a_leaf():
+    leaves, references = make_leaves()
+    grads = torch.randn(20, DIM)
+    for leaf in (leaves[0], references[0]):
+        leaf.push(EVERY, grads.to(DEVICE) if leaf is leaves[0] else grads, 0.1)
+    compare(leaves[0], references[0])
+    want = references[0].pull(EVERY)
+    torch.testing.assert_close(leaves[0].pull(EVERY).cpu(), want)
+    torch.testing.assert_close(leaves[0].lend().cpu(), want)
+    with pytest.raises(ValueError, match="grows: it has no last row"):
+        leaves[1].pull(EVERY)
+
+
+def test_rows_that_are_assigned_keep_their_state_or_begin():
+    leaves, references = make_leaves()
+    for leaf in (leaves[1], references[1]):
+        leaf.push(torch.tensor([4, 8]), torch.ones(2, 3), 0.1)
+        leaf.assign(torch.tensor([4, 9]), torch.ones(2, 3))
+    compare(leaves[1], references[1])
+    for leaf in (leaves[1], references[1]):
+        leaf.forget()
+        leaf.assign(torch.tensor([1, 2, 3]), torch.ones(3, 3))  # in memory that was used
+    compare(leaves[1], references[1])
+
+
+def test_a_leaf_that_counts_is_saved_and_restored():
+    torch.manual_seed(0)
+    rule = Admission(3.0, 1.0, 2.0)
+    leaves, references = make_leaves(rule)
+    leaf, reference = leaves[1], references[1]
+    for _ in range(2):
+        ids = torch.randint(0, 30, (40,))
+        grads, counts = torch.randn(40, 3), shown_once(torch.rand(40).round())
+        for one in (leaf, reference):
+            one.push(ids, grads, 0.1, counts)
+    compare(leaf, reference)
+    other = make_leaves(rule)[0][1]
+    other.step = leaf.step
+    for rows in leaf.export(4):
+        other.restore(rows)
+    for pending in leaf.export_pending(4):
+        other.restore_pending(pending)
+    compare(other, reference)
+    for mine, known in zip(other.export_pending(), reference.export_pending(), strict=True):
+        for key in ("ids", "show", "click", "last_step"):
+            assert torch.equal(getattr(mine, key), getattr(known, key))
+    other.forget()
+    assert len(other) == 0
+    assert not list(other.export_pending())
+
+
+def test_what_does_not_fit_a_leaf_is_refused():
+    leaves, _ = make_leaves()
+    fixed, growing, _ = leaves
+    with pytest.raises(ValueError, match=r"they must be torch.int64"):
+        fixed.pull(torch.zeros(2))
+    with pytest.raises(ValueError, match=r"must be torch.float32 \[2, 6\]"):
+        fixed.push(torch.tensor([1, 2]), torch.zeros(2, 3), 0.1)
+    with pytest.raises(ValueError, match="keeps no counters"):
+        growing.push(torch.tensor([1]), torch.zeros(1, 3), 0.1, torch.ones(1, 2))
+    with pytest.raises(ValueError, match="is fixed: only a table that grows shrinks"):
+        fixed.shrink(Shrink(min_norm=1.0))
+    with pytest.raises(ValueError, match="table 'a' has no row 20"):
+        fixed.pull(torch.tensor([20]))
+        fixed.group.check()

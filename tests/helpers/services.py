@@ -1,0 +1,79 @@
+"""Row services for tests that use a module without a strategy, and their gradients as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.embedding.engines.admission import Admission
+from shoal.embedding.module import Embeddings
+from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.placements.local import LocalRows
+from shoal.embedding.placements.placement import Layout
+from shoal.embedding.placements.shard_engine import make_shard_leaves
+from shoal.embedding.placements.sharded import ShardedRows
+from shoal.embedding.placements.sharded_table import ShardedTable
+from shoal.embedding.service import Gradients, Lookup, RowGradients, RowService
+from shoal.embedding.store import Every
+from shoal.embedding.table import Table
+from shoal.world.world import World
+
+
+def attach(module: Embeddings, make_leaf: Callable[[Table], Any]) -> LocalRows:
+    """Give every table of a module a leaf of its own."""
+    service = LocalRows({name: make_leaf(table) for name, table in module.tables.items()})
+    module.attach(service)
+    return service
+
+
+def taken(service: RowService) -> dict[str, tuple[Tensor, Tensor]]:
+    """Table -> ids and gradients since the last call, every row named by its id."""
+    return {name: pair(one) for name, one in service.collect().items()}
+
+
+def pair(one: RowGradients) -> tuple[Tensor, Tensor]:
+    ids = torch.arange(len(one.grads)) if isinstance(one.ids, Every) else one.ids
+    return ids, one.grads
+
+
+def pull(service: RowService, name: str, ids: Tensor) -> Tensor:
+    """Rows of one table, as nobody learns from them."""
+    return service.pull([Lookup(name, ids)], learn=False)[0]
+
+
+def push(service: RowService, name: str, ids: Tensor, grads: Tensor, lr: float) -> None:
+    """A step of one table by given gradients; others have none."""
+    service.begin(object(), [], {}, lr)
+    rows = service.pull([Lookup(name, ids)], learn=True)[0]
+    torch.autograd.backward(rows, grads.to(rows))
+    gradients: Gradients = service.collect(1.0, service.note())
+    service.apply({name: gradients[name]} if name in gradients else {}, lr)
+    service.settle()
+
+
+class Alone(ShardedTable):
+    """A sharded table with a service of its own. Every call is made by all ranks together."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        world: World,
+        optimizer: RowOptimizer,
+        seed: int,
+        admission: Admission | None = None,
+    ):
+        name = layout.table.name
+        leaves = make_shard_leaves(
+            {name: layout}, world.rank, {name: optimizer}, seed, admissions={name: admission}
+        )
+        super().__init__(layout, world, optimizer, leaves.get(name), admission)
+        self.service = ShardedRows(world, {self.table.name: self})
+
+    def pull(self, ids: Tensor) -> Tensor:
+        return pull(self.service, self.table.name, ids.reshape(-1))
+
+    def push(self, ids: Tensor, grads: Tensor, lr: float) -> None:
+        push(self.service, self.table.name, ids.reshape(-1), grads, lr)

@@ -1,0 +1,151 @@
+"""Steps of layers by the native core, against the same in torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from shoal.data.batch import Jagged
+from shoal.kernels.bags import sum_bags
+from shoal.kernels.machine import on_arm
+from shoal.models.nn import mlp, user_items
+from shoal.models.nn.dropout import begin_slice, begin_step, end_steps
+from shoal.models.nn.interactions import Dots, sum_of_facing, sum_of_products
+from shoal.models.nn.mlp import MLP
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Perceptrons are made as large ones are."""
+    monkeypatch.setattr(mlp, "SMALL", 0)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dim", [1, 3, 8, 10, 64, 83])
+def test_bags_are_sums_of_rows(dim: int, weighted: bool) -> None:
+    x, weights = torch.randn(50, dim), torch.rand(90) if weighted else None
+    starts, ids = torch.tensor([0, 0, 7, 8, 90]), torch.randint(50, (90,))
+    every = x[ids] if weights is None else x[ids] * weights[:, None]
+    wanted = torch.stack([part.sum(0) for part in every.tensor_split([0, 7, 8])])
+    assert torch.allclose(sum_bags(x, starts, ids, weights), wanted, atol=1e-5)
+    lie = torch.tensor([0, 4, 50])
+    wanted = torch.stack([x[:4].sum(0), x[4:].sum(0)])
+    assert torch.allclose(sum_bags(x, lie), wanted, atol=1e-5)
+
+
+def test_bags_refuse_what_does_not_fit() -> None:
+    x = torch.randn(5, 8)
+    if not on_arm(x):
+        # Off ARM the core's bags are not called: torch's are as quick there.
+        pytest.skip("torch's own bags are used here")
+    with pytest.raises(ValueError, match="below the number of rows"):
+        sum_bags(x, torch.tensor([0, 2]), torch.tensor([1, 5]))
+    with pytest.raises(ValueError, match="ascend"):
+        sum_bags(x, torch.tensor([0, 6]))
+    with pytest.raises(ValueError, match="int64"):
+        sum_bags(x, torch.tensor([0, 2], dtype=torch.int32))
+    with pytest.raises(ValueError, match="as many weights"):
+        sum_bags(x, torch.tensor([0, 2]), torch.tensor([1, 2]), torch.ones(3))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_dots_are_those_of_all_pairs(apart: bool) -> None:
+    rows = torch.randn(4, 37, 5) if apart else torch.randn(37, 4, 5)
+    rows.requires_grad_()
+    vectors = rows.transpose(0, 1) if apart else rows
+    pairs = [(i, j) for i in range(4) for j in range(i)]
+    wanted = torch.stack([(vectors[:, i] * vectors[:, j]).sum(1) for i, j in pairs], 1)
+    found = Dots(4)(vectors)
+    assert torch.allclose(found, wanted, atol=1e-5)
+    grad = torch.randn_like(found)
+    (of_wanted,) = torch.autograd.grad(wanted, rows, grad)
+    (of_found,) = torch.autograd.grad(found, rows, grad)
+    assert torch.allclose(of_found, of_wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_products_of_pairs_are_summed(apart: bool) -> None:
+    rows = torch.randn(4, 300, 5) if apart else torch.randn(300, 4, 5)
+    rows.requires_grad_()
+    vectors = rows.transpose(0, 1) if apart else rows
+    wanted = torch.stack([vectors[:, i] * vectors[:, j] for i in range(4) for j in range(i)]).sum(0)
+    found = sum_of_products(vectors)
+    assert torch.allclose(found, wanted, atol=1e-5)
+    grad = torch.randn_like(found)
+    (of_wanted,) = torch.autograd.grad(wanted, rows, grad)
+    (of_found,) = torch.autograd.grad(found, rows, grad)
+    assert torch.allclose(of_found, of_wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_facing_vectors_are_multiplied(apart: bool) -> None:
+    rows = torch.randn(4, 6, 12) if apart else torch.randn(6, 4, 12)
+    rows.requires_grad_()
+    vectors = rows.transpose(0, 1) if apart else rows
+    each = vectors.unflatten(2, (4, 3))
+    pairs = [(each[:, i, j] * each[:, j, i]).sum(1) for j in range(4) for i in range(j)]
+    wanted, found = torch.stack(pairs).sum(0), sum_of_facing(vectors)
+    assert torch.allclose(found, wanted, atol=1e-5)
+    grad = torch.randn_like(found)
+    (of_wanted,) = torch.autograd.grad(wanted, rows, grad)
+    (of_found,) = torch.autograd.grad(found, rows, grad)
+    assert torch.allclose(of_found, of_wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("shape", [(300, 6), (20, 3, 6), (1100, 6), (1, 6)])
+def test_a_perceptron_is_its_layers_one_by_one(shape: tuple[int, ...], drop: float) -> None:
+    layers = MLP([6, 19, 8, 5], drop)
+    found = []
+    for run in (layers, super(MLP, layers).forward):
+        x = torch.linspace(-1, 1, torch.Size(shape).numel()).view(shape).requires_grad_()
+        begin_step(3, 7, CPU)
+        begin_slice(11)
+        made = run(x)
+        layers.zero_grad()
+        functional.softplus(made).sum().backward()
+        found.append([made, x.grad, *(p.grad for p in layers.parameters())])
+    end_steps()
+    for one, other in zip(*found):
+        assert one is not None and other is not None
+        assert torch.allclose(one, other, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.4])
+def test_a_perceptron_of_any_size_makes_the_same(
+    drop: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small ones are torch's layers, larger ones a pass of their own each: one set of masks."""
+    torch.manual_seed(3)
+    perceptron = MLP([6, 20, 12], drop)
+    found = []
+    for small in (1 << 18, 0):
+        monkeypatch.setattr(mlp, "SMALL", small)
+        x = torch.linspace(-1, 1, 5 * 6).view(5, 6).requires_grad_()
+        begin_step(1, 2, x.device)
+        made = perceptron(x)
+        perceptron.zero_grad()
+        (made * torch.arange(12)).sum().backward()
+        end_steps()
+        found.append([made, x.grad, *(p.grad.clone() for p in perceptron.parameters())])
+    for one, other in zip(*found):
+        torch.testing.assert_close(one, other)
+    assert found[0][0].abs().sum() > 0
+
+
+@pytest.mark.parametrize("dim", [1, 6, 67])
+def test_sums_of_lists_and_their_gradients_are_products(dim: int, monkeypatch) -> None:
+    torch.manual_seed(dim)
+    lists = Jagged.from_lists([[4, 1, 9], [], [9], [2, 3, 4, 5]])
+    owner, weights, found = user_items.owners(lists), torch.rand(8), []
+    rows, weight = torch.randn(12, dim), torch.randn(4, dim)
+    for takes in (user_items.on_arm, lambda *_: False):
+        monkeypatch.setattr(user_items, "on_arm", takes)
+        own = rows.clone().requires_grad_()
+        made = user_items.summed(lambda ids, own=own: own[ids], lists, owner, weights)
+        (made * weight).sum().backward()
+        found.append((made.detach(), own.grad))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,388 @@
+"""Requests for rows: their bytes, what is refused, and native answers beside those of Python."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+
+import pytest
+import torch
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ps_cluster import grads, joined, make_spec, pull, push, serving
+
+import shoal.kernels.wire
+import shoal.ps.server.answers
+import shoal.ps.server.steps
+import shoal.ps.worker.arriving
+import shoal.ps.worker.client
+from shoal.embedding.engines.init import initial_rows
+from shoal.embedding.engines.local import make_local, native_is_built
+from shoal.embedding.engines.native import row_reader
+from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.table import Init, Table
+from shoal.kernels.wire import native_inlet
+from shoal.ps.wire import (
+    BFLOAT16,
+    COMPRESSED,
+    Header,
+    Kind,
+    WireError,
+    parse_pull,
+    pull_message,
+    rows_message,
+)
+from shoal.ps.worker.arriving import ArrivingRows
+from shoal.ps.worker.link import ServerError
+from shoal.ps.worker.transfer import Share, cut
+
+HEADER = struct.Struct("<4sHHIIQqQ")
+TABLES = [  # dim, rows
+    (4, None),
+    (3, 50),
+    (64, None),
+    (1, 7),
+]
+LIMITS = [rows for _, rows in TABLES]
+
+
+def header_of(kind: int = Kind.PULL, flags: int = 0) -> bytes:
+    return HEADER.pack(b"SHOL", 6, kind, 3, flags, 77, -1, 12345)
+
+
+def packed(*numbers: int) -> bytes:
+    return struct.pack(f"<{len(numbers)}q", *numbers)
+
+
+# ---- bytes --------------------------------------------------------------------------------------
+
+
+def test_bytes_of_a_request() -> None:
+    header = Header(Kind.PULL, 3, 0, 77, -1, 12345)
+    one, two = torch.tensor([5, -6, 7, 8]), torch.tensor([9])
+    found = pull_message(header, [(2, one, 1, 3), (0, two, 0, 1), (1, two, 1, 1)])
+    assert found == header_of() + packed(3, 2, 2, 0, 1, 1, 0) + packed(-6, 7, 9)
+    assert pull_message(header, []) == header_of() + packed(0)
+    small = pull_message(header._replace(flags=COMPRESSED), [(2, one, 0, 4)])
+    head = header_of(flags=COMPRESSED) + packed(1, 2, 4)
+    assert small[: len(head)] == head and zlib.decompress(small[len(head) :]) == packed(5, -6, 7, 8)
+
+
+@pytest.mark.parametrize("flags", [0, COMPRESSED])
+def test_requests_are_read_back(flags: int) -> None:
+    ids = torch.tensor([5, -6, 7, 8])
+    message = pull_message(Header(Kind.PULL, 0, flags), [(2, ids, 0, 3), (0, ids, 3, 4)])
+    found = [(table, some.tolist()) for table, some in parse_pull(message, flags, 3)]
+    assert found == [(2, [5, -6, 7]), (0, [8])]
+
+
+@pytest.mark.parametrize(
+    "body, message",
+    [
+        (b"", "0 bytes do not say which rows"),
+        (bytes(7), "7 bytes do not say which rows"),
+        (packed(-1), "-1 parts of 2 tables"),
+        (packed(3, 0, 0, 1, 0, 0, 0), "3 parts of 2 tables"),
+        (packed(1), "0 parts; 1 were announced"),
+        (packed(1, 0), "8 bytes do not say which of 2 tables"),
+        (packed(1, 2, 0), "table 2; there are 2"),
+        (packed(1, -1, 0), "table -1; there are 2"),
+        (packed(1, 0, -1), "-1 ids of table 0"),
+        (packed(2, 0, 0, 0, 0), "named twice"),
+        (packed(1, 0, 2, 5), "expected 2 values"),
+        (packed(1, 0, 1, 5, 6), "expected 1 values"),
+        (packed(1, 0, 1 << 29), "at most"),
+    ],
+)
+def test_requests_that_are_refused(body: bytes, message: str) -> None:
+    with pytest.raises(WireError, match=message):
+        parse_pull(header_of() + body, 0, 2)
+
+
+def test_ids_are_read_where_they_lie() -> None:
+    """Of a tensor that has gaps a copy is made, so that no other memory is read."""
+    every_other = torch.arange(10)[::2]
+    share = Share(0, every_other, [5])
+    assert share.ids.is_contiguous() and share.ids.tolist() == [0, 2, 4, 6, 8]
+
+
+def test_large_requests_are_cut() -> None:
+    shares = [Share(0, torch.arange(5), [3, 2]), Share(1, torch.arange(4), [4, 0])]
+    assert cut(shares, [16, 8], 0, 40) == [[(0, 0, 2)], [(0, 2, 3), (1, 0, 3)], [(1, 3, 4)]]
+    assert cut(shares, [16, 8], 1, 40) == [[(0, 3, 5), (1, 4, 4)]]
+    assert cut(shares, [16, 1], 0, 40) == cut(shares, [16, 8], 0, 40)  # ids take room, too
+
+
+# ---- native answers beside those of Python ------------------------------------------------------
+
+
+def make_stores() -> list:
+    stores = []
+    for number, (dim, _) in enumerate(TABLES):  # a server's tables all grow
+        table = Table(f"t{number}", dim, None, Init("uniform", 0.1))
+        store = make_local(table, RowOptimizer("sgd"), 1, backend="native")
+        store.push(torch.arange(0, 40, 3), torch.full((14, dim), 1.0 + number), 0.5)
+        stores.append(store)
+    return stores
+
+
+def rows_by_hand(table: int, ids: Sequence[int]) -> bytes:
+    """Initial values, less what `make_stores` taught."""
+    made = Table(f"t{table}", TABLES[table][0], None, Init("uniform", 0.1))
+    rows = initial_rows(made, 1, torch.tensor(ids, dtype=torch.int64))
+    for place, number in enumerate(ids):
+        if 0 <= number < 40 and number % 3 == 0:
+            rows[place] -= torch.tensor(1.0 + table) * 0.5
+    return rows.numpy().astype("<f4").tobytes()
+
+
+def outside(table: int, ids: Sequence[int]) -> bool:
+    """Whether a table has no row for one of them."""
+    limit = LIMITS[table]
+    return limit is not None and any(not 0 <= number < limit for number in ids)
+
+
+# Without a compiler servers answer in Python, which the other tests here hold.
+native = pytest.mark.skipif(not native_is_built(), reason="the native core is not built")
+some_ids = st.lists(st.integers(0, 49) | st.integers(-(1 << 63), (1 << 63) - 1), max_size=30)
+
+
+@native
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), some_ids), max_size=4, unique_by=lambda p: p[0]))
+def test_native_answers(parts: list[tuple[int, list[int]]]) -> None:
+    reader = row_reader(STORES, LIMITS)
+    told = [number for table, ids in parts for number in (table, len(ids))]
+    request = header_of() + packed(len(parts), *told, *[i for _, ids in parts for i in ids])
+    found = reader.answer(request, 100)
+    if any(outside(table, ids) for table, ids in parts):
+        assert found is None
+    else:
+        rows = b"".join(rows_by_hand(table, ids) for table, ids in parts)
+        assert found == header_of(kind=100) + packed(0) + rows
+
+
+@native
+@settings(max_examples=500, deadline=None)
+@given(st.data())
+def test_native_code_reads_no_request_that_python_refuses(data: st.DataObject) -> None:
+    """And reads every one that Python takes."""
+    words = st.integers(-2, 5) | st.integers(-(1 << 63), (1 << 63) - 1)
+    body = packed(*data.draw(st.lists(words, max_size=12)))
+    body += data.draw(st.binary(max_size=9))
+    request = header_of() + body[: data.draw(st.integers(0, len(body)))]
+    try:
+        wanted = parse_pull(request, 0, len(TABLES))
+    except WireError:
+        wanted = None
+    found = row_reader(STORES, LIMITS).answer(request, 100)
+    fine = wanted is not None and not any(outside(table, ids.tolist()) for table, ids in wanted)
+    assert (found is not None) == fine
+
+
+STORES = make_stores() if native_is_built() else []
+
+
+@pytest.mark.parametrize("flags", [0, BFLOAT16, COMPRESSED, BFLOAT16 | COMPRESSED])
+@pytest.mark.parametrize("core", ["all", "no reader", "no sockets", "nothing"])
+def test_rows_of_two_servers(core: str, flags: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without native code, in one message or in many: what was taught comes back."""
+    if core in ("no reader", "nothing"):
+        monkeypatch.setattr(shoal.ps.server.steps, "row_reader", lambda stores, limits: None)
+    if core in ("no sockets", "nothing"):
+        monkeypatch.setattr(shoal.kernels.wire, "_functions", lambda names: [])
+    if core == "nothing":
+        monkeypatch.setattr(shoal.ps.worker.arriving, "native_arriving", lambda *_: None)
+    spec = make_spec("sgd", servers=2, dense=[], tables=make_spec().tables)
+    ids = list(range(40))
+    taught = grads(3, 40, 4)
+    with serving(2) as running, joined(running.addresses, spec, dense=False) as client:
+        begin = pull(client, 0, ids)
+        push(client, {0: (ids, taught)}, lr=0.5).wait()
+        client.flags = flags
+        exact = begin - taught * 0.5
+        expected = exact.to(torch.bfloat16).float() if flags & BFLOAT16 else exact
+        assert torch.equal(pull(client, 0, ids), expected)
+        monkeypatch.setattr(shoal.ps.server.answers, "ANSWER_VALUES", 20)
+        assert torch.equal(pull(client, 0, ids), expected)
+        for name in ("REQUEST_VALUES", "PACKED_VALUES"):
+            monkeypatch.setattr(shoal.ps.worker.client, name, 50)
+        assert torch.equal(pull(client, 0, ids), expected)
+        none = Share(0, torch.empty(0, dtype=torch.int64), [0, 0])
+        assert client.start_pull([none]).wait()[0].shape == (0, 4)
+
+
+# ---- parts of an answer -------------------------------------------------------------------------
+
+
+def test_bytes_of_an_answer() -> None:
+    rows = [torch.tensor([[1.0, -2.0]]), torch.tensor([[0.5]])]
+    found = rows_message(Header(Kind.OK, 3, 0, 77, -1, 12345), rows)
+    assert found == header_of(100) + packed(0) + struct.pack("<3f", 1.0, -2.0, 0.5)
+
+
+def part(first: int, *values: float) -> memoryview:
+    body = packed(first) + struct.pack(f"<{len(values)}f", *values)
+    return memoryview(bytearray(header_of(100) + body))
+
+
+def make_arriving(core: bool, to: torch.Tensor, places: list[tuple[int, int]]) -> ArrivingRows:
+    rows = ArrivingRows(Header(Kind.OK, 3, 0, 77, -1, 12345), to, places)
+    if not core:
+        rows.core = None
+    return rows
+
+
+either = pytest.mark.parametrize("core", [pytest.param(True, marks=native), False])
+
+
+@either
+def test_parts_go_to_their_places(core: bool) -> None:
+    """Each once and in order; one that came before, or before its time, is dropped."""
+    to = torch.zeros(8)
+    rows = make_arriving(core, to, [(5, 2), (0, 0), (1, 3)])
+    for values, expected in (
+        (part(0, 1.0), [0, 0, 0, 0, 0, 1, 0, 0]),
+        (part(0, 9.0), [0, 0, 0, 0, 0, 1, 0, 0]),
+        (part(3, 9.0, 9.0), [0, 0, 0, 0, 0, 1, 0, 0]),
+        (part(1, 2.0, 3.0), [0, 3, 0, 0, 0, 1, 2, 0]),
+        (part(1, 9.0, 9.0), [0, 3, 0, 0, 0, 1, 2, 0]),
+        (part(3, 4.0, 5.0), [0, 3, 4, 5, 0, 1, 2, 0]),
+    ):
+        assert not rows.whole
+        rows.take(values)
+        assert to.tolist() == expected
+    assert rows.whole
+
+
+@either
+def test_no_values_are_an_answer_too(core: bool) -> None:
+    rows = make_arriving(core, torch.empty(0), [(0, 0)])
+    assert not rows.whole
+    rows.take(part(0))
+    assert rows.whole
+
+
+@either
+@pytest.mark.parametrize(
+    "message",
+    [
+        part(0),
+        part(0, 1.0, 2.0, 3.0, 4.0),
+        part(3, 1.0),
+        part(-1, 1.0),
+        part(0, 1.0)[:-1],
+        part(0, 1.0)[:47],
+        part(0, 1.0)[:39],
+    ],
+)
+def test_parts_that_are_refused(core: bool, message: memoryview) -> None:
+    to = torch.zeros(3)
+    rows = make_arriving(core, to, [(0, 3)])
+    with pytest.raises(WireError):
+        rows.take(message)
+    assert to.tolist() == [0, 0, 0]
+    rows.take(part(0, 1.0, 2.0, 3.0))
+    assert rows.whole and to.tolist() == [1, 2, 3]
+
+
+@native
+def test_parts_of_another_answer_are_refused() -> None:
+    to = torch.zeros(1)
+    rows = make_arriving(True, to, [(0, 1)])
+    for place in range(40):
+        message = bytearray(part(0, 1.0))
+        message[place] ^= 1
+        with pytest.raises(WireError):
+            rows.take(memoryview(message))
+    assert to.tolist() == [0]
+
+
+@either
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_parts_of_any_size(core: bool, data: st.DataObject) -> None:
+    lengths = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=4))
+    order = data.draw(st.permutations(range(len(lengths))))
+    starts = {}
+    for k in order:  # places lie in another order than values come
+        starts[k] = sum(lengths[j] for j in starts)
+    total = sum(lengths)
+    expected = [0.0] * total
+    values = iter(range(1, total + 1))
+    for k, length in enumerate(lengths):
+        for i in range(length):
+            expected[starts[k] + i] = float(next(values))
+    to = torch.zeros(total)
+    rows = make_arriving(core, to, [(starts[k], length) for k, length in enumerate(lengths)])
+    done = 0
+    while not rows.whole:
+        count = data.draw(st.integers(1, total - done)) if total else 0
+        rows.take(part(done, *range(done + 1, done + count + 1)))
+        done += count
+    assert to.tolist() == expected
+
+
+@native
+def test_native_code_receives_rows() -> None:
+    """And says whether anything came, however slowly, and what was not rows."""
+    with zmq.Context() as context, context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as two:
+        one.bind("inproc://rows")
+        two.connect("inproc://rows")
+        two.setsockopt(zmq.RCVTIMEO, 20)
+        inlet = native_inlet(two)
+        to = torch.zeros(3)
+        rows = make_arriving(True, to, [(0, 3)])
+        assert inlet.receive(rows.core) is None
+        one.send(part(0, 1.0))
+        assert inlet.receive(rows.core) == [] and to.tolist() == [1, 0, 0] and not rows.whole
+        assert inlet.receive(rows.core) is None
+        one.send_multipart([part(1, 9.0), b"more"])
+        one.send(part(1, 2.0))
+        one.send(b"x")
+        one.send(part(2, 3.0))
+        assert inlet.receive(rows.core) == [part(1, 9.0), b"more"]
+        assert inlet.receive(rows.core) == [b"x"] and to.tolist() == [1, 2, 0]
+        assert inlet.receive(rows.core) == [] and rows.whole and to.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("core", [True, False])
+def test_parts_among_other_answers(core: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are taken while something else is waited for, and requests may be answered twice."""
+    monkeypatch.setattr(shoal.ps.server.answers, "ANSWER_VALUES", 12)
+    if not core:
+        monkeypatch.setattr(shoal.kernels.wire, "_functions", lambda names: [])
+    ids = torch.arange(30)
+    with serving(1) as running, joined(running.addresses, make_spec("sgd")) as client:
+        expected = pull(client, 0, ids.tolist())
+        first, second = (client.start_pull([Share(0, ids, [30])]) for _ in range(2))
+        link = client.links[0]
+        for send in list(link.due.values()):
+            send()
+        assert len(client.stats()) == 1  # its answer comes after the rows
+        assert all(torch.equal(one.wait()[0], expected) for one in (second, first))
+        assert torch.equal(pull(client, 0, ids.tolist()), expected)
+        assert not link.due and not link.rows and not link.came
+        third = client.start_pull([Share(0, ids, [30])])
+        header = client.header(Kind.STATS)
+        link.ask(header, [])
+        for send in list(link.due.values()):
+            send()
+        assert torch.equal(third.wait()[0], expected)
+        assert torch.equal(pull(client, 0, ids.tolist()), expected)  # the first answer is kept
+        assert link.wait(header.sequence)
+
+
+def test_rows_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their memory lives until they came; an error instead of rows is told."""
+    with serving(1) as running, joined(running.addresses, make_spec("sgd")) as client:
+        client.start_pull([Share(0, torch.arange(30), [30])])
+        assert client.stats() and not client.links[0].rows
+        unknown = client.start_pull([Share(0, torch.arange(3), [3])])
+        unknown.wait()
+        monkeypatch.setattr(client, "session", 5)
+        with pytest.raises(ServerError):
+            client.start_pull([Share(0, torch.arange(3), [3])]).wait()
+        assert not client.links[0].due and not client.links[0].rows

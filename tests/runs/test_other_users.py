@@ -1,0 +1,96 @@
+"""Another user of the same host joins nothing, orders nothing and reads nothing of a run.
+
+Those of whole commands are in tests/cluster/test_joining.py, of servers in test_ps_attacks.py.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from other_user import as_nobody, needs_root, reached
+
+from shoal.embedding.engines.row_log import RowLog
+from shoal.launch.hosts import scratch_folder
+from shoal.world.channel import Place
+from shoal.world.hosts import private_folder
+from shoal.world.liveness import Beat, stack_of
+from shoal.world.meeting import Guest, Meeting
+from shoal.world.tunnel import Tunnel
+
+pytestmark = needs_root
+
+
+def test_the_place_where_ranks_of_a_host_meet() -> None:
+    place = Place(path=str(private_folder() / f"test-{os.getpid()}"))
+    meeting = Meeting(place)
+    try:
+        assert as_nobody(reached, [Path(place.path), private_folder()]) == []
+        Guest(place).ask("set", b"a", b"b")  # its own user is let in
+    finally:
+        meeting.close()
+
+
+def test_what_processes_leave_for_the_hang_watch() -> None:
+    """Their beats and stacks: whoever could write there could have a rank ended."""
+    with scratch_folder() as scratch:
+        beats = Path(scratch) / "beats"
+        beats.mkdir()
+        Beat().open(beats / "rank-0")
+        paths = [Path(scratch), beats, beats / "rank-0", stack_of(beats / "rank-0")]
+        assert all(path.exists() for path in paths)
+        assert as_nobody(reached, paths) == []
+
+
+def connect(place: str, port: int) -> bytes:
+    with socket.create_connection((place, port), timeout=10) as line:
+        return line.recv(1)
+
+
+def test_a_tunnel_hands_on_for_its_own_user() -> None:
+    """The loopback address of a far rank is open to all of the host; only ours are handed on."""
+    far, came = socket.create_server(("127.0.0.1", 0)), threading.Event()
+
+    def accept() -> None:
+        line, _ = far.accept()
+        came.set()
+        line.close()
+
+    threading.Thread(target=accept, daemon=True).start()
+    ours: Any = Tunnel(None, 0, 2, b"the secret of this run", "127.0.0.1")  # type: ignore[arg-type]
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    try:
+        ours._call(ours._stand_in("127.0.0.1", port, *far.getsockname()))
+        assert as_nobody(connect, "127.0.0.1", port) == b"" and not came.is_set()
+        assert connect("127.0.0.1", port) == b"" and came.wait(10)
+    finally:
+        ours.close()
+        far.close()
+
+
+def rows_of_nobody(folder: Path) -> list[int]:
+    log = RowLog(folder, "t", 3, 16)
+    try:
+        return log.read(log.append(torch.arange(6).view(2, 3)))[:, 0].tolist()
+    finally:
+        log.close()
+
+
+def test_rows_on_a_disk_that_users_share() -> None:
+    """Nobody reads another's, and nobody is kept from working by another's folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        shared = Path(folder)
+        shared.chmod(0o1777)
+        log = RowLog(shared, "t", 3, 16)
+        log.append(torch.ones(2, 3, dtype=torch.int64))
+        (shared / "shoal-rows-nonsense").write_text("no folder at all")
+        assert log.folder is not None
+        assert as_nobody(reached, [log.folder, *log.folder.iterdir()]) == []
+        assert as_nobody(rows_of_nobody, shared) == [0, 3]
+        log.close()

@@ -1,0 +1,197 @@
+"""The import rules of docs/architecture.md, read off the source."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1] / "shoal"
+FILES = sorted(ROOT.rglob("*.py"))
+
+# From the top down; a room imports from its own row and the rows below it.
+FLOORS = [
+    {"__main__"},
+    {"command"},
+    {"compat"},
+    {"runs"},
+    {"launch"},
+    {"training"},
+    {"models", "ps"},
+    {"embedding"},
+    {"data"},
+    {"config"},
+    {"world"},
+    {"kernels"},
+]
+MODEL_MAY_IMPORT = {
+    "shoal.models.nn",
+    "shoal.data.batch",
+    "shoal.data.feature_table",
+    "shoal.data.features",
+    "shoal.data.joined",
+    "shoal.data.knowledge",
+    "shoal.embedding.module",
+    "shoal.embedding.table",
+    "shoal.models",
+}
+
+
+def imports(path: Path) -> set[str]:
+    """Dotted names that a file imports, wherever in the file."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def room(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def floor(name: str) -> int:
+    found = [number for number, rooms in enumerate(FLOORS) if name in rooms]
+    assert found, f"the room {name!r} stands on no floor: add it to FLOORS and docs/architecture.md"
+    return found[0]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_go_down(path: Path) -> None:
+    here = path.relative_to(ROOT).with_suffix("").parts[0]
+    if here == "__init__":
+        return
+    for name in imports(path):
+        if name.split(".")[0] == "shoal" and room(name) and not room(name).startswith("_"):
+            target = room(name)
+            if (
+                name == f"shoal.{target}"
+                and not (ROOT / target).exists()
+                and not (ROOT / f"{target}.py").exists()
+            ):
+                continue  # a name of the package itself, such as shoal.STARTED
+            assert floor(target) >= floor(here), (
+                f"{path.name} imports {name}, which stands above it"
+            )
+
+
+def test_models_import_only_what_they_may() -> None:
+    layers = ROOT / "models" / "nn"  # what models are made of
+    for path in (ROOT / "models").rglob("*.py"):
+        for name in imports(path) if layers not in path.parents else ():
+            if name.startswith("shoal"):
+                if path.name in ("__init__.py", "own.py") and name.startswith(
+                    "shoal.config.errors"
+                ):
+                    continue  # no models, but how they are found
+                allowed = any(name == one or name.startswith(one + ".") for one in MODEL_MAY_IMPORT)
+                assert allowed, f"models/{path.name} imports {name}"
+
+
+def test_only_world_talks_to_peers() -> None:
+    for path in FILES:
+        for name in imports(path):
+            if name.startswith("torch.distributed"):
+                launcher = name.startswith(
+                    ("torch.distributed.elastic", "torch.distributed.launcher")
+                )
+                where = str(path.relative_to(ROOT))
+                joins = where in [
+                    f"world/{n}.py" for n in ("world", "joining", "store", "tunnel", "gloo")
+                ]
+                assert joins or (where == "launch/ranks.py" and launcher), (
+                    f"{where} imports {name}; collectives belong to world/world.py"
+                )
+
+
+def test_only_kernels_calls_the_core_and_triton() -> None:
+    """By import, or by a name in a string that is looked up."""
+    for path in FILES:
+        where = path.relative_to(ROOT)
+        if where.parts[0] == "kernels":
+            continue
+        for name in imports(path):
+            assert name.split(".")[0] != "triton", f"{where} imports {name}"
+            core = name.startswith(("shoal._core", "shoal.kernels.core.load_core"))
+            assert not core, f"{where} imports {name}; call a function of shoal.kernels"
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert node.value not in ("triton", "_core", "shoal._core"), where
+
+
+def test_no_private_name_of_torch_is_used() -> None:
+    """But for torch._foreach_*, which its documentation lists, and the type of an operator."""
+    allowed = {"torch._ops.OpOverload"}
+    for path in FILES:
+        for name in re.findall(r"\btorch(?:\.\w+)*\._[a-zA-Z]\w*(?:\.\w+)*", path.read_text()):
+            fine = name in allowed or name.startswith("torch._foreach_")
+            assert fine, f"{path.relative_to(ROOT)} uses {name}"
+
+
+def test_importing_changes_nothing_outside() -> None:
+    """Neither the environment nor the collector: a program may import shoal for one function."""
+    code = (
+        "import gc, os; before = dict(os.environ); import shoal.runs.run, shoal.runs.fit; "
+        "assert dict(os.environ) == before and gc.isenabled()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_only_world_reads_rank_variables() -> None:
+    for path in FILES:
+        if path.name not in ("world.py", "variables.py"):
+            text = path.read_text()
+            for variable in ('"RANK"', '"WORLD_SIZE"', '"LOCAL_RANK"', '"MASTER_ADDR"'):
+                assert variable not in text, f"{path.name} names {variable}"
+
+
+def test_nothing_is_unpickled_or_evaluated() -> None:
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in ("eval", "exec"), f"{path.name} calls {node.func.id}"
+        names = imports(path)
+        assert not any(name.split(".")[0] in ("pickle", "dill", "marshal") for name in names), path
+        assert "torch.load(" not in path.read_text(), path
+
+
+def test_the_top_shows_the_rooms() -> None:
+    """Few enough to be read at a glance, and no loose file but what a package must have."""
+    folders = [path for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"]
+    assert len(folders) <= 12
+    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py"}
+
+
+def test_no_two_files_need_each_other() -> None:
+    """No circle of imports, be it for types alone or within a function."""
+    names = {}
+    for path in FILES:
+        parts = path.relative_to(ROOT.parent).with_suffix("").parts
+        names[".".join(part for part in parts if part != "__init__")] = path
+    needs = {}
+    for name, path in names.items():
+        found = {one if one in names else one.rpartition(".")[0] for one in imports(path)}
+        needs[name] = found & names.keys() - {name, "shoal"}
+    while free := [name for name, others in needs.items() if not others & needs.keys()]:
+        for name in free:
+            del needs[name]
+    assert not needs, f"these import in a circle: {sorted(needs)}"
+
+
+def test_there_is_no_utils() -> None:
+    assert not [path for path in FILES if "util" in path.stem or "helper" in path.stem]
+
+
+def test_one_search_for_the_nearest_spelling() -> None:
+    """config.errors.did_you_mean: one measure of likeness, one wording."""
+    searching = [path for path in FILES if "difflib" in path.read_text()]
+    assert [str(path.relative_to(ROOT)) for path in searching] == ["config/errors.py"]

@@ -1,0 +1,228 @@
+"""Whole training steps on rows in GPU memory against rows in host memory.
+
+On a GPU where there is one, else by Triton's interpreter (see triton_there.py).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from click_batches import global_batch, make_model
+from triton_there import DEVICE, ask_for_interpreter, import_kernels
+
+from shoal.config.row_rules import RowsSection
+from shoal.config.schema import OptimizerSection
+from shoal.embedding.engines.admission import Admission
+from shoal.embedding.engines.local import (
+    begin_all,
+    lives_on_gpu,
+    make_local,
+    pull_all,
+    push_all,
+)
+from shoal.embedding.engines.tiered import Tiered
+from shoal.embedding.optim.rows import RowOptimizer
+from shoal.embedding.placements.local import LocalRows
+from shoal.embedding.service import Lookup
+from shoal.embedding.store import EVERY
+from shoal.embedding.table import Init, Table
+from shoal.training.strategy.single import Single
+from shoal.world.world import World
+
+gpu_leaf = import_kernels("shoal.embedding.engines.gpu_engine")
+slow = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def interpret(monkeypatch):
+    ask_for_interpreter(monkeypatch)
+
+
+class OnGpu(Single):
+    """Single, whose rows are a GpuEngine's wherever it computes."""
+
+    def make_rows(self, tables):
+        admissions = {name: self.rules.get(name) for name in tables}
+        admissions = {n: None if r is None else Admission(2.0) for n, r in admissions.items()}
+        (optimizer,) = set(self.row_optimizers.values())
+        made = gpu_leaf.make_gpu_leaves(
+            list(tables.values()),
+            optimizer,
+            self.seed,
+            self.world.device,
+            admissions=list(admissions.values()),
+        )
+        return LocalRows(dict(zip(tables, made)), self.rules, self.world.device)
+
+
+def curve(strategy, model, kind, rows, optimizer, steps, clip=None, counted=False):
+    section = OptimizerSection(name=optimizer, lr=0.05)
+    rules = RowsSection(admission={"threshold": 2.0}) if counted else None
+    strategy.setup(make_model(model, rows), section, 1, clip, rows=rules)
+    losses = []
+    for step in range(1, steps + 1):
+        batch = strategy.receive(global_batch(step, kind, rows))
+        losses.append(float(strategy.train_step(batch)))
+    return losses, strategy.stores
+
+
+CASES = [  # model, ids, rows, optimizer, steps
+    ("DLRM", "one", "fixed", "adagrad", 2),
+    pytest.param("DeepFM", "lists", "grows", "adam", 4, marks=slow),
+    *(
+        pytest.param(model, kind, rows, optimizer, 8, marks=slow)
+        for model in ("DLRM", "DeepFM")
+        for kind in ("one", "weighted")
+        for rows in ("fixed", "grows")
+        for optimizer in ("sgd", "adagrad", "adam")
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "kind", "rows", "optimizer", "steps"), CASES)
+def test_training_steps_are_those_of_rows_in_host_memory(model, kind, rows, optimizer, steps):
+    how = model, kind, rows, optimizer, steps
+    got, mine = curve(OnGpu(World(DEVICE)), *how)
+    want, theirs = curve(Single(World()), *how)
+    assert got == pytest.approx(want, rel=1e-5, abs=1e-6)
+    for name, store in theirs.items():
+        assert mine[name].step == store.step == steps
+        assert len(mine[name]) == len(store)
+        for one, other in zip(mine[name].export(), store.export(), strict=True):
+            assert torch.equal(one.ids, other.ids)
+            # Dense products round otherwise on a GPU, and Adam makes steps of small gradients too.
+            near = 1e-5 if DEVICE.type == "cpu" else 2e-3
+            torch.testing.assert_close(one.values, other.values, rtol=1e-4, atol=near)
+
+
+@pytest.mark.parametrize("clip", [None, pytest.param(0.1, marks=slow)])
+def test_rows_are_admitted_as_in_host_memory(clip):
+    how = "DLRM", "one", "grows", "adagrad", 3, clip, True
+    got, mine = curve(OnGpu(World(DEVICE)), *how)
+    want, theirs = curve(Single(World()), *how)
+    assert got == pytest.approx(want, rel=1e-5, abs=1e-6)
+    for name, store in theirs.items():
+        (one,), (other,) = mine[name].export(), store.export()
+        assert torch.equal(one.ids, other.ids)
+        for key in ("show", "click", "last_step"):
+            assert torch.equal(one.state[key], other.state[key])
+        (one,), (other,) = mine[name].export_pending(), store.export_pending()
+        assert torch.equal(one.ids, other.ids)
+        assert torch.equal(one.show, other.show)
+
+
+def test_many_tables_step_together_and_every_row_at_once():
+    tables = [
+        Table(name, dim, 20, Init("uniform", 0.1), 0)
+        for name, dim in (("a", 4), ("b", 4), ("c", 6))
+    ]
+    optimizer = RowOptimizer("adam")
+    ours = gpu_leaf.make_gpu_leaves(tables, optimizer, 1, DEVICE)
+    theirs = [make_local(table, optimizer, 1, backend="reference") for table in tables]
+    assert ours[0].group is ours[1].group and ours[0].group is not ours[2].group
+    torch.manual_seed(0)
+    for ids in ([torch.tensor([3, 3, 0, 7])] * 3, [EVERY, torch.tensor([5, 1]), EVERY]):
+        got, want = pull_all(ours, ids), pull_all(theirs, ids)
+        for one, other in zip(got, want):
+            torch.testing.assert_close(one.cpu(), other)
+        grads = [torch.randn_like(rows) for rows in want]
+        push_all(ours, [(i, g.to(DEVICE)) for i, g in zip(ids, grads)], 0.1)
+        push_all(theirs, list(zip(ids, grads)), 0.1)
+        assert [leaf.step for leaf in ours] == [leaf.step for leaf in theirs]
+    for one, other in zip(ours, theirs):
+        torch.testing.assert_close(one.pull(EVERY).cpu(), other.pull(EVERY))
+    assert all(leaf.recordable for leaf in ours)
+    begin_all(ours, 0.1)
+    assert [leaf.step for leaf in ours] == [3, 3, 3]
+    ours[1].step = 9
+    with pytest.raises(ValueError, match=r"strategy\.graph=false"):
+        begin_all(ours, 0.1)
+
+
+def leaves_of_both(rows=20):
+    tables = [Table(name, 4, rows, Init("uniform", 0.1), 0) for name in "ab"]
+    optimizer = RowOptimizer("adagrad")
+    ours = gpu_leaf.make_gpu_leaves(tables, optimizer, 1, DEVICE)
+    theirs = [make_local(table, optimizer, 1, backend="reference") for table in tables]
+    services = [
+        LocalRows({leaf.table.name: leaf for leaf in leaves}, {}, device)
+        for leaves, device in ((ours, DEVICE), (theirs, "cpu"))
+    ]
+    return services, ours[0].group
+
+
+def learn(service, pulls, used=True):
+    """A step of lookups, some of which may get no gradient; the rows it read."""
+    read = [service.pull([Lookup(*one) for one in some], learn=True) for some in pulls]
+    flat = [rows for some in read for rows in some]
+    sum(
+        (k + 1) * rows.square().sum() for k, rows in enumerate(flat if used else flat[1:])
+    ).backward()
+    service.apply(service.collect(), 0.1)
+    return [rows.detach().cpu() for rows in flat]
+
+
+@pytest.mark.parametrize("rows", [20, None])
+def test_a_step_of_one_lookup_sorts_its_ids_before_gradients_come(rows, monkeypatch):
+    (ours, theirs), group = leaves_of_both(rows)
+    sorted_late = []
+    sort = group.sort
+
+    def note(lookup, rows=None):
+        sorted_late.append(rows is None)  # else by _sort_beside
+        return sort(lookup, rows)
+
+    monkeypatch.setattr(group, "sort", note)
+    ids = [torch.tensor([3, 3, 0, 7]), torch.tensor([[7, 1]]), torch.tensor([3, 5, 9])]
+    both = [("a", ids[0]), ("b", ids[1]), ("a", ids[2])]
+    steps = [  # what it looks up, whether all of it gets gradients; whether ids are sorted late
+        ([both], True, [True]),  # nothing is known of a step before
+        ([both], True, [False]),
+        ([both], False, [False, True]),  # those of one lookup are missing
+        ([both[:2], both[2:]], True, [False, True]),  # the first of two
+        ([both[1:]], True, [True]),  # there were two
+        ([both], True, [False]),
+    ]
+    for pulls, used, late in steps:
+        sorted_late.clear()
+        here = [[(name, part.to(DEVICE)) for name, part in some] for some in pulls]
+        for got, want in zip(learn(ours, here, used), learn(theirs, pulls, used), strict=True):
+            torch.testing.assert_close(got, want)
+        assert sorted_late == late
+    for name in "ab":
+        mine, other = ours.stores[name].export(), theirs.stores[name].export()
+        for one, two in zip(mine, other, strict=True):
+            assert torch.equal(one.ids, two.ids)
+            torch.testing.assert_close(one.values, two.values)
+
+
+def test_which_tables_live_on_a_gpu():
+    table = Table("t", 4, None)
+    assert lives_on_gpu(table, None, "cuda") and lives_on_gpu(table, Admission(2.0), "cuda")
+    assert not lives_on_gpu(table, Admission(2.0, bloom_counters=64), "cuda")
+    assert not lives_on_gpu(Table("t", 4, 9, whole=True), None, "cuda")
+    assert not lives_on_gpu(table, None, "cpu")
+
+
+@pytest.mark.parametrize("rows", [200, pytest.param(None, marks=slow)])
+def test_rows_in_gpu_memory_over_host_memory(rows):
+    table = Table("t", 5, rows, Init("uniform", 0.1), 0)
+    optimizer = RowOptimizer("adam")
+    ours = Tiered(table, optimizer, 3, 50, None, device=DEVICE, segment_rows=16)
+    theirs = make_local(table, optimizer, 3, backend="native")
+    for step in range(6):
+        torch.manual_seed(step)
+        ids = torch.randint(0, 200, (40,))
+        ours.announce([ids])
+        rows_there = ours.pull(ids)
+        assert rows_there.device.type == DEVICE.type
+        torch.testing.assert_close(rows_there.cpu(), theirs.pull(ids), rtol=1e-5, atol=1e-6)
+        grads = torch.randn(40, 5)
+        ours.push(ids, grads.to(DEVICE), 0.05)
+        theirs.push(ids, grads, 0.05)
+    assert ours.traffic.evicted > 0 and ours.log.folder is None and len(ours.log)
+    for one, other in zip(ours.export(64), theirs.export(64), strict=True):
+        assert torch.equal(one.ids, other.ids)
+        torch.testing.assert_close(one.values, other.values, rtol=1e-5, atol=1e-6)
+        for key, part in one.state.items():
+            torch.testing.assert_close(part, other.state[key], rtol=1e-5, atol=1e-6)
