@@ -21,7 +21,7 @@ from shoal.training.strategy.graphed import Graphed
 from shoal.training.strategy.single import Single
 from shoal.world.world import World
 
-gpu_leaf = import_kernels("shoal.embedding.engines.gpu_engine")
+gpu_engine = import_kernels("shoal.embedding.engines.gpu_engine")
 CachedGpuTables = import_kernels("shoal.embedding.engines.gpu_cache").CachedGpuTables
 slow = pytest.mark.slow
 ROWS, SLOTS, IDS = 90, 24, 16
@@ -36,8 +36,8 @@ def make(optimizer, slots=SLOTS):
     table = Table("t", 5, ROWS, Init("uniform", 0.1), padding=0)
     chosen = RowOptimizer(optimizer)
     cache = CachedGpuTables(table, chosen, 3, DEVICE, slots)
-    (whole,) = gpu_leaf.make_gpu_leaves([table], chosen, 3, DEVICE)
-    return gpu_leaf.GpuEngine(cache, 0), whole
+    (whole,) = gpu_engine.make_gpu_leaves([table], chosen, 3, DEVICE)
+    return gpu_engine.GpuEngine(cache, 0), whole
 
 
 def draw(step):
@@ -85,8 +85,8 @@ def test_rows_that_come_and_go_have_the_numbers_of_rows_that_stay(optimizer):
 def test_many_rows_come_while_others_are_updated(optimizer):
     table = Table("t", 64, 300_000, Init("uniform", 0.1))
     cache = CachedGpuTables(table, RowOptimizer(optimizer), 3, DEVICE, 40_000)
-    ours = gpu_leaf.GpuEngine(cache, 0)
-    (whole,) = gpu_leaf.make_gpu_leaves([table], RowOptimizer(optimizer), 3, DEVICE)
+    ours = gpu_engine.GpuEngine(cache, 0)
+    (whole,) = gpu_engine.make_gpu_leaves([table], RowOptimizer(optimizer), 3, DEVICE)
     power = torch.rand(40, 30_000, generator=torch.Generator().manual_seed(1)) ** 6
     batches = (power * table.rows).long().pin_memory()
     for step in range(39):
@@ -168,7 +168,7 @@ class InTwo(Single):
         for name, table in tables.items():
             optimizer = self.row_optimizers[name]
             cache = CachedGpuTables(table, optimizer, self.seed, self.world.device, 240)
-            leaves[name] = gpu_leaf.GpuEngine(cache, 0)
+            leaves[name] = gpu_engine.GpuEngine(cache, 0)
         return LocalRows(leaves, self.rules, self.world.device)
 
 
