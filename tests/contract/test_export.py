@@ -57,7 +57,7 @@ def trained(config: Config, world: World | None = None, steps: int = 3) -> Parts
         batches = parts.reader.batches(0, world.rank, world.size)
         for _, batch in zip(range(steps), batches):
             parts.strategy.train_step(batch)
-        parts.strategy.settle()
+        parts.strategy.synchronize()
     parts.model.eval()
     return parts
 

@@ -253,7 +253,7 @@ def make_leaves(admission=None):
     ]
     optimizer = RowOptimizer("adam")
     counted = [None, admission, None]
-    leaves = gpu_engine.make_gpu_leaves(tables, optimizer, 3, DEVICE, admissions=counted)
+    leaves = gpu_engine.make_gpu_engines(tables, optimizer, 3, DEVICE, admissions=counted)
     assert leaves[0].group is leaves[2].group
     return leaves, [Reference(one, optimizer, 3, rule) for one, rule in zip(tables, counted)]
 
