@@ -204,7 +204,12 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         path = self.path / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        if not path.exists():
+            return []
+        try:
+            return [json.loads(line) for line in path.read_text().splitlines()]
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path} is damaged: {error}") from None
 
 
 def _written(path: Path) -> int | None:
@@ -235,7 +240,7 @@ def _epoch_of(line: str) -> float:
     """The epoch of a line; a torn last line of a killed run counts as never written."""
     try:
         return json.loads(line)["epoch"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return float("inf")
 
 
