@@ -13,3 +13,9 @@ operators.py  target: every operator that the graph of an artifact may call
 frames.py     target: messages (messages.py) to a live parameter server
 corpus/       inputs that once found something; they are tried first
 """
+
+import sys
+from pathlib import Path
+
+# What tests share; a child of the fuzzer is started without pytest.
+sys.path += [str(Path(__file__).parents[1] / name) for name in ("helpers", "ps")]

@@ -84,13 +84,6 @@ def threads(rng: random.Random) -> int:
     return rng.choice((1, 1, 1, 2, 0, -1))
 
 
-def sharing(rng: random.Random) -> tuple[int, int, int]:
-    """A descriptor of memory that ranks share, this rank, their number; mostly: of none."""
-    if rng.random() < 0.8:
-        return -1, 0, 1
-    return rng.choice((MEMORY, MEMORY, 10**6)), rng.choice((0, 1, 2, -1)), rng.choice((1, 3, 0))
-
-
 def table(core: Any, rng: random.Random) -> tuple[Any, int, int, bool, int]:
     """(table, dim, rows, counted, optimizer)"""
     dim, rows = rng.choice((1, 2, 3, 8, 17)), rng.choice((-1, -1, 0, 1, 5, 100))
@@ -100,7 +93,7 @@ def table(core: Any, rng: random.Random) -> tuple[Any, int, int, bool, int]:
     made = core.make_table(
         *(dim, rows, rng.random() < 0.5, 0, rng.random() < 0.3, numbering(rng, rows)),
         *(rng.randrange(3), 7, 0.1),
-        *(core.Hyper(kind), state, counted, [1.0, 1.0, 1.0], bloom, threads(rng), *sharing(rng)),
+        *(core.Hyper(kind), state, counted, [1.0, 1.0, 1.0], bloom, threads(rng)),
     )
     return made, dim, rows, counted, kind
 
@@ -133,7 +126,7 @@ def make_table(core: Any, rng: random.Random) -> None:
         *(dim, rows, False, 0, rng.random() < 0.5, numbering(rng, rows)),
         *(rng.choice((0, 1, 2, 3, -1)), 1, 0.1),
         *(core.Hyper(rng.randrange(-1, 9)), [(True, 0.0)] * rng.randrange(3), False, [0.0] * 3, 0),
-        *(threads(rng), *sharing(rng)),
+        threads(rng),
     )
 
 
@@ -268,38 +261,6 @@ def add_rows(core: Any, rng: random.Random) -> None:
     core.add_rows(
         *(at(rng, total), rows, dim, at(rng, places), at(rng, grads), n, begun, threads(rng))
     )
-
-
-def board(core: Any, rng: random.Random) -> None:
-    limit, dim, n = rng.choice((1, 5, 10**6)), rng.choice((1, 8)), rng.choice((0, 1, 20))
-    told = rng.choice((limit, limit, -1, 2**62))
-    size, rank = 1 << rng.choice((8, 16)), rng.choice((0, 0, 1, -1))
-    file = os.memfd_create("fuzz")
-    os.truncate(file, size)
-    try:
-        ranks = rng.choice((1, 1, 2))
-        made = core.Board(file, rng.choice((0, 0, 0, 4096, 2**41)), size, rank, ranks)
-        flat = floats(rng, 3)
-        for _ in range(2):
-            ids = [at(rng, numbers(rng, n, limit)) for _ in range(2)]
-            values = [at(rng, floats(rng, n, dim)) for _ in range(2)]
-            lengths = uneven(rng, [n, n])
-            entries = [(uneven(rng, ids), lengths, uneven(rng, values), dim, told)]
-            made.write(at(rng, flat), 3, entries, threads(rng))
-        if rng.random() < 0.2:  # what others have written may be anything
-            os.pwrite(file, rng.randbytes(rng.choice((8, 40, 200))), rng.randrange(size))
-        made.sums(at(rng, flat), rng.choice((3, 3, 0, 9)))
-        number, width = rng.choice((0, 0, 1, 2**40)), rng.choice((dim, dim, 0, 4))
-        count = made.count_rows(number, width)
-        if count > 10**5:
-            return
-        out_ids, out = np.zeros(count, np.int64), np.zeros((count, width), np.float32)
-        made.read(number, width, 0.5, at(rng, out_ids), at(rng, out), rng.choice((count, count, 0)))
-        tables = uneven(rng, [table(core, rng)[0]])
-        step = core.StepNumbers(size=0.1, eps=1e-8, lr=0.1, keep=1.0)
-        core.push_board(made, [number], tables, 0.5, uneven(rng, [step]), [1], threads(rng))
-    finally:
-        os.close(file)
 
 
 def negatives(core: Any, rng: random.Random) -> None:
@@ -504,7 +465,7 @@ CALLS: dict[str, Call] = {
     call.__name__: call
     for call in (
         *(make_table, rows_of_tables, read_and_write, life_of_a_table, products),
-        *(topk, pairs, catalogue, codes, add_rows, board, negatives, slots, dropout, layers),
+        *(topk, pairs, catalogue, codes, add_rows, negatives, slots, dropout, layers),
         *(graph, wire),
         *((lanes, rings) if sys.platform == "linux" else ()),
     )

@@ -172,7 +172,7 @@ def _archive(folder: Path) -> Target:
 
 def _cache(folder: Path) -> Target:
     from shoal.config.schema import DataSection
-    from shoal.data.columns import open_columns
+    from shoal.data.cache import check_cache
     from shoal.data.prepare import load_dataset
 
     home = folder / "cached"
@@ -188,7 +188,7 @@ def _cache(folder: Path) -> Target:
         chosen = files[len(data) % len(files)]
         chosen.write_bytes(data)
         try:
-            open_columns(stored)
+            check_cache(stored)
         finally:
             chosen.write_bytes(sound[chosen])
 

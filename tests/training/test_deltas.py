@@ -166,7 +166,7 @@ def chain_of_ranks(world: World, folder: str, place: str) -> bool:
             whole = global_batch(step, "one", kind)
             cuts = [whole.size * rank // world.size for rank in (world.rank, world.rank + 1)]
             strategy.train_step(whole.rows(*cuts))
-            strategy.settle()
+            strategy.synchronize()
             checkpoints.save(strategy, {"step": step, "best_step": None})
             snapshot = take(strategy, {})
             checkpoints.wait()

@@ -10,7 +10,7 @@ import os
 import secrets
 import socket as sockets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import repeat
@@ -67,6 +67,8 @@ class Client(Caller):
         super().__post_init__()
         self.flags = 0  # of rows on the wire
         self.pushes = 0  # made so far: the step that the servers count
+        self._rows: tuple[list[Share], list[Tensor]] = ([], [])  # of the next push
+        self.on_push: Callable[[], None] = lambda: None  # called once a push is on its way
         count = len(self.addresses) // self.replicas
         self.servers = [Link(self, k % count, one) for k, one in enumerate(self.addresses)]
         self._shards = [self.servers[k::count] for k in range(count)]
@@ -202,6 +204,19 @@ class Client(Caller):
                 one.send()
             asked.append(requests)
         return Pulling(shares, dims, asked)
+
+    def add_rows(self, shares: list[Share], grads: list[Tensor]) -> None:
+        """Let the next push have these gradients of rows: grads[k] [n, dim] of shares[k]."""
+        self._rows = shares, grads
+
+    def push(
+        self, lr: float, loss: float, count: float, dense: list[Tensor] | None = None
+    ) -> Pushing:
+        """Send the gradients of a summed loss of `count` terms, with the rows that were added."""
+        rows, self._rows = self._rows, ([], [])
+        pushing = self.start_push(*rows, lr, loss, count, dense)
+        self.on_push()
+        return pushing
 
     def start_push(
         self,
