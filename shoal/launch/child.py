@@ -23,7 +23,6 @@ from shoal.world.world import PeerLost
 # How long a rank that merely lost its peers waits before it exits, so that the agent sees the rank
 # that really failed first.
 GRACE_SECONDS = 2.0
-TELLING_SECONDS = 0.3  # SIGTERM may reach a rank before its launcher
 HANG_TIMEOUT = "SHOAL_HANG_TIMEOUT"  # the variable that says launch.hang_timeout
 
 
@@ -88,7 +87,7 @@ def _end() -> None:
     The launcher knows which.
     """
     folder = os.environ.get(FOLDER)
-    deadline = time.monotonic() + TELLING_SECONDS
+    deadline = time.monotonic() + 0.3  # SIGTERM may reach a rank before its launcher
     while folder is not None and time.monotonic() < deadline:
         if stop_file(Path(folder)).exists():
             STOPPING.everyone = True

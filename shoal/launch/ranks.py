@@ -41,9 +41,7 @@ from shoal.world.rendezvous import MEET, Rendezvous, RunStore
 from shoal.world.world import TIMEOUT
 
 AGAIN_SECONDS = 0.5  # between two looks whether there is another meeting
-SPARE_SECONDS = 2.0  # for ranks that end at the last moment
 STOPPED = (signal.SIGINT, signal.SIGTERM)
-SAVED = 128 + signal.SIGTERM  # status of a rank that was asked to save, when all have
 RESUME = "; what was saved can be continued with --resume"
 
 
@@ -104,7 +102,8 @@ def launch(
                 raise shoal.Interrupted(signal.SIGINT) from None
             if stop_file(beats).exists():
                 raise shoal.Interrupted(signal.SIGTERM) from None
-            if growing.asked and any(f.exitcode == SAVED for f in error.failures.values()):
+            saved = 128 + signal.SIGTERM  # status of a rank that was asked to save, when all have
+            if growing.asked and any(f.exitcode == saved for f in error.failures.values()):
                 raise MoreRanks from None
             raise describe_failure(error.failures, hosts, watch.hung, ending) from None
         except SignalException as error:
@@ -274,7 +273,7 @@ def _signals(beats: Path, grace: float, can_save: Callable[[], bool]) -> Iterato
         if can_save():
             stop_file(beats).touch()
             ranks = tell_ranks(beats)
-            deadline = time.monotonic() + grace + SPARE_SECONDS
+            deadline = time.monotonic() + grace + 2.0  # for ranks that end at the last moment
             while any(map(_runs, ranks)) and time.monotonic() < deadline:
                 time.sleep(0.05)
             if ranks and not any(map(_runs, ranks)):

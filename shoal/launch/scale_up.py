@@ -17,8 +17,6 @@ from pathlib import Path
 
 from shoal.world.liveness import look
 
-LOOK_SECONDS = 0.1
-
 
 class MoreRanks(Exception):
     """The ranks have saved and ended, to make room for more of them."""
@@ -56,7 +54,7 @@ class Growing:
         if self._over.wait(growth.seconds):
             return
         while not growth.is_time():
-            if self._over.wait(LOOK_SECONDS):
+            if self._over.wait(0.1):
                 return
         if self._over.is_set():
             return

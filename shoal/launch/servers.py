@@ -31,8 +31,6 @@ from shoal.launch.watch import Hang, Signs, Watch, signs_of
 from shoal.training.run_folder import RunFolder
 from shoal.world.liveness import FOLDER, look
 
-START_SECONDS = 60.0  # at least, before a server listens, without any work; else join_timeout
-PATIENCE = 5.0  # join_timeouts: hosts start one after the other, and servers may be the first
 RESUME = "what was saved can be continued with --resume"
 END_SECONDS = 30.0  # for the last files of a checkpoint, after the workers are done
 
@@ -59,8 +57,10 @@ class Servers:
         self.tiers = config.rows.tiers
         self.restarts = config.strategy.ps.restarts if self.journal else 0  # that are left
         self.threads = config.run.threads or 1
-        self.patience = PATIENCE * section.join_timeout
-        self._start_seconds = max(START_SECONDS, section.join_timeout)
+        # Hosts start one after the other, and servers may be the first.
+        self.patience = 5.0 * section.join_timeout
+        # Without any work, before it listens.
+        self._start_seconds = max(60.0, section.join_timeout)
         self.culprit: str | None = None
         self._processes: list[subprocess.Popen] = []
         self._over = threading.Event()

@@ -27,7 +27,6 @@ from shoal.launch.watch import Watch
 from shoal.world.liveness import FOLDER
 from shoal.world.variables import variables_of_one_alone
 
-SPARE_SECONDS = 2.0  # for workers that end at the last moment
 RESUME = "what was saved can be continued with --resume"
 
 
@@ -161,7 +160,8 @@ class Workers:
 
     def _look_at_time(self) -> None:
         begun = self._told_to_stop
-        if begun is not None and time.monotonic() - begun > self.section.grace + SPARE_SECONDS:
+        most = self.section.grace + 2.0  # for workers that end at the last moment
+        if begun is not None and time.monotonic() - begun > most:
             raise shoal.Interrupted(signal.SIGTERM)
 
     def _end(self) -> None:
