@@ -11,12 +11,12 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from shoal.launch.scale_up import grow_file
 from shoal.launch.watch import signs_of
-from shoal.world.liveness import BEAT, FOLDER
+from shoal.world.liveness import BEAT, FOLDER, look
 from shoal.world.stopping import STOPPING
 from shoal.world.world import PeerLost
 
@@ -107,8 +107,23 @@ def _end() -> None:
 
 
 def stop_file(beats: Path) -> Path:
-    """What is there, beside the beats, when the run was told to stop."""
+    """Exists, beside the beats, when SIGTERM means: the whole run is to save and stop."""
     return beats.parent / "stop"
+
+
+def grow_file(beats: Path) -> Path:
+    """Exists, beside the beats, when SIGTERM means: save, there will be more ranks."""
+    return beats.parent / "grow"
+
+
+def signal_ranks(beats: Path) -> list[int]:
+    """Send SIGTERM to the ranks of a launch; their process numbers."""
+    found = [look(file) for file in beats.iterdir() if not file.suffix]
+    ranks = [beat.pid for beat in found if beat is not None]
+    for pid in ranks:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    return ranks
 
 
 def record_failure(error: BaseException, fault: bool = False) -> bool:
