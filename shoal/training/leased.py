@@ -197,8 +197,8 @@ class LeasedTrainer(Trainer):
         mean = told["loss"] / max(1, told["losses"])  # a batch may have been computed twice
         self.cursor.loss_sum += mean * steps
         self.cursor.losses += steps
-        self.servers.settle()
-        self.servers.rows.steps = dict.fromkeys(self.servers.rows.tables, self.cursor.step)
+        self.servers.synchronize()
+        self.servers.rows.steps = dict.fromkeys(self.servers.rows.steps, self.cursor.step)
 
     @property
     def _place(self) -> tuple[int, int]:

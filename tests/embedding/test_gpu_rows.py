@@ -17,9 +17,9 @@ from shoal.embedding.store import EVERY
 from shoal.embedding.table import Init, Numbering, Table
 
 gpu_index = import_kernels("shoal.kernels.gpu.index")
-gpu_growing, gpu_leaf, gpu_tables = (
+gpu_growing, gpu_engine, gpu_tables = (
     import_kernels(f"shoal.embedding.engines.{name}")
-    for name in ("gpu_growing", "gpu_leaf", "gpu_tables")
+    for name in ("gpu_growing", "gpu_engine", "gpu_tables")
 )
 DIM = 6  # not a power of two: lanes are left over
 ROWS = 50
@@ -253,7 +253,7 @@ def make_leaves(admission=None):
     ]
     optimizer = RowOptimizer("adam")
     counted = [None, admission, None]
-    leaves = gpu_leaf.make_gpu_leaves(tables, optimizer, 3, DEVICE, admissions=counted)
+    leaves = gpu_engine.make_gpu_engines(tables, optimizer, 3, DEVICE, admissions=counted)
     assert leaves[0].group is leaves[2].group
     return leaves, [Reference(one, optimizer, 3, rule) for one, rule in zip(tables, counted)]
 
@@ -272,13 +272,13 @@ def test_leaves_of_a_group_are_read_and_learn_together():
     leaves, references = make_leaves()
     order = [2, 0, 1, 0]  # one is looked up twice
     ids = [torch.randint(0, 20, (n,)) for n in (9, 4, 7, 5)]
-    got = gpu_leaf.GpuEngine.pull_many([leaves[k] for k in order], ids)
+    got = gpu_engine.GpuEngine.pull_many([leaves[k] for k in order], ids)
     for k, part, rows in zip(order, ids, got):
         assert torch.equal(rows.cpu(), references[k].pull(part))
     for _ in range(2):
         ids = [torch.randint(0, 20, (n,)) for n in (9, 0, 7)]
         grads = [torch.randn(len(part), leaf.table.dim) for part, leaf in zip(ids, leaves)]
-        gpu_leaf.GpuEngine.push_many(leaves, ids, grads, 0.1)
+        gpu_engine.GpuEngine.push_many(leaves, ids, grads, 0.1)
         for reference, part, grad in zip(references, ids, grads):
             reference.push(part, grad, 0.1)
         leaves[0].step = references[0].step = 7  # the second time each has numbers of its own

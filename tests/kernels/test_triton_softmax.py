@@ -146,10 +146,10 @@ def test_a_module_learns_as_without_kernels():
         service = attach(
             embed, lambda table, fused=fused: Device(table, RowOptimizer("adam"), 5, DEVICE, fused)
         )
-        found = fusable(service.leaf("output"), service.leaf("bias"))
+        found = fusable(service.engines["output"], service.engines["bias"])
         assert (found is not None) == fused
         own = Device(tables["bias"], RowOptimizer("adam", lr_factor=0.5), 5, DEVICE, fused)
-        assert fusable(service.leaf("output"), own) is None  # kernels have one set of numbers
+        assert fusable(service.engines["output"], own) is None  # kernels have one set of numbers
         losses, states = [], []
         for _ in range(4):
             hidden = torch.randn(9, 16, requires_grad=True)
@@ -158,10 +158,10 @@ def test_a_module_learns_as_without_kernels():
             loss.backward(torch.tensor(0.2))
             losses.append(loss.detach())
             states.append(hidden.grad)
-            gradients = service.collect()
+            gradients = service.collect().rows
             assert all(len(one.grads) == (0 if fused else 21) for one in gradients.values())
             service.apply(gradients, 0.05)
-        values = [service.leaf(name).values for name in tables]
+        values = [service.engines[name].values for name in tables]
         learned.append([torch.stack(losses), torch.stack(states), *values])
     for plain, fused in zip(*learned):
         torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)

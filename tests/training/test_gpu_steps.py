@@ -29,7 +29,7 @@ from shoal.embedding.table import Init, Table
 from shoal.training.strategy.single import Single
 from shoal.world.world import World
 
-gpu_leaf = import_kernels("shoal.embedding.engines.gpu_engine")
+gpu_engine = import_kernels("shoal.embedding.engines.gpu_engine")
 slow = pytest.mark.slow
 
 
@@ -45,7 +45,7 @@ class OnGpu(Single):
         admissions = {name: self.rules.get(name) for name in tables}
         admissions = {n: None if r is None else Admission(2.0) for n, r in admissions.items()}
         (optimizer,) = set(self.row_optimizers.values())
-        made = gpu_leaf.make_gpu_leaves(
+        made = gpu_engine.make_gpu_engines(
             list(tables.values()),
             optimizer,
             self.seed,
@@ -117,7 +117,7 @@ def test_many_tables_step_together_and_every_row_at_once():
         for name, dim in (("a", 4), ("b", 4), ("c", 6))
     ]
     optimizer = RowOptimizer("adam")
-    ours = gpu_leaf.make_gpu_leaves(tables, optimizer, 1, DEVICE)
+    ours = gpu_engine.make_gpu_engines(tables, optimizer, 1, DEVICE)
     theirs = [make_local(table, optimizer, 1, backend="reference") for table in tables]
     assert ours[0].group is ours[1].group and ours[0].group is not ours[2].group
     torch.manual_seed(0)
@@ -142,7 +142,7 @@ def test_many_tables_step_together_and_every_row_at_once():
 def leaves_of_both(rows=20):
     tables = [Table(name, 4, rows, Init("uniform", 0.1), 0) for name in "ab"]
     optimizer = RowOptimizer("adagrad")
-    ours = gpu_leaf.make_gpu_leaves(tables, optimizer, 1, DEVICE)
+    ours = gpu_engine.make_gpu_engines(tables, optimizer, 1, DEVICE)
     theirs = [make_local(table, optimizer, 1, backend="reference") for table in tables]
     services = [
         LocalRows({leaf.table.name: leaf for leaf in leaves}, {}, device)
@@ -158,7 +158,7 @@ def learn(service, pulls, used=True):
     sum(
         (k + 1) * rows.square().sum() for k, rows in enumerate(flat if used else flat[1:])
     ).backward()
-    service.apply(service.collect(), 0.1)
+    service.apply(service.collect().rows, 0.1)
     return [rows.detach().cpu() for rows in flat]
 
 
@@ -213,7 +213,7 @@ def test_rows_in_gpu_memory_over_host_memory(rows):
     for step in range(6):
         torch.manual_seed(step)
         ids = torch.randint(0, 200, (40,))
-        ours.announce([ids])
+        ours.prefetch([ids])
         rows_there = ours.pull(ids)
         assert rows_there.device.type == DEVICE.type
         torch.testing.assert_close(rows_there.cpu(), theirs.pull(ids), rtol=1e-5, atol=1e-6)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 from typing_extensions import TypedDict
 
+from shoal.config.choices import Choices
 from shoal.config.section import Section
 
 Place = Literal["auto", "row", "table", "column", "replicate"]
@@ -79,8 +80,11 @@ class ServersSection(Section):
     )
 
 
+STRATEGIES = Choices("auto", "single", "ddp", "sharded", "ps")
+
+
 class StrategySection(Section):
-    name: Literal["auto", "single", "ddp", "sharded", "ps"] = Field(
+    name: Annotated[str, STRATEGIES] = Field(
         "auto",
         description="where rows and dense parameters live; auto: single, or ddp on many processes",
     )

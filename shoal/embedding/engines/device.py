@@ -1,4 +1,4 @@
-"""Device: the leaf in the memory of a GPU (or any torch device), in plain torch.
+"""Device: the engine in the memory of a GPU (or any torch device), in plain torch.
 
 Nothing here waits for the device: repeated ids are found by sorting, and each of them writes the
 same new row. When every row has a gradient (a softmax over the catalogue), rows are updated where
@@ -190,7 +190,7 @@ class Device(RowEngine):
 def device_pair(
     rows: RowEngine | None, bias: RowEngine | None
 ) -> tuple[Device, Device | None] | None:
-    """Both leaves, where one pass of a softmax can update both; bias: a number for each row."""
+    """Both engines, where one pass of a softmax can update both; bias: a number for each row."""
     if not isinstance(rows, Device) or not (bias is None or isinstance(bias, Device)):
         return None
     if bias is not None and (bias.table.rows, bias.table.dim) != (rows.table.rows, 1):

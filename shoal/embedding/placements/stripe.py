@@ -20,7 +20,7 @@ from shoal.world.world import World
 
 
 class Stripe(Device):
-    """Neighbouring rows of a leaf as a leaf of their own, in the same memory."""
+    """Neighbouring rows of a engine as a engine of their own, in the same memory."""
 
     def __init__(self, whole: Device, world: World):
         self.layout = Layout(whole.table, Placement("row", "range"), world.size)

@@ -1,4 +1,4 @@
-"""A softmax over the rows of a Device leaf that are updated in the same pass.
+"""A softmax over the rows of a Device engine that are updated in the same pass.
 
 Forward reads the rows once for the loss and the gradients of the states; the step reads them once
 more, and what would be the gradient of the whole table never leaves the chip.
@@ -6,6 +6,7 @@ more, and what would be the gradient of the whole table never leaves the chip.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from shoal.embedding.engines.device import Device, device_pair
 from shoal.embedding.engines.row_engine import RowEngine
-from shoal.embedding.service import RowService
+from shoal.embedding.softmax.deferred import Deferred
 from shoal.kernels.softmax import gpu_kernels
 
 ALONE = (
@@ -23,7 +24,7 @@ ALONE = (
 
 
 def fusable(rows: RowEngine | None, bias: RowEngine | None) -> tuple[Device, Device | None] | None:
-    """Both leaves, where they have kernels for it."""
+    """Both engines, where they have kernels for it."""
     found = device_pair(rows, bias)
     if found is None:
         return None
@@ -33,15 +34,21 @@ def fusable(rows: RowEngine | None, bias: RowEngine | None) -> tuple[Device, Dev
 
 
 class FusedSoftmax:
-    """The summed cross entropy of one batch; after backward it is a late update of all rows."""
+    """The summed cross entropy of one batch; after backward it is a deferred update of all rows."""
 
     normalizers: Tensor  # set by forward
     parts: Any
 
     def __init__(
-        self, rows: Device, bias: Device | None, targets: Tensor, stop: int, service: RowService
+        self,
+        rows: Device,
+        bias: Device | None,
+        targets: Tensor,
+        stop: int,
+        defer: Callable[[Deferred], None],
     ):
-        self.rows, self.bias, self.stop, self.service = rows, bias, stop, service
+        """defer: called in backward, with this update."""
+        self.rows, self.bias, self.stop, self.defer = rows, bias, stop, defer
         self.tables = [one.table.name for one in (rows, bias) if one is not None]
         self.targets = targets.contiguous()
         self.scale: Tensor | None = None  # set by backward
@@ -50,12 +57,12 @@ class FusedSoftmax:
         """Of states [n, d]: a scalar; a position whose target is 0 does not count."""
         return _Loss.apply(hidden, self)
 
-    def follow_back(self, scale: Tensor) -> None:
-        """Backward came by."""
+    def backward(self, scale: Tensor) -> None:
+        """Defers these rows' update."""
         if self.scale is not None:
             raise RuntimeError(ALONE)
         self.scale = scale
-        self.service.add_late(self)
+        self.defer(self)
 
     def gradients(self) -> list[Tensor]:
         """They cannot be had: no kernel writes them."""
@@ -94,5 +101,5 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         scale = grads[0].to(ctx.grads)
-        ctx.softmax.follow_back(scale)
+        ctx.softmax.backward(scale)
         return ctx.grads * scale, None
