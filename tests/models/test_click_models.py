@@ -366,7 +366,5 @@ def test_samples_of_a_batch_with_lists() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="'serial'; DCNV2 is parallel or stacked"):
-        plain("DCNV2", structure="serial")
     with pytest.raises(ValueError, match="no pairs"):
         plain("DLRM", Facts(num_slots=1, num_dense=0, rows=ROWS))

@@ -14,7 +14,6 @@ import torch
 from drops import MANY, needs_core, score
 from torch import Tensor, nn
 
-from shoal.kernels.mask_words import signed
 from shoal.models.nn import dropout as room
 from shoal.models.nn.dropout import Dropout, begin_slice, begin_step, dropout, end_steps
 from shoal.models.nn.mlp import MLP
@@ -287,7 +286,7 @@ def same_on(device: str) -> None:
             there = x.to(dtype, copy=True).to(device).detach().requires_grad_()
             want = in_step(here, 0.3, first, 2)
             want.sum().backward()
-            key = torch.tensor([signed(room._key(2))], device=device)
+            key = room._key_on(torch.device("cpu"), 2).to(device)
             got = Masked.apply(there, 0.3, key, first * (x.numel() // len(x)), None)
             got.sum().backward()
             assert there.grad is not None and here.grad is not None
@@ -299,7 +298,7 @@ def same_on(device: str) -> None:
     places, x = torch.tensor([8, 0, 30]), torch.randn(3, 4, 11)
     begin_slice(3)
     want = dropout(x, 0.5, places, 4)
-    key = torch.tensor([signed(room._key(0))], device=device)
+    key = room._key_on(torch.device("cpu"), 0).to(device)
     got = Masked.apply(x.to(device), 0.5, key, 12, places.to(device))
     assert torch.equal(got.cpu(), want)
 

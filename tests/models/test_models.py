@@ -285,10 +285,10 @@ def test_neumf_scores_in_blocks_that_do_not_divide(monkeypatch):
     _, logit = plain_neumf(model)
     users, items = torch.tensor([1, 4, 6]), torch.arange(1, 9)
     expected = torch.stack([torch.stack([logit(u, i) for i in items]) for u in users])
-    monkeypatch.setattr("shoal.models.general.neumf.SCORE_BLOCK", 3 * 10 * 3)  # three at a time
+    three = [slice(0, 3), slice(3, 6), slice(6, 9)]
+    monkeypatch.setattr("shoal.models.general.neumf.item_blocks", lambda *_: three)
     blocks: list[int] = []
-    second = model.mlp[4]  # of the two layers; the first is linear in user and item
-    second.register_forward_hook(lambda layer, given, made: blocks.append(given[0].shape[1]))
+    model.mlp.register_forward_hook(lambda layer, given, made: blocks.append(given[0].shape[1]))
     scores = model.score(Batch(3, {"user_id": users}), items)
     torch.testing.assert_close(scores, expected)
     assert blocks == [3, 3, 2]
@@ -352,7 +352,7 @@ def test_lightgcn_propagates_once_per_evaluation_and_forgets_when_training_goes_
     model = build("LightGCN").eval()
     users, items = Batch(6, {"user_id": torch.arange(1, 7)}), torch.arange(1, 9)
     before = model.score(users, items)
-    assert model.propagate()[1] is model.propagate()[1]
+    assert model.propagated()[1] is model.propagated()[1]
     model.train()
     stores(model)["item"].weight.neg_()
     stores(model)["user"].weight.neg_()

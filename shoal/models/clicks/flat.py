@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.data.batch import Batch
-from shoal.embedding.table import Init
-from shoal.models.base import ClickModel, Facts
+from shoal.models.base import Batch, ClickModel, Facts, Init
 
 
 class Flat(ClickModel):

@@ -8,10 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init
-from shoal.models.base import ClickModel
+from shoal.models.base import Batch, ClickModel, Embeddings, Init
 
 
 class Vectors(ClickModel):

@@ -1,4 +1,4 @@
-"""Losses of a state that is asked for an item: against negatives, or against the catalogue.
+"""Losses of a state that is asked for an item: against negatives, the batch, or the catalogue.
 
 CE        -ln softmax over all items
 sampled   -ln softmax over the item and its negatives, each logit less ln of how often its item
@@ -7,6 +7,8 @@ gBCE      -β ln σ(s+) - sum of ln(1 - σ(s-)), β = α (t (1 - 1/α) + 1/α), 
           items that are negatives: the scores of items are those of CE for t = 1, those of
           plain cross entropy for t = 0 (Petrov and Macdonald, RecSys 2023)
 BPR       -ln σ(s+ - s-), for every negative
+in_batch  -ln softmax over the items of the global batch, with the same correction; a term does not
+          depend on how the batch is sliced, and every process must call it equally often
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from shoal.models.nn.losses import bpr_loss
 
+Gather = Callable[[Tensor], Tensor]  # Model.gather_global: [b, ...] -> [global b, ...]
 LossType = Literal["CE", "sampled", "in_batch", "gBCE", "BPR"]
 
 
@@ -63,10 +66,28 @@ def against_negatives(
     return (logits.logsumexp(1) - logits[:, 0]).sum(), len(states)
 
 
+def in_batch_softmax(
+    queries: Tensor, items: Tensor, ids: Tensor, gather: Gather, logq: Tensor | None
+) -> Tensor:
+    """Sum of -ln softmax(<q, i> - ln q(i)) at each query's own item, over the items of the batch.
+
+    queries  [n, d]
+    items    [n, d], what the queries are asked for
+    ids      [n], theirs: the same item of another sample is no negative
+    logq     ln of how often items occur in training [num_items]; None: no correction
+    """
+    every, numbers = gather(items), gather(ids)  # [global n, ...]
+    right, wrong = (queries * items).sum(-1, keepdim=True), queries @ every.T
+    if logq is not None:
+        right, wrong = right - logq[ids].unsqueeze(1), wrong - logq[numbers]
+    wrong = wrong.masked_fill(ids.unsqueeze(1) == numbers, -torch.inf)
+    return (torch.cat([right, wrong], 1).logsumexp(1) - right.squeeze(1)).sum()
+
+
 def over_vectors(states: Tensor, vectors: Tensor, targets: Tensor, smoothing: float) -> Tensor:
     """Summed cross entropy over given item vectors [items, d], whose first is padding -> scalar.
 
-    smoothing: so much of the probability that is asked for is spread over all items.
+    smoothing: this share of the probability that is asked for is spread over all items.
     """
     logits = states @ vectors[1:].T  # [n, items - 1]
     return F.cross_entropy(logits, targets - 1, reduction="sum", label_smoothing=smoothing)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.data.batch import Batch
-from shoal.models.base import Output
+from shoal.models.base import Batch, Output
 from shoal.models.sequential.base import Sequential
 
 

@@ -12,10 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch, Jagged
 from shoal.data.features import Feature
-from shoal.embedding.table import Init
-from shoal.models.base import ClickModel, Facts
+from shoal.models.base import Batch, ClickModel, Facts, Init, Jagged
 from shoal.models.nn.mlp import Tower
 
 LENGTH = 50  # of a history whose feature does not say
