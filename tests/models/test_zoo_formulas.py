@@ -29,7 +29,7 @@ from shoal.models.nn.dropout import (
     uniform_like,
 )
 from shoal.models.nn.graph import Graph
-from shoal.models.nn.item_loss import against_negatives, in_batch_softmax
+from shoal.models.nn.losses import against_negatives, in_batch_softmax
 from shoal.models.nn.user_items import Taken
 from shoal.models.sequential.cl4srec import alike
 from shoal.models.sequential.hstu import HSTU, HSTULayer, time_buckets

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from shoal.models.base import Batch, Facts
-from shoal.models.clicks.vectors import Vectors
+from shoal.models.clicks.base import Vectors
 from shoal.models.nn.mlp import Tower, begin_normal
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from shoal.models.base import Batch, Facts
-from shoal.models.clicks.flat import Flat
+from shoal.models.clicks.base import Flat
 from shoal.models.nn.mlp import Tower
 
 

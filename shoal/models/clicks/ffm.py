@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from shoal.models.base import Batch, Facts
+from shoal.models.clicks.base import Vectors
 from shoal.models.clicks.lr import LR
-from shoal.models.clicks.vectors import Vectors
 
 
 class FFM(LR, Vectors):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts
-from shoal.models.clicks.flat import Flat
+from shoal.models.clicks.base import Flat
 from shoal.models.nn.mlp import MLP, begin_normal
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from shoal.models.base import Batch, Facts
+from shoal.models.clicks.base import Vectors
 from shoal.models.clicks.lr import LR
-from shoal.models.clicks.vectors import Vectors
 from shoal.models.nn.interactions import sum_of_dots
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts
-from shoal.models.clicks.vectors import Vectors
+from shoal.models.clicks.base import Vectors
 from shoal.models.nn.mlp import Tower, begin_normal
 
 

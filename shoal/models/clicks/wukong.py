@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts
-from shoal.models.clicks.vectors import Vectors
+from shoal.models.clicks.base import Vectors
 from shoal.models.nn.mlp import MLP, Tower, begin_normal
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shoal.models.base import Batch, Facts, Output
 from shoal.models.general.bpr import BPR
-from shoal.models.nn.item_loss import Gather
+from shoal.models.nn.losses import Gather
 
 
 class DirectAU(BPR):

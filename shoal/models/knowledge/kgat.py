@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts, Output
-from shoal.models.knowledge.base import TransR
-from shoal.models.knowledge.spread import Spread
+from shoal.models.knowledge.base import Spread, TransR
 from shoal.models.nn.dropout import shared_dropout
 from shoal.models.nn.edges import Edges
 from shoal.models.nn.mlp import begin_normal

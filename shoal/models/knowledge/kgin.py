@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts, Output
-from shoal.models.knowledge.spread import Spread
+from shoal.models.knowledge.base import Spread
 from shoal.models.nn.edges import Edges
 
 

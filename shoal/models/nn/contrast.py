@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.models.nn.item_loss import Gather
+from shoal.models.nn.losses import Gather
 
 
 def contrast(ids: Tensor, one: Tensor, other: Tensor, temperature: float) -> Tensor:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.models.base import Batch, Embeddings, Facts, Output, Retrieval
-from shoal.models.nn.item_loss import in_batch_softmax
+from shoal.models.nn.losses import in_batch_softmax
 from shoal.models.options import check_positive
 
 

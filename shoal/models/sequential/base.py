@@ -20,7 +20,7 @@ from shoal.models.base import (
     Samples,
     Table,
 )
-from shoal.models.nn.item_loss import (
+from shoal.models.nn.losses import (
     LossType,
     against_negatives,
     in_batch_softmax,
@@ -52,7 +52,7 @@ class AttentionOptions:
 
 
 class Sequential(Model):
-    """Reads a history; its loss is one of several, see shoal.models.nn.item_loss.
+    """Reads a history; its loss is one of several, see shoal.models.nn.losses.
 
     Item vectors are one table: those that a history reads are those that are recommended.
     """
@@ -177,3 +177,32 @@ def at_last(states: Tensor, history: Tensor) -> Tensor:
     """States [b, l, d] at the last item of each history; an empty one is its first position."""
     last = (lengths(history) - 1).clamp(min=0)
     return states[torch.arange(last.shape[0], device=last.device), last]
+
+
+class MultiInterest(Sequential):
+    """A sequential model with [b, k, d] interests of each history."""
+
+    samples = "prefixes"
+
+    def interests(self, batch: Batch) -> Tensor:
+        """[b, k, d]"""
+        raise NotImplementedError  # every such model writes its own
+
+    def chosen(self, interests: Tensor, target: Tensor) -> Tensor:
+        """The state that is trained: interests [b, k, d], target vectors [b, d] -> [b, d]."""
+        raise NotImplementedError  # every such model writes its own
+
+    def forward(self, batch: Batch) -> Output:
+        target = batch.tensor("target")
+        negatives = batch.tensor("neg_item") if "neg_item" in batch.ids else None
+        wanted = self.embed.rows("target", target)
+        return self.loss(self.chosen(self.interests(batch), wanted), target, negatives)
+
+    def score(self, batch: Batch, items: Tensor) -> Tensor:
+        interests, vectors = self.asked(self.interests(batch)), self.encode_item(items)
+        if items.dim() == 1:
+            vectors = vectors.unsqueeze(0)
+        best = torch.full((batch.size, items.shape[-1]), -torch.inf, device=items.device)
+        for interest in interests.unbind(1):  # [b, k, n] is never held
+            best = torch.maximum(best, (vectors @ interest.unsqueeze(2)).squeeze(2))
+        return best

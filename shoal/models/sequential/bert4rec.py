@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from shoal.models.base import Batch, Embeddings, Facts, Init, Jagged, Output, Retrieval, Table
 from shoal.models.nn.dropout import Dropout
-from shoal.models.nn.item_loss import (
+from shoal.models.nn.losses import (
     LossType,
     against_negatives,
     in_batch_softmax,

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts, Output
 from shoal.models.nn.dropout import uniform_like
-from shoal.models.nn.item_loss import Gather
+from shoal.models.nn.losses import Gather
 from shoal.models.sequential.base import at_last, lengths
 from shoal.models.sequential.sasrec import SASRec
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts
 from shoal.models.nn.transformer import HIDDEN
-from shoal.models.sequential.base import num_places
-from shoal.models.sequential.multi_interest import MultiInterest
+from shoal.models.sequential.base import MultiInterest, num_places
 
 
 class ComiRec(MultiInterest):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shoal.models.base import Batch, Embeddings, Facts, Init, Table
-from shoal.models.nn.item_loss import LossType
+from shoal.models.nn.losses import LossType
 from shoal.models.sequential.base import BY_TIME, NextItem
 
 

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts
 from shoal.models.nn.transformer import HIDDEN, feed_forward
-from shoal.models.sequential.base import num_places
-from shoal.models.sequential.multi_interest import MultiInterest
+from shoal.models.sequential.base import MultiInterest, num_places
 
 
 class MIND(MultiInterest):

@@ -19,11 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.models.base import Batch, Output
-from shoal.models.clicks.history.base import LENGTH, HistoryModel, HistoryReader
+from shoal.models.clicks.history.base import LENGTH, Bilinear, HistoryModel, HistoryReader
 from shoal.models.nn.dropout import uniform_like
 from shoal.models.nn.mlp import begin_normal
 from shoal.models.nn.recurrent import GRU
-from shoal.models.nn.target_attention import Bilinear
 
 
 class Evolution(HistoryReader):

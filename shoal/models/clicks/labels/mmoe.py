@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts
-from shoal.models.clicks.labels.base import SeveralLabels
-from shoal.models.nn.experts import Experts, Gate
+from shoal.models.clicks.labels.base import Experts, Gate, SeveralLabels
 from shoal.models.nn.mlp import Tower
 
 
