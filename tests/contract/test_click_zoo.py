@@ -176,9 +176,6 @@ def test_what_cannot_be_is_refused() -> None:
     for name in ("FFM", "PNN"):
         with pytest.raises(ValueError, match=f"{name} has one vector and so no pairs"):
             make_model(name, one)
-    for name, key in (("PNN", "product"), ("FiBiNET", "bilinear"), ("MaskNet", "structure")):
-        with pytest.raises(ValueError, match=f"model.{key} is 'other'"):
-            make_model(name, **{key: "other"})
     with pytest.raises(ValueError, match="DIN reads a history beside a candidate"):
         make_model("DIN", facts_of("FFM"))
     for name in ("ESMM", "AITM"):

@@ -1,4 +1,4 @@
-"""Vectors: click models whose features are vectors of one width, dense values included."""
+"""What click models read: the vectors of features side by side, or as vectors of one width."""
 
 from __future__ import annotations
 
@@ -8,10 +8,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init
-from shoal.models.base import ClickModel
+from shoal.models.base import Batch, ClickModel, Embeddings, Facts, Init
+
+
+class Flat(ClickModel):
+    """`features` is x = [v_1, v_2, ..., dense]."""
+
+    options: Any
+
+    @dataclass
+    class Options(ClickModel.Options):
+        dim: int = 9
+        initial_range: float = (
+            0.01  # first values lie within +- this; products near 0 carry no signal
+        )
+
+    def __init__(self, options: Any, facts: Facts):
+        super().__init__(options, facts)
+        self.embed = self.embeddings(options.dim, Init("uniform", options.initial_range))
+
+    @property
+    def flat_width(self) -> int:
+        """How wide x is."""
+        return self.width(self.options.dim) + self.facts.num_dense
+
+    def features(self, batch: Batch) -> Tensor:
+        """All that is known of a sample, side by side: [b, flat_width]."""
+        rows = self.flat(self.embed, batch)
+        return torch.cat([rows, self.dense(batch)], 1) if self.facts.num_dense else rows
 
 
 class Vectors(ClickModel):
