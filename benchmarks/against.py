@@ -6,7 +6,8 @@
 Both commits are put into folders of their own, each with its native core, and are used through the
 command line alone; with `--keep FOLDER` they stay there for the next time. Times are seconds of an
 epoch as result.json has them (`start`: from the command to the first step; `evaluation`: of one
-evaluation), and those of a whole run after its start. Medians over rounds; a ratio above 1 is slower than before.
+evaluation), and those of a whole run after its start. Medians over rounds; a ratio above 1 is
+slower than before.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def make_side(commit: str | None, folder: Path) -> Path:
 
 
 def seconds_of(side: Path, name: str, words: list[str]) -> tuple[float, float]:
-    """One run of a case: its median epoch (or start, or evaluation), and all that comes after its start.
+    """One run of a case: its median epoch, start or evaluation, and all that follows its start.
 
     An epoch has what is written meanwhile of the checkpoint before it, which a commit may do
     before the epoch instead; all together is the same work on both sides.
