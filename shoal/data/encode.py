@@ -8,12 +8,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from shoal.data.dataset import Column, Dataset, Ragged
 from shoal.data.feature_table import FeatureColumn, FeatureTable, Taken, fold
-from shoal.data.features import Feature
+from shoal.data.features import LENGTH, Feature, is_history
+from shoal.data.history import Earlier
 from shoal.data.raw import gather
 
 CHUNK = 1 << 20  # values at a time where a column is passed over
@@ -114,6 +116,11 @@ def _encoded(dataset: Dataset, feature: Feature, numbering: _Numbering) -> Featu
         if feature.kind == "text":
             return FeatureColumn(feature, _text(dataset, feature, column))
         ids = numbering.ids(feature)
+        if is_history(feature, dataset):
+            earlier = Earlier(dataset, feature.length or LENGTH)
+            return FeatureColumn(
+                feature, _taken(earlier.of_rows, ids), _taken(earlier.of_users, ids)
+            )
         if isinstance(column, Ragged):
             return FeatureColumn(feature, _lists(dataset, feature, ids, column))
         return FeatureColumn(feature, _single(feature, ids, column))
@@ -149,6 +156,16 @@ def _column(dataset: Dataset, side: str, name: str) -> Column:
 def _numbered(ids: np.ndarray | None, codes: np.ndarray) -> np.ndarray:
     """Ids of words by their numbers, int64: on disk these are shorter."""
     return codes.astype(np.int64, copy=False) if ids is None else ids[codes]
+
+
+def _taken(lists: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], ids: Any) -> Take:
+    """Lists of items as lists of ids."""
+
+    def take(rows: np.ndarray) -> Taken:
+        items, offsets = lists(rows)
+        return _numbered(ids, items), offsets, None
+
+    return take
 
 
 def _single(feature: Feature, ids: np.ndarray | None, column: np.ndarray) -> Take:
