@@ -14,9 +14,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
+from shoal.config.choices import Choices
 from shoal.config.errors import ConfigError, did_you_mean
 from shoal.config.schema import Config, Section
-from shoal.config.section import OneOf
 from shoal.config.yaml_io import inline, read
 
 MISSING = object()
@@ -41,7 +41,10 @@ class RowEngine:
             if isinstance(value, dict):
                 _check_entries(bare, value, key)
             said = [one["ctx"]["error"] for one in error.errors() if one["type"] == "value_error"]
-            remedy = f"; {said[0]}" if said else _remedy(value, self.type)
+            remedy = f"; {said[0]}" if said else _remedy(value, bare)
+            for one in _bare(self.type)[1]:
+                if isinstance(one, Choices):
+                    remedy = did_you_mean(str(value), one.names)
             raise ValueError(
                 f"{key}: given {given(value)}; allowed: {allowed(self.type)}{remedy}"
             ) from None
@@ -180,10 +183,13 @@ def given(value: Any) -> str:
 
 def allowed(kind: Any) -> str:
     """The allowed values of a type in words, e.g. `a whole number ≥ 1 or null`."""
-    if get_origin(_bare(kind)[0]) not in (typing.Union, types.UnionType) and _choices(kind):
-        return "one of " + ", ".join(_choices(kind))
     kind, bounds = _bare(kind)
+    for bound in bounds:
+        if isinstance(bound, Choices):
+            return str(bound)
     origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, arguments))
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_bounded(part, bounds) for part in arguments)
     return _bounded(kind, bounds)
@@ -258,20 +264,12 @@ def _bare(kind: Any) -> tuple[Any, list[Any]]:
     return kind, bounds
 
 
-def _choices(kind: Any) -> list[str]:
-    """The names that a type allows; none where it is no choice of names."""
-    bare, bounds = _bare(kind)
-    names = [name for one in bounds if isinstance(one, OneOf) for name in one.names]
-    parts = (bare, *get_args(bare))
-    return names + [str(n) for part in parts if get_origin(part) is Literal for n in get_args(part)]
-
-
 def _remedy(value: Any, kind: Any) -> str:
     """A hint where the mistake is plain from the value."""
-    choices, kind = _choices(kind), _bare(kind)[0]
     kinds = {kind, *get_args(kind)}
+    choices = [name for part in kinds if get_origin(part) is Literal for name in get_args(part)]
     if choices and isinstance(value, str):
-        return did_you_mean(value, choices)
+        return did_you_mean(value, map(str, choices))
     if str in kinds and isinstance(value, bool | int | float | list):
         return "; put it in quotes if text is meant"
     if isinstance(value, str) and {int, float, bool} & kinds and _is_plain(value):

@@ -50,7 +50,7 @@ def curve(model: str, world: World, **strategy: Any) -> list[float]:
         cuts = [batch.size * rank // world.size for rank in (world.rank, world.rank + 1)]
         seed_step(1, step, world.rank, CPU)
         found.append(float(chosen.train_step(batch.rows(*cuts))))
-    chosen.settle()
+    chosen.synchronize()
     chosen.close()
     end_steps()
     return found

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.config.schema import DataSection
 from shoal.data.batch import Jagged
 from shoal.data.dataset import Dataset
+from shoal.data.encoder import encoder_of
 from shoal.runs.build import build
 from shoal.runs.run import resolve
 from shoal.world.world import World
@@ -84,3 +86,9 @@ def test_a_history_can_be_described(folder: Path) -> None:
     # Of what has not happened: all that the user took.
     ahead = table.join(None, np.array([1]), np.array([1]))[0]["taken"]
     assert isinstance(ahead, Jagged) and ahead.values.numel() == 2
+    # So it is for rows that are given, of a user who is known or not.
+    encoder = encoder_of(data, table, DataSection(), False, ())
+    rows_ = [{"user_id": user, "item_id": "i30"} for user in (data.vocab["user_id"][1], "nobody")]
+    given = encoder.batch(encoder.frame(rows_)).ids["taken"]
+    assert isinstance(given, Jagged) and given.lengths.tolist() == [2, 0]
+    assert given.values.tolist() == ahead.values.tolist()

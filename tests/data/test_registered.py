@@ -28,12 +28,12 @@ from shoal.data.sources.typed import Piece
 def forget() -> Iterator[None]:
     """What a test registers is there for it alone."""
     kept = (sources.SOURCES, sources.FORMATS, clicks.FORMATS)
-    before = [dict(one) for one in kept], list(schema.FORMATS), list(schema.CLICK_FORMATS)
+    before = [dict(one) for one in kept], list(schema.FORMATS.names), list(schema.CLICK_FORMATS)
     yield
     for one, was in zip(kept, before[0]):
         one.clear()
         one.update(was)  # type: ignore[arg-type]
-    schema.FORMATS[:], schema.CLICK_FORMATS[:] = before[1:]
+    schema.FORMATS.names[:], schema.CLICK_FORMATS[:] = before[1:]
 
 
 class Chain(sources.Source):

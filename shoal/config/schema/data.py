@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from shoal.config.choices import Choices
 from shoal.config.features import FeatureOptions, LabelOptions
-from shoal.config.section import OneOf, Section
+from shoal.config.section import Section
 
 MOST_ROWS = 1 << 40  # of a table or a data set: what its bytes are counted in must not overflow
 
@@ -18,10 +19,10 @@ MOST_COLUMNS = 1 << 16  # of a click log
 
 
 # Names of data.format; `add_format` adds those that come with a package.
-FORMATS = [
+FORMATS = Choices(
     *("auto", "atomic", "movielens", "prepared", "planted", "random", "planted_clicks"),
     *("slots", "criteo", "csv", "parquet", "arrow", "jsonl"),
-]
+)
 
 
 CLICK_FORMATS = ["slots", "criteo", "planted_clicks"]  # csv and parquet hold either
@@ -38,8 +39,8 @@ PREPARED = "manifest.json"  # the file that makes a folder a prepared one
 
 def add_format(name: str, click_log: bool = False) -> None:
     """Allow a name of data.format; click_log: its files hold click logs alone."""
-    if name not in (*FORMATS, "tables"):
-        FORMATS.append(name)
+    if name != "tables":  # those of data.files, whatever their format
+        FORMATS.add(name)
     if click_log and name not in CLICK_FORMATS:
         CLICK_FORMATS.append(name)
 
@@ -179,7 +180,7 @@ class DataSection(Section):
         description="folder that holds data sets: PATH/NAME/NAME.inter; without data.name, the "
         "data set's own folder",
     )
-    format: Annotated[str, OneOf(FORMATS)] = Field(
+    format: Annotated[str, FORMATS] = Field(
         "auto", description="auto: by what is there, see docs/data.md"
     )
     files: dict[str, str] | None = Field(

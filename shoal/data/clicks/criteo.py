@@ -24,6 +24,11 @@ WIDTH = 1 + NUM_DENSE + NUM_SLOTS
 INTEGERS, STRINGS = slice(1, 1 + NUM_DENSE), slice(1 + NUM_DENSE, WIDTH)
 
 
+def changed(integers: np.ndarray) -> np.ndarray:
+    """Dense values of raw integers."""
+    return np.log1p(np.maximum(integers, 0)).astype(np.float32)
+
+
 class Criteo(LineFormat):
     """Its columns are fixed."""
 
@@ -53,7 +58,7 @@ class Criteo(LineFormat):
             cells = Cells.split(data, starts, stops, ord("\t"), WIDTH)
             whole, sound = cells.integers(INTEGERS)
             cells.check(sound, INTEGERS, DENSE, "it must be a whole number")
-            dense = np.log1p(np.maximum(whole, 0)).astype(np.float32)
+            dense = changed(whole)
             ids = cells.ids(STRINGS, np.arange(NUM_SLOTS), layout, keep_integers=False)
             return Samples(NUM_SLOTS, cells.labels(0, LABEL), dense, ids)
 

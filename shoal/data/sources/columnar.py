@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from shoal.config.schema import DataSection
 from shoal.data.parquet_counts import check_counts
-from shoal.data.sources.table import EVERYTHING, Header, Part, TableFormat
+from shoal.data.passes import EVERYTHING
+from shoal.data.sources.table import Header, Part, TableFormat
 from shoal.data.sources.typed import Piece
 
 if TYPE_CHECKING:

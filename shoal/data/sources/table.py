@@ -18,6 +18,7 @@ from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection, add_format
 from shoal.data.dataset import FieldType
 from shoal.data.packed import plain_name
+from shoal.data.passes import EVERYTHING
 from shoal.data.raw import RawTable, choose_columns
 from shoal.data.sources.quotes import Cells
 from shoal.data.sources.typed import Columns, Piece, declared_types, filled_numbers, join
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     import polars as pl
 
 logger = logging.getLogger(__name__)
-
-EVERYTHING = 1 << 62  # bytes of memory: a file is one part
 
 
 @dataclass(frozen=True)
@@ -110,6 +109,17 @@ def format_of(path: Path, config: DataSection) -> TableFormat:
 def columns_of(path: Path, config: DataSection) -> list[str]:
     """The names of a file's columns."""
     return format_of(path, config).header(path, config).names
+
+
+def read_frame(path: Path, config: DataSection, form: TableFormat | None = None) -> pl.DataFrame:
+    """The rows of one file, as they are."""
+    import polars as pl
+
+    form = form or format_of(path, config)
+    header = form.header(path, config)
+    parts = form.parts(path, header, EVERYTHING)
+    pieces = [form.read(part, header, config, form.first_row, header.names) for part in parts]
+    return pl.concat([piece.frame for piece in pieces])
 
 
 def read_table(

@@ -19,8 +19,9 @@ import numpy as np
 
 from shoal.config.schema import DataSection
 from shoal.data.packed import LONGEST_LINE, is_packed, open_text
+from shoal.data.passes import EVERYTHING
 from shoal.data.sources.quotes import Cells
-from shoal.data.sources.table import EVERYTHING, Header, Part, TableFormat
+from shoal.data.sources.table import Header, Part, TableFormat
 from shoal.data.sources.typed import Piece
 from shoal.world.durable import open_regular
 
