@@ -100,6 +100,7 @@ class Model(nn.Module):
 
     kind: ClassVar[Literal["general", "sequential", "clicks"]] = "general"
     reads_features: ClassVar[bool] = False  # True: batches have the features of users and items
+    reads_history: ClassVar[bool] = False  # True: of clicks, a feature is what the user took before
     trainable: ClassVar[bool] = True  # False: nothing to optimise, one pass decides (Pop)
     samples: ClassVar[Samples] = "interactions"
     reads_times: ClassVar[bool] = False

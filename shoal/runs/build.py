@@ -182,7 +182,7 @@ def _build_joined(
     config: Config, world: World, model_class: type[Model], make: MakeStrategy
 ) -> Parts:
     """The parts for a click model and labelled interactions, with the features of both sides."""
-    dataset, table = _load(config, world, True)
+    dataset, table = _load(config, world, True, model_class.reads_history)
     assert table is not None
     features, labels = table.features, labels_of(dataset, config.data)
     facts = _facts(
@@ -299,7 +299,7 @@ def set_up(config: Config, world: World, model: Model, make: MakeStrategy) -> St
 
 
 def _load(
-    config: Config, world: World, features: bool = False
+    config: Config, world: World, features: bool = False, history: bool = False
 ) -> tuple[Dataset, FeatureTable | None]:
     """The data set, and its features where they are read.
 
@@ -312,7 +312,7 @@ def _load(
     else:
         world.barrier()
         dataset = load_dataset(data, config.run.seed)
-    return dataset, encode(dataset, features_of(dataset, data)) if features else None
+    return dataset, encode(dataset, features_of(dataset, data, history)) if features else None
 
 
 def fingerprint(

@@ -1,7 +1,8 @@
 """HistoryModel: click models that read a history in the light of the candidate.
 
 A history is a feature of kind sequence that shares its table with a feature of one id, the
-candidate's: `watched: {kind: sequence, table: item_id}` beside `item_id`.
+candidate's: `watched: {kind: sequence, table: item_id}` beside `item_id`. With interactions it may
+be made of them: what the user took before, `{kind: sequence, column: item_id, table: item_id}`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class HistoryModel(ClickModel):
 
     `reader` says what a history becomes.
     """
+
+    reads_history = True
 
     @dataclass
     class Options(ClickModel.Options):
@@ -83,7 +86,8 @@ def _pairs(model: str, facts: Facts) -> list[tuple[Feature, Feature]]:
     if not found:
         raise ValueError(
             f"{model} reads a history beside a candidate, and data.features has none: describe a "
-            "list as {kind: sequence, table: item_id} beside item_id: {kind: id}, or choose DeepFM"
+            "list as {kind: sequence, table: item_id} beside item_id: {kind: id} (of interactions, "
+            "column: item_id makes it what the user took before), or choose DeepFM"
         )
     return found
 
