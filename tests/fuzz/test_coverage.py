@@ -95,7 +95,6 @@ TABLES = ("pl.read_", "pl.scan_")
 OWN = "written by this run, read by it alone"
 CHECKED = "read after the checksums, the format and the numbers of its file were checked"
 EXEMPT = {
-    "training/checkpoint/merging.py": CHECKED,
     "training/checkpoint/snapshot.py": CHECKED,
     "runs/daily/decay.py:fade": CHECKED,
     "runs/daily/start.py:_take_vectors": "NumPy's own format, without pickles",
