@@ -75,9 +75,8 @@ class OutputTable:
             return self._parallel(self.rows, *self.rows.split, hidden, targets, stop, learn)
         rows = None if self.rows is None else self.rows.engine
         bias = None if self.added is None else self.added.engine
-        found = fusable(rows, bias) if learn and self.alone else None
-        if found is not None:
-            return FusedSoftmax(*found, targets, stop, self._deferred.append).loss(hidden)
+        if rows is not None and learn and self.alone and fusable(rows, bias):
+            return FusedSoftmax(rows, bias, targets, stop, self._deferred.append).loss(hidden)
         fused = self._in_core(learn, rows, bias, _outside(self.num_rows, stop))
         added = None if self.bias is None else self._all(self.bias, self.added, learn).squeeze(1)
         items = self._all(self.table, self.rows, learn)

@@ -36,7 +36,6 @@ from shoal.training.trainer import Trainer
 from shoal.world.liveness import BEAT
 from shoal.world.stopping import STOPPING
 
-WAIT_SECONDS = 0.1
 log = logging.getLogger("shoal")
 
 
@@ -100,7 +99,7 @@ class LeasedTrainer(Trainer):
                 report = self._compute(Lease.of(told), epochs)
             else:
                 with BEAT.waiting("other workers"):
-                    time.sleep(WAIT_SECONDS)
+                    time.sleep(0.1)
 
     @property
     def _leaves(self) -> bool:

@@ -361,7 +361,7 @@ class Trainer:
             state.pop("fingerprint"), self.fingerprint, self.folder, self.model.options
         )
         state.pop("steps")
-        state.setdefault("losses", state["batch"])  # checkpoints once had a loss of each step
+        state.setdefault("losses", state["batch"])  # 0.1.0 kept the loss of each step
         give(self.strategy, snapshot)
         self.cursor = Cursor(**state)
         self.cursor.check(self.reader)

@@ -95,10 +95,9 @@ def _warn_once() -> None:
 def lives_on_gpu(table: Table, admission: Admission | None, device: torch.device | str) -> bool:
     """Whether rows are kept by the kernels of GpuEngine: on a GPU, where Triton is installed.
 
-    Not those of an output layer, which its softmax updates in a pass of its own, nor those that a
-    Bloom filter admits, which counts in host memory.
+    Not those that a Bloom filter admits, which counts in host memory.
     """
-    if torch.device(device).type != "cuda" or table.whole or not has_triton():
+    if torch.device(device).type != "cuda" or not has_triton():
         return False
     return admission is None or not admission.bloom_counters
 
@@ -141,7 +140,7 @@ def make_engines(
 
         some = [tables[name] for name in names]
         rules = [admissions.get(name) for name in names]
-        engines = gpu_engine.make_gpu_engines(some, optimizer, seed, device, admissions=rules)
+        engines = gpu_engine.make_gpu_engines(some, optimizer, seed, device, rules, fused)
         made.update(zip(names, engines))
     return {name: made[name] for name in tables}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -17,6 +18,16 @@ from shoal.embedding.store import Every, Ids, Rows, Store, flat_ids
 from shoal.embedding.table import Table
 
 COUNTERS = {"show": torch.float32, "click": torch.float32, "last_step": torch.int64}
+
+
+@dataclass(frozen=True)
+class AdamRows:
+    """The memory of a fixed table whose rows learn by Adam."""
+
+    values: Tensor  # [rows, dim]
+    first: Tensor  # moments, likewise
+    second: Tensor
+    numbers: Tensor  # of the present step: step size, eps, learning rate
 
 
 class RowEngine(ABC):
@@ -73,6 +84,10 @@ class RowEngine(ABC):
 
     def lend(self) -> Tensor | None:
         """The rows themselves [rows, dim], to be read until the next push; None: they cannot be."""
+        return None
+
+    def adam_rows(self) -> AdamRows | None:
+        """What kernels that update every row by Adam need; None: it cannot be had here."""
         return None
 
     def prefetch(self, ids: Sequence[Tensor]) -> None:

@@ -43,7 +43,7 @@ class Tiered(RowEngine):
     rows are in host memory. `below`: they are those of another Tiered engine.
     """
 
-    far = True
+    offloaded = True
 
     def __init__(
         self,

@@ -136,11 +136,14 @@ def items_of_category(rule: str) -> list[str]:
         raise ValueError(f"--category {rule!r} must be FILE:COLUMN=VALUE")
     if not Path(file).is_file():
         raise ValueError(f"--category: there is no file {file}")
-    table = (
-        pl.read_parquet(file)
-        if file.endswith(".parquet")
-        else pl.read_csv(file, infer_schema=False)
-    )
+    try:
+        table = (
+            pl.read_parquet(file)
+            if file.endswith(".parquet")
+            else pl.read_csv(file, infer_schema=False)
+        )
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        raise ValueError(f"--category: {file} cannot be read: {error}") from None
     if column not in table.columns:
         raise ValueError(f"{file} has no column {column}; it has {', '.join(table.columns)}")
     kept = table.filter(pl.col(column).cast(pl.String) == value)

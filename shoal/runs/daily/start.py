@@ -281,5 +281,5 @@ def keep_before(folder: Path, before: dict[str, float]) -> dict[str, float]:
     try:
         found = json.loads((folder / BEFORE).read_text())
         return found if isinstance(found, dict) else {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
