@@ -103,7 +103,7 @@ EXEMPT = {
     "runs/fit.py": OWN,
     "runs/trained.py:Trained.types": "Polars reads the schema of Parquet files",
     "runs/collective/loop.py": OWN,
-    "runs/artifact/bulk.py:join_parts": OWN,
+    "runs/artifact/bulk.py:parts_of": OWN,
     "runs/daily/start.py:_make_room": CHECKED,
     "training/checkpoint/writing.py:Checkpoints._shared": OWN,
     "embedding/placements/route.py": "no bytes: places of rows in a tensor",

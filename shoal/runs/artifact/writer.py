@@ -31,6 +31,8 @@ from shoal.runs.artifact.encoding import write_encoder
 from shoal.runs.artifact.loaded import POPULARITY, Artifact
 from shoal.runs.artifact.tables import CHUNK_ROWS, Kind, RowTable, write_table
 from shoal.runs.artifact.trace import Traced, item_features, trace
+from shoal.runs.catalogue import RunCatalogue
+from shoal.runs.recommender import Recommender
 from shoal.runs.trained import Trained
 from shoal.training.evaluation import ClickEvaluator, Evaluator
 from shoal.world.durable import write_durably
@@ -213,7 +215,7 @@ class Writer:
         asked |= {"items": items, "scores": scores.contiguous()}
         if self.histories:
             some = users[:ASKED_LISTS]
-            lists = self.trained.recommender.rank_users(some, 10)
+            lists = Recommender(RunCatalogue(self.model, evaluator)).rank_users(some, 10)
             for user, best, own in zip(some.tolist(), *lists):
                 asked[f"list.{user}.items"] = torch.from_numpy(best[best > 0])
                 asked[f"list.{user}.scores"] = torch.from_numpy(own[best > 0])
