@@ -14,6 +14,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
+from shoal.config.choices import Choices
 from shoal.config.errors import ConfigError, did_you_mean
 from shoal.config.schema import Config, Section
 from shoal.config.yaml_io import inline, read
@@ -41,6 +42,9 @@ class RowEngine:
                 _check_entries(bare, value, key)
             said = [one["ctx"]["error"] for one in error.errors() if one["type"] == "value_error"]
             remedy = f"; {said[0]}" if said else _remedy(value, bare)
+            for one in _bare(self.type)[1]:
+                if isinstance(one, Choices):
+                    remedy = did_you_mean(str(value), one.names)
             raise ValueError(
                 f"{key}: given {given(value)}; allowed: {allowed(self.type)}{remedy}"
             ) from None
@@ -180,6 +184,9 @@ def given(value: Any) -> str:
 def allowed(kind: Any) -> str:
     """The allowed values of a type in words, e.g. `a whole number ≥ 1 or null`."""
     kind, bounds = _bare(kind)
+    for bound in bounds:
+        if isinstance(bound, Choices):
+            return str(bound)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments))

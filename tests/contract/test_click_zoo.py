@@ -50,7 +50,7 @@ def curve(model: str, world: World, **strategy: Any) -> list[float]:
         cuts = [batch.size * rank // world.size for rank in (world.rank, world.rank + 1)]
         seed_step(1, step, world.rank, CPU)
         found.append(float(chosen.train_step(batch.rows(*cuts))))
-    chosen.settle()
+    chosen.synchronize()
     chosen.close()
     end_steps()
     return found
@@ -132,7 +132,7 @@ WIDTHS = (
 
 @pytest.mark.parametrize("name", ["FFM", "NFM", "PNN", "Wukong", *ANY_WIDTH])
 def test_widths_of_features(name: str) -> None:
-    facts = replace(facts_of(name), features=WIDTHS, apart=True, num_slots=2, num_dense=1)
+    facts = replace(facts_of(name), features=WIDTHS, per_feature=True, num_slots=2, num_dense=1)
     if name in ANY_WIDTH:
         model = make_model(name, facts)
         assert model.width(4) == 3 + 4

@@ -79,7 +79,7 @@ def train(parts: Parts, world: World) -> dict[str, Any]:
             found.append(float(parts.strategy.train_step(batch, rates()[len(found)])))
         if len(found) == STEPS:
             break
-    parts.strategy.settle()
+    parts.strategy.synchronize()
     parts.model.eval()
     with torch.no_grad():
         rows = parts.model.encode_item(torch.arange(parts.dataset.num_items))  # type: ignore[operator, union-attr]

@@ -74,7 +74,7 @@ def curve(name: str, world: World, **values: Any) -> list[float]:
         found.append(float(parts.strategy.train_step(batch)))
         if len(found) == STEPS:
             break
-    parts.strategy.settle()
+    parts.strategy.synchronize()
     parts.strategy.close()
     return found
 

@@ -14,7 +14,7 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placements.local import LocalRows
 from shoal.embedding.placements.placement import Layout
-from shoal.embedding.placements.shard_engine import make_shard_leaves
+from shoal.embedding.placements.shard_engine import make_shard_engines
 from shoal.embedding.placements.sharded import ShardedRows
 from shoal.embedding.placements.sharded_table import ShardedTable
 from shoal.embedding.service import Gradients, Lookup, RowGradients, RowService
@@ -23,9 +23,9 @@ from shoal.embedding.table import Table
 from shoal.world.world import World
 
 
-def attach(module: Embeddings, make_leaf: Callable[[Table], Any]) -> LocalRows:
-    """Give every table of a module a leaf of its own."""
-    service = LocalRows({name: make_leaf(table) for name, table in module.tables.items()})
+def attach(module: Embeddings, make_engine: Callable[[Table], Any]) -> LocalRows:
+    """Give every table of a module its own engine."""
+    service = LocalRows({name: make_engine(table) for name, table in module.tables.items()})
     module.attach(service)
     return service
 
@@ -56,7 +56,7 @@ class Weights:
 
 def taken(service: RowService) -> dict[str, tuple[Tensor, Tensor]]:
     """Table -> ids and gradients since the last call, every row named by its id."""
-    return {name: pair(one) for name, one in service.collect().items()}
+    return {name: pair(one) for name, one in service.collect().rows.items()}
 
 
 def pair(one: RowGradients) -> tuple[Tensor, Tensor]:
@@ -71,12 +71,12 @@ def pull(service: RowService, name: str, ids: Tensor) -> Tensor:
 
 def push(service: RowService, name: str, ids: Tensor, grads: Tensor, lr: float) -> None:
     """A step of one table by given gradients; others have none."""
-    service.begin(object(), [], {}, lr)
+    service.begin(object(), [])
     rows = service.pull([Lookup(name, ids)], learn=True)[0]
     torch.autograd.backward(rows, grads.to(rows))
-    gradients: Gradients = service.collect(1.0, service.note())
+    gradients: Gradients = service.collect().rows
     service.apply({name: gradients[name]} if name in gradients else {}, lr)
-    service.settle()
+    service.synchronize()
 
 
 class Alone(ShardedTable):
@@ -91,10 +91,10 @@ class Alone(ShardedTable):
         admission: Admission | None = None,
     ):
         name = layout.table.name
-        leaves = make_shard_leaves(
+        engines = make_shard_engines(
             {name: layout}, world.rank, {name: optimizer}, seed, admissions={name: admission}
         )
-        super().__init__(layout, world, optimizer, leaves.get(name), admission)
+        super().__init__(layout, world, optimizer, engines.get(name), admission)
         self.service = ShardedRows(world, {self.table.name: self})
 
     def pull(self, ids: Tensor) -> Tensor:

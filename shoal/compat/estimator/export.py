@@ -50,7 +50,7 @@ def export_module(
     """
     main = loop.world.is_main
     path = hidden = Path(folder)
-    loop.settle()
+    loop.synchronize()
     was_training = model.training
     model.eval()
     try:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
+from shoal.config.choices import Choices
 from shoal.config.section import Section
 
 
@@ -25,22 +26,18 @@ class NegativesSection(Section):
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
+ROW_OPTIMIZERS = Choices(
+    *("adam", "adamw", "sgd", "momentum", "adagrad", "rowwise_adagrad", "rmsprop", "ftrl"),
+    "sparse_adam",
+)
+
+
 class RowOptimizerOptions(TypedDict, total=False):
-    """What updates rows. Ranges, and who has which: shoal/embedding/optim/rows.py."""
+    """What updates rows. Ranges, and who has which: shoal/embedding/optim/."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
 
-    name: Literal[
-        "adam",
-        "adamw",
-        "sgd",
-        "momentum",
-        "adagrad",
-        "rowwise_adagrad",
-        "rmsprop",
-        "ftrl",
-        "sparse_adam",
-    ]
+    name: Annotated[str, ROW_OPTIMIZERS]
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     weight_decay: Number
     clip: Annotated[Number | None, Field(description="largest norm of a row's gradient")]

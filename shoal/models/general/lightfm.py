@@ -1,7 +1,7 @@
 """LightFM: Metadata Embeddings for User and Item Cold-start Recommendations, Kula, CBRecSys 2015.
 
 A user's vector is the sum of the vectors of the user's features, an item's likewise; the id is one
-of the features, so that an item nobody has taken yet still is what its other features say:
+of the features, so that an item nobody has taken yet is still described by its other features:
 
     u = sum of v_f over the features f of the user      score = <u, i> + b_i
     i, b_i = sums of v_f and b_f over the features of the item

@@ -26,7 +26,7 @@ class SGL(LightGCN):
 
     @dataclass
     class Options(LightGCN.Options):
-        type: Literal["ED", "ND", "RW"] = "ED"  # drop edges, nodes, or edges anew in every layer
+        type: Literal["ED", "ND", "RW"] = "ED"  # drop edges, nodes, or other edges in every layer
         n_layers: int = 3
         drop_ratio: float = 0.1  # share of the edges or nodes that a view leaves out
         ssl_tau: float = 0.5  # temperature of the contrast between two views

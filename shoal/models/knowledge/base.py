@@ -60,7 +60,7 @@ class KnowledgeModel(Model):
             "item_node": torch.where(alone, behind, graph.item_entity),
         }
         for name, value in made.items():
-            self.register_buffer(name, value.long(), persistent=False)  # the data makes it anew
+            self.register_buffer(name, value.long(), persistent=False)  # rebuilt from the data
 
     def both_ways(self, back: int = 0) -> Edges:
         """The triples as edges from head to tail and back; `back` is added to relations there."""

@@ -1,6 +1,6 @@
 """KGCN: Knowledge Graph Convolutional Networks for Recommender Systems, Wang et al., WWW 2019.
 
-An item is what its neighbours in the graph are, as far as the user minds their relations:
+An item is what its neighbours in the graph are, weighed by what their relations are to the user:
 
     n(v) = sum over neighbours of softmax(<u, r>) e        e_v <- act(W (e_v + n(v)) + b)
     score = <u, e_item after n_iter rounds>
@@ -22,7 +22,7 @@ from shoal.models.nn.mlp import begin_normal
 
 
 class KGCN(KnowledgeModel):
-    """Convolution over drawn neighbours, weighed by the user; edges are gone both ways."""
+    """Convolution over drawn neighbours, weighed by the user; edges are walked both ways."""
 
     near: Tensor  # [nodes, neighbours]
     by: Tensor  # their relations; 0: the node has none and is its own neighbour
@@ -72,11 +72,11 @@ class KGCN(KnowledgeModel):
         nodes [b or 1, n, 1], then their neighbours [.., k], theirs [.., k * k], ...; rows of all
         """
         vectors = list(rows.split([one.shape[2] for one in nodes], 2))
-        minds = (users @ self.by_relation.T)[:, None, None, :]  # [b, 1, 1, relations]
+        valued = (users @ self.by_relation.T)[:, None, None, :]  # [b, 1, 1, relations]
         weights = []  # of the neighbours of a layer's nodes: [b, n, nodes, neighbours]
         for one in nodes[:-1]:
             by = self.by[one].expand(len(users), -1, -1, -1)
-            weights.append(minds.expand(*by.shape[:3], -1).gather(3, by).softmax(3))
+            weights.append(valued.expand(*by.shape[:3], -1).gather(3, by).softmax(3))
         for number, layer in enumerate(self.rounds):
             last = number == len(self.rounds) - 1
             vectors = [

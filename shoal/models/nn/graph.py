@@ -33,7 +33,7 @@ class Graph(nn.Module):
         starts = F.pad(torch.bincount(ends, minlength=nodes).cumsum(0), (1, 0))
         made = {"starts": starts, "neighbours": neighbours, "ends": ends, "edges": edges}
         for name, value in made.items():
-            self.register_buffer(name, value, persistent=False)  # the data makes it anew
+            self.register_buffer(name, value, persistent=False)  # rebuilt from the data
         ones = torch.ones(len(ends), dtype=torch.float64)
         self.register_buffer("weights", self.normalised(ones).float(), persistent=False)
         shares = self._shares(ones).float()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -47,14 +50,44 @@ class Taken(nn.Module):
         found = self.items[places.clamp(max=max(0, len(self.items) - 1))]
         return torch.where(inside, found, 0)
 
-    def together(self) -> Tensor:
-        """How many users took both of two items: float64 [num_items, num_items]."""
-        found = torch.zeros(self.num_items, self.num_items, dtype=torch.float64)
-        users = torch.arange(len(self.starts) - 1, device=self.items.device)
-        for some in users.split(1 << 12):
-            block = self.matrix(some)
-            found += (block.T @ block).double()
-        return found
+    def common(self, rows: int = 1 << 10) -> Iterator[tuple[int, Tensor]]:
+        """How many users took both of two items, some items at a time: the number of the first
+        one, float32 [rows, num_items].
+        """
+        num_users = len(self.starts) - 1
+        users = owners(Jagged(self.items, self.starts))
+        everyone = _ones(users, self.items, (num_users, self.num_items))
+        order = self.items.argsort(stable=True)
+        items, users = self.items[order], users[order]
+        for first in range(0, self.num_items, rows):
+            last = min(first + rows, self.num_items)
+            a, b = torch.searchsorted(items, torch.tensor([first, last])).tolist()
+            block = _ones(items[a:b] - first, users[a:b], (last - first, num_users))
+            with warnings.catch_warnings():  # torch announces a beta state of sparse products
+                warnings.simplefilter("ignore")
+                found = torch.sparse.mm(block, everyone).to_dense()
+            yield first, found
+
+
+def _ones(rows: Tensor, columns: Tensor, size: tuple[int, int]) -> Tensor:
+    """A sparse matrix of ones at places in ascending order."""
+    return torch.sparse_coo_tensor(
+        torch.stack([rows, columns]),
+        torch.ones(len(rows)),
+        size,
+        is_coalesced=True,
+        check_invariants=True,
+    )
+
+
+def nearest(taken: Taken, k: int, shrink: float) -> Iterator[tuple[Tensor, Tensor]]:
+    """The k items most alike to each one by cosine, some items at a time: values [b, k], items."""
+    sizes = torch.bincount(taken.items, minlength=taken.num_items).float().sqrt()
+    for first, common in taken.common():
+        own = torch.arange(first, first + len(common))
+        alike = common / (sizes[own].unsqueeze(1) * sizes + shrink + 1e-6)
+        alike[torch.arange(len(own)), own] = 0.0
+        yield alike.topk(min(k, taken.num_items), dim=1)
 
 
 def owners(lists: Jagged) -> Tensor:

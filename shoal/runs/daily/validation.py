@@ -46,5 +46,5 @@ def keep_before(folder: Path, before: dict[str, float]) -> dict[str, float]:
     try:
         found = json.loads((folder / FILE).read_text())
         return found if isinstance(found, dict) else {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}

@@ -16,7 +16,7 @@ from shoal.data.features import Feature
 from shoal.models.base import Batch, ClickModel, Facts, Init, Jagged
 from shoal.models.nn.mlp import Tower, begin_normal
 
-LENGTH = 50  # of a history whose feature does not say
+LENGTH = 50  # of a history whose feature has none
 
 
 class HistoryReader(nn.Module):
@@ -28,7 +28,7 @@ class HistoryReader(nn.Module):
 class HistoryModel(ClickModel):
     """logit = tower of [vectors of the other features, interest of each history, dense].
 
-    `reader` says what a history becomes.
+    `reader` makes the module that reads a history.
     """
 
     @dataclass
@@ -76,7 +76,7 @@ class HistoryModel(ClickModel):
 def _pairs(model: str, facts: Facts) -> list[tuple[Feature, Feature]]:
     """Every history with the feature of the candidate."""
     found = []
-    for history in facts.sparse if facts.apart else ():
+    for history in facts.sparse if facts.per_feature else ():
         same = [f for f in facts.sparse if f.table == history.table and not f.is_list]
         if history.kind == "sequence" and same:
             found.append((history, same[0]))
