@@ -21,7 +21,7 @@ from shoal.data.doubts import doubts
 from shoal.data.encode import encode
 from shoal.data.encoder import FeatureEncoder, LogEncoder, encoder_of
 from shoal.data.feature_table import FeatureTable
-from shoal.data.features import features_of, labels_of
+from shoal.data.features import Feature, features_of, labels_of
 from shoal.data.history import Histories
 from shoal.data.joined import Joined, check_packable, packed_rows
 from shoal.data.knowledge import knowledge_of
@@ -263,7 +263,7 @@ def _build_clicks(
     evaluator = ClickEvaluator(readers, config.eval, world, data.group, data.sources)
     found = click_fingerprint(config, data, strategy)
     if facts.per_feature:
-        found["features"] = [[f.name, f.kind, f.table, f.rows, f.dim] for f in facts.features]
+        found["features"] = _shapes(facts.features)
     return Parts(data, model, strategy, reader, evaluator, found)
 
 
@@ -319,23 +319,32 @@ def fingerprint(
     config: Config, dataset: Dataset, table: FeatureTable | None = None
 ) -> dict[str, Any]:
     """What a checkpoint depends on besides its own bytes."""
+    found: dict[str, Any] = {} if table is None else {"features": _shapes(table.features)}
     digests = dataset.digests or _digests(dataset)
-    features = {}
-    if table is not None:
-        features = {"features": [[f.name, f.kind, f.table, f.rows, f.dim] for f in table.features]}
+    found |= {"num_users": dataset.num_users, "num_items": dataset.num_items}
+    return found | {key: digests[key] for key in ("interactions", "splits")} | _training(config)
+
+
+def click_fingerprint(config: Config, data: ClickData, strategy: Strategy) -> dict[str, Any]:
+    """The same of a click log."""
+    # Rows without counters cannot go on with rules that need them.
+    counters = {"counters": True} if strategy.rows.counted else {}
+    return {**data.fingerprint, **_training(config), **counters}
+
+
+def _training(config: Config) -> dict[str, Any]:
     return {
-        **features,
         "model": config.model.title,
         "options": config.model.options,
-        "num_users": dataset.num_users,
-        "num_items": dataset.num_items,
-        "interactions": digests["interactions"],
-        "splits": digests["splits"],
         "optimizer": config.train.optimizer.name,
         "row_optimizers": row_optimizer_names_of(config.train.optimizer),
         "batch_size": config.train.batch_size,
         "seed": config.run.seed,
     }
+
+
+def _shapes(features: tuple[Feature, ...]) -> list[list[Any]]:
+    return [[f.name, f.kind, f.table, f.rows, f.dim] for f in features]
 
 
 def _digests(dataset: Dataset) -> dict[str, str]:
@@ -349,21 +358,6 @@ def _digests(dataset: Dataset) -> dict[str, str]:
         contents.update(np.ascontiguousarray(dataset.inter[field]).tobytes())
         contents.update("\n".join(map(str, dataset.vocab[field])).encode())
     return {"interactions": contents.hexdigest(), "splits": digest.hexdigest()}
-
-
-def click_fingerprint(config: Config, data: ClickData, strategy: Strategy) -> dict[str, Any]:
-    """What a checkpoint of a click model depends on besides its own bytes."""
-    return {
-        "model": config.model.title,
-        "options": config.model.options,
-        **data.fingerprint,
-        "optimizer": config.train.optimizer.name,
-        "row_optimizers": row_optimizer_names_of(config.train.optimizer),
-        "batch_size": config.train.batch_size,
-        "seed": config.run.seed,
-        # Rows without counters cannot go on with rules that need them.
-        **({"counters": True} if strategy.rows.counted else {}),
-    }
 
 
 def describe_data(dataset: Dataset | ClickData) -> str:

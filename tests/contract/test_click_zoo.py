@@ -71,7 +71,7 @@ def test_a_batch_may_be_cut(name: str) -> None:
         total = count = 0.0
         seed_step(1, 0, 0, CPU)
         for start, stop in cuts:
-            output = strategy.forward(batch.rows(start, stop), 0.0)
+            output = strategy.forward(batch.rows(start, stop))
             output.loss.backward()
             total, count = total + float(output.loss.detach()), count + float(output.count)
         found.append((total, count))

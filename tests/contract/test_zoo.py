@@ -93,7 +93,7 @@ def test_a_batch_may_be_cut(name: str) -> None:
         parts.model.zero_grad()
         seed_step(1, 0, 0, torch.device("cpu"))
         for rank, size in slices:
-            output = parts.strategy.forward(next(parts.reader.batches(0, rank, size)), 0.0)
+            output = parts.strategy.forward(next(parts.reader.batches(0, rank, size)))
             output.loss.backward()
             loss, count = loss + float(output.loss.detach()), count + float(output.count)
         grads = {key: p.grad for key, p in parts.model.named_parameters() if p.grad is not None}

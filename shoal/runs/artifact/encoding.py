@@ -26,8 +26,13 @@ from shoal.data.feature_table import FeatureColumn, FeatureTable, Taken
 from shoal.data.features import Feature
 from shoal.data.ids import Ids
 from shoal.data.raw import gather
-from shoal.runs.artifact.files import ArtifactError, read_json, read_tensors
-from shoal.runs.artifact.vocabulary import read_words, write_words
+from shoal.runs.artifact.files import (
+    ArtifactError,
+    read_json,
+    read_tensors,
+    read_words,
+    write_words,
+)
 from shoal.world.durable import write_durably
 
 FILE, SIDES_FILE = "features.json", "sides.safetensors"
