@@ -46,11 +46,10 @@ class SGL(LightGCN):
 
     def _view(self, first: Tensor) -> Tensor:
         """All nodes, as they are in a graph of which something is missing."""
-        if self.options.type != "RW":
-            return self.graph.mean(first, self.options.n_layers, self._drop())
+        weights = None if self.options.type == "RW" else self._drop()
         layer = total = first
         for _ in range(self.options.n_layers):
-            layer = self.graph(layer, self._drop())
+            layer = self.graph(layer, self._drop() if weights is None else weights)
             total = total + layer
         return total / (self.options.n_layers + 1)
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts, Output, item_blocks
-from shoal.models.knowledge.base import KnowledgeModel, pointwise
+from shoal.models.knowledge.base import KnowledgeModel
+from shoal.models.nn.losses import pointwise_loss
 from shoal.models.nn.mlp import begin_normal
 
 
@@ -51,7 +52,8 @@ class KGCN(KnowledgeModel):
         begin_normal(self.rounds)
 
     def forward(self, batch: Batch) -> Output:
-        return pointwise(self.score(batch, self.candidates(batch)))
+        scores = self.score(batch, self.candidates(batch))
+        return Output(pointwise_loss(scores), scores.numel())
 
     def score(self, batch: Batch, items: Tensor) -> Tensor:
         users = self.embed.field(self.facts.user_field, batch)

@@ -63,13 +63,13 @@ class Graph(nn.Module):
         weights = self.weights if weights is None else weights
         return spread(x, self.starts, self.neighbours, weights, self._pieces(x))
 
-    def mean(self, x: Tensor, layers: int, weights: Tensor | None = None) -> Tensor:
+    def mean(self, x: Tensor, layers: int) -> Tensor:
         """The mean of x and of what `layers` steps make of it: [nodes, d] -> [nodes, d]."""
-        if weights is None and takes_graph(x):
+        if takes_graph(x):
             return spread_layers(x, self.as_edges(), layers, True)
         layer = total = x
         for _ in range(layers):
-            layer = self(layer, weights)
+            layer = self(layer)
             total = total + layer
         return total / (layers + 1)
 

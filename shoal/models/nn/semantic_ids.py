@@ -15,8 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-BETA = 0.25
-
 
 class RQVAE(nn.Module):
     """Vectors [n, width] to codes [n, levels]."""
@@ -41,7 +39,7 @@ class RQVAE(nn.Module):
         for book in self.books:
             code = nearest(rest.detach(), book)
             row = book[code]
-            loss = loss + F.mse_loss(row, rest.detach()) + BETA * F.mse_loss(rest, row.detach())
+            loss = loss + F.mse_loss(row, rest.detach()) + 0.25 * F.mse_loss(rest, row.detach())
             codes.append(code)
             total, rest = total + row, rest - row.detach()
         return torch.stack(codes, 1), total, loss

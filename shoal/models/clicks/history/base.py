@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from shoal.data.features import Feature
 from shoal.models.base import Batch, ClickModel, Facts, Init, Jagged
 from shoal.models.nn.mlp import Tower, begin_normal
+from shoal.models.nn.transformer import HIDDEN
 
 LENGTH = 50  # of a history whose feature has none
 
@@ -88,9 +89,6 @@ def _pairs(model: str, facts: Facts) -> list[tuple[Feature, Feature]]:
     return found
 
 
-NEVER = -1e9  # not -inf: an empty history has no place to look at, and must not become NaN
-
-
 class Bilinear(nn.Module):
     """Shares softmax of <h, W c> over what is there: [b, c], [b, l, d], bool [b, l] -> [b, l]."""
 
@@ -101,4 +99,4 @@ class Bilinear(nn.Module):
 
     def forward(self, candidate: Tensor, vectors: Tensor, there: Tensor) -> Tensor:
         scores = torch.bmm(vectors, self.linear(candidate).unsqueeze(2)).squeeze(2)
-        return scores.masked_fill(~there, NEVER).softmax(1) * there
+        return scores.masked_fill(~there, HIDDEN).softmax(1) * there
