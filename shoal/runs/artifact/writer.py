@@ -261,7 +261,7 @@ class Writer:
             raise ValueError(
                 "there is no sample to check the artifact with; name data that has some"
             )
-        known = {one.name for one in facts.sparse} if facts.apart else set()
+        known = {one.name for one in facts.sparse} if facts.per_feature else set()
         lists = {
             name
             for name, one in example.ids.items()
@@ -275,7 +275,7 @@ class Writer:
         """Of a click log with a field for each feature: the column that each is."""
         facts = self.model.facts
         used = {one["name"] for one in document["inputs"] if one["used"]}
-        return {f.name: f.column for f in facts.features if facts.apart and f.name in used}
+        return {f.name: f.column for f in facts.features if facts.per_feature and f.name in used}
 
     # ---- what both write ------------------------------------------------------------------------
 

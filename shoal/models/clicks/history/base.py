@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from shoal.data.features import Feature
 from shoal.models.base import Batch, ClickModel, Facts, Init, Jagged
 from shoal.models.nn.mlp import Tower, begin_normal
+from shoal.models.nn.transformer import HIDDEN
 
-LENGTH = 50  # of a history whose feature does not say
+LENGTH = 50  # of a history whose feature has none
 
 
 class HistoryReader(nn.Module):
@@ -29,7 +30,7 @@ class HistoryReader(nn.Module):
 class HistoryModel(ClickModel):
     """logit = tower of [vectors of the other features, interest of each history, dense].
 
-    `reader` says what a history becomes.
+    `reader` makes the module that reads a history.
     """
 
     reads_history = True
@@ -79,7 +80,7 @@ class HistoryModel(ClickModel):
 def _pairs(model: str, facts: Facts) -> list[tuple[Feature, Feature]]:
     """Every history with the feature of the candidate."""
     found = []
-    for history in facts.sparse if facts.apart else ():
+    for history in facts.sparse if facts.per_feature else ():
         same = [f for f in facts.sparse if f.table == history.table and not f.is_list]
         if history.kind == "sequence" and same:
             found.append((history, same[0]))
@@ -92,9 +93,6 @@ def _pairs(model: str, facts: Facts) -> list[tuple[Feature, Feature]]:
     return found
 
 
-NEVER = -1e9  # not -inf: an empty history has no place to look at, and must not become NaN
-
-
 class Bilinear(nn.Module):
     """Shares softmax of <h, W c> over what is there: [b, c], [b, l, d], bool [b, l] -> [b, l]."""
 
@@ -105,4 +103,4 @@ class Bilinear(nn.Module):
 
     def forward(self, candidate: Tensor, vectors: Tensor, there: Tensor) -> Tensor:
         scores = torch.bmm(vectors, self.linear(candidate).unsqueeze(2)).squeeze(2)
-        return scores.masked_fill(~there, NEVER).softmax(1) * there
+        return scores.masked_fill(~there, HIDDEN).softmax(1) * there
