@@ -45,8 +45,7 @@ class MLP(nn.Sequential):
         self.widest = max(sizes[1:], default=0)
 
     def forward(self, x: Tensor) -> Tensor:
-        small = x.is_cpu and x.shape[:-1].numel() * self.widest < SMALL
-        if small or torch.compiler.is_compiling() or (x.is_cpu and autocast(x)):
+        if torch.compiler.is_compiling() or (x.is_cpu and (autocast(x) or self._is_small(x))):
             return super().forward(x)
         dropped = False  # on a CPU a layer drops what the next one would: see `linear_relu`
         layers: list[Any] = list(self)
@@ -55,6 +54,9 @@ class MLP(nn.Sequential):
             dropped = x.is_cpu and self.training and k + 3 < len(layers)
             x = activated(x, layers[k + 1], layers[k + 3].p if dropped else None)
         return x
+
+    def _is_small(self, x: Tensor) -> bool:
+        return x.shape[:-1].numel() * self.widest < SMALL
 
 
 def autocast(x: Tensor) -> bool:
