@@ -22,10 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
-from shoal.models.base import Facts, Output, Retrieval
+from shoal.models.base import Batch, Embeddings, Facts, Init, Output, Retrieval, Table
 from shoal.models.nn.mlp import MLP
 
 

@@ -25,10 +25,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Table
-from shoal.models.base import Facts, Output, Retrieval
+from shoal.models.base import Batch, Embeddings, Facts, Output, Retrieval, Table
 from shoal.models.nn.losses import bpr_loss
 
 

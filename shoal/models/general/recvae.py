@@ -102,7 +102,7 @@ class RecVAE(Autoencoder):
         distance = (log_normal(z, mean, logvar) - self.log_prior(z, old)).sum(1)
         distance = torch.where(decoding.squeeze(1), distance.detach(), distance)
         weight = self.options.gamma * lists.lengths if self.options.gamma else self.options.beta
-        loss = (weight * distance).sum() - self.likelihood(z, decoding.squeeze(1), lists)
+        loss = (weight * distance).sum() - self.likelihood(z, decoding, lists)
         return Output(loss, batch.size)
 
     def log_prior(self, z: Tensor, old: tuple[Tensor, Tensor]) -> Tensor:
@@ -114,20 +114,12 @@ class RecVAE(Autoencoder):
         return torch.stack(found).logsumexp(0)
 
     def likelihood(self, z: Tensor, decoding: Tensor, lists: Jagged) -> Tensor:
-        """Sum of ln of the probabilities of users' items; the decoder learns from its own users."""
+        """Sum of ln p of users' items; decoding [b, 1]: users who train the decoder."""
         rows = self.embed.whole("output")[1:]
         bias = self.embed.whole("output_bias")[1:].squeeze(1)
-        order = decoding.long().argsort(stable=True)  # encoder's users, then the decoder's
-        count = len(order) - int(decoding.sum())
-        ordered = z[order]
-        logits = torch.cat(
-            [
-                ordered[:count] @ rows.detach().T + bias.detach(),
-                ordered[count:] @ rows.T + bias,
-            ]
-        )
-        place = order.argsort()
-        return logits.log_softmax(1)[place[owners(lists)], lists.values - 1].sum()
+        still = z @ rows.detach().T + bias.detach()
+        logits = torch.where(decoding, z @ rows.T + bias, still)
+        return logits.log_softmax(1)[owners(lists), lists.values - 1].sum()
 
 
 class Encoder(nn.Module):

@@ -77,7 +77,7 @@ class KGCN(KnowledgeModel):
         valued = (users @ self.by_relation.T)[:, None, None, :]  # [b, 1, 1, relations]
         weights = []  # of the neighbours of a layer's nodes: [b, n, nodes, neighbours]
         for one in nodes[:-1]:
-            by = self.by[one].expand(len(users), -1, -1, -1)
+            by = self.by[one].expand(users.shape[0], -1, -1, -1)
             weights.append(valued.expand(*by.shape[:3], -1).gather(3, by).softmax(3))
         for number, layer in enumerate(self.rounds):
             last = number == len(self.rounds) - 1

@@ -52,12 +52,13 @@ class KGIN(Spread):
 
     def spread(self, users: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
         intents = self._intents()
-        minded = (users @ intents.T).softmax(1) @ intents  # [num_users, d]
+        wanted = (users @ intents.T).softmax(1) @ intents  # [num_users, d]
         total_users, total_nodes = users, nodes
         for _ in range(self.options.context_hops):
             heard = self.taken.mixed(nodes) / self.taken.degrees()
-            messages = self.by_relation[self.known.relations] * nodes[self.known.tails]
+            relations = F.embedding(self.known.relations, self.by_relation)
+            messages = relations * F.embedding(self.known.tails, nodes)
             nodes = F.normalize(self.known.total(messages) / self.known.degrees(), dim=1)
-            users = F.normalize(minded * heard, dim=1)
+            users = F.normalize(wanted * heard, dim=1)
             total_users, total_nodes = total_users + users, total_nodes + nodes
         return total_users, total_nodes

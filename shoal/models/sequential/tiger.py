@@ -95,7 +95,7 @@ class TIGER(Model):
 
     def read(self, history: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """What the encoder makes of histories [b, l]: [b, l * levels, d], and which are pads."""
-        size, length = len(history), num_places(history, self.facts)
+        size, length = history.shape[0], num_places(history, self.facts)
         tokens = self.tokens(history) * (history > 0).unsqueeze(2)
         pads = (tokens == 0).view(size, length * self.levels)
         x = F.embedding(tokens, rows) + self.positions[:length].unsqueeze(1)
