@@ -19,6 +19,7 @@ from shoal.data.clicks.per_feature import Apart, log_features
 from shoal.data.dataset import Dataset
 from shoal.data.doubts import doubts
 from shoal.data.encode import encode
+from shoal.data.encoder import FeatureEncoder, LogEncoder, encoder_of
 from shoal.data.feature_table import FeatureTable
 from shoal.data.features import features_of, labels_of
 from shoal.data.history import Histories
@@ -65,6 +66,21 @@ class Parts:
             return self.evaluator if isinstance(self.evaluator, Evaluator) else None
         how = (config.eval, self.strategy.world, config.run.seed, config.data.max_len)
         return Evaluator(self.dataset, *how)
+
+    def encoder(self, config: Config) -> FeatureEncoder | LogEncoder:
+        """What turns raw rows into samples of a click model."""
+        facts = self.model.facts
+        if isinstance(self.dataset, ClickData):
+            columns = {f.name: f.column for f in facts.features if facts.apart}
+            return LogEncoder(self.dataset.layout, self.dataset.form, columns)
+        assert facts.table is not None, "click models on interactions read features"
+        packed, data = _packed(self.strategy), with_side_files(config.data)
+        return encoder_of(self.dataset, facts.table, data, packed, facts.labels)
+
+
+def _packed(strategy: Strategy) -> bool:
+    """Whether a model reads the ids of all features from one table."""
+    return any("slots" in embed.fields for embed in strategy.embeddings)
 
 
 def build(config: Config, world: World, make: MakeStrategy = make_strategy) -> Parts:
@@ -179,7 +195,7 @@ def _build_joined(
     torch.manual_seed(config.run.seed)
     model = model_class(model_class.Options(**config.model.options), facts)
     strategy = set_up(config, world, model, make)
-    packed = any("slots" in embed.fields for embed in strategy.embeddings)
+    packed = _packed(strategy)
     if packed:
         check_packable(config.model.title, features)
     samples = {
@@ -239,7 +255,7 @@ def _build_clicks(
     torch.manual_seed(config.run.seed)
     model = model_class(model_class.Options(**config.model.options), facts)
     strategy = set_up(config, world, model, make)
-    if facts.apart and any("slots" in embed.fields for embed in strategy.embeddings):
+    if facts.apart and _packed(strategy):
         raise ValueError(
             f"{config.model.title} reads all slots from one table; leave out data.features, or "
             "choose a model that has a table for each, such as DNN"

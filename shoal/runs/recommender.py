@@ -22,6 +22,7 @@ from torch import Tensor
 
 from shoal.data.batch import Batch, Jagged
 from shoal.data.history import Histories
+from shoal.data.ids import Ids
 from shoal.embedding.module import Embeddings
 from shoal.models.base import Model, Retrieval
 from shoal.training.evaluation import Evaluator
@@ -48,38 +49,6 @@ class Ranking(list[tuple[Any, float]]):
     ):
         super().__init__(items)
         self.by, self.unknown = by, tuple(unknown)
-
-
-class Ids:
-    """The data's own ids, by number, in their type (int, float or str); 0 is padding."""
-
-    def __init__(self, words: np.ndarray, kind: type = str):
-        self._words, self._kind = words, kind
-
-    @cached_property
-    def _numbers(self) -> dict[str, int]:
-        numbers = dict(zip(self._words.tolist(), range(len(self._words))))
-        numbers.pop(self._words[0], None)  # padding is nobody
-        return numbers
-
-    @cached_property
-    def values(self) -> np.ndarray:
-        """Every id, objects [n]; that of the padding is None."""
-        made = np.empty(len(self._words), dtype=object)
-        made[1:] = [self._kind(word) for word in self._words[1:].tolist()]
-        return made
-
-    def find(self, given: Iterable[Any]) -> np.ndarray:
-        """Numbers of ids, int64 [n]; 0 where there is no such id. 34, 34.0 and "34" are one."""
-        return np.array([self._number(value) for value in given], dtype=np.int64)
-
-    def _number(self, value: Any) -> int:
-        found = self._numbers.get(str(value))
-        if found is None and isinstance(value, float | int | np.number):
-            whole = float(value).is_integer()
-            words = (str(int(value)), str(float(value))) if whole else ()
-            found = next((self._numbers[word] for word in words if word in self._numbers), None)
-        return found or 0
 
 
 class Recommender:

@@ -22,7 +22,10 @@ import shoal
 from shoal.config import Resolved
 from shoal.config.keys import LEAVES
 from shoal.config.trust import WRITES
+from shoal.data.sources.files import find_files
+from shoal.models.base import ClickModel
 from shoal.runs.build import build, describe_data, warn
+from shoal.runs.predictions import Predictor
 from shoal.runs.recommender import Ranking, Recommender
 from shoal.runs.run import connect_as, resolve_run
 from shoal.training.checkpoint.belonging import check_fingerprint
@@ -91,7 +94,6 @@ class Trained:
         check_fingerprint(saved, now, self.folder, self.parts.model.options)
         give(self.parts.strategy, newest)
         self.model = self.parts.model.eval()
-        self.types: tuple[type, type] = (str, str)  # of the data's users and items
 
     def evaluate(self) -> dict[str, Any]:
         """Valid and test metrics of the best checkpoint, as result.json holds them."""
@@ -137,6 +139,40 @@ class Trained:
             return self.recommender.for_users([user], topk)[0]
         users = [one.item() if isinstance(one, np.generic) else one for one in user]
         return dict(zip(users, self.recommender.for_users(users, topk)))
+
+    def predict(self, rows: Any) -> np.ndarray:
+        """The probability of a click of each row of a frame or a dict of columns, as the training
+        data had them: [n]; of several labels [n, labels].
+
+        Users, items and values that training did not see are treated as their features say.
+        """
+        return self.predictor.predict(rows)
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """Predicts clicks from raw rows."""
+        model, device = self.model, self.world.device
+        if not isinstance(model, ClickModel):
+            raise ValueError(
+                f"{self.config.model.title} ranks items: it predicts no clicks; use recommend"
+            )
+        losses = [label.loss for label in model.facts.labels]
+        encoder = self.parts.encoder(self.config)
+        return Predictor(encoder, lambda batch: model.logits(batch.to(device)), losses)
+
+    @cached_property
+    def types(self) -> tuple[type, type]:
+        """Of the data's users and items: int, float or str."""
+        data = self.config.data
+        pattern = (data.files or {}).get("inter", "")
+        if not pattern.endswith(".parquet"):
+            return str, str
+        import polars as pl
+
+        schema = pl.read_parquet_schema(find_files(pattern, data.path, "data.files.inter")[0])
+        kinds = [schema[name] for name in (data.fields.user, data.fields.item)]
+        user, item = (int if k.is_integer() else float if k.is_float() else str for k in kinds)
+        return user, item
 
     @cached_property
     def recommender(self) -> Recommender:

@@ -23,10 +23,10 @@ from shoal.world.channel import read_secret
 from shoal.world.gloo import MakeOptions, gloo_with, options_at
 from shoal.world.gpus import choose_gpus, pick_device
 from shoal.world.hosts import WorldError, address_towards, which_it_has
-from shoal.world.joining import Joined
 from shoal.world.liveness import BEAT
 from shoal.world.peer_errors import PeerLost, Talking
 from shoal.world.ragged_gather import Padded
+from shoal.world.rendezvous import Joined
 from shoal.world.shm_group import ShmGroup, meet
 from shoal.world.tunnel import Tunnel
 from shoal.world.variables import is_first, is_first_of_host, is_worker

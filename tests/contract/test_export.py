@@ -124,10 +124,10 @@ def test_a_history_with_times_typed_by_hand(tmp_path: Path) -> None:
     config = zoo_config("HSTU")
     artifact = export_here(trained(config), config, tmp_path / "artifact")
     told = artifact.history_of(7)
-    items = artifact.items.all[told.items].tolist()
+    items = artifact.items.words[told.items].tolist()
     assert told.times is not None
     typed = artifact.recommend(history=items, times=told.times[:-1].tolist())
-    assert typed == artifact.recommend(artifact.users.all[7])
+    assert typed == artifact.recommend(artifact.users.words[7])
     with pytest.raises(ValueError, match="give times, in seconds"):
         artifact.recommend(history=items)
 

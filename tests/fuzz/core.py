@@ -1,17 +1,19 @@
 """The native core: every function that it exports, with arrays of the stated sizes and any content.
 
-Under the sanitizers a read or a write outside of an array ends the process. Sizes are told as they
+Under the sanitizers a read or a write outside of an array ends the process. Sizes are given as they
 are, because addresses are all that the core has; what stands in arrays and lists may be anything.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import random
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -39,7 +41,7 @@ def load(path: str | None) -> Any:
 
 
 def once(core: Any, rng: random.Random) -> str:
-    """One call of one function; what it refuses it says."""
+    """One call of one function, or of several that belong together."""
     name = rng.choice(list(CALLS))
     _held.clear()
     with suppress(*REFUSED):
@@ -304,7 +306,7 @@ def dropout(core: Any, rng: random.Random) -> None:
     core.dropout_rows(
         *(7, rate, first, at(rng, rows), len(rows), width, at(rng, wide), threads(rng))
     )
-    core.use_instruction_set(rng.choice((*core.instruction_sets(), "sse9")))
+    core.use_instruction_set(rng.choice((*core.instruction_sets(), core.instruction_set(), "sse9")))
 
 
 def layers(core: Any, rng: random.Random) -> None:
@@ -344,12 +346,69 @@ def wire(core: Any, rng: random.Random) -> None:
     reader = core.RowReader([one], uneven(rng, [rows]), threads(rng))
     request = bytes(40) + np.array([1, 0, 3, 1, 2, 3], np.int64).tobytes()
     reader.answer(mutate(rng, request, [request]), 100)
+    _sockets(core, rng, reader, request)
     out = floats(rng, 12)
     places = [(0, 6), (6, 6)] if rng.random() < 0.8 else [(2**63, 2**63)]
     arriving = core.Arriving(bytes(rng.choice((40, 40, 39))), at(rng, out), places)
     part = bytes(48) + bytes(24)
     for _ in range(3):
         arriving.take(mutate(rng, part, [part]) if rng.random() < 0.7 else part)
+
+
+@cache
+def _pair() -> tuple[Any, Any, dict[str, list[int]]]:
+    """Two connected sockets, and addresses of the functions of libzmq that the core calls."""
+    import zmq
+    from zmq.backend import Socket
+
+    context = zmq.Context()
+    asks, answers = context.socket(zmq.DEALER), context.socket(zmq.ROUTER)
+    answers.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an error for a peer that is not there
+    asks.setsockopt(zmq.ROUTING_ID, b"asks")
+    answers.bind("inproc://fuzz")
+    asks.connect("inproc://fuzz")
+    for one in (asks, answers):
+        one.setsockopt(zmq.RCVTIMEO, 0)
+    library = ctypes.CDLL(sys.modules[Socket.__module__].__file__)
+    names = {"out": ("init_size", "data", "send", "close")}
+    names["in"] = ("init", "recv", "more", "data", "size", "close")
+    functions = {
+        way: [
+            ctypes.cast(getattr(library, f"zmq_msg_{name}"), ctypes.c_void_p).value or 0
+            for name in some
+        ]
+        for way, some in names.items()
+    }
+    return asks, answers, functions
+
+
+def _sockets(core: Any, rng: random.Random, reader: Any, request: bytes) -> None:
+    """Requests and rows through sockets, beside messages that are none of theirs."""
+    import zmq
+
+    asks, answers, functions = _pair()
+    for socket in (asks, answers):  # what the input before has left
+        with suppress(zmq.Again):
+            while True:
+                socket.recv()
+    ids = numbers(rng, rng.choice((0, 1, 70)), 50)
+    outlet = core.Outlet(uneven(rng, functions["out"]), asks.underlying)
+    outlet.ask(request, uneven(rng, [(at(rng, ids), len(ids))]))
+    with suppress(zmq.Again):
+        answers.recv()
+    sends = core.Outlet(functions["out"], answers.underlying)
+    to = b"asks" if rng.random() < 0.9 else rng.randbytes(5)
+    kind, most = rng.choice((100, 100, 7)), rng.choice((4, 4, 1000, 0))
+    some = mutate(rng, request, [request]) if rng.random() < 0.5 else request
+    reader.send(sends, to, some, kind, most)
+    for _ in range(rng.choice((0, 1, 3))):
+        asks_frames = [mutate(rng, request, [request]) for _ in range(rng.choice((1, 2)))]
+        answers.send_multipart([b"asks", *asks_frames])
+    out = floats(rng, 51)
+    arriving = core.Arriving(bytes(6) + b"\x64\0" + bytes(32), at(rng, out), [(0, 51)])
+    inlet = core.Inlet(uneven(rng, functions["in"]), asks.underlying)
+    for _ in range(5):
+        inlet.receive(arriving, None)
 
 
 def rings(core: Any, rng: random.Random) -> None:
@@ -376,15 +435,28 @@ def rings(core: Any, rng: random.Random) -> None:
 
 
 def lanes(core: Any, rng: random.Random) -> None:
-    size, capacity = rng.choice((1, 2, 0, -1, 2**31 - 1)), rng.choice((64, 63, 0, 128, 2**63))
+    size = rng.choice((1, 1, 2, 2, 0, -1, 2**31 - 1))
+    capacity = rng.choice((64, 64, 64, 128, 63, 0, 2**63))
     handle = os.memfd_create("lanes")
     try:
-        os.ftruncate(handle, rng.choice((0, 1 << 16)))
-        made = core.Lanes(handle, rng.choice((0, 1, -1)), size, capacity, [os.getpid()], 1)
+        with suppress(*REFUSED):
+            os.ftruncate(handle, core.Lanes.memory_of(size, capacity) - rng.choice((0, 0, 0, 1)))
+        made = core.Lanes(
+            handle, rng.choice((0, 0, 0, 1, -1)), size, capacity, [-1] * min(size, 3), 1
+        )
         mine, yours = np.ones(32, np.uint8), np.zeros(32, np.uint8)
-        peer = rng.choice((0, 1, 5, -1))
-        ticket = made.start([(peer, at(rng, mine), 32)], [(peer, at(rng, yours), 32)])
-        made.wait(ticket, 0.001)
+        peer, n = rng.choice((0, 0, 1, 5, -1)), rng.choice((0, 1, 8, 40))
+        starts: list[Callable[[], int]] = [
+            lambda: made.start([(peer, at(rng, mine), 32)], [(peer, at(rng, yours), 32)]),
+            lambda: made.start_floats(at(rng, floats(rng, n)), n),
+            made.start_token,
+        ]
+        for start in rng.choices(starts, k=3):
+            ticket = rng.choice((start(), start(), 2**63))
+            made.wait(ticket, 0.001)
+            made.done(ticket)
+            with suppress(*REFUSED):
+                made.take_sums(ticket, at(rng, floats(rng, n)), n)
     finally:
         os.close(handle)
 

@@ -72,7 +72,7 @@ def test_known_users_are_recommended_what_the_run_recommends(
     model: str, runs: dict[str, Path], artifacts: dict[str, Path]
 ) -> None:
     trained, loaded = Trained(runs[model]), shoal.load(artifacts[model])
-    for user in loaded.users.all[[1, 7, 40]]:
+    for user in loaded.users.words[[1, 7, 40]]:
         expected, found = trained.recommend(user, 10), loaded.recommend(user, topk=10)
         assert [item for item, _ in found] == [item for item, _ in expected]
         np.testing.assert_allclose([s for _, s in found], [s for _, s in expected], rtol=1e-5)
@@ -83,8 +83,8 @@ def test_known_users_are_recommended_what_the_run_recommends(
 def test_a_history_typed_by_hand_is_one_of_the_data(artifacts: dict[str, Path]) -> None:
     loaded = shoal.load(artifacts["SASRec"])
     for user in (3, 12, 60):
-        history = loaded.items.all[loaded.history_of(user).items].tolist()
-        assert loaded.recommend(history=history) == loaded.recommend(loaded.users.all[user])
+        history = loaded.items.words[loaded.history_of(user).items].tolist()
+        assert loaded.recommend(history=history) == loaded.recommend(loaded.users.words[user])
     assert len(loaded.recommend(history=["1"], topk=5)) == 5
     with pytest.raises(ValueError, match="cannot recommend for somebody new"):
         shoal.load(artifacts["BPR"]).recommend(history=["1"])
@@ -92,9 +92,9 @@ def test_a_history_typed_by_hand_is_one_of_the_data(artifacts: dict[str, Path]) 
 
 def test_filters(artifacts: dict[str, Path]) -> None:
     loaded = shoal.load(artifacts["BPR"])
-    user = loaded.users.all[5]
+    user = loaded.users.words[5]
     best = [item for item, _ in loaded.recommend(user, topk=10)]
-    taken = set(loaded.items.all[loaded.history_of(5).items])
+    taken = set(loaded.items.words[loaded.history_of(5).items])
     assert not taken & set(best)
     assert taken & {item for item, _ in loaded.recommend(user, topk=90, seen=True)}
     assert best[0] not in [item for item, _ in loaded.recommend(user, exclude=best[:1])]
@@ -220,13 +220,13 @@ def test_all_users_into_a_file(artifacts: dict[str, Path], tmp_path: Path) -> No
 
     loaded = shoal.load(artifacts["BPR"])
     (tmp_path / "banned.txt").write_text("3\n5\nunknown\n")
-    items = pl.DataFrame({"item": loaded.items.all[1:], "genre": ["a", "b"] * 48 + ["a"]})
+    items = pl.DataFrame({"item": loaded.items.words[1:], "genre": ["a", "b"] * 48 + ["a"]})
     items.write_csv(tmp_path / "items.csv")
     for suffix, read in ((".parquet", pl.read_parquet), (".csv", pl.read_csv)):
         job = Job(str(artifacts["BPR"]), str(tmp_path / f"top{suffix}"), topk=7)
         assert recommend_many(job, tell=lambda text: None) == len(loaded.users) - 1
         table = read(tmp_path / f"top{suffix}")
-        for user in loaded.users.all[[2, 77]]:
+        for user in loaded.users.words[[2, 77]]:
             mine = table.filter(pl.col("user").cast(pl.String) == user)
             assert mine["item"].cast(pl.String).to_list() == [
                 item for item, _ in loaded.recommend(user, topk=7)

@@ -84,12 +84,12 @@ def running(artifacts: dict[str, Path]) -> Iterator[Running]:
 
 def test_answers_are_the_models(running: Running) -> None:
     model = running.service.model
-    user = model.users.all[9]
+    user = model.users.words[9]
     status, answer = running.call("POST", "/v1/recommend", {"user": user, "topk": 5})
     assert status == 200 and answer["artifact"] == "SASRec"
     found = [(one["item"], one["score"]) for one in answer["items"]]
     assert dict(found) == pytest.approx(dict(model.recommend(user, topk=5)))
-    history = model.items.all[model.history_of(9).items].tolist()
+    history = model.items.words[model.history_of(9).items].tolist()
     again = running.call("POST", "/v1/recommend", {"history": history, "topk": 5})[1]
     assert again == answer
     items = [item for item, _ in found]
@@ -244,7 +244,7 @@ def test_the_page_in_a_browser(running: Running, tmp_path: Path) -> None:
     )
     if browser is None:
         pytest.skip("there is no Chromium here")
-    user = running.service.model.users.all[9]
+    user = running.service.model.users.words[9]
     url = f"http://127.0.0.1:{running.port}/?user={user}"
     done = subprocess.run(
         [

@@ -17,6 +17,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 from torch import Tensor
@@ -28,6 +29,7 @@ from shoal.ps.wire import (
     COUNT,
     WITH_DENSE,
     Kind,
+    WireError,
     json_frame,
     numbers_frame,
     parse_json,
@@ -268,7 +270,10 @@ class Client(Caller):
         """The dense optimizers' state of all servers."""
         found: dict[str, Tensor] = {}
         for frames in self.tell_all(Kind.STATE):
-            found |= parse_tensors(bytes(frames[0]))
+            try:
+                found |= parse_tensors(bytes(frames[0]))
+            except SafetensorError as error:
+                raise WireError(f"the optimizer's state is not right: {error}") from None
         return found
 
     # ---- batches that are lent ------------------------------------------------------------------

@@ -145,20 +145,20 @@ def recommend_chunk(
 def _users(artifact: Artifact, file: str | None) -> np.ndarray:
     if file is None:
         return np.arange(1, len(artifact.users))
-    return artifact.users.numbers(read_lines(file))
+    return artifact.users.need(read_lines(file), "user")
 
 
 def _numbers(artifact: Artifact, file: str) -> np.ndarray:
     """Items of a file; those that the model does not know cannot come anyway."""
-    found = [artifact.items.find(word) for word in read_lines(file)]
-    return np.unique(np.array([one for one in found if one is not None], dtype=np.int64))
+    found = np.unique(artifact.items.find(read_lines(file)))
+    return found[found > 0]
 
 
 def _allowed(artifact: Artifact, job: Job) -> np.ndarray | None:
     allowed = None if job.only is None else _numbers(artifact, job.only)
     if job.category is not None:
-        known = [artifact.items.find(word) for word in items_of_category(job.category)]
-        chosen = np.unique(np.array([one for one in known if one is not None], dtype=np.int64))
+        known = np.unique(artifact.items.find(items_of_category(job.category)))
+        chosen = known[known > 0]
         allowed = chosen if allowed is None else np.intersect1d(allowed, chosen)
     if allowed is not None and not len(allowed):
         raise ValueError("no item is left to recommend: --only and --category name none of them")
@@ -202,7 +202,7 @@ def _write(
 
     kept = items.reshape(-1) > 0
     topk = items.shape[1]
-    names_of_users = pl.Series(artifact.users.all[users], dtype=pl.String)
+    names_of_users = pl.Series(np.asarray(artifact.users.words)[users], dtype=pl.String)
     names_of_items = _series(artifact)
     columns = {
         "user": names_of_users.gather(np.repeat(np.arange(len(users)), topk)[kept]),
@@ -231,7 +231,7 @@ def _series(artifact: Artifact) -> Any:
 
     found = artifact.__dict__.get("_item_series")
     if found is None:
-        found = artifact.__dict__["_item_series"] = pl.Series(artifact.items.all, dtype=pl.String)
+        found = artifact.__dict__["_item_series"] = pl.Series(artifact.items.words, dtype=pl.String)
     return found
 
 

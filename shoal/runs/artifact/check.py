@@ -84,8 +84,8 @@ def _lists(
         if not (name.startswith("list.") and name.endswith(".items")):
             continue
         user = int(name.split(".")[1])
-        best = artifact.recommend(artifact.users.all[user], topk=10)
-        numbers = artifact.items.numbers([item for item, _ in best]) if best else np.zeros(0)
+        best = artifact.recommend(artifact.users.words[user], topk=10)
+        numbers = artifact.items.find([item for item, _ in best])
         total, kept = total + len(items), kept + len(np.intersect1d(numbers, items.numpy()))
         scores = torch.tensor([score for _, score in best])
         expected = asked[f"list.{user}.scores"]

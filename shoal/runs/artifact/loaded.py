@@ -17,14 +17,20 @@ from torch import Tensor
 
 from shoal.config.errors import did_you_mean
 from shoal.data.batch import Jagged
+from shoal.data.clicks import Layout
+from shoal.data.encoder import FeatureEncoder, LogEncoder
 from shoal.kernels.topk import DotProducts, Fill, Pairs, plain, rank
 from shoal.runs.artifact import files
+from shoal.runs.artifact.encoding import FILE as FEATURES
+from shoal.runs.artifact.encoding import read_encoder
 from shoal.runs.artifact.files import ArtifactError
 from shoal.runs.artifact.graph import Graph
 from shoal.runs.artifact.histories import FILE, History, Told, asked_at, padded, padded_times
 from shoal.runs.artifact.running import Running
 from shoal.runs.artifact.tables import RowTable
-from shoal.runs.artifact.vocabulary import Words
+from shoal.runs.artifact.vocabulary import read_words
+from shoal.runs.predictions import Predictor
+from shoal.training.evaluation import predicted
 
 DELTAS = 64  # that may lie upon each other
 MOST_LEN = 1 << 16  # items of a history that a model may read
@@ -73,8 +79,9 @@ class Artifact:
         self.user_field, self.item_field = str(signature["user_field"]), signature["item_field"]
         if not 0 <= self.max_len <= MOST_LEN:
             raise ArtifactError(f"artifact {self.folder} is damaged: max_len {self.max_len}")
-        self.users = Words(self.folder, self.manifest, "users")
-        self.items = Words(self.folder, self.manifest, "items")
+        kinds = signature.get("id_types", ["str", "str"])
+        self.users = read_words(self.folder, self.manifest, "users", kinds[0])
+        self.items = read_words(self.folder, self.manifest, "items", kinds[1])
         if self.kind == "retrieval" and self.tables["item_vectors"].size != len(self.items):
             raise ArtifactError(f"artifact {self.folder} is damaged: vectors and words of items")
         for name in {"item_vectors", "query_vectors"} & self.tables.keys():
@@ -135,14 +142,14 @@ class Artifact:
         if topk < 1:
             raise ValueError(f"topk is {topk}; it must be 1 or more")
         if history is None:
-            numbers = self.users.numbers([user])
+            numbers = self.users.need([user], "user")
             taken = self.history_of(int(numbers[0]))
         else:
             numbers, taken = np.zeros(1, np.int64), self.typed(history, times)
         again = self.repeatable if seen is None else seen
-        out = [self.items.numbers(list(exclude)), *([] if again else [taken.items])]
+        out = [self.items.need(list(exclude), "item"), *([] if again else [taken.items])]
         pairs = np.concatenate(out)
-        allowed = None if only is None else np.unique(self.items.numbers(list(only)))
+        allowed = None if only is None else np.unique(self.items.need(list(only), "item"))
         found, scores = self.rank(
             self.query(numbers, [taken]), topk, (np.zeros_like(pairs), pairs), allowed
         )
@@ -151,12 +158,12 @@ class Artifact:
     def named(self, items: np.ndarray, scores: np.ndarray) -> Ranking:
         """Numbers of items and their scores, as words; places without an item are left out."""
         kept = items > 0
-        return list(zip(self.items.all[items[kept]].tolist(), scores[kept].tolist()))
+        return list(zip(self.items.values[items[kept]].tolist(), scores[kept].tolist()))
 
     def score(self, user: object, items: Sequence[object]) -> list[float]:
         """Scores of items for one user."""
         self.needs_catalogue()
-        numbers, wanted = self.users.numbers([user]), self.items.numbers(items)
+        numbers, wanted = self.users.need([user], "user"), self.items.need(items, "item")
         query = self.query(numbers, [self.history_of(int(numbers[0]))])
         return self._scores(query, wanted)[0].tolist()
 
@@ -169,7 +176,7 @@ class Artifact:
         """Scores of items for a history, oldest first."""
         self.needs_catalogue()
         query = self.query(np.zeros(1, np.int64), [self.typed(history, times)])
-        return self._scores(query, self.items.numbers(items))[0].tolist()
+        return self._scores(query, self.items.need(items, "item"))[0].tolist()
 
     def vectors(self, what: str, words: Sequence[object]) -> Tensor:
         """Vectors of users or items: [n, dim]. Their dot product is the score."""
@@ -177,16 +184,18 @@ class Artifact:
         if self.kind != "retrieval":
             raise ValueError(f"{self.model} scores pairs: its users and items have no vectors")
         if what == "item":
-            return self.tables["item_vectors"].rows(torch.from_numpy(self.items.numbers(words)))
+            return self.tables["item_vectors"].rows(
+                torch.from_numpy(self.items.need(words, "item"))
+            )
         if what != "user":
             raise ValueError(f"vectors of {what!r}; there are user and item")
-        numbers = self.users.numbers(words)
+        numbers = self.users.need(words, "user")
         return self.queries(self.query(numbers, [self.history_of(int(n)) for n in numbers]))
 
     def similar_items(self, item: object, topk: int = 10) -> Ranking:
         """Items whose vectors point the same way: [(item, cosine), ...], without itself."""
         own = self.vectors("item", [item])
-        number = self.items.numbers([item])
+        number = self.items.need([item], "item")
         units = self._units
         fill = DotProducts(own / own.norm(dim=1, keepdim=True).clamp(min=1e-12), units)
         without = (np.zeros(2, np.int64), np.array([0, number[0]]))
@@ -229,7 +238,7 @@ class Artifact:
 
     def prepare(self) -> None:
         """Read now what would else be read when it is first needed."""
-        _ = self.catalogue, self._histories, self.users.find("")
+        _ = self.catalogue, self._histories, self.users.find([])
 
     def typed(self, history: Sequence[object], times: Sequence[int] | None = None) -> History:
         """Numbers of a history's items; refused by a model that does not read histories."""
@@ -240,13 +249,18 @@ class Artifact:
                 "(shoal train --from), take a model that reads histories such as SASRec, or ask "
                 "for similar_items"
             )
-        items = self.items.numbers(list(history))
+        items = self.items.need(list(history), "item")
         if times is None and self.reads_times:
             raise ValueError(
                 f"{self.model} reads when items were taken: give times, in seconds, one for each "
                 "item, and behind them, if you like, that of the request"
             )
         return History(items, None if times is None else asked_at(times, len(items)))
+
+    def needs_clicks(self) -> None:
+        """Refuse what only a click model answers."""
+        if self.kind != "clicks":
+            raise ValueError(f"{self.model} ranks items: it predicts no clicks; use recommend")
 
     def needs_catalogue(self) -> None:
         """Refuse what a click model cannot answer."""
@@ -366,17 +380,43 @@ class Artifact:
         """What a model of one's own answers for inputs by name, arrays or lists: [b, ...]."""
         return self.logits({name: torch.as_tensor(one) for name, one in inputs.items()})
 
-    def predict(self, fields: Mapping[str, Tensor | Jagged]) -> Tensor:
-        """The probability of a click of samples, by field: [b]; of several labels [b, labels].
+    def predict(self, rows: Any) -> np.ndarray:
+        """The probability of a click of each row: [n]; of several labels [n, labels].
 
-        A label that was learned as any number (loss: squared) is told as it is.
+        rows: a frame or a dict of columns as the training data had them; or tensors by field, as
+        the model reads them. A label that was learned as any number (loss: squared) is given as it
+        is.
         """
-        logits = self.logits(fields).double()
-        chances = torch.sigmoid(logits)
-        for column, (_, loss) in enumerate(self.labels):
-            if loss != "logistic":
-                chances.view(len(logits), -1)[:, column] = logits.view(len(logits), -1)[:, column]
-        return chances
+        self.needs_clicks()
+        if isinstance(rows, Mapping) and all(isinstance(v, Tensor | Jagged) for v in rows.values()):
+            return predicted(self.logits(rows), self.predictor.losses).numpy()
+        return self.predictor.predict(rows)
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """Predicts from raw rows."""
+        losses = [loss for _, loss in self.labels]
+        return Predictor(self.encoder, lambda b: self.logits({**b.ids, **b.dense}), losses)
+
+    @cached_property
+    def encoder(self) -> FeatureEncoder | LogEncoder:
+        """What turns raw rows into the fields that the model reads."""
+        facts = self.signature["layout"]
+        if facts is None:
+            if FEATURES not in self.manifest["files"]:
+                raise ValueError(
+                    f"{self.folder} was exported by an older version, which kept no words of "
+                    "features: export it again"
+                )
+            return read_encoder(self.folder, self.manifest)
+        try:
+            layout = Layout(
+                *(tuple(facts["slots"]), tuple(facts["dense"]), facts["label"]),
+                *(facts["rows"], facts["others"]),
+            )
+            return LogEncoder(layout, self.signature["format"], dict(self.signature["apart"]))
+        except (LookupError, TypeError, ValueError) as error:
+            raise ArtifactError(f"artifact {self.folder} is damaged: layout: {error}") from error
 
     @property
     def labels(self) -> list[list[str]]:

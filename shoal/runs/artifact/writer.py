@@ -20,12 +20,14 @@ import shoal
 from shoal.data.batch import Batch, Jagged
 from shoal.data.clicks import ClickData
 from shoal.data.dataset import Dataset, Phase
+from shoal.data.encoder import FeatureEncoder
 from shoal.data.history import Histories
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Init, Table
 from shoal.models.base import ClickModel, Model, Retrieval
 from shoal.models.nn.item_features import ItemFeatures
 from shoal.runs.artifact import files
+from shoal.runs.artifact.encoding import write_encoder
 from shoal.runs.artifact.loaded import Artifact
 from shoal.runs.artifact.tables import CHUNK_ROWS, Kind, RowTable, write_table
 from shoal.runs.artifact.trace import Traced, item_features, trace
@@ -95,6 +97,7 @@ class Writer:
             "repeatable": self.config.eval.repeatable,
             "user_field": dataset.user_field,
             "item_field": dataset.item_field,
+            "id_types": [one.__name__ for one in self.trained.types],
         }
         write_words(self.folder, "users", dataset.vocab[dataset.user_field])
         write_words(self.folder, "items", dataset.vocab[dataset.item_field])
@@ -243,6 +246,9 @@ class Writer:
             }
         else:  # interactions with the features of both sides
             self.signature |= {"format": "features", "layout": None}
+            encoder = self.parts.encoder(self.config)
+            assert isinstance(encoder, FeatureEncoder)
+            write_encoder(self.folder, encoder)
         reader = evaluator.readers.get("test") or self.parts.reader
         asked: dict[str, Tensor] = {}
         example = None

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -19,15 +18,16 @@ from pydantic import (
 from pydantic_core import from_json
 
 from shoal.config.errors import did_you_mean
-from shoal.data.batch import Batch, Jagged
+from shoal.data.batch import Batch
+from shoal.data.encoder import check_names, together
 from shoal.runs.artifact.histories import History
 from shoal.runs.artifact.loaded import Artifact
-from shoal.runs.artifact.predict import apart, layout_of
 
 MOST_ITEMS = 10_000  # in a list of a request
 MOST_TOPK = 1_000
 MOST_SAMPLES = 10_000
-MOST_IDS = 1_000  # in one slot
+MOST_IDS = 1_000  # in one cell
+MOST_TEXT = 1 << 16  # characters of one cell
 MOST_CELLS = 1 << 20  # samples x columns of a request; as many are predicted at a time
 Word = Annotated[str, Field(min_length=1, max_length=512)]
 Words = Annotated[list[Word], Field(max_length=MOST_ITEMS)]
@@ -77,15 +77,16 @@ class Similar(Question):
     topk: int = Field(10, ge=1, le=MOST_TOPK)
 
 
-Ids = int | Annotated[list[int], Field(max_length=MOST_IDS)] | float
-SAMPLE = TypeAdapter(dict[str, Ids])
+One = int | float | Annotated[str, Field(max_length=MOST_TEXT)] | None
+Cell = One | Annotated[list[One], Field(max_length=MOST_IDS)]
+SAMPLE = TypeAdapter(dict[str, Cell], config=ConfigDict(strict=True))
 
 
 class Predict(Question):
-    """Clicks of samples: a value for each slot (an id or several) and each dense column."""
+    """Clicks of samples: columns as the training data had them; a cell may hold a list."""
 
     samples: Annotated[  # values are checked sample by sample, until one is wrong
-        list[dict[str, SkipValidation[Ids]]], Field(min_length=1, max_length=MOST_SAMPLES)
+        list[dict[str, SkipValidation[Cell]]], Field(min_length=1, max_length=MOST_SAMPLES)
     ]
 
 
@@ -130,7 +131,7 @@ def answer_recommend(model: Artifact, asked: Sequence[Recommend]) -> list[Any]:
                 answers[number] = _listed(found)
                 continue
             user, taken = whose(model, one)
-            out = model.items.numbers(one.exclude)
+            out = model.items.need(one.exclude, "item")
             if not (model.repeatable if one.seen is None else one.seen):
                 out = np.concatenate([out, taken.items])
             rows.append(np.full(len(out), len(together)))
@@ -154,7 +155,7 @@ def whose(model: Artifact, one: Who) -> tuple[int, History]:
     """The number of a user (0: somebody) and the history."""
     if one.history is not None:
         return 0, model.typed(one.history, one.times)
-    user = int(model.users.numbers([one.user])[0])
+    user = int(model.users.need([one.user], "user")[0])
     return user, model.history_of(user)
 
 
@@ -190,74 +191,34 @@ def answer_similar(model: Artifact, asked: Sequence[Similar]) -> list[Any]:
 def answer_predict(model: Artifact, asked: Sequence[Predict]) -> list[Any]:
     """Probabilities of each; samples of all requests are predicted together."""
     answers: list[Any] = [None] * len(asked)
-    parts: dict[int, Part] = {}
+    parts: dict[int, Batch] = {}
     for number, one in enumerate(asked):
         try:
             parts[number] = _samples(model, one.samples)
         except ValueError as error:
             answers[number] = error
-        is_last = number + 1 == len(asked)
-        if parts and (is_last or sum(len(lists) for lists, _ in parts.values()) > MOST_CELLS):
-            chances = iter(model.predict(_joined(model, list(parts.values()))).tolist())
-            for place, (_, values) in parts.items():
-                answers[place] = {"clicks": [next(chances) for _ in values]}
+        samples = sum(batch.size for batch in parts.values())
+        many = bool(parts) and samples * model.encoder.width > MOST_CELLS
+        if parts and (many or number + 1 == len(asked)):
+            chances = iter(model.predictor.of(together(list(parts.values()))).tolist())
+            for place, batch in parts.items():
+                answers[place] = {"clicks": [next(chances) for _ in range(batch.size)]}
             parts = {}
     return answers
 
 
-Part = tuple[list[list[int]], list[list[float]]]
-
-
-def _samples(model: Artifact, samples: Sequence[dict[str, Any]]) -> Part:
-    """The ids of every slot, sample after sample, and the dense values of every sample."""
+def _samples(model: Artifact, samples: Sequence[dict[str, Any]]) -> Batch:
+    """Raw samples, encoded."""
     if model.kind != "clicks":
         raise ValueError(f"{model.model} ranks items: it predicts no clicks; ask /v1/recommend")
-    layout = layout_of(model)
-    slots, dense = layout.slots, layout.dense
-    known = {*slots, *dense}
-    columns = len(slots) + len(dense)
-    most = max(1, MOST_CELLS // max(1, columns))
+    encoder = model.encoder
+    most = max(1, MOST_CELLS // max(1, encoder.width))
     if len(samples) > most:
-        raise ValueError(f"a request has at most {most} samples of {columns} columns")
-    lists: list[list[int]] = []
-    values = []
+        raise ValueError(f"a request has at most {most} samples of {encoder.width} columns")
+    check_names(samples, encoder.columns)
     for number, raw in enumerate(samples):
-        unknown = raw.keys() - known
-        if unknown:
-            raise ValueError(f"no column is named {min(unknown)[:80]!r}; there are {_some(known)}")
         try:
-            sample: dict[str, Any] = SAMPLE.validate_python(raw)
+            SAMPLE.validate_python(raw)
         except ValidationError as error:
             raise ValueError(_first_of(error, "samples", number)) from None
-        for name in slots:
-            ids = sample.get(name, 0)
-            ids = ids if isinstance(ids, list) else [ids]
-            if any(not isinstance(one, int) or not -(2**63) <= one < 2**63 for one in ids):
-                raise ValueError(f"{name}: ids are whole numbers of 64 bits")
-            lists.append(ids or [0])
-        row = [sample.get(name, 0.0) for name in dense]
-        if any(isinstance(one, list) or not abs(one) < 3.4e38 for one in row):
-            raise ValueError("dense values are finite numbers")
-        values.append([float(one) for one in row])
-    return lists, values
-
-
-def _some(known: set[str]) -> str:
-    names = sorted(known)
-    return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-
-
-def _joined(model: Artifact, parts: list[Part]) -> dict[str, Any]:
-    layout = layout_of(model)
-    lists = [one for part, _ in parts for one in part]
-    flat = np.array([value for one in lists for value in one], dtype=np.int64)
-    ids = torch.from_numpy(np.ascontiguousarray(layout.fold(flat)))
-    rows = [row for _, values in parts for row in values]
-    slots: torch.Tensor | Jagged = ids
-    if any(len(one) != 1 for one in lists):
-        lengths = torch.tensor([0] + [len(one) for one in lists])
-        slots = Jagged(ids, lengths.cumsum(0))
-    elif layout.slots:
-        slots = ids.view(-1, len(layout.slots))
-    dense = {"dense": torch.tensor(rows, dtype=torch.float32)} if layout.dense else {}
-    return apart(model, layout, Batch(len(rows), {"slots": slots}, dense))
+    return encoder.batch(encoder.frame(samples))

@@ -8,7 +8,7 @@ after range does not depend on how many there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -63,7 +63,11 @@ def ranges(counts: np.ndarray, memory: int) -> np.ndarray:
 
 
 def by_user(
-    columns: dict[str, np.ndarray], user: str, counts: np.ndarray, memory: int, scratch: Path
+    columns: Mapping[str, np.ndarray],
+    user: str,
+    counts: np.ndarray,
+    memory: int,
+    scratch: Path | None,
 ) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
     """(users first to last - 1, their rows of all columns and `row`, their numbers) by ranges.
 
@@ -75,6 +79,7 @@ def by_user(
         whole = {name: np.asarray(column) for name, column in columns.items()}
         yield slice(0, len(counts)), {**whole, "row": np.arange(rows)}
         return
+    assert scratch is not None, "rows that memory holds need none"
     kinds = {**{name: column.dtype for name, column in columns.items()}, "row": np.dtype("<i8")}
     record = np.dtype(list(kinds.items()))
     names = [scratch / f"range-{number}" for number in range(len(bounds) - 1)]

@@ -1,4 +1,4 @@
-"""100,000 hostile messages to a real server: it answers on, and not a bit of it has changed."""
+"""Fuzzer: messages to a parameter server, made of sound ones."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ import os
 import random
 import struct
 import zlib
-from pathlib import Path
-
-import pytest
-import torch
-from ps_cluster import Bare, get_dense, joined, make_spec, pull, push, rows_in, save, server_process
 
 from shoal.ps.shared import OFFER
 from shoal.ps.wire import (
@@ -25,8 +20,6 @@ from shoal.ps.wire import (
     numbers_frame,
 )
 
-MESSAGES, BURST = 100_000, 500
-STEPS = 3  # pushes of each worker before the fuzzing
 HEADER = struct.Struct("<4sHHIIQqQ")  # magic, version, kind, worker, flags, sequence, step, session
 ORDERS = {Kind.SET_DENSE, Kind.SAVE, Kind.LOAD, Kind.BYE}  # what a worker may rightly ask
 NUMBERS = (0, 1, 2, 3, 7, 255, 1 << 16, 1 << 31, 1 << 32, (1 << 63) - 1, (1 << 64) - 1)
@@ -42,7 +35,7 @@ class Fuzzer:
     def __init__(self, seed: int, sessions: list[int], hello: bytes, folder: str):
         self.random = random.Random(seed)
         self.sessions = sessions
-        self.steps = {STEPS}  # what workers are at
+        self.steps = {3}  # what workers are at
         self.open = False  # whether anybody may join, and order
         self.strange = False  # whether its sessions are nobody's, unless one of them joins
         text = json.dumps({"name": folder, "delta": False}).encode()
@@ -138,7 +131,7 @@ class Fuzzer:
         elif values[2] == Kind.PUSH and self.open and (self.strange or not known):
             values[7] = self.random.getrandbits(64)  # who said hello in this session has joined
         elif values[2] == Kind.PUSH and known and values[6] in self.steps:
-            values[6] += self.random.choice((-STEPS, 2, 3))
+            values[6] += self.random.choice((-3, 2, 3))
         return [HEADER.pack(*values) + frames[0][HEADER.size :], *frames[1:]]
 
     # ---- mutations: of a list of frames, in place ------------------------------------------------
@@ -210,69 +203,3 @@ class Fuzzer:
 
 
 BOMB = zlib.compress(bytes(1 << 20), 9)
-
-
-@pytest.mark.slow
-def test_a_server_withstands_100000_messages(tmp_path: Path) -> None:
-    spec = make_spec("adagrad", workers=2)
-    generator = torch.Generator().manual_seed(1)
-    ids = [1, 2, 3, 500]
-    with (
-        server_process(tmp_path, timeout=60.0, folder=str(tmp_path)) as (process, address),
-        joined([address], spec, timeout=60.0) as one,
-        joined([address], spec, 1, timeout=60.0) as two,
-    ):
-        for _ in range(STEPS):
-            under_way = []
-            for client in (one, two):
-                dense = [torch.randn(shape, generator=generator) for shape in spec.dense]
-                rows = {
-                    t: (ids, torch.randn(4, d, generator=generator)) for t, d in ((0, 4), (1, 3))
-                }
-                under_way.append(push(client, rows, dense=dense))
-            for pushing in under_way:
-                pushing.wait()
-        save(one, tmp_path / "before")
-        dense, state, held = get_dense(one), one.dense_state(), pull(one, 0, ids)
-        hello = json.dumps({**spec.model_dump(mode="json"), "host": "x", "server": 0}).encode()
-        fuzzer = Fuzzer(20, [one.session, two.session], hello, "nowhere")
-        lines = [Bare(address) for _ in range(4)]
-        stumbled, answers = [], 0
-        for begun in range(0, MESSAGES, BURST):
-            line = lines[begun // BURST % len(lines)]
-            for _ in range(BURST):
-                line.socket.send_multipart(fuzzer.message())
-            # Everything before it was read when this is answered.
-            sequence = (1 << 50) + begun
-            line.send(Header(Kind.PING, 0, 0, sequence, -1, one.session))
-            while (answer := line.receive()) is not None:
-                answers += 1
-                header, frames = answer
-                if header.sequence == sequence:
-                    break
-                if header.kind == Kind.ERROR and b"stumbled" in frames[0]:
-                    stumbled.append(frames[0])
-            assert answer is not None and process.is_alive(), "the server is gone"
-        assert stumbled == []
-        found = one.stats()[0]
-        assert found["messages"] > MESSAGES and found["refused"] > MESSAGES // 2
-        assert answers > MESSAGES // 2
-        # Every row and its optimizer's state, and the dense parameters: bit for bit.
-        assert torch.equal(pull(two, 0, ids), held)
-        assert all(torch.equal(a, b) for a, b in zip(get_dense(two), dense, strict=True))
-        after = one.dense_state()
-        assert after.keys() == state.keys() and all(torch.equal(after[k], state[k]) for k in state)
-        save(one, tmp_path / "after")
-        before = rows_in(tmp_path / "before")
-        assert rows_in(tmp_path / "after") == before
-        assert sorted(before["user"]) == sorted(before["word"]) == ids
-        # And it learns on.
-        under_way = [push(client, {0: (ids, torch.ones(4, 4))}) for client in (one, two)]
-        assert [pushing.wait()[1] for pushing in under_way] == [2.0, 2.0]
-        assert not torch.equal(pull(two, 0, ids), held)
-        for line in lines:
-            line.close()
-        one.bye()
-        two.bye()
-        process.join(30)
-        assert process.exitcode == 0

@@ -1,8 +1,10 @@
-"""Flat files of numbers: appended to, checked, memory-mapped.
+"""Where columns are kept: flat files of a folder, memory-mapped, or the memory of this process.
 
 A file holds one array without a header; what it is stands in a JSON document beside it: type and
 segments, each with its length and SHA-256. A file only ever grows. What lies behind the segments
 that the document names does not exist for a reader, so writing the document is what commits.
+
+Whoever writes columns is given a place, a folder's path or a Memory, and need not know which.
 """
 
 from __future__ import annotations
@@ -53,6 +55,34 @@ class Stored:
         return sum(length for length, _ in self.segments)
 
 
+class Memory(dict[str, np.ndarray]):
+    """Arrays by name, in place of the files of a folder."""
+
+
+Place = Path | Memory
+
+
+class Gatherer:
+    """Collects an array in memory; `close` puts it there."""
+
+    def __init__(self, memory: Memory, stored: Stored):
+        self.memory, self.stored = memory, stored
+        self.parts: list[np.ndarray] = []
+
+    def write(self, values: np.ndarray) -> None:
+        """Add values at the end."""
+        self.parts.append(values.astype(self.stored.dtype, copy=False))
+
+    def close(self) -> None:
+        """All is there."""
+        whole = self.parts[0] if len(self.parts) == 1 else np.concatenate(self.parts or [_NONE])
+        self.memory[self.stored.file] = whole.astype(self.stored.dtype, copy=False)
+        self.stored.segments.append((len(whole), ""))
+
+
+_NONE = np.empty(0)
+
+
 class Appender:
     """Writes one more segment of an array; `close` makes it known to `stored`."""
 
@@ -72,25 +102,30 @@ class Appender:
         self.length += len(values)
 
     def close(self) -> None:
-        """The disk has all that was written."""
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        """All is written; `sync` waits until the disk has it."""
         self.file.close()
         self.stored.segments.append((self.length, self.digest.hexdigest()))
 
 
-def write_array(folder: Path, name: str, values: np.ndarray, dtype: str) -> Stored:
+def append_to(place: Place, stored: Stored) -> Appender | Gatherer:
+    """What writes one more segment of an array there."""
+    return Gatherer(place, stored) if isinstance(place, Memory) else Appender(place, stored)
+
+
+def write_array(place: Place, name: str, values: np.ndarray, dtype: str) -> Stored:
     """A whole array as a file of one segment."""
     stored = Stored(name, dtype)
-    writer = Appender(folder, stored)
+    writer = append_to(place, stored)
     writer.write(values)
     writer.close()
     return stored
 
 
-def map_array(folder: Path, stored: Stored) -> np.ndarray:
-    """The array, memory-mapped: all processes of a host share its pages."""
-    path, dtype, length = folder / stored.file, np.dtype(stored.dtype), len(stored)
+def map_array(place: Place, stored: Stored) -> np.ndarray:
+    """The array; that of a file is memory-mapped: all processes of a host share its pages."""
+    if isinstance(place, Memory):
+        return place[stored.file]
+    path, dtype, length = place / stored.file, np.dtype(stored.dtype), len(stored)
     if not is_plain_name(stored.file) or dtype.kind not in "iuf":
         raise DamagedFolder(f"{stored.file!r} of {stored.dtype!r} is no file of numbers")
     try:
@@ -104,6 +139,13 @@ def map_array(folder: Path, stored: Stored) -> np.ndarray:
         return np.empty(0, dtype)
     # Copy on write: torch takes it without a copy, and nothing written to it reaches the file.
     return np.asarray(np.memmap(path, dtype, mode="c", shape=(length,)))
+
+
+def sync(folder: Path, arrays: list[Stored]) -> None:
+    """Wait until the disk has the files of arrays."""
+    for file in {one.file for one in arrays}:
+        with open(folder / file, "rb") as opened:
+            os.fsync(opened.fileno())
 
 
 def check_arrays(folder: Path, arrays: list[Stored], whole: bool = False) -> bool:
@@ -154,6 +196,15 @@ def read_document(path: Path, version: int) -> dict[str, Any]:
             raise
         raise DamagedFolder(f"{path}: {type(error).__name__}: {error}") from error
     return body
+
+
+def all_stored(manifest: Any) -> list[Stored]:
+    """Every array that a document names."""
+    if not isinstance(manifest, dict):
+        return []
+    if "segments" in manifest:
+        return [Stored.of(manifest)]
+    return [stored for part in manifest.values() for stored in all_stored(part)]
 
 
 def _checksum(body: dict[str, Any]) -> str:

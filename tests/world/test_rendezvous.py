@@ -20,8 +20,7 @@ from shoal.runs.run import resolve
 from shoal.world import channel, door, hosts
 from shoal.world.channel import Place, Refused, read_secret, secured
 from shoal.world.hosts import WorldError, is_loopback, private_folder
-from shoal.world.meeting import Guest, Meeting
-from shoal.world.store import MeetingStore
+from shoal.world.rendezvous import Rendezvous, RunStore
 
 SECRET, OTHER = b"that of this very run", b"that of some other run"
 
@@ -30,23 +29,23 @@ SECRET, OTHER = b"that of this very run", b"that of some other run"
 def place() -> Iterator[Place]:
     """A meeting by TCP, as between hosts."""
     place = Place(host="127.0.0.1", port=free_port())
-    meeting = Meeting(place, SECRET)
+    meeting = Rendezvous(place, SECRET)
     yield place
     meeting.close()
 
 
 def works(place: Place, secret: bytes = SECRET) -> bool:
-    store = MeetingStore(Guest(place, secret, 30.0), 5.0)
+    store = RunStore(place, secret, 5.0)
     store.set("a", "b")
     return store.get("a") == b"b"
 
 
 def test_the_words_of_a_store(tmp_path: Path, place: Place) -> None:
     near = Place(path=str(tmp_path / "meeting"))
-    meeting = Meeting(near)
+    meeting = Rendezvous(near)
     for one, secret in ((near, b""), (place, SECRET)):
-        store = MeetingStore(Guest(one, secret, 5.0), 5.0)
-        second = MeetingStore(Guest(one, secret, 5.0), 5.0)
+        store = RunStore(one, secret, 5.0)
+        second = RunStore(one, secret, 5.0)
         other = dist.PrefixStore("here", second)
         store.set("here/x", b"\0\1")
         assert other.get("x") == b"\0\1" and other.check(["x"]) and not store.check(["x"])
@@ -69,16 +68,16 @@ def test_another_secret_is_refused_and_the_right_one_still_comes_in(
 ) -> None:
     for wrong in (OTHER, b""):
         with pytest.raises(Refused, match="did not let us in: give every host the same"):
-            Guest(place, wrong, 5.0)
+            RunStore(place, wrong, 5.0)
     assert works(place)
     assert caplog.text.count("does not know the secret of this run") == 2
 
 
 def test_a_host_that_does_not_know_the_secret_is_not_believed() -> None:
     place = Place(host="127.0.0.1", port=free_port())
-    meeting = Meeting(place, OTHER)
+    meeting = Rendezvous(place, OTHER)
     with pytest.raises(Refused, match="did not let us in"):
-        Guest(place, SECRET, 5.0)
+        RunStore(place, SECRET, 5.0)
     meeting.close()
 
 
@@ -96,7 +95,7 @@ def test_who_sits_between_two_ends_can_prove_nothing(place: Place) -> None:
     thread = threading.Thread(target=hand_on)
     thread.start()
     with pytest.raises(Refused):
-        Guest(Place(host="127.0.0.1", port=between.getsockname()[1]), SECRET, 5.0)
+        RunStore(Place(host="127.0.0.1", port=between.getsockname()[1]), SECRET, 5.0)
     thread.join()
     assert works(place)
 
@@ -173,14 +172,14 @@ def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(WorldError, match=f"port {port} on 127.0.0.1 is in use by another prog"):
-            Meeting(Place(host="127.0.0.1", port=port), SECRET)
+            Rendezvous(Place(host="127.0.0.1", port=port), SECRET)
 
 
 def test_an_address_of_another_host_is_named_with_our_own() -> None:
     assert ("127.0.0.1", "lo") in hosts.addresses_here()
     place = Place(host="198.51.100.7", port=free_port())
     with pytest.raises(WorldError, match=r"--ip=198.51.100.7 is no address of this host, which ha"):
-        Meeting(place, SECRET)
+        Rendezvous(place, SECRET)
 
 
 def test_what_a_killed_run_left_is_taken_over(tmp_path: Path) -> None:
@@ -189,7 +188,7 @@ def test_what_a_killed_run_left_is_taken_over(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="in use"):
         place.listen()
     left.close()
-    meeting = Meeting(place)
+    meeting = Rendezvous(place)
     assert works(place, b"")
     meeting.close()
 
