@@ -13,7 +13,7 @@ from shoal.embedding.engines.admission import Admission
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placements.local import LocalRows
-from shoal.embedding.placements.placement import Layout
+from shoal.embedding.placements.placement import Sharding
 from shoal.embedding.placements.shard_engine import make_shard_engines
 from shoal.embedding.placements.sharded import ShardedRows
 from shoal.embedding.placements.sharded_table import ShardedTable
@@ -84,17 +84,17 @@ class Alone(ShardedTable):
 
     def __init__(
         self,
-        layout: Layout,
+        sharding: Sharding,
         world: World,
         optimizer: RowOptimizer,
         seed: int,
         admission: Admission | None = None,
     ):
-        name = layout.table.name
+        name = sharding.table.name
         engines = make_shard_engines(
-            {name: layout}, world.rank, {name: optimizer}, seed, admissions={name: admission}
+            {name: sharding}, world.rank, {name: optimizer}, seed, admissions={name: admission}
         )
-        super().__init__(layout, world, optimizer, engines.get(name), admission)
+        super().__init__(sharding, world, optimizer, engines.get(name), admission)
         self.service = ShardedRows(world, {self.table.name: self})
 
     def pull(self, ids: Tensor) -> Tensor:

@@ -145,7 +145,7 @@ class GpuEngine(RowEngine):
         """As RowEngine.push_many; the engines of a group in one launch."""
         for group, members in _by_group(engines).items():
             whole = any(isinstance(ids[k], Every) for k in members)
-            if whole or len({engines[k].step for k in members}) > 1:  # each has numbers of its own
+            if whole or len({engines[k].step for k in members}) > 1:  # each has its own numbers
                 for k in members:
                     engines[k].push(ids[k], grads[k], lr)
                 continue

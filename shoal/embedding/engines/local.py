@@ -40,7 +40,7 @@ def make_local(
     device: torch.device | str = "cpu",
     fused: bool = False,
 ) -> RowEngine:
-    """A engine that holds the table's rows here; `threads=None` means torch's number of threads.
+    """An engine that holds the table's rows here; `threads=None` means torch's number of threads.
 
     On a GPU fixed tables are tensors in its memory (`make_engines` has more). Rows that are read
     whole are tensors on the host as well: they are lent without a copy. `fused` lets such rows be
@@ -112,7 +112,7 @@ def make_engines(
     fused: bool = False,
     tiers: TiersSection | None = None,
 ) -> dict[str, RowEngine]:
-    """A engine for each table; on a GPU those of one width and optimizer are read in one launch.
+    """An engine for each table; on a GPU those of one width and optimizer are read in one launch.
 
     There kernels keep the rows where they can, those of growing tables too: see `lives_on_gpu`.
     tiers: what they may take of GPU and host memory together, and where the other rows lie.
@@ -288,7 +288,7 @@ def push_counted(
 ) -> None:
     """A step of a store; counts [n, 2], where it has counters: shows and clicks of each id."""
     if counts is not None and not bool((counts[:, 0] > 0).all()):
-        shown = counts[:, 0] > 0  # others were looked up in vain: such rows must rest
+        shown = counts[:, 0] > 0  # rows that got no gradient are not updated
         flat = store.flat_ids(ids)
         ids, counts = flat[shown.to(flat.device)], counts[shown]
         grads = grads[shown.to(grads.device)]

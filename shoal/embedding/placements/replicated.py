@@ -129,7 +129,7 @@ class ReplicatedRows(LocalRows):
     def _held(self, name: str) -> Held | None:
         if name not in self._stripes:
             return super()._held(name)
-        return Held(self._stripes[name], (self._stripes[name].layout, self.world))
+        return Held(self._stripes[name], (self._stripes[name].sharding, self.world))
 
     def _updated(self, name: str) -> RowEngine:
         return self._stripes.get(name, self.engines[name])

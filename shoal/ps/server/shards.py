@@ -28,7 +28,7 @@ from safetensors.torch import save as format_tensors
 from torch import Tensor
 
 from shoal.embedding.engines.row_files import Taken, chunks, take_over, tell_lost
-from shoal.embedding.placements.placement import Layout, Placement
+from shoal.embedding.placements.placement import Placement, Sharding
 from shoal.ps.server.folder import Folder, opened
 from shoal.ps.server.state import State
 from shoal.ps.spec import Load, Save
@@ -228,5 +228,5 @@ def load_shards(state: State, root: Path | None, load: Load) -> Iterator[None]:
 
 def _chosen(state: State, number: int, ids: Tensor) -> Tensor:
     """Which of a table's ids belong to this server."""
-    layout = Layout(state.spec.tables[number].table(), Placement("row"), state.spec.servers)
-    return (layout.owners(ids) == state.index).nonzero().squeeze(1)
+    sharding = Sharding(state.spec.tables[number].table(), Placement("row"), state.spec.servers)
+    return (sharding.owners(ids) == state.index).nonzero().squeeze(1)
