@@ -1,25 +1,61 @@
-"""Commands that put a model into service: export, recommend, predict, serve, runs."""
+"""Commands that use a trained run: eval, export, recommend, predict, serve."""
 
 from __future__ import annotations
 
 import csv
-import math
+import os
+import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from shoal.command.arguments import TRUST
+from shoal.command.arguments import ONE_PROCESS, TRUST, split_arguments
+from shoal.command.exit import print_result
 from shoal.command.startup import importing
 from shoal.world.durable import written
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet computes begins so
 
 
+def evaluate(
+    context: typer.Context,
+    run: Annotated[str, typer.Argument(help="Folder of a run.")],
+    output: Annotated[str | None, typer.Option(help="Write result.json into this folder.")] = None,
+    trust: Annotated[bool, TRUST] = False,
+) -> None:
+    """Evaluate a run's best checkpoint again, on any number of processes."""
+    with importing():
+        from shoal.launch.child import follow_launcher
+        from shoal.runs.trained import evaluate_run, open_config
+        from shoal.world.variables import is_first, is_worker
+
+    if is_worker():
+        follow_launcher(f"rank-{os.environ['RANK']}")
+    files, overrides = split_arguments(context.args)
+    if files:
+        raise typer.BadParameter(f"unexpected argument {files[0]}")
+    resolved = open_config(run, overrides, dict(ONE_PROCESS), trust)
+    section = resolved.config.launch
+    if not is_worker() and (section.nproc > 1 or section.world_size > 1):
+        from shoal.launch.hosts import scratch_folder
+        from shoal.launch.ranks import launch
+
+        extra = [] if output is None else ["--output", output]
+        with scratch_folder() as scratch:
+            launch(["eval", run, *extra, *["--trust"] * trust, *overrides], section, scratch)
+        return
+    result = evaluate_run(run, resolved, output)
+    if is_first():
+        print_result(result)
+
+
 def export(
     run: Annotated[str, typer.Argument(help="Folder of a run.")],
     to: Annotated[str, typer.Option(help="Folder of the artifact; must not be there yet.")],
-    rows: Annotated[str, typer.Option(help="float32, float16 or int8.")] = "float32",
+    rows: Annotated[
+        Literal["float32", "float16", "int8"], typer.Option(help="How rows are stored.")
+    ] = "float32",
     delta: Annotated[
         str | None, typer.Option(help="Write only rows that differ from this artifact's.")
     ] = None,
@@ -38,13 +74,11 @@ def export(
 
     A fresh process loads it and must answer as the trained model does, or nothing is left behind.
     """
-    if rows not in ("float32", "float16", "int8"):
-        raise ValueError(f"--rows is {rows!r}; it must be float32, float16 or int8")
     with importing():
         from shoal.runs.artifact.export import export
 
     with written(to):
-        found = export(run, to, rows, delta, histories, tolerance, trust, onnx)  # type: ignore[arg-type]
+        found = export(run, to, rows, delta, histories, tolerance, trust, onnx)
     typer.echo(
         f"checked in a fresh process: answers differ by at most {found['largest_difference']:.3g} "
         f"({found['allowed']:.3g} allowed); rows ({rows}) "
@@ -161,8 +195,8 @@ def predict(
 
 def serve(
     artifact: Annotated[
-        str | None, typer.Argument(help="An artifact, or a folder of them: the last is served.")
-    ] = None,
+        str, typer.Argument(help="An artifact, or a folder of them: the last is served.")
+    ],
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen at; 0: any.")] = 8000,
     token_file: Annotated[
@@ -186,37 +220,14 @@ def serve(
     ] = 5.0,
     threads: Annotated[int, typer.Option(help="Threads that compute; 0: all cores.")] = 0,
     announce: Annotated[str | None, typer.Option(help="File to write the address to.")] = None,
-    bind: Annotated[str | None, typer.Option(hidden=True)] = None,
-    index: Annotated[int, typer.Option(hidden=True)] = 0,
-    keys: Annotated[str | None, typer.Option(hidden=True)] = None,
-    timeout: Annotated[float, typer.Option(hidden=True)] = 10.0,
-    patience: Annotated[float, typer.Option(hidden=True)] = math.inf,
-    folder: Annotated[str | None, typer.Option(hidden=True)] = None,
-    replica: Annotated[int, typer.Option(hidden=True)] = 0,
-    journal: Annotated[bool, typer.Option("--journal", hidden=True)] = False,
-    tiers_host: Annotated[str | None, typer.Option(hidden=True)] = None,
-    tiers_ssd: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Serve an artifact over HTTP: recommendations, scores and clicks as JSON.
-
-    Without an artifact it is the older name of `shoal server`, one parameter server.
-    """
-    if artifact is None:
-        from shoal.command import training
-
-        bind = bind or "127.0.0.1:0"
-        how = (announce, patience, folder, plain, replica, journal, tiers_host, tiers_ssd)
-        training.serve(bind, index, keys, timeout, threads or 1, *how)
-        return
+    """Serve an artifact over HTTP: recommendations, scores and clicks as JSON."""
     try:
         with importing():
             from shoal.runs.serving.listening import Limits, read_token
             from shoal.runs.serving.listening import serve as listen
     except ImportError as error:
         raise ValueError(f"{error}; run `make extras EXTRAS=serve` in the clone") from error
-    import os
-    import signal
-
     import torch
 
     from shoal.training.run_folder import start_logging

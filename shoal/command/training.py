@@ -200,7 +200,7 @@ def launch(
         typer.echo(f"run: {result['folder']}")
 
 
-def serve(
+def server(
     bind: Annotated[
         str, typer.Option(help="HOST:PORT or ipc://PATH; port 0: any.")
     ] = "127.0.0.1:0",
@@ -236,7 +236,7 @@ def serve(
 
     if is_launched():
         follow_launcher(f"server-{index}" + f"-{replica}" * bool(replica))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us hears it, and tells us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us gets it, and ends us
     start_logging("info", 0)
     found = None if keys is None else read_keys(keys, "server")
     asked = tiers_host is not None or tiers_ssd is not None

@@ -1,6 +1,6 @@
 """Servers: start this host's parameter servers, watch them, and see them end.
 
-They are processes of the command `shoal serve`. Where all is on one host they listen on Unix
+They are processes of the command `shoal server`. Where all is on one host they listen on Unix
 sockets in a folder that only this user may enter. They end by themselves when every worker said
 goodbye; they are ended when the run fails, and they end when whoever started them is gone. One that
 keeps a journal is started again when it was killed, and goes on where it was. Where several hold
@@ -123,7 +123,7 @@ class Servers:
         # It leaves its error there, so that only we tell of it. Ctrl-C is for us alone.
         environment["TORCHELASTIC_ERROR_FILE"] = str(self._failed(number))
         replica, shard = divmod(self.first + number, self._shards)
-        words = ["serve", f"--bind={self.binds[number]}", f"--index={shard}"]
+        words = ["server", f"--bind={self.binds[number]}", f"--index={shard}"]
         words += [f"--replica={replica}"] if replica else []
         words += [f"--timeout={self.timeout}", f"--threads={self.threads}"]
         words += [f"--announce={self._announce(number)}", f"--patience={self.patience}"]

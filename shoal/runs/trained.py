@@ -20,7 +20,7 @@ import torch
 
 import shoal
 from shoal.config import Resolved
-from shoal.config.keys import LEAVES
+from shoal.config.keys import KEYS
 from shoal.config.trust import WRITES
 from shoal.runs.build import build, describe_data, warn
 from shoal.runs.recommender import Ranking, Recommender
@@ -33,8 +33,8 @@ from shoal.world.world import World
 log = logging.getLogger("shoal")
 
 
-NO_RULES = {key: leaf.default for key, leaf in LEAVES.items() if key.startswith("rows.")}
-UNWRITTEN = NO_RULES | {key: LEAVES[key].default for key in WRITES}
+NO_RULES = {key: one.default for key, one in KEYS.items() if key.startswith("rows.")}
+UNWRITTEN = NO_RULES | {key: KEYS[key].default for key in WRITES}
 
 
 def open_config(

@@ -24,7 +24,7 @@ import shoal
 from shoal.command import exit
 from shoal.command.arguments import split_arguments
 from shoal.command.cli import app, main
-from shoal.config.keys import LEAVES
+from shoal.config.keys import KEYS
 from shoal.models import MODELS, describe, find
 from shoal.models.options import meanings
 
@@ -254,19 +254,12 @@ def options_of(command: Any, name: str = "shoal") -> Iterator[tuple[str, Any]]:
 
 
 def test_every_option_of_every_command_has_a_meaning() -> None:
-    helps = {
-        name: option.help for name, option in options_of(get_command(app)) if not is_old(option)
-    }
+    helps = {name: option.help for name, option in options_of(get_command(app))}
     assert len(helps) > 60 and [name for name, text in helps.items() if not text] == []
 
 
-def is_old(option: Any) -> bool:
-    """Options of `shoal serve` that are those of `shoal server`, its older use."""
-    return getattr(option, "hidden", False)
-
-
 def test_every_key_of_a_config_has_a_meaning() -> None:
-    assert [key for key, leaf in LEAVES.items() if not leaf.description] == []
+    assert [key for key, leaf in KEYS.items() if not leaf.description] == []
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -6,27 +6,75 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator, with_config
+from typing_extensions import TypedDict
 
-from shoal.config.features import FeatureOptions, LabelOptions
-from shoal.config.section import Section
+from shoal.config.intervals import parse_intervals
+from shoal.config.section import RUN, STRICT, Section
 
 MOST_ROWS = 1 << 40  # of a table or a data set: what its bytes are counted in must not overflow
-
-
 MOST_COLUMNS = 1 << 16  # of a click log
-
-
 CLICK_FORMATS = ("slots", "criteo", "planted_clicks")  # csv and parquet hold either
-
-
 GENERATED = ("planted", "random", "planted_clicks")  # names and formats of data that Shoal makes
-
-
 DATASETS = "dataset"  # the default of data.path
-
-
 PREPARED = "manifest.json"  # the file that makes a folder a prepared one
+Kind = Literal["id", "ids", "sequence", "number", "numbers", "text"]
+Side = Literal["user", "item", "context"]
+Vocabulary = Literal["exact", "hashed", "growing"]
+Transform = Literal["log", "normalise"]
+Loss = Literal["logistic", "squared"]
+Count = Annotated[int, Field(ge=1, le=1 << 40)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+@with_config(STRICT)
+class FeatureOptions(TypedDict, total=False):
+    """What a column means; only `kind` must be given. See shoal/data/features.py."""
+
+    kind: Kind
+    side: Side  # whose it is; left out: the file that has the column
+    column: str  # left out: the feature's name
+    vocabulary: Vocabulary
+    rows: Count  # hashed: into so many; else of a cross
+    table: str  # features that name the same one share their rows
+    dim: Count  # width of its rows; left out: the model's
+    pooling: Literal["sum", "mean"]
+    length: Count  # of ids and sequence: the last so many; of numbers: how many
+    default: Number | str | None  # of missing cells
+    transforms: list[Transform]
+    buckets: list[Number] | Count  # limits, or how many of equal counts: a number becomes an id
+    cross: list[str]  # features whose ids together are this one's
+    weights: str  # ids, sequence: the column with the weight of each
+    time: str  # sequence: the column with the time of each, by which they are sorted
+
+
+@with_config(STRICT)
+class LabelOptions(TypedDict, total=False):
+    """`data.labels`: a label's column, loss, and how much that counts."""
+
+    column: str  # left out: the label's name
+    loss: Loss
+    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _intervals(text: str) -> str:
+    parse_intervals(text)
+    return text
+
+
+def _some(ratio: list[float]) -> list[float]:
+    if sum(ratio) <= 0:
+        raise ValueError("the parts must not all be zero")
+    return ratio
+
+
+def _tab(text: object) -> object:
+    r"""A shell passes '\t' as two characters."""
+    return text.replace("\\t", "\t") if isinstance(text, str) else text
+
+
+Intervals = Annotated[str, AfterValidator(_intervals)]
+Character = Annotated[str, Field(min_length=1, max_length=1)]
 
 
 class FieldsSection(Section):
@@ -92,8 +140,8 @@ class ClicksSection(Section):
     reader: Literal["memory", "stream", "custom"] = Field(
         "memory", description="load and shuffle all, or read on; or your own reader"
     )
-    custom: str | None = Field(None, description="reader custom: FILE.py[:CLASS]")
-    pipe_command: str | None = Field(
+    custom: Annotated[str | None, RUN] = Field(None, description="reader custom: FILE.py[:CLASS]")
+    pipe_command: Annotated[str | None, RUN] = Field(
         None, description="a program: raw lines on its stdin, lines of slots on its stdout"
     )
     split_files: bool = Field(
@@ -119,7 +167,7 @@ class SplitSection(Section):
     by: Literal["ratio", "leave_one_out"] = Field(
         "ratio", description="parts by ratio, or the last interactions of every user"
     )
-    ratio: list[float] = Field(
+    ratio: Annotated[list[Annotated[float, Field(ge=0)]], AfterValidator(_some)] = Field(
         [0.8, 0.1, 0.1], min_length=3, max_length=3, description="train, valid, test"
     )
     leave: Literal["valid_and_test", "valid_only", "test_only"] = Field(
@@ -139,11 +187,11 @@ class SplitSection(Section):
 
 
 class FilterSection(Section):
-    values: dict[str, str] = Field(
+    values: dict[str, Intervals] = Field(
         default_factory=dict, description='float field -> intervals, e.g. {rating: "[3,inf)"}'
     )
-    user_inter_num: str = Field("[0,inf)", description="keep users with so many interactions")
-    item_inter_num: str = Field("[0,inf)", description="keep items with so many interactions")
+    user_inter_num: Intervals = Field("[0,inf)", description="keep users with so many interactions")
+    item_inter_num: Intervals = Field("[0,inf)", description="keep items with so many interactions")
     by_user_or_item: bool = Field(
         True, description="drop interactions of users and items absent from .user / .item files"
     )
@@ -185,8 +233,8 @@ class DataSection(Section):
         "a folder or a pattern",
     )
     encoding: str = Field("utf-8", description="of csv and JSON lines")
-    quote: str | None = Field('"', description="what quotes cells of csv; null: nothing")
-    escape: str | None = Field(
+    quote: Character | None = Field('"', description="what quotes cells of csv; null: nothing")
+    escape: Character | None = Field(
         None,
         description="what stands before a quote that belongs to a cell of csv, such as \\; null: "
         "such a quote is written twice",
@@ -200,8 +248,12 @@ class DataSection(Section):
     planted: PlantedSection = Field(default_factory=PlantedSection)
     random: RandomSection = Field(default_factory=RandomSection)
     fields: FieldsSection = Field(default_factory=FieldsSection)
-    separator: str = Field("\t", description="between cells")
-    seq_separator: str = Field(" ", description="between the entries of a list in a cell")
+    separator: Annotated[Character, BeforeValidator(_tab)] = Field(
+        "\t", description="between cells"
+    )
+    seq_separator: Annotated[str, BeforeValidator(_tab)] = Field(
+        " ", min_length=1, description="between the entries of a list in a cell"
+    )
     load: dict[str, list[str]] | None = Field(
         None, description="file suffix -> columns to load; null loads all of .inter"
     )
@@ -210,7 +262,7 @@ class DataSection(Section):
     )
     extra_suffixes: list[str] = Field(default_factory=list, description="further files to load")
     filter: FilterSection = Field(default_factory=FilterSection)
-    threshold: dict[str, float] | None = Field(
+    threshold: Annotated[dict[str, float], Field(min_length=1, max_length=1)] | None = Field(
         None, description="field -> value; at or above it the label is 1"
     )
     normalize: list[str] | Literal["all"] = Field(
@@ -225,7 +277,7 @@ class DataSection(Section):
     sample_weight: str | None = Field(
         None, description="the column with the weight of each sample in the loss"
     )
-    presplit: list[str] | None = Field(
+    presplit: Annotated[list[str], Field(min_length=2, max_length=3)] | None = Field(
         None,
         description="name parts: NAME.PART.inter are the train, valid and test rows; of two, the "
         "train and test rows",
@@ -233,6 +285,14 @@ class DataSection(Section):
     split: SplitSection = Field(default_factory=SplitSection)
     max_len: int = Field(50, ge=1, description="items kept of a user's history")
     cache: bool = Field(True, description="keep prepared columns beside the raw files")
+
+    @model_validator(mode="after")
+    def _distinct(self) -> DataSection:
+        if self.escape is not None and self.escape in (self.quote, self.separator):
+            raise ValueError(
+                f"data.escape: given {self.escape!r}, which data.quote or data.separator is"
+            )
+        return self
 
     @property
     def folder(self) -> Path:
