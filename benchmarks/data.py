@@ -282,10 +282,11 @@ def write_inter(csv: Path, path: Path, prepared: Path) -> None:
     """What the filter keeps, as an atomic file."""
     import polars as pl
 
-    from shoal.data.prepared.dataset import MANIFEST, VERSION, map_columns
-    from shoal.data.prepared.files import read_document
+    from shoal.data.prepared.dataset import MANIFEST, VERSION
+    from shoal.data.sides import map_columns
+    from shoal.data.store import read_document
 
-    columns = map_columns(prepared, read_document(prepared / MANIFEST, VERSION))
+    columns = map_columns(prepared, read_document(prepared / MANIFEST, VERSION)["columns"])
     names = {"user_id:token": "user_id", "item_id:token": "item_id"}
     frame = pl.DataFrame({head: np.asarray(columns[name]) for head, name in names.items()})
     frame.write_csv(path, separator="\t")

@@ -139,7 +139,7 @@ def make_strategy(args: argparse.Namespace, optimizer: str, graph: bool, precisi
     section = OptimizerSection(name="sparse_adam" if optimizer == "adam" else optimizer, lr=args.lr)
     autocast = "bfloat16" if precision == "bfloat16" else "float32"
     strategy.setup(make_model(args), section, 1, precision=autocast, compiled=args.compile)
-    assert not graph or strategy.records
+    assert not graph or strategy.recorder is not None
     return strategy
 
 
@@ -219,7 +219,7 @@ def measure_auc(
         if side == "plain":
             found = [plain(batch.ids["slots"], batch.dense["dense"]) for batch in held]
         else:
-            strategy.settle()
+            strategy.synchronize()
             model = strategy.model.eval()
             found = [model.logits(batch).float() for batch in held]
     return auc(torch.cat(found), torch.cat([batch.labels for batch in held]))

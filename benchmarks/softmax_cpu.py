@@ -85,7 +85,7 @@ def steps_of(n: int, k: int, dim: int) -> list[Callable[[], None]]:
             rows.begin(object(), [], {}, LR)
             states = hidden.clone().requires_grad_()
             embed.full_softmax("output", states, targets, "bias").backward()
-            rows.apply(rows.collect(), LR)
+            rows.apply(rows.collect().rows, LR)
 
         def forced() -> None:
             rules, native.MOST, native.HELD = (native.MOST, native.HELD), 1 << 62, 1 << 62

@@ -60,7 +60,7 @@ def run(leaf: RowEngine, steps: range, args: argparse.Namespace, model: list[Ten
     for step in steps:
         ids, following = following, draw(step + 1, args)
         begin = time.perf_counter()
-        leaf.announce([following])
+        leaf.prefetch([following])
         rows = leaf.pull(ids)
         x = rows.view(args.batch, -1)
         for weight in model:

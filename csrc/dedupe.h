@@ -141,27 +141,4 @@ void distinct_ids(Scratch& s, const int64_t* ids, size_t n, Mine mine) {
   s.distinct = distinct;
 }
 
-// Adds up values of distinct ids where `sum` says, ids and rows for as many as `values` has; limit: ids
-// are below it, -1: they are any. Returns how many are distinct.
-inline size_t sum_rows(Scratch& s, Sum sum, const std::vector<Values>& values, int64_t limit) {
-  size_t n = 0;
-  for (const Values& some : values) n += some.n;
-  // One slot per row costs the table's size in memory, but only touched slots in time.
-  const bool one_each = limit >= 0 && (limit <= (int64_t{1} << 22) || static_cast<size_t>(limit) <= 16 * n);
-  if (one_each) {
-    at_least(s.slots, static_cast<size_t>(limit));
-  } else {
-    size_t capacity = 64;
-    while (capacity < 2 * n) capacity *= 2;
-    at_least(s.hash_slots, capacity);
-    std::fill_n(s.hash_slots.begin(), capacity, 0u);
-    sum.mask = capacity - 1;
-  }
-  sum.slots = one_each ? s.slots.data() : s.hash_slots.data();
-  for (const Values& some : values) sum.distinct = kernels().sum(sum, some);
-  if (one_each)
-    for (size_t u = 0; u < sum.distinct; ++u) s.slots[static_cast<size_t>(sum.ids[u])] = 0;
-  return sum.distinct;
-}
-
 }  // namespace shoal

@@ -155,53 +155,6 @@ void scatter(const Scatter& s) {
   }
 }
 
-// As accumulate, of values that are multiplied.
-template <bool first>
-inline void accumulate_scaled(float* __restrict out, const float* __restrict g, int dim, float scale) {
-  for (int c = 0; c < dim; ++c) out[c] = first ? g[c] * scale : out[c] + g[c] * scale;
-}
-
-template <bool all, bool hashed, bool scaled>
-size_t sum_of(const Sum& s, const Values& values) {
-  const int dim = s.dim;
-  const size_t width = static_cast<size_t>(dim);
-  uint32_t* const slots = s.slots;
-  size_t distinct = s.distinct;
-  const float* g = values.at;
-  for (size_t i = 0; i < values.n; ++i, g += width) {
-    const int64_t id = values.ids[i];
-    if (!hashed && i + 2 * kAhead < values.n) prefetch_write(slots + values.ids[i + 2 * kAhead]);
-    if (!all && (part_of(id, s.parts) != s.part || id == s.left_out)) continue;
-    uint64_t slot = static_cast<uint64_t>(id);
-    if (hashed) {
-      slot = mix(slot + kIncrement) >> 20 & s.mask;
-      while (slots[slot] != 0 && s.ids[slots[slot] - 1] != id) slot = (slot + 1) & s.mask;
-    }
-    const uint32_t u = slots[slot];
-    if (u == 0) {
-      float* const out = s.sums + distinct * width;
-      s.ids[distinct] = id;
-      slots[slot] = static_cast<uint32_t>(++distinct);
-      scaled ? accumulate_scaled<true>(out, g, dim, s.scale) : accumulate<true>(out, g, dim);
-    } else {
-      float* const out = s.sums + (u - 1) * width;
-      scaled ? accumulate_scaled<false>(out, g, dim, s.scale) : accumulate<false>(out, g, dim);
-    }
-  }
-  return distinct;
-}
-
-template <bool all, bool hashed>
-size_t sum_scaled(const Sum& s, const Values& values) {
-  return s.scale == 1.0f ? sum_of<all, hashed, false>(s, values) : sum_of<all, hashed, true>(s, values);
-}
-
-size_t sum(const Sum& s, const Values& values) {
-  const bool all = s.parts == 1 && s.left_out < 0;
-  if (s.mask != 0) return all ? sum_scaled<true, true>(s, values) : sum_scaled<false, true>(s, values);
-  return all ? sum_scaled<true, false>(s, values) : sum_scaled<false, false>(s, values);
-}
-
 // Stochastic rounding: 16 bits of noise per value, a pure function of (key, id, column).
 inline void store_half(uint16_t* out, const float* w, int dim, uint64_t row_key) {
   uint64_t word = 0;
@@ -371,7 +324,7 @@ void write_mask(Mask mask, size_t n, float* out) {
 }  // namespace
 
 extern const Kernels table;
-const Kernels table = {SHOAL_TEXT(SHOAL_ISA), scatter, apply, sum, gather, read_values, write_mask};
+const Kernels table = {SHOAL_TEXT(SHOAL_ISA), scatter, apply, gather, read_values, write_mask};
 
 }  // namespace SHOAL_ISA
 }  // namespace shoal

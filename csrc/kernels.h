@@ -66,32 +66,10 @@ struct Scatter {
   float* sums = nullptr;
 };
 
-// Which of `parts` parts of a table a row belongs to, by its id. Part p of some parts is made of the
-// parts p * k .. p * k + k - 1 of k times as many.
+// Which of `parts` parts of a table a row belongs to, by its id.
 inline uint64_t part_of(int64_t id, uint64_t parts) {
   return (static_cast<uint64_t>(id) * kIncrement >> 32) * parts >> 32;
 }
-
-// Ids, and a row of values for each.
-struct Values {
-  const int64_t* ids = nullptr;
-  const float* at = nullptr;  // [n, dim]
-  size_t n = 0;
-};
-
-// Values to be added up for each distinct id of a part, in order of arrival, while it is found out
-// which ids are distinct; they are numbered by first arrival.
-struct Sum {
-  int dim = 0;
-  uint64_t part = 0, parts = 1;
-  int64_t left_out = -1;      // an id
-  float scale = 1;            // what values are multiplied by
-  uint32_t* slots = nullptr;  // number + 1, by id, or by its hash; zeros at first
-  uint64_t mask = 0;          // slots - 1, a power of 2 less one; 0: there is one for every id
-  int64_t* ids = nullptr;     // what is found
-  float* sums = nullptr;      // likewise [.., dim]
-  size_t distinct = 0;        // how many so far
-};
 
 // One optimizer step. Rule: sgd, adagrad, adam or adamw.
 struct Rule {
@@ -124,7 +102,6 @@ struct Kernels {
   const char* name;
   void (*scatter)(const Scatter&);
   void (*apply)(const Apply&);
-  size_t (*sum)(const Sum&, const Values&);  // how many distinct ones there are then
   // out[i] = values of the record base + ids[i] * stride
   void (*gather)(const Layout&, const char* base, const int64_t* ids, size_t n, float* out);
   void (*read_values)(const Layout&, const char* record, float* out);

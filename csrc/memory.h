@@ -2,13 +2,11 @@
 #pragma once
 
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <new>
-#include <stdexcept>
 #include <utility>
 
 namespace shoal {
@@ -39,9 +37,6 @@ class Pages {
 #endif
   }
 
-  // Memory that processes share, each by its own descriptor of one file; from: a whole page of it.
-  static Pages shared(int file, size_t bytes, size_t from = 0) { return Pages(file, bytes, from); }
-
   Pages(Pages&& other) noexcept { swap(other); }
   Pages& operator=(Pages&& other) noexcept {
     Pages taken(std::move(other));
@@ -66,20 +61,6 @@ class Pages {
   }
 
  private:
-  Pages(int file, size_t bytes, size_t from) : length_(bytes), size_(bytes) {
-    struct stat facts {};
-    if (fstat(file, &facts) != 0 || static_cast<size_t>(facts.st_size) < from ||
-        static_cast<size_t>(facts.st_size) - from < bytes)
-      throw std::invalid_argument("memory to be shared is too small");
-    if (bytes == 0) return;
-    whole_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, static_cast<off_t>(from));
-    if (whole_ == MAP_FAILED) {
-      whole_ = nullptr;
-      throw std::bad_alloc();
-    }
-    data_ = static_cast<char*>(whole_);
-  }
-
   void swap(Pages& other) noexcept {
     std::swap(whole_, other.whole_);
     std::swap(length_, other.length_);

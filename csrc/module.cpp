@@ -22,14 +22,13 @@ using namespace shoal;
 namespace {
 
 // What Python may call, and how. Raised whenever that changes, here and in shoal/kernels/core.py.
-constexpr int kInterface = 16;
+constexpr int kInterface = 17;
 
 Table* make_table(int dim, int64_t rows, bool has_padding, int64_t padding, bool half,
                   const std::vector<int64_t>& numbering, int init_kind, uint64_t init_key,
                   float init_factor, const Hyper& hyper,
                   const std::vector<std::pair<bool, float>>& state, bool counted,
-                  const std::vector<float>& admission, size_t bloom_counters, int threads, int file,
-                  int rank, int ranks) {
+                  const std::vector<float>& admission, size_t bloom_counters, int threads) {
   need(dim >= 1 && rows >= -1, "a table has 1 or more values in a row, and rows or -1");
   need(init_kind >= 0 && init_kind <= 2, "unknown kind of initial values");
   need(bloom_counters < (size_t{1} << 40), "a Bloom filter of more than 2^40 counters");
@@ -44,9 +43,6 @@ Table* make_table(int dim, int64_t rows, bool has_padding, int64_t padding, bool
     need(numbering[1] == 1 || (numbering[1] > 0 && numbering[1] < most && most < int64_t{1} << 31),
          "numbering: a factor below 2^31 rows");
   }
-  need(file < 0 || rows >= 0, "a table that grows cannot be shared");
-  need(file < 0 ? ranks == 1 && rank == 0 : rank >= 0 && rank < ranks && ranks <= 1 << 16,
-       "a table is shared by ranks, of which this is one");
   threads = std::max(threads, 1);
   Spec spec;
   spec.dim = dim;
@@ -65,7 +61,7 @@ Table* make_table(int dim, int64_t rows, bool has_padding, int64_t padding, bool
   spec.click_coefficient = admission[2];
   spec.bloom_counters = bloom_counters;
   try {
-    return new Table(spec, threads, {file, rank, ranks});
+    return new Table(spec, threads);
   } catch (const std::bad_alloc&) {
     throw std::invalid_argument("a table of " + std::to_string(rows) + " rows of " +
                                 std::to_string(dim) + " values does not fit into memory");
@@ -223,7 +219,6 @@ NB_MODULE(_core, m) {
   m.def("make_table", &make_table, nb::rv_policy::take_ownership, release());
   bind_wire(m);
   bind_lanes(m);
-  bind_board(m);
   bind_rows(m);
   bind_layers(m);
   bind_graph(m);

@@ -25,7 +25,6 @@ int64_t pull(const std::vector<Table*>& tables, const Addresses& ids, const std:
 void bind_row_optimizers(nanobind::module_& m);
 void bind_wire(nanobind::module_& m);
 void bind_lanes(nanobind::module_& m);
-void bind_board(nanobind::module_& m);
 void bind_rows(nanobind::module_& m);
 void bind_layers(nanobind::module_& m);
 void bind_graph(nanobind::module_& m);

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "board.h"
 #include "argument_checks.h"
 #include "module.h"
 #include "table.h"
@@ -126,42 +125,8 @@ int64_t push(const std::vector<Table*>& tables, const Addresses& ids, const std:
     if (n[t] >= kNoRow) throw std::length_error("more than 2^32 - 2 ids in one push");
   }
   const Guards<true> guards(tables);
-  for (size_t t = 0; t < count; ++t)  // also the rows that others update
-    if (tables[t]->sharing().ranks > 1) tables[t]->note_changes(pushes[t].ids, pushes[t].n);
   each_part(values, threads, [&](size_t t, int part, int parts) { tables[t]->push(pushes[t], part, parts); });
   return -1;
-}
-
-// The gradients that processes have left for each other on a board; entries[k]: the number there of
-// tables[k], which these processes share. They are multiplied by `scale`.
-void push_board(const Board& board, const std::vector<size_t>& entries, const std::vector<Table*>& tables,
-                float scale, const std::vector<StepNumbers>& numbers, const std::vector<uint64_t>& counts,
-                int threads) {
-  const size_t count = tables.size();
-  need(entries.size() == count && numbers.size() == count && counts.size() == count,
-       "push: one entry for each table");
-  std::vector<std::vector<Values>> found;
-  std::vector<size_t> values;
-  for (size_t t = 0; t < count; ++t) {
-    need(tables[t] != nullptr && !tables[t]->grows() && tables[t]->sharing().ranks == board.ranks() &&
-             tables[t]->sharing().rank == board.rank(),
-         "push: a table that the processes of the board share");
-    const auto dim = static_cast<size_t>(tables[t]->dim());
-    found.push_back(board.rows(entries[t], dim));
-    size_t n = 0;
-    for (const Values& some : found[t]) {
-      need(tables[t]->first_outside(some.ids, some.n) < 0, "push: an id outside its table");
-      n += some.n;
-    }
-    need(n < kNoRow, "push: more ids than can be told");
-    values.push_back(n * dim / static_cast<size_t>(board.ranks()));
-  }
-  const Guards<true> guards(tables);
-  for (size_t t = 0; t < count; ++t)
-    for (const Values& some : found[t]) tables[t]->note_changes(some.ids, some.n);
-  each_part(values, threads, [&](size_t t, int part, int parts) {
-    tables[t]->push_all(found[t], scale, numbers[t], counts[t], part, parts);
-  });
 }
 
 }  // namespace
@@ -170,7 +135,6 @@ void bind_rows(nb::module_& m) {
   using release = nb::call_guard<nb::gil_scoped_release>;
   m.def("pull", &pull, release());
   m.def("push", &push, release());
-  m.def("push_board", &push_board, release());
 }
 
 }  // namespace shoal

@@ -17,7 +17,7 @@ constexpr size_t kFar = 32;              // rows between the one read and the on
 
 }  // namespace
 
-Table::Table(const Spec& spec, int threads, const Sharing& sharing) : spec_(spec), sharing_(sharing) {
+Table::Table(const Spec& spec, int threads) : spec_(spec) {
   const size_t dim = static_cast<size_t>(spec.dim);
   layout_.dim = spec.dim;
   layout_.half = spec.half;
@@ -47,10 +47,9 @@ Table::Table(const Spec& spec, int threads, const Sharing& sharing) : spec_(spec
       bytes > (size_t{1} << 60))
     throw std::invalid_argument("a table of " + std::to_string(spec.rows) + " rows of " +
                                 std::to_string(layout_.stride) + " bytes is more than memory holds");
-  pages_ = sharing.file < 0 ? Pages(bytes) : Pages::shared(sharing.file, bytes);
+  pages_ = Pages(bytes);
   Pool::run(threads, threads, [&](int part) {
-    const int64_t own = sharing.rank * threads + part, whole = sharing.ranks * threads;
-    const int64_t begin = spec_.rows * own / whole, end = spec_.rows * (own + 1) / whole;
+    const int64_t begin = spec_.rows * part / threads, end = spec_.rows * (part + 1) / threads;
     for (int64_t row = begin; row < end; ++row) begin_record(fixed_record(row), row);
   });
 }
@@ -244,8 +243,7 @@ void Table::find_or_insert(const Push& push, Scratch& s) {
 
 void Table::push(const Push& push, int part, int parts) {
   Scratch& s = scratch();
-  const auto whole = static_cast<uint64_t>(sharing_.ranks * parts);
-  const auto own = static_cast<uint64_t>(sharing_.rank * parts + part);
+  const auto whole = static_cast<uint64_t>(parts), own = static_cast<uint64_t>(part);
   at_least(s.records, push.n);
   if (grows()) {
     distinct_ids(s, push.ids, push.n, [&](int64_t id) {
@@ -273,8 +271,7 @@ void Table::push(const Push& push, int part, int parts) {
     else
       distinct_ids(s, push.ids, push.n, mine);
     for (size_t u = 0; u < s.distinct; ++u) s.records[u] = fixed_record(s.ids[u]);
-    if (sharing_.ranks == 1)  // else the caller notes those that others update, too
-      for (size_t u = 0; u < s.distinct; ++u) note_change(changed_, static_cast<size_t>(s.ids[u]));
+    for (size_t u = 0; u < s.distinct; ++u) note_change(changed_, static_cast<size_t>(s.ids[u]));
   }
   // Sums that stay in the cache: read the gradients once, in order. Otherwise go row by row.
   const size_t dim = static_cast<size_t>(spec_.dim);
@@ -288,35 +285,6 @@ void Table::push(const Push& push, int part, int parts) {
     list_occurrences(s);
     apply(s, push.grads, push.now, push.step);
   }
-}
-
-void Table::push_all(const std::vector<Values>& values, float scale, const StepNumbers& now, uint64_t step,
-                     int part, int parts) {
-  Scratch& s = scratch();
-  size_t n = 0;
-  for (const Values& some : values) n += some.n;
-  n = std::min(n, static_cast<size_t>(spec_.rows));
-  at_least(s.ids, n);
-  at_least(s.sums, n * static_cast<size_t>(spec_.dim));
-  at_least(s.records, n);
-  Sum sum;
-  sum.dim = spec_.dim;
-  sum.part = static_cast<uint64_t>(sharing_.rank * parts + part);
-  sum.parts = static_cast<uint64_t>(sharing_.ranks * parts);
-  sum.left_out = spec_.has_padding ? spec_.padding : -1;
-  sum.scale = scale;
-  sum.ids = s.ids.data();
-  sum.sums = s.sums.data();
-  s.distinct = sum_rows(s, sum, values, spec_.rows);
-  for (size_t u = 0; u < s.distinct; ++u) s.records[u] = fixed_record(s.ids[u]);
-  list_sums(s);
-  apply(s, s.sums.data(), now, step);
-}
-
-void Table::note_changes(const int64_t* ids, size_t n) {
-  if (!marked()) return;
-  for (size_t i = 0; i < n; ++i)
-    if (!is_padding(ids[i])) note_change(changed_, static_cast<size_t>(ids[i]));
 }
 
 // One step of the rows whose records `s` has, by the gradients that it lists.

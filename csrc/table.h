@@ -42,13 +42,6 @@ struct Spec {
   size_t bloom_counters = 0;  // 0: ids without a row are counted exactly
 };
 
-// A fixed table that several processes have in the same memory. All make the same pushes, and each
-// updates its own part of the rows; they wait for each other before anyone reads.
-struct Sharing {
-  int file = -1;  // -1: this process has the table for itself
-  int rank = 0, ranks = 1;
-};
-
 // How often an id was pushed, how often with a click, and in which step last.
 struct Counters {
   float show = 0, click = 0;
@@ -102,11 +95,10 @@ struct Push {
 
 class Table {
  public:
-  explicit Table(const Spec& spec, int threads, const Sharing& sharing = {});
+  explicit Table(const Spec& spec, int threads);
 
   bool grows() const { return spec_.rows < 0; }
   int dim() const { return spec_.dim; }
-  const Sharing& sharing() const { return sharing_; }
   bool counted() const { return spec_.counted; }
   size_t num_states() const { return state_sizes_.size(); }
   size_t size() const;   // rows held
@@ -120,12 +112,6 @@ class Table {
   void pull(const int64_t* ids, size_t n, float* out) const;
   // Part `part` of `parts` of a push; parts touch different rows and may run at once.
   void push(const Push& push, int part, int parts);
-  // The same of a fixed table, by gradients that lie in several places, which are multiplied.
-  void push_all(const std::vector<Values>& values, float scale, const StepNumbers& now, uint64_t step,
-                int part, int parts);
-  // Rows that are updated, here or by another process that shares the table; once there is a mark.
-  bool marked() const { return generation_ != 0; }
-  void note_changes(const int64_t* ids, size_t n);
   // Ids held, ascending; those changed after a mark; those not admitted yet; those dropped.
   std::vector<int64_t> sorted_ids() const;
   std::vector<int64_t> changed_ids(uint64_t since) const;
@@ -194,7 +180,6 @@ class Table {
   void note_change(std::vector<uint8_t>& changed, size_t row) const;
 
   Spec spec_;
-  Sharing sharing_;
   Layout layout_;
   std::vector<size_t> state_sizes_;  // floats of each piece of state
   std::vector<float> state_begin_;   // what each piece holds at first

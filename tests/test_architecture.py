@@ -105,7 +105,7 @@ def test_only_world_talks_to_peers() -> None:
                 )
                 where = str(path.relative_to(ROOT))
                 joins = where in [
-                    f"world/{n}.py" for n in ("world", "joining", "store", "tunnel", "gloo")
+                    f"world/{n}.py" for n in ("world", "rendezvous", "tunnel", "gloo")
                 ]
                 assert joins or (where == "launch/ranks.py" and launcher), (
                     f"{where} imports {name}; collectives belong to world/world.py"

@@ -141,6 +141,6 @@ def daily_arguments(
         raise typer.BadParameter(f"--from brings the run's config; leave {files[0]} out")
     folder = Path(start).absolute()
     values: dict[str, Any] = {"start.run": str(folder), "run.output": output}
-    if (folder / "vocabulary.safetensors").is_file():  # click models have ids of their own
+    if (folder / "vocabulary.safetensors").is_file():  # click models have their own ids
         values["start.words"] = str(folder)
     return [str(run_config(start))], values

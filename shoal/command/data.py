@@ -86,7 +86,7 @@ def prepare(
     from shoal.data.clicks import mapped
     from shoal.data.named import holds_log
     from shoal.data.prepared import folder, opening, preparing
-    from shoal.data.prepared.files import Stored
+    from shoal.data.store import Stored
     from shoal.runs.given import with_columns
     from shoal.runs.run import resolve
 

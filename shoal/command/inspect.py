@@ -136,7 +136,7 @@ def checkpoint_copy(
     run: Annotated[str, RUN],
     to: Annotated[str, typer.Argument(help="Folder of the copy; it must not hold a run.")],
 ) -> None:
-    """Copy the newest whole checkpoint and the best one as a run of their own."""
+    """Copy the newest whole checkpoint and the best one as a separate run."""
     with importing():
         from shoal.training.checkpoint import retention
 

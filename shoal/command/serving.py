@@ -108,7 +108,7 @@ def recommend(
     seen: Annotated[
         bool | None, typer.Option("--seen/--no-seen", help="May seen items come again?")
     ] = None,
-    nproc: Annotated[int, typer.Option(help="Processes, with --all or --users.")] = 1,
+    nproc: Annotated[int, typer.Option(help="Cores that compute; 0: all.")] = 0,
     approximate: Annotated[
         bool, typer.Option("--approximate", help="Rank by an index; prints its recall.")
     ] = False,
@@ -142,7 +142,7 @@ def recommend(
             raise ValueError(f"--spreadsheet is about csv, and --output is {output}")
         job = Job(run, output, topk, users, exclude, only, category, seen, approximate)
         with written(output):
-            count = recommend_many(job, nproc, lambda text: None)
+            count = recommend_many(job, nproc)
             if spreadsheet:
                 quote_formulas(Path(output))
         typer.echo(f"{count} users: {output}")
@@ -175,7 +175,7 @@ def recommend(
         typer.echo(f"not known: {', '.join(map(str, found.unknown))}; {popular}")
     table = Table("rank", "item", "score", title=f"for {who}")
     for number, (item, score) in enumerate(found, start=1):
-        shown = "".join(one if one.isprintable() else "\ufffd" for one in item)
+        shown = "".join(one if one.isprintable() else "\ufffd" for one in str(item))
         table.add_row(str(number), Text(shown), f"{score:.4f}")  # no markup: data wrote it
     Console().print(table)
 

@@ -37,7 +37,7 @@ def train(
     output: Annotated[str | None, typer.Option(help="Folder of the run.")] = None,
     start: Annotated[
         str | None,
-        typer.Option("--from", help="Go on from this run, with its config and --data."),
+        typer.Option("--from", help="Continue from this run, with its config and --data."),
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="A file or folder: the data, in place of the config's.")
@@ -127,7 +127,7 @@ def _follow(
 
     if start is None or output is None:
         raise typer.BadParameter(
-            "--follow goes on from a run, into a folder: --from RUN --output FOLDER (the same "
+            "--follow continues from a run, into a folder: --from RUN --output FOLDER (the same "
             "words continue it)"
         )
     files, overrides = split_arguments(words)
@@ -146,7 +146,7 @@ def _follow(
     except shoal.Interrupted as error:
         if error.number != signal.SIGTERM:
             raise
-        return typer.echo("stopped; the same command goes on")
+        return typer.echo("stopped; the same command continues")
     typer.echo(f"trained on {count} files: {output}")
 
 

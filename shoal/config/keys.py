@@ -14,6 +14,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
+from shoal.config.choices import Choices
 from shoal.config.errors import ConfigError, did_you_mean
 from shoal.config.schema import Config, Section
 from shoal.config.section import ReadBy
@@ -186,6 +187,9 @@ def allowed(kind: Any, bounds: Sequence[Any] = ()) -> str:
     """The allowed values of a type in words, e.g. `a whole number ≥ 1 or null`."""
     kind, own = _bare(kind)
     bounds = [*bounds, *own]
+    for bound in bounds:
+        if isinstance(bound, Choices):
+            return str(bound)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(allowed(part, bounds) for part in arguments)

@@ -1,255 +1,279 @@
-"""A prepared Dataset on disk: one .npy per column, memory-mapped, and a JSON manifest.
+"""Rows of sources become columns: filtered, numbered and written, in memory or in a folder.
 
-It serves as the cache of preparation. A folder is written under a temporary name and committed by
-rename, so it is there in full or not at all; every file is checked against the manifest on load,
-the manifest against its own SHA-256, and ids against the vocabularies that they number.
+1. Rows come in pieces; users, items and other words become codes by first appearance.
+2. Filters choose rows, pass by pass.
+3. What stays is numbered by first appearance and written behind the columns that are there.
+4. Side tables are numbered after that and aligned with the ids (sides.py).
+
+A run that reads its files into memory gives everything in one piece; `shoal prepare` gives pieces
+of bounded size, and keeps what it works on in a folder. A manifest says what the columns are.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
-import shutil
-import tempfile
-import time
-from contextlib import suppress
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
-from shoal.data.dataset import Column, Columns, Dataset, Ragged
-from shoal.data.pairs import Pairs, counts_of
-from shoal.world.durable import is_plain_name, open_regular
+from shoal.data.dataset import Column, FieldType, Ragged
+from shoal.data.filters import filter_sides, kept_rows, without_uncounted
+from shoal.data.passes import kept_values
+from shoal.data.raw import RawColumn, RawTable
+from shoal.data.sides import (
+    ENTITIES,
+    SIDES,
+    mean_of,
+    number_sides,
+    vocabulary_of,
+    with_row,
+    write_extra,
+    write_side,
+)
+from shoal.data.store import Memory, Place, Stored, append_to, map_array
+from shoal.data.vocabulary import append_words, known_words, number, number_kept
 
-logger = logging.getLogger(__name__)
-
-VERSION = 5  # of the format and of preparation: raise it when either changes what is stored
-MANIFEST = "manifest.json"
-
-
-class DamagedColumns(ValueError):
-    """A stored data set that is not as it was written."""
-
-
-def cache_folder(files: list[Path], config: DataSection, seed: int) -> Path:
-    """Where the data set prepared from these files is kept: beside them, under a hash of it all."""
-    options = config.model_dump(exclude={"path", "planted", "random", "max_len", "cache", "format"})
-    if config.presplit is None and config.split.order == "random":
-        options["seed"] = seed
-    states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    # Not sort_keys: the order of data.filter.values decides which error is given, nothing else.
-    text = json.dumps([VERSION, states, options], sort_keys=True)
-    key = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return files[0].parent / ".shoal" / f"{config.title}-{key}"
+Manifest = dict[str, Any]
+EVERYTHING = 1 << 62  # bytes of memory: one piece
 
 
-def load(folder: Path) -> Dataset | None:
-    """The data set stored in a cache folder; None (and a warning) when it is damaged."""
-    if not folder.is_dir():
-        return None
-    try:
-        return open_columns(folder)
-    except DamagedColumns as damage:
-        logger.warning("cache %s is damaged (%s); preparing the data again", folder, damage)
-        return None
+@dataclass
+class Rows:
+    """What a source gives: interactions in pieces, and the side tables by suffix.
+
+    where: names the interactions in messages.
+    """
+
+    types: dict[str, FieldType]
+    pieces: Iterable[Mapping[str, RawColumn]]
+    sides: Mapping[str, RawTable]
+    where: str
 
 
-def keep(folder: Path, dataset: Dataset) -> Dataset:
-    """Store in a cache folder and return it memory-mapped; where that fails, as it was given."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        save_columns(folder, dataset)
-        return open_columns(folder)
-    except (OSError, DamagedColumns) as error:
-        logger.info("no cache in %s (%s); the data is prepared on every run", folder.parent, error)
-        return dataset
+def add_rows(
+    rows: Rows,
+    config: DataSection,
+    place: Place,
+    manifest: Manifest,
+    ids_as: str,
+    scratch: Place | None = None,
+    memory: int = EVERYTHING,
+) -> tuple[Manifest, np.ndarray | None]:
+    """Append rows to the columns in `place`; the manifest that will name them, and which were kept.
 
-
-def save_columns(folder: Path, dataset: Dataset) -> None:
-    """Write a data set; of several writers at once the first to finish wins."""
-    for left in folder.parent.glob("*.tmp"):  # of writers that were killed
-        with suppress(OSError):
-            if time.time() - left.stat().st_mtime > 24 * 3600:
-                shutil.rmtree(left)
-    temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".tmp", dir=folder.parent))
-    try:
-        _write(temporary, dataset)
-        try:
-            temporary.rename(folder)
-        except OSError:
-            try:
-                open_columns(folder)  # another process was first
-            except DamagedColumns:
-                aside = temporary.with_suffix(".damaged.tmp")
-                folder.rename(aside)
-                temporary.rename(folder)
-                shutil.rmtree(aside, ignore_errors=True)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def open_columns(folder: Path) -> Dataset:
-    """Read a stored data set; columns are memory-mapped and read-only."""
-    try:
-        with open_regular(folder / MANIFEST, links=False) as file:
-            stored = json.loads(file.read())
-        body = stored["body"]
-        if stored["sha256"] != _checksum(_json(body)):
-            raise DamagedColumns(f"{MANIFEST} does not match its checksum")
-        if body["version"] != VERSION:
-            raise DamagedColumns(f"{MANIFEST} has version {body['version']}, not {VERSION}")
-        arrays = {name: _read_array(folder, name, entry) for name, entry in body["arrays"].items()}
-        dataset = _assemble(body, arrays)
-        _check_complete(dataset)
-    except DamagedColumns:
-        raise
-    except Exception as error:  # whatever numpy raises about a header: it is prepared again
-        raise DamagedColumns(f"{type(error).__name__}: {error}") from error
-    return dataset
-
-
-def _assemble(body: dict[str, Any], arrays: dict[str, np.ndarray]) -> Dataset:
-    def table(entries: dict[str, Any]) -> Columns:
-        return {
-            name: arrays[e] if isinstance(e, str) else Ragged(arrays[e[0]], arrays[e[1]])
-            for name, e in entries.items()
-        }
-
-    words = [_unpack_words(arrays[blob], arrays[ends]) for blob, ends in body["words"]]
-    return Dataset(
-        **body["names"],
-        types=body["types"],
-        inter=table(body["inter"]),
-        users=table(body["users"]),
-        items=table(body["items"]),
-        extra={suffix: table(entries) for suffix, entries in body["extra"].items()},
-        vocab={field: words[place] for field, place in body["vocab"].items()},
-        splits={phase: arrays[name] for phase, name in body["splits"].items()},
-        missing=body["missing"],
-        left_out=counts_of(body["left_out"]),
-        pairs=Pairs.of(body["pairs"]),
-    )
-
-
-def _check_complete(dataset: Dataset) -> None:
-    """Refuse columns that do not belong together: ids without a word, lists that end elsewhere."""
-    rows = dataset.num_inter
-    sizes = {"inter": rows, "users": dataset.num_users, "items": dataset.num_items}
-    for part in ("inter", "users", "items"):
-        for name, column in getattr(dataset, part).items():
-            if len(column) != sizes[part]:
-                raise DamagedColumns(f"{part} {name} has {len(column)} rows, not {sizes[part]}")
-    for columns in (dataset.inter, dataset.users, dataset.items, *dataset.extra.values()):
-        for name, column in columns.items():
-            _check_column(name, column, dataset)
-    if set(dataset.splits) != {"train", "valid", "test"}:
-        raise DamagedColumns(f"the phases are {', '.join(dataset.splits)}")
-    for phase, chosen in dataset.splits.items():
-        _check_range(f"rows of {phase}", chosen, rows)
-
-
-def _check_column(name: str, column: Column, dataset: Dataset) -> None:
-    values = column
-    if isinstance(column, Ragged):
-        values, offsets = column.values, column.offsets
-        whole = len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == len(values)
-        if not whole or (np.diff(offsets) < 0).any():
-            raise DamagedColumns(f"the lists of {name} do not lie within its values")
-    if name in dataset.vocab:
-        _check_range(f"ids of {name}", values, len(dataset.vocab[name]))  # type: ignore[arg-type]
-
-
-def _check_range(what: str, values: np.ndarray, stop: int) -> None:
-    if values.dtype != np.int64 or values.ndim != 1:
-        raise DamagedColumns(f"{what} are {values.dtype} {values.shape}, not int64")
-    if len(values) and not (values.min() >= 0 and values.max() < stop):
-        raise DamagedColumns(f"{what} are not all below {stop}")
-
-
-def _write(folder: Path, dataset: Dataset) -> None:
-    arrays: dict[str, dict[str, Any]] = {}
-
-    def put(array: np.ndarray) -> str:
-        name = f"{len(arrays)}.npy"  # numbered: field names may hold any character
-        array = np.ascontiguousarray(array)
-        np.save(folder / name, array, allow_pickle=False)
-        arrays[name] = {
-            "dtype": array.dtype.str,
-            "shape": list(array.shape),
-            "sha256": _checksum(array),
-        }
-        return name
-
-    def table(columns: Columns) -> dict[str, Any]:
-        return {
-            name: [put(c.values), put(c.offsets)] if isinstance(c, Ragged) else put(c)
-            for name, c in columns.items()
-        }
-
-    # Fields may share one vocabulary: it is stored once, and shared again when loaded.
-    distinct = {id(words): words for words in dataset.vocab.values()}
-    place = {key: i for i, key in enumerate(distinct)}
-    names = ("name", "user_field", "item_field", "time_field", "label_field")
-    body = {
-        "version": VERSION,
-        "names": {name: getattr(dataset, name) for name in names},
-        "types": dataset.types,
-        "inter": table(dataset.inter),
-        "users": table(dataset.users),
-        "items": table(dataset.items),
-        "extra": {suffix: table(columns) for suffix, columns in dataset.extra.items()},
-        "words": [[put(a) for a in _pack_words(words)] for words in distinct.values()],
-        "vocab": {field: place[id(words)] for field, words in dataset.vocab.items()},
-        "splits": {phase: put(rows) for phase, rows in dataset.splits.items()},
-        "missing": dataset.missing,
-        "left_out": dataset.left_out,
-        "pairs": asdict(dataset.counted()),
-        "arrays": arrays,
+    ids_as: the type of ids. scratch: where columns of codes are kept meanwhile; a folder where
+    memory is bounded.
+    """
+    scratch = Memory() if scratch is None else scratch
+    empty: Manifest = {"columns": {}, "words": {}, "sides": {}, "extra": {}, "left_out": {}}
+    manifest = {**empty, **manifest}
+    _check_types(rows, config)
+    tables = filter_sides(rows.sides, config)
+    tokens = [name for name, kind in rows.types.items() if kind.startswith("token")]
+    words = {name: known_words(place, manifest["words"].get(name)) for name in tokens}
+    held = {name: len(index) for name, index in words.items()}
+    raw = _coded(rows, words, scratch)
+    flat = {name: column for name, column in raw.items() if isinstance(column, np.ndarray)}
+    others = {
+        name: one["type"] for e in manifest["sides"].values() for name, one in e["columns"].items()
     }
-    text = json.dumps({"sha256": _checksum(_json(body)), "body": body}, ensure_ascii=False)
-    (folder / MANIFEST).write_text(text, encoding="utf-8")
+    others |= {name: kind for s in SIDES if s in tables for name, kind in tables[s].types.items()}
+    others |= {name: kind for name, kind in rows.types.items() if name not in flat}
+    has_row = with_row(place, manifest["sides"], tables, config, words)
+    sizes = {name: len(index) for name, index in words.items()}
+    folder = scratch if isinstance(scratch, Path) else None
+    keep, left_out = kept_rows(flat, sizes, config, others, has_row, memory, folder)
+    numbers, index = {}, {}
+    for name in tokens:
+        numbers[name], index[name] = number_kept(raw[name], keep, held[name], words[name])
+    columns = _append_columns(place, manifest, config, rows.types, raw, keep, numbers, ids_as)
+    del raw, flat
+    keys = {suffix: getattr(config.fields, suffix) for suffix in SIDES}
+    for suffix, key in keys.items():
+        if suffix in tables:
+            tables[suffix] = without_uncounted(tables[suffix], suffix, config, index[key])
+    for name in manifest["words"]:  # of side tables alone
+        index.setdefault(name, known_words(place, manifest["words"][name]))
+    side_ids = number_sides(tables, config, index)
+    of = {suffix: {n: one for (s, n), one in side_ids.items() if s == suffix} for suffix in tables}
+    sides, prefix = {}, f"side-{len(manifest.get('commands', []))}"
+    for suffix in SIDES:
+        entry, table, key = manifest["sides"].get(suffix), tables.get(suffix), keys[suffix]
+        if entry is not None or table is not None:
+            named = (place, f"{prefix}-{suffix}", entry, table)
+            sides[suffix] = write_side(*named, of.get(suffix, {}), key, len(index[key]), ids_as)
+    extra = {
+        suffix: write_extra(place, suffix, table, of[suffix], config, ids_as)
+        for suffix, table in tables.items()
+        if suffix not in SIDES
+    }
+    entries = manifest["words"]
+    made = {
+        **manifest,
+        "rows": len(Stored.of(columns[config.fields.user]["values"])),
+        "columns": columns,
+        "words": {
+            name: append_words(place, entries.get(name), str(number_), known)
+            for number_, (name, known) in enumerate(index.items())
+        },
+        "sides": sides,
+        "extra": {**manifest["extra"], **extra},
+        "left_out": dict(Counter(manifest["left_out"]) + Counter(left_out)),
+    }
+    return made, keep
 
 
-def _read_array(folder: Path, name: str, entry: dict[str, Any]) -> np.ndarray:
-    if not is_plain_name(name):
-        raise DamagedColumns(f"{name!r} is no plain name")
-    open_regular(folder / name, links=False).close()
-    array = np.load(folder / name, mmap_mode="r", allow_pickle=False)
-    if array.dtype.str != entry["dtype"] or list(array.shape) != entry["shape"]:
-        raise DamagedColumns(f"{name} is {array.dtype.str} {array.shape}, not as written")
-    if _checksum(array) != entry["sha256"]:
-        raise DamagedColumns(f"{name} does not match its checksum")
-    return array
+def _check_types(rows: Rows, config: DataSection) -> None:
+    """A field has one type in all files, and the time and label fields hold numbers."""
+    if config.fields.user == config.fields.item:
+        raise ValueError(
+            f"data.fields.user and data.fields.item are both {config.fields.user!r}; name two"
+        )
+    seen = {name: (kind, rows.where) for name, kind in rows.types.items()}
+    for table in rows.sides.values():
+        for name, kind in table.types.items():
+            if seen.setdefault(name, (kind, table.where))[0] != kind:
+                raise ValueError(
+                    f"{name!r} has the type {seen[name][0]} in {seen[name][1]} and {kind} in "
+                    f"{table.where}; give it one type, or two names"
+                )
+    for option, name in (("time", config.fields.time), ("label", config.fields.label)):
+        given = rows.types.get(name)
+        if given not in (None, "float"):
+            raise ValueError(
+                f"{rows.where}: the {option} field {name!r} has type {given}; write "
+                f"{name}:float in the header, or name another field in data.fields.{option}"
+            )
+    if config.threshold:
+        floats = [name for name, kind in rows.types.items() if kind == "float"]
+        field = next(iter(config.threshold))
+        if len(config.threshold) != 1 or field not in floats:
+            raise ValueError(
+                f"data.threshold: {config.threshold}; name one loaded float field of the "
+                f"interactions ({', '.join(floats) or 'none is loaded'}) and the value at which "
+                f"the label becomes 1{did_you_mean(field, floats)}"
+            )
+        if field == config.fields.time:
+            raise ValueError("data.threshold: the time field cannot become the label")
 
 
-def _pack_words(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Words as UTF-8, one after the other, and where each ends (in bytes)."""
-    encoded = [word.encode() for word in words.tolist()]
-    ends = np.cumsum([len(word) for word in encoded], dtype=np.int64)
-    return np.frombuffer(b"".join(encoded), dtype=np.uint8), ends
+class _Writer:
+    """Appends to a column: its values, and of lists where each ends (from 0 on)."""
+
+    def __init__(self, place: Place, values: Stored, ends: Stored | None):
+        self.place, self.at = place, len(values)
+        self.values = append_to(place, values)
+        self.ends = None if ends is None else append_to(place, ends)
+        if self.ends is not None and not len(self.ends.stored):
+            self.ends.write(np.zeros(1, np.int64))
+
+    def write(self, values: np.ndarray, lengths: np.ndarray | None) -> None:
+        """Some rows more."""
+        self.values.write(values)
+        if self.ends is not None:
+            assert lengths is not None
+            self.ends.write(self.at + np.cumsum(lengths))
+            self.at += len(values)
+
+    def close(self) -> None:
+        """All is written."""
+        for one in (self.values, self.ends):
+            if one is not None:
+                one.close()
+
+    def map(self) -> Column:
+        """The column."""
+        values = map_array(self.place, self.values.stored)
+        if self.ends is None:
+            return values
+        return Ragged(values, map_array(self.place, self.ends.stored))
 
 
-def _unpack_words(blob: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    _check_range("ends of words", ends, len(blob) + 1)
-    words = np.empty(len(ends), dtype=object)
-    stops = ends.tolist()
-    starts = [0, *stops[:-1]]
-    data = blob.tobytes()
-    if data.isascii():  # bytes and characters coincide: decode once
-        text = data.decode()
-        words[:] = [text[a:b] for a, b in zip(starts, stops)]
-    else:
-        words[:] = [data[a:b].decode() for a, b in zip(starts, stops)]
-    return words
+def _coded(rows: Rows, words: dict[str, dict[str, int]], scratch: Place) -> dict[str, Column]:
+    """Columns of codes and numbers of all pieces; `words` learns the new ones."""
+    writers = {
+        name: _Writer(
+            scratch,
+            Stored(f"raw-{place}", "<i4" if name in words else "<f8"),
+            Stored(f"raw-{place}-ends", "<i8") if kind.endswith("_seq") else None,
+        )
+        for place, (name, kind) in enumerate(rows.types.items())
+    }
+    for piece in rows.pieces:
+        for name, column in piece.items():
+            values = number(words[name], column, name) if name in words else column.values
+            lengths = None if column.offsets is None else np.diff(column.offsets)
+            writers[name].write(values, lengths)
+    for writer in writers.values():
+        writer.close()
+    found = {name: writer.map() for name, writer in writers.items()}
+    if not len(next(iter(found.values()))):
+        raise ValueError(f"{rows.where} holds no rows after its header; name files with rows")
+    return found
 
 
-def _json(body: dict[str, Any]) -> bytes:
-    return json.dumps(body, sort_keys=True).encode()
+def _append_columns(
+    place: Place,
+    manifest: Manifest,
+    config: DataSection,
+    types: Mapping[str, FieldType],
+    raw: Mapping[str, Column],
+    keep: np.ndarray | None,
+    numbers: Mapping[str, np.ndarray],
+    ids_as: str,
+) -> dict[str, Any]:
+    """Write the rows that stay behind those of the columns that are there; the entries of all.
+
+    The field of data.threshold becomes the label: left among the features it would give it away.
+    """
+    columns, fields, threshold = dict(manifest["columns"]), config.fields, config.threshold or {}
+    order = [name for name in types if name not in threshold]
+    if threshold:
+        order = [*(name for name in order if name != fields.label), *threshold]
+    for number_, name in enumerate(order):
+        kind = types[name]
+        target = fields.label if name in threshold else name
+        entry = columns.get(target)
+        dtype = ids_as if name in numbers else "<f8" if name == fields.time else "<f4"
+        ends = Stored(f"column-{number_}-ends.bin", "<i8") if kind.endswith("_seq") else None
+        if entry is None:
+            stored = Stored(f"column-{number_}.bin", dtype)
+        else:
+            stored = Stored.of(entry["values"])
+            ends = Stored.of(entry["offsets"]) if ends is not None else None
+        writer, missing = _Writer(place, stored, ends), (entry or {}).get("missing", 0)
+        for values, lengths in kept_values(raw[name], keep):
+            if lengths is not None:
+                missing += int((lengths == 0).sum())
+            if name in numbers:
+                values = numbers[name][values]
+                missing += int((values == 0).sum()) if lengths is None else 0
+            elif name in threshold:
+                values = values >= threshold[name]
+            elif lengths is None:
+                missing += int(np.isnan(values).sum())
+            writer.write(values, lengths)
+        writer.close()
+        columns[target] = {"type": kind, "values": stored.entry(), "missing": missing}
+        if kind == "float" and name not in threshold and missing:
+            columns[target]["mean"] = mean_of(map_array(place, stored))
+        if ends is not None:
+            columns[target]["offsets"] = ends.entry()
+    return columns
 
 
-def _checksum(data: bytes | np.ndarray) -> str:
-    return hashlib.sha256(data if isinstance(data, bytes) else data.data).hexdigest()
+def vocabularies(manifest: Manifest) -> dict[str, str]:
+    """Field of words -> the field whose vocabulary it has."""
+    user = manifest["options"]["fields"]["user"]
+    found = {
+        name: vocabulary_of(suffix, name, user)
+        for suffix, entry in {"inter": manifest, **manifest["sides"], **manifest["extra"]}.items()
+        for name, one in entry["columns"].items()
+        if one["type"].startswith("token")
+    }
+    return {name: name for name in manifest["words"] if name not in ENTITIES} | found

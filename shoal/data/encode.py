@@ -1,19 +1,21 @@
 """Features of a data set as ids and numbers: vocabularies, hashes, transforms, buckets.
 
-Columns stay where they are: what is taken of them is encoded then.
+Columns stay where they are: what is taken of them is encoded then. What was learned from the data
+on the way (`Encoding`) encodes the same columns of other rows, see encoder.py.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from shoal.data.dataset import Column, Dataset, Ragged
 from shoal.data.feature_table import FeatureColumn, FeatureTable, Taken, fold
 from shoal.data.features import Feature
+from shoal.data.ids import Ids, Words
 from shoal.data.raw import gather
 
 CHUNK = 1 << 20  # values at a time where a column is passed over
@@ -21,121 +23,157 @@ Take = Callable[[np.ndarray], Taken]
 Change = Callable[[np.ndarray], np.ndarray]
 
 
+@dataclass(frozen=True)
+class Numbers:
+    """How the numbers of a feature are changed.
+
+    steps   a transform each: (mean, deviation) to normalise by, or None for log(1 + x)
+    bounds  limits of buckets; None: there are none
+    """
+
+    steps: tuple[tuple[float, float] | None, ...] = ()
+    bounds: tuple[float, ...] | None = None
+
+    def change(self, values: np.ndarray) -> np.ndarray:
+        """float32 values; log is log(1 + x) of what is above 0."""
+        return _changed(values, self.steps).astype(np.float32)
+
+    def buckets(self, values: np.ndarray) -> np.ndarray:
+        """The bucket of each number, from 1."""
+        bounds = np.array(self.bounds, np.float64)
+        found = np.searchsorted(bounds, self.change(values), side="right") + 1
+        return found.astype(np.int64, copy=False)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """What encoding depends on, beside a value itself: taken from the training data once.
+
+    words    exact table -> its words, by id
+    numbers  feature -> how its numbers are changed
+    """
+
+    words: dict[str, Ids] = field(default_factory=dict)
+    numbers: dict[str, Numbers] = field(default_factory=dict)
+
+    def ids(self, feature: Feature, words: Sequence[str]) -> np.ndarray:
+        """The id of every word, int64; words[0] stands for an empty cell.
+
+        A word that an exact table does not have reads as an empty cell does.
+        """
+
+        def find(some: Sequence[str]) -> np.ndarray:
+            if feature.vocabulary == "exact":
+                return self.words[feature.table].find(some)
+            return hashed(some, feature.rows)
+
+        ids, empty = find(words), 0
+        if feature.default is not None:
+            empty = int(find([str(feature.default)])[0])
+            if not empty:
+                raise ValueError(
+                    f"data.features.{feature.name}.default: {feature.default!r} is no value of the "
+                    "column"
+                )
+        ids[0] = 0
+        ids[ids == 0] = empty
+        return ids
+
+
 def encode(dataset: Dataset, features: tuple[Feature, ...]) -> FeatureTable:
     """Every feature's values by user id, item id or number of interaction; rows are counted."""
-    numbering = _Numbering(dataset, features)
-    columns = [_encoded(dataset, feature, numbering) for feature in features if not feature.cross]
+    encoding = Encoding(_tables(dataset, features))
+    columns = [_of_dataset(dataset, feature, encoding) for feature in features if not feature.cross]
     crossed = [FeatureColumn(feature, _crossed) for feature in features if feature.cross]
-    return FeatureTable(tuple(columns + crossed), dataset.user_field, dataset.item_field)
+    every = tuple(columns + crossed)
+    return FeatureTable(every, dataset.user_field, dataset.item_field, encoding)
 
 
 def _crossed(rows: np.ndarray) -> Taken:
     raise AssertionError("a cross is made of the features that it names")
 
 
-class _Numbering:
-    """Which id a word has in a table. Features that share a table share its vocabulary."""
-
-    def __init__(self, dataset: Dataset, features: tuple[Feature, ...]):
-        self.dataset = dataset
-        self.columns: dict[str, list[str]] = {}  # exact table -> the columns whose words it numbers
-        self.words: dict[str, dict[str, int]] = {}  # their words, of several columns
-        of_table: dict[str, list[Feature]] = {}
-        for feature in features:
-            if feature.is_sparse and not feature.cross and feature.buckets is None:
-                of_table.setdefault(feature.table, []).append(feature)
-        for table, sharing in of_table.items():
-            ways = {(f.vocabulary, f.rows if f.vocabulary == "hashed" else None) for f in sharing}
-            dims = {f.dim for f in sharing}
-            if len(ways) > 1 or len(dims) > 1:
-                names = ", ".join(f.name for f in sharing)
-                raise ValueError(
-                    f"data.features: {names} share the table {table!r}, so they need the same "
-                    "vocabulary, rows and dim; give them the same, or tables of their own"
-                )
-            if sharing[0].vocabulary == "exact":
-                # Users and items come first: their id is then the number of their row.
-                first = (dataset.user_field, dataset.item_field)
-                ordered = sorted(sharing, key=lambda f: f.column not in first)
-                columns = list(dict.fromkeys(f.column for f in ordered))
-                self.columns[table] = columns
-                if len(columns) > 1:
-                    known: dict[str, int] = {}
-                    for column in columns:
-                        for word in dataset.vocab[column].tolist():
-                            known.setdefault(word, len(known))
-                    self.words[table] = known
-
-    def rows(self, feature: Feature) -> int | None:
-        """Rows of the feature's table; None: it grows."""
-        if feature.vocabulary != "exact":
-            return feature.rows
-        if feature.table in self.words:
-            return len(self.words[feature.table])
-        return len(self.dataset.vocab[feature.column])
-
-    def ids(self, feature: Feature) -> np.ndarray | None:
-        """The id of every word of the column's vocabulary, int64; None: they are numbered so."""
-        exact, table = feature.vocabulary == "exact", feature.table
-        if exact and table not in self.words and feature.default is None:
-            return None
-        words = self.dataset.vocab[feature.column].tolist()
-        if not exact:
-            ids = hashed(words, feature.rows)
-        elif table in self.words:
-            ids = np.array([self.words[table][word] for word in words], np.int64)
-        else:
-            ids = np.arange(len(words))
-        ids[0] = 0 if feature.default is None else self._default(feature, words)
-        return ids
-
-    def _default(self, feature: Feature, words: list[str]) -> int:
-        word = str(feature.default)
-        if feature.vocabulary != "exact":
-            return int(hashed([word], feature.rows)[0])
-        known = self.words.get(feature.table) or {one: k for k, one in enumerate(words)}
-        if word not in known:
+def _tables(dataset: Dataset, features: tuple[Feature, ...]) -> dict[str, Ids]:
+    """Exact table -> its words, by id. Features that share a table share its vocabulary."""
+    of_table: dict[str, list[Feature]] = {}
+    for feature in features:
+        if feature.is_sparse and not feature.cross and feature.buckets is None:
+            of_table.setdefault(feature.table, []).append(feature)
+    found: dict[str, Ids] = {}
+    for table, sharing in of_table.items():
+        ways = {(f.vocabulary, f.rows if f.vocabulary == "hashed" else None) for f in sharing}
+        if len(ways) > 1 or len({f.dim for f in sharing}) > 1:
+            names = ", ".join(f.name for f in sharing)
             raise ValueError(
-                f"data.features.{feature.name}.default: {word!r} is no value of the column"
+                f"data.features: {names} share the table {table!r}, so they need the same "
+                "vocabulary, rows and dim; give them the same, or tables of their own"
             )
-        return known[word]
+        if sharing[0].vocabulary == "exact":
+            # Users and items come first: their id is then the number of their row.
+            first = (dataset.user_field, dataset.item_field)
+            ordered = sorted(sharing, key=lambda f: f.column not in first)
+            columns = list(dict.fromkeys(f.column for f in ordered))
+            words: Words = dataset.vocab[columns[0]]
+            if len(columns) > 1:
+                every = (dataset.vocab[name].tolist() for name in columns)
+                words = list(dict.fromkeys(word for some in every for word in some))
+            found[table] = Ids(words)
+    return found
 
 
-def hashed(words: list[str], rows: int | None) -> np.ndarray:
+def _of_dataset(dataset: Dataset, feature: Feature, encoding: Encoding) -> FeatureColumn:
+    """One feature of a data set; what is learned from it is left in `encoding`."""
+    column = _column(dataset, feature.side, feature.column)
+    beside = {
+        name: _column(dataset, feature.side, name)
+        for name in (feature.time, feature.weights)
+        if name is not None
+    }
+    if feature.is_sparse and feature.buckets is None:
+        table = encoding.words.get(feature.table)
+        if table is not None:
+            feature = replace(feature, rows=len(table))
+        words = dataset.vocab[feature.column]
+        if feature.kind == "text":
+            return FeatureColumn(feature, take_of(feature, column, texts=words.tolist()))
+        same = table is not None and table.words is words and feature.default is None
+        ids = None if same else encoding.ids(feature, words.tolist())
+        return FeatureColumn(feature, take_of(feature, column, ids, beside=beside))
+    encoding.numbers[feature.name] = numbers = _learn(feature, column)
+    if numbers.bounds is not None:
+        feature = replace(feature, rows=len(numbers.bounds) + 2)
+    return FeatureColumn(feature, take_of(feature, column, None, numbers))
+
+
+def take_of(
+    feature: Feature,
+    column: Column,
+    ids: np.ndarray | None = None,
+    numbers: Numbers | None = None,
+    beside: Mapping[str, Column] | None = None,
+    texts: Sequence[str] = (),
+) -> Take:
+    """What gives a feature's values at some rows of its column.
+
+    ids: of every word of the column (None: a word's number is its id); numbers: how numbers are
+    changed; beside: further columns that the feature names; texts: the words of a column of text.
+    """
+    if numbers is not None:
+        if isinstance(column, Ragged):
+            return _grid(feature, column, numbers.change)
+        changed = numbers.change if numbers.bounds is None else numbers.buckets
+        return lambda rows: (changed(column[rows]), None, None)
+    if feature.kind == "text":
+        return _text(feature, column, texts)
+    if isinstance(column, Ragged):
+        return _lists(feature, ids, column, beside or {})
+    return _single(feature, ids, column)
+
+
+def hashed(words: Sequence[str], rows: int | None) -> np.ndarray:
     """Ids of words, a pure function of their text: 1 to rows - 1, or any of 63 bits from 1."""
     digests = b"".join(hashlib.blake2b(w.encode(), digest_size=8).digest() for w in words)
     return fold(np.frombuffer(digests, "<u8"), rows)
-
-
-def _encoded(dataset: Dataset, feature: Feature, numbering: _Numbering) -> FeatureColumn:
-    column = _column(dataset, feature.side, feature.column)
-    if feature.is_sparse and feature.buckets is None:
-        feature = replace(feature, rows=numbering.rows(feature))
-        if feature.kind == "text":
-            return FeatureColumn(feature, _text(dataset, feature, column))
-        ids = numbering.ids(feature)
-        if isinstance(column, Ragged):
-            return FeatureColumn(feature, _lists(dataset, feature, ids, column))
-        return FeatureColumn(feature, _single(feature, ids, column))
-    change = _transforms(feature, column)
-    if feature.buckets is None:
-        if isinstance(column, Ragged):
-            return FeatureColumn(feature, _grid(feature, column, change))
-        return FeatureColumn(feature, _numbers(column, change))
-    assert isinstance(column, np.ndarray)
-    numbers = column
-    limits = feature.buckets
-    if isinstance(limits, int):
-        shares = np.arange(1, limits) / limits
-        part = numbers if feature.side == "context" else numbers[1:]  # row 0 is padding
-        limits = tuple(np.unique(np.quantile(change(part), shares)).tolist())
-    bounds = np.array(limits, np.float64)
-
-    def bucket(rows: np.ndarray) -> Taken:
-        ids = np.searchsorted(bounds, change(numbers[rows]), side="right") + 1
-        return ids.astype(np.int64, copy=False), None, None
-
-    return FeatureColumn(replace(feature, rows=len(limits) + 2), bucket)
 
 
 def _column(dataset: Dataset, side: str, name: str) -> Column:
@@ -159,10 +197,12 @@ def _single(feature: Feature, ids: np.ndarray | None, column: np.ndarray) -> Tak
     return take
 
 
-def _lists(dataset: Dataset, feature: Feature, ids: np.ndarray | None, column: Ragged) -> Take:
+def _lists(
+    feature: Feature, ids: np.ndarray | None, column: Ragged, columns: Mapping[str, Column]
+) -> Take:
     """Lists in the order of time where that is named, the last `length` of each."""
     beside = {
-        key: _beside(dataset, feature, name, column)
+        key: _beside(feature, name, columns[name], column)
         for key, name in (("time", feature.time), ("weights", feature.weights))
         if name is not None
     }
@@ -188,8 +228,7 @@ def _lists(dataset: Dataset, feature: Feature, ids: np.ndarray | None, column: R
     return take
 
 
-def _beside(dataset: Dataset, feature: Feature, name: str, column: Ragged) -> np.ndarray:
-    other = _column(dataset, feature.side, name)
+def _beside(feature: Feature, name: str, other: Column, column: Ragged) -> np.ndarray:
     if not isinstance(other, Ragged) or not np.array_equal(other.offsets, column.offsets):
         raise ValueError(
             f"data.features.{feature.name}: the lists of {name!r} are not as long as those of "
@@ -198,9 +237,9 @@ def _beside(dataset: Dataset, feature: Feature, name: str, column: Ragged) -> np
     return other.values
 
 
-def _text(dataset: Dataset, feature: Feature, column: Column) -> Take:
+def _text(feature: Feature, column: Column, words_of_cells: Sequence[str]) -> Take:
     """Words of a cell, in lower case, hashed."""
-    texts = dataset.vocab[feature.column].tolist()
+    texts = list(words_of_cells)
     texts[0] = "" if feature.default is None else str(feature.default)
     words = [text.lower().split()[: feature.length] for text in texts]
     each = np.array([len(one) for one in words], np.int64)
@@ -219,41 +258,42 @@ def _text(dataset: Dataset, feature: Feature, column: Column) -> Take:
     return take
 
 
-def _transforms(feature: Feature, column: Column) -> Change:
-    """float32 values; log is log(1 + x) of what is above 0, normalise gives mean 0, deviation 1."""
-    steps: list[Change] = []
-
-    def changed(values: np.ndarray) -> np.ndarray:
-        values = values.astype(np.float64)
-        for step in steps:
-            values = step(values)
-        return values
-
+def _learn(feature: Feature, column: Column) -> Numbers:
+    """How the numbers of a column are changed."""
     every = column.values if isinstance(column, Ragged) else column
     if feature.side != "context" and len(every) > 1 and not isinstance(column, Ragged):
         every = every[1:]  # of users and items row 0 is padding and takes no part
+    steps: list[tuple[float, float] | None] = []
     for transform in feature.transforms:
-        if transform == "log":
-            steps.append(lambda values: np.log1p(np.maximum(values, 0)))
+        steps.append(None if transform == "log" else _normal(every, tuple(steps)))
+    limits = feature.buckets
+    if isinstance(limits, int):
+        shares = np.arange(1, limits) / limits
+        limits = tuple(np.unique(np.quantile(Numbers(tuple(steps)).change(every), shares)).tolist())
+    return Numbers(tuple(steps), limits)
+
+
+def _changed(values: np.ndarray, steps: Sequence[tuple[float, float] | None]) -> np.ndarray:
+    values = values.astype(np.float64)
+    for step in steps:
+        if step is None:
+            values = np.log1p(np.maximum(values, 0))
         else:
-            steps.append(_normal(lambda: (changed(part) for part in _parts(every)), len(every)))
-    return lambda values: changed(values).astype(np.float32)
+            values = (values - step[0]) / step[1]
+    return values
 
 
-def _parts(values: np.ndarray) -> Iterator[np.ndarray]:
-    for start in range(0, len(values), CHUNK):
-        yield values[start : start + CHUNK]
+def _normal(values: np.ndarray, steps: Sequence[tuple[float, float] | None]) -> tuple[float, float]:
+    """Mean and deviation of a column, which is passed over in parts, not held."""
 
+    def parts() -> Iterator[np.ndarray]:
+        for start in range(0, len(values), CHUNK):
+            yield _changed(values[start : start + CHUNK], steps)
 
-def _normal(parts: Callable[[], Iterator[np.ndarray]], count: int) -> Change:
-    """What gives values mean 0 and deviation 1; they are passed over in parts, not held."""
-    mean = sum(part.sum() for part in parts()) / max(count, 1)
-    spread = float(np.sqrt(sum(np.square(part - mean).sum() for part in parts()) / max(count, 1)))
-    return lambda values: (values - mean) / (spread or 1.0)
-
-
-def _numbers(column: np.ndarray, change: Change) -> Take:
-    return lambda rows: (change(column[rows]), None, None)
+    count = max(len(values), 1)
+    mean = sum(part.sum() for part in parts()) / count
+    spread = float(np.sqrt(sum(np.square(part - mean).sum() for part in parts()) / count))
+    return float(mean), spread or 1.0
 
 
 def _grid(feature: Feature, column: Ragged, change: Change) -> Take:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,9 +47,16 @@ class FeatureColumn:
 class FeatureTable:
     """All features of a data set. A user's and an item's stand at the row of the id."""
 
-    def __init__(self, columns: Iterable[FeatureColumn], user_field: str, item_field: str):
+    def __init__(
+        self,
+        columns: Iterable[FeatureColumn],
+        user_field: str,
+        item_field: str,
+        encoding: Any = None,
+    ):
+        """`encoding`: what encodes the features of other rows (encode.Encoding)."""
         self.columns = {column.feature.name: column for column in columns}
-        self.user_field, self.item_field = user_field, item_field
+        self.user_field, self.item_field, self.encoding = user_field, item_field, encoding
 
     @property
     def features(self) -> tuple[Feature, ...]:
@@ -104,11 +112,15 @@ class FeatureTable:
             more_ids, more_dense = self._none(len(users)) if keys is None else self.of(side, keys)
             ids |= more_ids
             dense |= more_dense
+        self.cross(ids)
+        return ids, dense
+
+    def cross(self, ids: dict[str, Tensor | Jagged]) -> None:
+        """Add the crosses of features whose ids are there."""
         for name, column in self.columns.items():
             if column.feature.cross:
                 parts = [ids[part].numpy() for part in column.feature.cross]  # type: ignore[union-attr]
                 ids[name] = torch.from_numpy(crossed(parts, column.feature.rows))
-        return ids, dense
 
     def _none(self, size: int) -> Fields:
         """Context features of so many samples that have none."""

@@ -1,78 +1,130 @@
-"""Filters on raw tables: which interactions, users and items stay."""
+"""Filters: which interactions, users and items stay.
+
+Interactions are columns of any length, in memory or mapped: codes of words (from 1, 0 is an empty
+cell) and numbers. They are passed over some rows at a time.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
 from shoal.config.errors import did_you_mean
 from shoal.config.intervals import Interval, parse_intervals
 from shoal.config.schema import DataSection
-from shoal.data.raw import Raw, RawTable
+from shoal.data.dataset import FieldType
+from shoal.data.passes import by_user, chunks, count_ids
+from shoal.data.raw import RawTable
 
 logger = logging.getLogger(__name__)
 
+SIDES = ("user", "item")
 
-def apply_filters(raw: Raw, config: DataSection) -> Raw:
-    """Duplicates, value intervals, absent users and items, numbers of interactions: in that order.
 
-    Each works on what the one before has left; the last repeats until nothing changes.
+def looks_at_all(config: DataSection) -> list[str]:
+    """The filters that cannot judge rows which come later without those before."""
+    found = [] if config.filter.duplicates is None else ["data.filter.duplicates"]
+    return found + [f"data.filter.{side}_inter_num" for side in _counted(config)]
+
+
+def kept_rows(
+    columns: Mapping[str, np.ndarray],
+    sizes: Mapping[str, int],
+    config: DataSection,
+    of_sides: Mapping[str, FieldType],
+    has_row: Mapping[str, np.ndarray],
+    memory: int,
+    scratch: Path | None,
+) -> tuple[np.ndarray | None, dict[str, int]]:
+    """Which rows stay, bool [rows], None: all; and by the key of each filter how many do not.
+
+    Duplicates, value intervals, absent users and items, numbers of interactions: in that order,
+    each on what the one before has left; the last repeats until nothing changes.
+
+    sizes: codes of each field of words. of_sides: columns of side tables, which are filtered by
+    `filter_sides`. has_row: field -> which codes a side table has. scratch: a folder to sort rows
+    in, where memory does not hold them.
     """
-    sides = {
-        "user": (config.fields.user, config.filter.user_inter_num),
-        "item": (config.fields.item, config.filter.item_inter_num),
-    }
-    side = dict(raw.side)
-    for name, (field, _) in sides.items():
-        if name in side:
-            side[name] = first_rows(side[name], field)
-
-    rows = np.arange(len(raw.inter))
-    left_out = LeftOut(len(rows), raw.left_out)
+    rows = len(columns[config.fields.user])
+    keep, left_out = np.ones(rows, dtype=bool), _LeftOut(rows)
     if config.filter.duplicates is not None:
-        rows = _without_duplicates(raw.inter, config)
-        left_out.count("data.filter.duplicates", len(rows))
-    for field, text in config.filter.values.items():
-        where = f"data.filter.values.{field}"
-        rows, side = _by_value(raw.inter, rows, side, field, text, where)
-        left_out.count(where, len(rows))
-    if config.filter.by_user_or_item:
-        for name, (field, _) in sides.items():
-            if name in side:
-                rows = _only_known(raw.inter, rows, field, side[name])
-                _check(rows, "data.filter.by_user_or_item", f"no {field} is in both files")
-        left_out.count("data.filter.by_user_or_item", len(rows))
-    rows, side = _by_count(raw.inter, rows, side, sides, left_out)
-    if len(rows) == len(raw.inter):
-        logger.info("filters keep all %d interactions", len(rows))
-        return Raw(raw.inter, side, raw.parts, left_out.by_key)
-    logger.info("filters keep %d of %d interactions", len(rows), len(raw.inter))
-    parts = None if raw.parts is None else raw.parts[rows]
-    return Raw(raw.inter.take(rows), side, parts, left_out.by_key)
+        _once(keep, columns, sizes, config, memory, scratch)
+        left_out.count("data.filter.duplicates", keep)
+    for name, text in config.filter.values.items():
+        _by_value(keep, columns, sizes, of_sides, name, text)
+        left_out.count(f"data.filter.values.{name}", keep)
+    for name, found in has_row.items() if config.filter.by_user_or_item else ():
+        for part in chunks(rows):
+            keep[part] &= found[columns[name][part]]
+        _check(keep, "data.filter.by_user_or_item", f"no {name} is in both files")
+        left_out.count("data.filter.by_user_or_item", keep)
+    _by_count(keep, columns, sizes, config, left_out)
+    if left_out.rows == rows:
+        logger.info("filters keep all %d interactions", rows)
+        return None, {}
+    logger.info("filters keep %d of %d interactions", left_out.rows, rows)
+    return keep, left_out.by_key
 
 
-class LeftOut:
-    """Rows that filters leave out, by the key of each: `count` after it."""
+def filter_sides(sides: Mapping[str, RawTable], config: DataSection) -> dict[str, RawTable]:
+    """Tables of users and items with a row for each id, and those that data.filter.values keeps."""
+    kept = dict(sides)
+    for suffix in SIDES:
+        if suffix not in kept:
+            continue
+        table = _first_rows(kept[suffix], getattr(config.fields, suffix))
+        for name, text in config.filter.values.items():
+            if table.types.get(name) == "float":
+                where = f"data.filter.values.{name}"
+                inside = within(table.columns[name].values, parse_intervals(text, where))
+                if not inside.any():
+                    raise ValueError(f"{where} leaves no row of {table.where}; loosen or remove it")
+                table = table.take(np.flatnonzero(inside))
+        kept[suffix] = table
+    return kept
 
-    def __init__(self, rows: int, by_key: Mapping[str, int]):
-        self.rows, self.by_key = rows, dict(by_key)
 
-    def count(self, key: str, rows: int | np.integer) -> None:
-        """So many rows are left now."""
+def without_uncounted(
+    table: RawTable, suffix: str, config: DataSection, ids: Mapping[str, int]
+) -> RawTable:
+    """The rows of a side table whose ids (`ids` has them all) have interactions, where they must.
+
+    Those without any stay where data.filter allows 0 of them.
+    """
+    intervals = _counted(config).get(suffix)
+    if intervals is None or within(np.array([0]), intervals)[0]:
+        return table
+    column = table.columns[getattr(config.fields, suffix)]
+    assert column.words is not None
+    stays = np.fromiter((word in ids for word in column.words), bool, len(column.words))
+    return table.take(np.flatnonzero(stays[column.values]))
+
+
+class _LeftOut:
+    """Rows that filters leave out, by the key of each."""
+
+    def __init__(self, rows: int):
+        self.rows = rows
+        self.by_key: dict[str, int] = {}
+
+    def count(self, key: str, keep: np.ndarray) -> None:
+        """After the filter of that key."""
+        rows = int(np.count_nonzero(keep))
         if rows < self.rows:
-            self.by_key[key] = self.by_key.get(key, 0) + self.rows - int(rows)
-        self.rows = int(rows)
+            self.by_key[key] = self.by_key.get(key, 0) + self.rows - rows
+        self.rows = rows
 
 
-def _check(rows: np.ndarray, option: str, why: str) -> None:
-    if not len(rows):
+def _check(keep: np.ndarray, option: str, why: str) -> None:
+    if not keep.any():
         raise ValueError(f"{option} leaves no interactions ({why}); loosen or remove it")
 
 
-def first_rows(table: RawTable, field: str) -> RawTable:
+def _first_rows(table: RawTable, field: str) -> RawTable:
     """The table with the first row of each id only."""
     _, first = np.unique(table.columns[field].values, return_index=True)
     if len(first) == len(table):
@@ -86,34 +138,41 @@ def first_rows(table: RawTable, field: str) -> RawTable:
     return table.take(np.sort(first))
 
 
-def _without_duplicates(inter: RawTable, config: DataSection) -> np.ndarray:
-    """Rows left when each (user, item) pair keeps its first or last (by time if there is time)."""
-    users, items = (inter.columns[f] for f in (config.fields.user, config.fields.item))
-    assert items.words is not None
-    pairs = users.values * len(items.words) + items.values
-    order = np.arange(len(pairs))
-    time = inter.columns.get(config.fields.time)
-    if time is not None and time.words is None:
-        order = np.argsort(time.values, kind="stable")
-    if config.filter.duplicates == "last":
-        order = order[::-1]
-    _, first = np.unique(pairs[order], return_index=True)
-    return np.sort(order[first])
+def _once(
+    keep: np.ndarray,
+    columns: Mapping[str, np.ndarray],
+    sizes: Mapping[str, int],
+    config: DataSection,
+    memory: int,
+    scratch: Path | None,
+) -> None:
+    """Of repeated (user, item) pairs the first or last stays, by time where there is time."""
+    user, item, time = config.fields.user, config.fields.item, config.fields.time
+    wanted = {name: columns[name] for name in (user, item, time) if name in columns}
+    counts = count_ids(columns[user], sizes[user])
+    for _, part in by_user(wanted, user, counts, memory, scratch):
+        order = np.arange(len(part["row"]))
+        if time in part and time not in sizes:
+            order = np.argsort(part[time], kind="stable")
+        if config.filter.duplicates == "last":
+            order = order[::-1]
+        pairs = part[user].astype(np.int64) * sizes[item] + part[item]
+        _, first = np.unique(pairs[order], return_index=True)
+        keep[part["row"]] = False
+        keep[part["row"][order[first]]] = True
 
 
 def _by_value(
-    inter: RawTable,
-    rows: np.ndarray,
-    side: dict[str, RawTable],
+    keep: np.ndarray,
+    columns: Mapping[str, np.ndarray],
+    sizes: Mapping[str, int],
+    of_sides: Mapping[str, FieldType],
     field: str,
     text: str,
-    where: str,
-) -> tuple[np.ndarray, dict[str, RawTable]]:
-    """Rows of interactions, users and items whose `field` lies in the intervals."""
+) -> None:
+    where = f"data.filter.values.{field}"
     intervals = parse_intervals(text, where)
-    tables = {"inter": inter}
-    tables.update((name, side[name]) for name in ("user", "item") if name in side)
-    kinds = {name: kind for table in tables.values() for name, kind in table.types.items()}
+    kinds = {**of_sides, **{n: "token" if n in sizes else "float" for n in columns}}
     if kinds.get(field) != "float":
         floats = [name for name, kind in kinds.items() if kind == "float"]
         found = f"is a {kinds[field]} field" if field in kinds else "is not a loaded field"
@@ -121,82 +180,51 @@ def _by_value(
             f"{where}: {field!r} {found}; float fields that can be filtered: "
             f"{', '.join(floats) or 'none is loaded'}{did_you_mean(field, floats)}"
         )
-    for name, table in tables.items():
-        if field not in table.columns:
-            continue
-        inside = within(table.columns[field].values, intervals)
-        if name == "inter":
-            rows = rows[inside[rows]]
-            _check(rows, where, f"nothing lies in {text}")
-        elif not inside.any():
-            raise ValueError(f"{where} leaves no row of {table.where}; loosen or remove it")
-        else:
-            side[name] = table.take(np.flatnonzero(inside))
-    return rows, side
-
-
-def _only_known(inter: RawTable, rows: np.ndarray, field: str, side: RawTable) -> np.ndarray:
-    """Rows whose user (or item) has a row in the side table."""
-    column, known_column = inter.columns[field], side.columns[field]
-    assert column.words is not None and known_column.words is not None
-    known = set(known_column.words[known_column.values].tolist())
-    is_known = np.fromiter((w in known for w in column.words), bool, len(column.words))
-    return rows[is_known[column.values[rows]]]
+    if field in columns:
+        for part in chunks(len(keep)):
+            keep[part] &= within(columns[field][part], intervals)
+        _check(keep, where, f"nothing lies in {text}")
 
 
 def _by_count(
-    inter: RawTable,
-    rows: np.ndarray,
-    side: dict[str, RawTable],
-    sides: dict[str, tuple[str, str]],
-    left_out: LeftOut,
-) -> tuple[np.ndarray, dict[str, RawTable]]:
+    keep: np.ndarray,
+    columns: Mapping[str, np.ndarray],
+    sizes: Mapping[str, int],
+    config: DataSection,
+    left_out: _LeftOut,
+) -> None:
     """Drop users and items with too few or too many interactions until all that are left fit."""
-    active = {}
-    for name, (field, text) in sides.items():
-        intervals = parse_intervals(text, f"data.filter.{name}_inter_num")
-        if not holds_everything(intervals):
-            active[name] = (field, intervals)
-    if not active:
-        return rows, side
-    counted = {name: inter.columns[field] for name, (field, _) in active.items()}
-    keeps = {}
-    while True:
-        stay = np.ones(len(rows), dtype=bool)
-        for name, (_, intervals) in active.items():
-            column = counted[name]
-            assert column.words is not None
-            counts = np.bincount(column.values[rows], minlength=len(column.words))
-            keeps[name] = within(counts, intervals)
-            stay &= keeps[name][column.values[rows]]
-            left_out.count(f"data.filter.{name}_inter_num", int(stay.sum()))
-        if stay.all():
-            break
-        rows = rows[stay]
-        option = " and ".join(f"data.filter.{name}_inter_num" for name in active)
-        _check(rows, option, "no users and items with so many interactions of each other remain")
-    # Side rows of ids that no longer count: those without interactions go unless 0 is allowed.
-    for name, (field, _) in active.items():
-        if name not in side:
-            continue
-        words, keep = counted[name].words, keeps[name]
-        assert words is not None
-        fits = dict(zip(words.tolist(), keep.tolist()))
-        zero_fits = bool(within(np.array([0]), active[name][1])[0])
-        ids = side[name].columns[field]
-        assert ids.words is not None
-        stays = np.fromiter((fits.get(w, zero_fits) for w in ids.words), bool, len(ids.words))
-        side[name] = side[name].take(np.flatnonzero(stays[ids.values]))
-    return rows, side
+    active = {side: (getattr(config.fields, side), i) for side, i in _counted(config).items()}
+    option = " and ".join(f"data.filter.{side}_inter_num" for side in active)
+    changed = bool(active)
+    while changed:
+        fits = {
+            side: within(count_ids(columns[name], sizes[name], keep), intervals)
+            for side, (name, intervals) in active.items()
+        }
+        before = left_out.rows
+        for side, (name, _) in active.items():
+            for part in chunks(len(keep)):
+                keep[part] &= fits[side][columns[name][part]]
+            left_out.count(f"data.filter.{side}_inter_num", keep)
+        changed = left_out.rows < before
+        _check(keep, option, "no users and items with so many interactions of each other remain")
+
+
+def _counted(config: DataSection) -> dict[str, list[Interval]]:
+    """Side -> the numbers of interactions that are allowed, where not all are."""
+    found = {}
+    for side in SIDES:
+        where = f"data.filter.{side}_inter_num"
+        intervals = parse_intervals(getattr(config.filter, f"{side}_inter_num"), where)
+        everything = any(
+            (i.low < 0 or (i.low == 0 and i.low_closed)) and math.isinf(i.high) for i in intervals
+        )
+        if not everything:
+            found[side] = intervals
+    return found
 
 
 def within(values: np.ndarray, intervals: list[Interval]) -> np.ndarray:
     """bool mask: values that lie in at least one of the intervals."""
     return np.logical_or.reduce([interval.holds(values) for interval in intervals])
-
-
-def holds_everything(intervals: list[Interval]) -> bool:
-    """True when no count (0 or more) can fall outside, so that counting can be skipped."""
-    return any(
-        (i.low < 0 or (i.low == 0 and i.low_closed)) and math.isinf(i.high) for i in intervals
-    )

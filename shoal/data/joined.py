@@ -91,6 +91,9 @@ class Made:
     def __init__(self, made: Batch):
         self.made = made
 
+    def __len__(self) -> int:
+        return self.made.size
+
     def slice(self, start: int, stop: int) -> Made:
         """Samples start to stop - 1."""
         return Made(self.made.rows(start, stop))

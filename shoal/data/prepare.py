@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -10,22 +11,22 @@ import numpy as np
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
 from shoal.config.yaml_io import inline
-from shoal.data import columns as cache
-from shoal.data.dataset import Column, Columns, Dataset, FieldType, Ragged
-from shoal.data.filters import apply_filters
+from shoal.data.cache import cache_folder, read_cache, write_cache
+from shoal.data.columns import Manifest, Rows, add_rows
+from shoal.data.dataset import Dataset, Ragged
 from shoal.data.named import interactions_of
 from shoal.data.packed import packed_or_not
+from shoal.data.pairs import Pairs, count_pairs
 from shoal.data.prepared import dataset as prepared
-from shoal.data.raw import Raw, RawColumn, RawTable, gather, number_defaults
+from shoal.data.raw import Raw
 from shoal.data.sources import atomic, movielens, planted, random, tables
-from shoal.data.split import rows_by_phase, split_rows
-from shoal.data.vocabulary import number
+from shoal.data.split import phase_of_rows, rows_by_phase
+from shoal.data.store import Memory, Place, Stored, map_array, write_array
+from shoal.data.stored import parts_of, words_of
 
 logger = logging.getLogger(__name__)
 
-ENTITIES = ("head_id", "tail_id", "entity_id")  # of .kg and .link: one vocabulary
 GENERATED = {"planted": planted.read, "random": random.read}
-NETWORK = ("source", "target", "source_id", "target_id")  # of .net: users
 
 
 def load_dataset(config: DataSection, seed: int) -> Dataset:
@@ -46,9 +47,14 @@ def load_dataset(config: DataSection, seed: int) -> Dataset:
         read = movielens.read
     if not config.cache:
         return build(read(config), config, seed)
-    folder = cache.cache_folder(files, config, seed)
-    found = cache.load(folder)
-    return cache.keep(folder, build(read(config), config, seed)) if found is None else found
+    folder = cache_folder(files, config, seed)
+    manifest = read_cache(folder)
+    if manifest is None:
+        raw = read(config)
+        manifest = write_cache(folder, lambda place: _prepare(raw, config, seed, place))
+        if manifest is None:
+            return build(raw, config, seed)
+    return _open(folder, manifest, config)
 
 
 QUICK_START: dict[str, dict[str, Any]] = {  # what RecBole's quick start chooses for click models
@@ -90,192 +96,58 @@ def with_side_files(config: DataSection) -> DataSection:
 
 
 def build(raw: Raw, config: DataSection, seed: int) -> Dataset:
-    """Filter, label, number, split and scale."""
-    fields = config.fields
-    _check_types(raw, config)
-    raw = apply_filters(raw, config)
-    types = dict(raw.inter.types)
-    columns = dict(raw.inter.columns)
-    if config.threshold:
-        _label(columns, types, config)
+    """Filter, label, number, split and scale, in memory."""
+    memory = Memory()
+    return _open(memory, _prepare(raw, config, seed, memory), config)
 
-    vocab, ids = _number_all(raw, columns, fields.user, fields.item, config)
-    fills = number_defaults(config)
-    inter = {
-        name: _finish(c, ids.get(("inter", name)), fill=fills.get(name))
-        for name, c in columns.items()
-    }
-    time_field = fields.time if fields.time in inter else None
-    if time_field is not None:
-        inter[time_field] = columns[time_field].values.astype(np.float64)
-    users = ids["inter", fields.user]
-    times = None if time_field is None else columns[time_field].values
-    if raw.parts is not None:
-        splits = rows_by_phase(raw.parts)
-    else:
-        splits = split_rows(config.split, seed, users, times)
 
-    dataset = Dataset(
-        name=config.title,
-        user_field=fields.user,
-        item_field=fields.item,
-        time_field=None if config.split.order == "file" else time_field,
-        label_field=fields.label if fields.label in inter else None,
-        inter=inter,
-        types=types,
-        vocab=vocab,
-        splits=splits,
+def _prepare(raw: Raw, config: DataSection, seed: int, place: Place) -> Manifest:
+    """Write the columns of a data set, split; their manifest."""
+    inter, fields = raw.inter, config.fields
+    rows = Rows(inter.types, [inter.columns], raw.side, inter.where)
+    options = {"fields": fields.model_dump()}
+    manifest, keep = add_rows(rows, config, place, {"options": options}, ids_as="<i8")
+    columns = manifest["columns"]
+    users, items = (
+        map_array(place, Stored.of(columns[name]["values"])) for name in (fields.user, fields.item)
     )
-    for suffix, table in raw.side.items():
-        for name, kind in table.types.items():
-            types.setdefault(name, kind)
-        table_ids = {name: ids[suffix, name] for name in table.columns if (suffix, name) in ids}
-        if suffix == "user":
-            dataset.users = _align(table, table_ids, fields.user, dataset.num_users, fills)
-        elif suffix == "item":
-            dataset.items = _align(table, table_ids, fields.item, dataset.num_items, fills)
-        else:
-            dataset.extra[suffix] = _extra(table, table_ids, config)
-    logger.info("densified ids: %d users, %d items", dataset.num_users - 1, dataset.num_items - 1)
+    if raw.parts is not None:
+        phases = raw.parts if keep is None else raw.parts[keep]
+    else:
+        entry = columns.get(fields.time)
+        times = None if entry is None else map_array(place, Stored.of(entry["values"]))
+        phases = phase_of_rows(config.split, seed, users, times)
+    num_users, num_items = (
+        len(Stored.of(manifest["words"][name]["ends"])) for name in (fields.user, fields.item)
+    )
+    splits = rows_by_phase(phases)
+    logger.info("densified ids: %d users, %d items", num_users - 1, num_items - 1)
     sizes = ", ".join(f"{phase} {len(rows)}" for phase, rows in splits.items())
     logger.info("split interactions: %s", sizes)
-    _normalize(dataset, config)
-    for suffix, table in {"inter": raw.inter, **raw.side}.items():
-        dataset.missing[suffix] = {name: c.num_missing for name, c in table.columns.items()}
-    dataset.left_out = raw.left_out
-    return dataset
-
-
-def _check_types(raw: Raw, config: DataSection) -> None:
-    """A field has one type in all files, and the time and label fields hold numbers."""
-    if config.fields.user == config.fields.item:
-        raise ValueError(
-            f"data.fields.user and data.fields.item are both {config.fields.user!r}; name two"
-        )
-    seen: dict[str, tuple[FieldType, str]] = {}
-    for table in [raw.inter, *raw.side.values()]:
-        for name, kind in table.types.items():
-            if seen.setdefault(name, (kind, table.where))[0] != kind:
-                raise ValueError(
-                    f"{name!r} has the type {seen[name][0]} in {seen[name][1]} and {kind} in "
-                    f"{table.where}; give it one type, or two names"
-                )
-    for option, name in (("time", config.fields.time), ("label", config.fields.label)):
-        given = raw.inter.types.get(name)
-        if given not in (None, "float"):
-            raise ValueError(
-                f"{raw.inter.where}: the {option} field {name!r} has type {given}; write "
-                f"{name}:float in the header, or name another field in data.fields.{option}"
-            )
-
-
-def _label(columns: dict[str, RawColumn], types: dict[str, FieldType], config: DataSection) -> None:
-    """Replace the field of data.threshold by the label: 1 where it is at or above the value."""
-    threshold = config.threshold or {}
-    floats = [name for name, kind in types.items() if kind == "float"]
-    field, limit = next(iter(threshold.items()))
-    if len(threshold) != 1 or field not in floats:
-        raise ValueError(
-            f"data.threshold: {threshold}; name one loaded float field of the interactions "
-            f"({', '.join(floats) or 'none is loaded'}) and the value at which the label becomes 1"
-            f"{did_you_mean(field, floats)}"
-        )
-    label = RawColumn((columns[field].values >= limit).astype(np.float64))
-    if field == config.fields.time:
-        raise ValueError("data.threshold: the time field cannot become the label")
-    # The field itself goes: left among the features it would give the label away.
-    del columns[field], types[field]
-    columns[config.fields.label] = label
-    types[config.fields.label] = "float"
-
-
-def _number_all(
-    raw: Raw, inter: dict[str, RawColumn], user: str, item: str, config: DataSection
-) -> tuple[dict[str, np.ndarray], dict[tuple[str, str], np.ndarray]]:
-    """vocab per token field, and (suffix, field) -> ids of that column.
-
-    Users, items and entities are one vocabulary each; every other field has its own. Files other
-    than .inter, .user and .item never add a user or an item.
-    """
-    groups: dict[str, list[tuple[str, str, RawColumn]]] = {user: [], item: []}
-    tables = {"inter": inter, **{suffix: t.columns for suffix, t in raw.side.items()}}
-    for suffix in ["inter", "user", "item", *(s for s in tables if s not in ("user", "item"))]:
-        for name, column in tables.pop(suffix, {}).items():
-            if column.words is None:
-                continue
-            group = user if suffix == "net" and name in NETWORK else name
-            group = ENTITIES[0] if suffix in ("kg", "link") and name in ENTITIES else group
-            groups.setdefault(group, []).append((suffix, name, column))
-    vocab: dict[str, np.ndarray] = {}
-    ids = {}
-    for group, members in groups.items():
-        may_extend = {user: ("inter", "user"), item: ("inter", "item")}.get(group)
-        extends = [may_extend is None or suffix in may_extend for suffix, _, _ in members]
-        words, found = number([column for _, _, column in members], extends, group)
-        for (suffix, name, _), one in zip(members, found):
-            vocab[name] = words
-            ids[suffix, name] = one
-    return vocab, ids
-
-
-def _finish(
-    column: RawColumn,
-    ids: np.ndarray | None,
-    rows: np.ndarray | None = None,
-    fill: float | None = None,
-) -> Column:
-    """The given rows (null: all) of a column: ids as int64, numbers as float32, lists as Ragged.
-
-    An empty token is 0, an empty list has no values, an empty number is `fill`, or the mean of the
-    others.
-    """
-    values, offsets = column.values if ids is None else ids, column.offsets
-    if rows is not None:
-        values, offsets = gather(values, offsets, rows, np.nan if ids is None else 0)
-    if ids is None:
-        values = values.astype(np.float32)
-        empty = np.isnan(values)
-        if empty.any():
-            if fill is None:
-                fill = 0.0 if empty.all() else values[~empty].mean(dtype=np.float64)
-            values[empty] = fill
-    return values if offsets is None else Ragged(values, offsets)
-
-
-def _align(
-    table: RawTable, ids: dict[str, np.ndarray], key: str, size: int, fills: dict[str, float]
-) -> Columns:
-    """Side features so that row i belongs to id i; ids without a row, and row 0, are empty."""
-    row_of_id = np.full(size, -1, dtype=np.int64)
-    row_of_id[ids[key]] = np.arange(len(table))
-    row_of_id[0] = -1
-    aligned = {
-        name: _finish(column, ids.get(name), row_of_id, fills.get(name))
-        for name, column in table.columns.items()
-        if name != key
+    return {
+        **manifest,
+        "left_out": {**raw.left_out, **manifest["left_out"]},
+        "splits": {
+            phase: write_array(place, f"rows-{phase}.bin", some, "<i8").entry()
+            for phase, some in splits.items()
+        },
+        "pairs": asdict(count_pairs(users, items, phases, num_items)),
     }
-    for name, column in aligned.items():
-        if table.types[name] == "float":
-            column[0] = 0.0  # type: ignore[index]
-    return aligned
 
 
-def _extra(table: RawTable, ids: dict[str, np.ndarray], config: DataSection) -> Columns:
-    """Columns of another file, without the rows that name users or items that are not there."""
-    known = np.ones(len(table), dtype=bool)
-    for name, one in ids.items():
-        belongs = name in (config.fields.user, config.fields.item) or name in NETWORK
-        if belongs and table.columns[name].offsets is None:
-            known &= one > 0
-    rows = np.flatnonzero(known)
-    if len(rows) < len(table):
-        logger.info(
-            "%s: %d of %d rows name users or items that are not in the data; they are left out",
-            table.where,
-            len(table) - len(rows),
-            len(table),
-        )
-    return {name: _finish(column, ids.get(name), rows) for name, column in table.columns.items()}
+def _open(place: Place, manifest: Manifest, config: DataSection) -> Dataset:
+    """The data set of columns that `_prepare` wrote."""
+    words = words_of(place, manifest)
+    arrays = {id(one): np.asarray(one) for one in words.values()}
+    dataset = Dataset(
+        name=config.title,
+        vocab={name: arrays[id(one)] for name, one in words.items()},
+        splits={p: map_array(place, Stored.of(one)) for p, one in manifest["splits"].items()},
+        pairs=Pairs.of(manifest["pairs"]),
+        **parts_of(place, manifest, config),
+    )
+    _normalize(dataset, config)
+    return dataset
 
 
 def _normalize(dataset: Dataset, config: DataSection) -> None:

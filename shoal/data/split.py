@@ -15,10 +15,10 @@ from shoal.config.schema import SplitSection
 from shoal.data.pairs import PHASES
 
 
-def split_rows(
+def phase_of_rows(
     config: SplitSection, seed: int, users: np.ndarray, times: np.ndarray | None
-) -> dict[str, np.ndarray]:
-    """phase -> ascending row numbers (int64); users: int64 [rows], times: float64 [rows]."""
+) -> np.ndarray:
+    """The phase of each row, 0, 1 or 2: uint8 [rows]; users: int [rows], times: float64 [rows]."""
     rows = len(users)
     if config.order == "time":
         if times is None:
@@ -38,25 +38,27 @@ def split_rows(
             "data.split.by: leave_one_out leaves out one interaction per user; "
             "set data.split.group_by: user, or data.split.by: ratio"
         )
+    sizes = np.array([rows])
     if config.group_by == "user":
-        order = _group(order, users)
+        order = _group(order, np.asarray(users, dtype=np.int64))
         sizes = np.bincount(users)
-        sizes = sizes[sizes > 0]
-    else:
-        sizes = np.array([rows])
+    phases = np.empty(rows, dtype=np.uint8)
+    phases[order] = phases_in_order(config, sizes)
+    return phases
 
+
+def phases_in_order(config: SplitSection, sizes: np.ndarray) -> np.ndarray:
+    """The phase of every row of groups of so many rows, one after the other: uint8 [sum of sizes].
+
+    >>> phases_in_order(SplitSection(by="leave_one_out"), np.array([3, 0, 1]))
+    array([0, 1, 2, 0], dtype=uint8)
+    """
     if config.by == "ratio":
         valid, test = ratio_counts(sizes, config.ratio)
     else:
         valid, test = leave_counts(sizes, config.leave)
-    starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
-    place = np.arange(rows) - starts  # 0, 1, ... within each group
-    phase_of_row = np.zeros(rows, dtype=np.int8)
-    in_test = place >= np.repeat(sizes - test, sizes)
-    in_valid = ~in_test & (place >= np.repeat(sizes - test - valid, sizes))
-    phase_of_row[order[in_valid]] = 1
-    phase_of_row[order[in_test]] = 2
-    return rows_by_phase(phase_of_row)
+    kinds = np.tile(np.arange(len(PHASES), dtype=np.uint8), len(sizes))
+    return np.repeat(kinds, np.stack([sizes - valid - test, valid, test], 1).reshape(-1))
 
 
 def rows_by_phase(phase_of_row: np.ndarray) -> dict[str, np.ndarray]:

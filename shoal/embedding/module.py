@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shoal.data.batch import Batch, Jagged
+from shoal.embedding.output_table import OutputTable
 from shoal.embedding.pooling import Pooling, pool_rows
-from shoal.embedding.service import Labels, Lookup, RowService
-from shoal.embedding.softmax.catalogue import Catalogue
+from shoal.embedding.service import Lookup, RowService
 from shoal.embedding.store import EVERY, Ids
 from shoal.embedding.table import Table
 
@@ -42,7 +42,7 @@ class Embeddings(nn.Module):
                 raise ValueError(f"two different tables are both named {table.name!r}")
         self._service: RowService | None = None
         self._numbers = {field: number for number, field in enumerate(self.fields)}
-        self._catalogues: dict[str, Catalogue] = {}  # fields that a softmax reads whole
+        self._outputs: dict[str, OutputTable] = {}  # fields that a softmax reads whole
 
     def stay_out_of_compilation(self) -> None:
         """Lookups go to a service, which torch.compile must not look into."""
@@ -152,38 +152,33 @@ class Embeddings(nn.Module):
         rows are added to the logits; candidates end before row `stop` (default: all rows). A
         position whose target is 0 does not count.
         """
-        if field not in self._catalogues:
-            tables = list(self.fields.values())
-            shared = {table.name for table in tables if tables.count(table) > 1}
-            bias = None if bias_field is None else self.fields[bias_field]
-            self._catalogues[field] = Catalogue(self.service, self.fields[field], bias, shared)
+        if field not in self._outputs:
+            tables, bias = list(self.fields.values()), None
+            if bias_field is not None:
+                bias = self.fields[bias_field]
+            alone = all(tables.count(one) == 1 for one in (self.fields[field], bias) if one)
+            self._outputs[field] = self.service.output_table(self.fields[field], bias, alone)
         # Layers before it may be in bfloat16; sums of exponentials over a catalogue are not.
         with torch.autocast(hidden.device.type, enabled=False):
-            return self._catalogues[field].loss(hidden.float(), targets, stop, self.learns)
+            return self._outputs[field].loss(hidden.float(), targets, stop, self.learns)
 
     # ---- what a step needs ----------------------------------------------------------------------
 
     def lookups(self, batch: Batch) -> list[Lookup]:
         """Those fields that the batch has and that are looked up row by row."""
-        return [
-            Lookup(self.fields[field].name, batch.flat_ids(field), self._numbers[field])
-            for field in self._looked_up(batch)
-        ]
-
-    def labels(self, batch: Batch) -> Labels:
-        """Of the same fields: the label of the sample that each id stands in."""
-        return {
-            self._numbers[field]: _spread_labels(batch, field) for field in self._looked_up(batch)
-        }
-
-    def _looked_up(self, batch: Batch) -> list[str]:
-        return [f for f in self.fields if f in batch.ids and f not in self._catalogues]
+        made = []
+        for field, table in self.fields.items():
+            if field in batch.ids and field not in self._outputs:
+                counted = table.name in self.service.counted
+                clicks = _labels_of(batch, field) if counted else None
+                made.append(Lookup(table.name, batch.flat_ids(field), self._numbers[field], clicks))
+        return made
 
     def extra_repr(self) -> str:
         return ", ".join(f"{t.name}: [{t.rows}, {t.dim}]" for t in self.tables.values())
 
 
-def _spread_labels(batch: Batch, field: str) -> Tensor:
+def _labels_of(batch: Batch, field: str) -> Tensor:
     """The label of the sample of each id of a field: [ids], 0 where samples have none."""
     ids, size = batch.ids[field], max(1, batch.size)
     flat = batch.flat_ids(field)

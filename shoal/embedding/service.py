@@ -1,15 +1,17 @@
-"""RowService: the one door to rows. Models look rows up here, strategies collect and apply here.
+"""RowService: the one door to rows, in eight verbs. Models look rows up, strategies train them.
 
-announce   the lookups of a coming batch: what can travel ahead does
-begin      a batch is trained now: its rows are on their way, or here
-pull       rows of lookups, as autograd leaves where they take part in training
-collect    after backward: the gradients of the global batch that this process must apply
-apply      one step of the row optimizers
-saved      the stores whose rows go into a checkpoint, and come back from one
+prefetch      a batch comes after this one: rows that are elsewhere may be fetched meanwhile
+begin         a batch is trained now
+pull          rows of lookups, as autograd leaves where they take part in training
+output_table  a table that a softmax reads whole, with its loss (output_table.py)
+collect       after backward: the gradients of the global batch that this process applies
+apply         one step of the row optimizers
+synchronize   what is under way arrives: the model is evaluated or saved next
+saved         the stores whose rows this process writes into a checkpoint
 
-Implementations: rows in this process (placed/local.py), on every rank (placed/replicated.py),
-spread over the ranks (placed/sharded.py), in TorchRec's collections (placed/torchrec.py) and with
-parameter servers (shoal.ps.worker.remote).
+Implementations: rows in this process (placements/local.py), on every rank (placements/
+replicated.py), split over the ranks (placements/sharded.py), in TorchRec's collections (placements/
+torchrec.py) and with parameter servers (shoal.ps.worker.remote).
 """
 
 from __future__ import annotations
@@ -24,10 +26,9 @@ import torch
 from torch import Tensor
 
 from shoal.config.row_rules import RowRules
-from shoal.embedding.engines.row_engine import RowEngine
-from shoal.embedding.placements.placement import Layout
+from shoal.embedding.output_table import Held, OutputTable
 from shoal.embedding.store import EVERY, Every, Ids, Store, flat_ids
-from shoal.world.world import World
+from shoal.embedding.table import Table
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,12 @@ class Lookup:
     table: str
     ids: Ids
     field: int | None = None  # the number of the batch's field that they are; None: none of it
+    clicks: Tensor | None = None  # labels of the ids' samples [n], where ids are counted
 
     @cached_property
     def flat(self) -> Ids:
         """The same ids as every service reads them: [n], contiguous."""
         return self.ids if isinstance(self.ids, Every) else flat_ids(self.table, self.ids)
-
-
-Labels = dict[int, Tensor]  # field -> the label of each id's sample [ids]
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,8 @@ class RowGradients:
     counts: Tensor | None = None  # where ids are counted: shows and clicks of each [n, 2]
     # Whether ids are those of the step's one pull, in its order:
     pulled: bool = field(default=False, kw_only=True)
+    # Whether other ranks apply other rows of the same table:
+    partial: bool = field(default=False, kw_only=True)
 
     def scaled(self, scale: float) -> RowGradients:
         """The same, multiplied in place."""
@@ -70,49 +71,43 @@ class RowGradients:
 Gradients = dict[str, RowGradients]  # by table
 
 
-class Late(Protocol):
-    """Rows that are updated in `apply` without their gradients ever being written."""
+class Stepped(Protocol):
+    """A table that counts the steps of its rows."""
 
-    tables: list[str]
+    step: int
 
-    def gradients(self) -> list[Tensor]:
-        """Those gradients after all: of every row held here, a tensor per table."""
 
-    def step(self, lr: float, scale: float) -> None:
-        """Update the rows; gradients are to be multiplied by `scale`."""
+@dataclass(frozen=True)
+class Collected:
+    """What all ranks' backward left: of a summed loss."""
+
+    dense: Tensor  # the sum over ranks of the pieces that were given, one after the other [n]
+    rows: Gradients  # those that this process applies
 
 
 class RowService(ABC):
     """Reads and updates the tables of one model; where ranks share rows, all of them call it."""
 
-    looks_ahead = True  # whether `announce` and `begin` read the lookups of a batch
-
     def __init__(
         self,
-        stores: Mapping[str, Store],
+        tables: Mapping[str, Stepped],
         rules: Mapping[str, RowRules] | None = None,
         device: torch.device | str = "cpu",
     ):
-        self.stores, self.rules = dict(stores), dict(rules or {})
+        self.tables, self.rules = dict(tables), dict(rules or {})
         self.device = torch.device(device)  # where rows are wanted
         self.counted = {name for name, one in self.rules.items() if one.counted}
         self.batch: object | None = None  # in training now
-        self._own: dict[str, list[Tensor]] = {name: [] for name in self.stores}  # read by `own`
-        self._late: list[Late] = []
+        self._outputs: list[OutputTable] = []
 
     # ---- before the model computes --------------------------------------------------------------
 
-    def announce(self, batch: object, lookups: Sequence[Lookup]) -> None:
+    def prefetch(self, batch: object, lookups: Sequence[Lookup]) -> None:
         """A hint: this batch is trained after the present one."""
 
-    def begin(
-        self, batch: object, lookups: Sequence[Lookup], labels: Labels, lr: float = 0.0
-    ) -> None:
-        """Train this batch now. `labels` are of its fields, where ids are counted."""
+    def begin(self, batch: object, lookups: Sequence[Lookup]) -> None:
+        """Train this batch now; lookups: of its fields."""
         self.batch = batch
-
-    def advance(self) -> None:
-        """The model has computed: let what was announced go on."""
 
     # ---- while it computes ----------------------------------------------------------------------
 
@@ -120,84 +115,56 @@ class RowService(ABC):
     def pull(self, lookups: Sequence[Lookup], learn: bool) -> list[Tensor]:
         """Rows of each lookup: its ids' shape + [dim]; `learn`: `collect` has their gradients."""
 
-    def own(self, name: str, learn: bool) -> Tensor | None:
-        """The rows of a fixed table that this process holds [k, dim]: read at once, not kept.
+    def output_table(self, table: Table, bias: Table | None, alone: bool) -> OutputTable:
+        """A fixed table as the output layer of a model; bias: a table of dim 1, added to logits.
 
-        Their gradient stays here. None where rows cannot be read so.
+        alone: nothing else reads these tables in training.
         """
-        leaf = self.leaf(name)
-        if leaf is None:
-            return None
-        lent = leaf.lend()
-        rows = leaf.pull(EVERY).to(self.device) if lent is None else lent.detach()
-        if learn:
-            self._own[name].append(rows.requires_grad_())
-        return rows
+        held = [None if one is None else self._held(one.name) for one in (table, bias)]
+        made = OutputTable(table, bias, held[0], held[1], self._pull_rows, self.device, alone)
+        self._outputs.append(made)
+        return made
 
-    def _take_own(self, name: str) -> list[RowGradients]:
-        """Gradients of the rows that `own` read since the last call, each time by itself."""
-        own, self._own[name] = self._own[name], []
-        return [RowGradients(EVERY, flat_grads(rows)) for rows in own if rows.grad is not None]
+    def _pull_rows(self, name: str, ids: Ids, learn: bool) -> Tensor:
+        return self.pull([Lookup(name, ids)], learn)[0]
 
-    def leaf(self, name: str) -> RowEngine | None:
-        """What holds the rows that `own` reads; None: nothing here."""
+    def _held(self, name: str) -> Held | None:
+        """The rows of a fixed table that can be read where they lie; None: they must be pulled."""
         return None
 
-    def spread(self, name: str) -> tuple[Layout, World] | None:
-        """Which ranks share the rows that `own` reads, and how; None: each has all, or none has."""
-        return None
+    def _take_outputs(
+        self, touched: Collection[str], outputs: Sequence[OutputTable] | None = None
+    ) -> dict[str, list[RowGradients]]:
+        """Gradients of the rows that output tables read, by table.
 
-    def read_whole(self, names: Sequence[str]) -> None:
-        """A softmax alone reads and updates these fixed tables, all of their rows in every step."""
-
-    def add_late(self, late: Late) -> None:
-        """Backward came by rows that are updated in `apply`."""
-        self._late.append(late)
-
-    def _write_late(self, always: Collection[str] = ()) -> None:
-        """Write the gradients of late updates after all, where others must be added to them.
-
-        always: tables of which it is known already.
+        Updates that a softmax makes itself are left to `apply`, but where other gradients of the
+        step are added to theirs (`touched`).
         """
-        tables = [name for late in self._late for name in late.tables]
-        kept = []
-        for late in self._late:
-            alone = all(tables.count(n) == 1 and not self._has_gradients(n) for n in late.tables)
-            if alone and not any(name in always for name in late.tables):
-                kept.append(late)
-                continue
-            for name, grads in zip(late.tables, late.gradients()):
-                rows = grads.detach().requires_grad_()
-                rows.grad = grads
-                self._own[name].append(rows)
-        self._late = kept
+        some = self._outputs if outputs is None else outputs
+        names = [name for output in some for name in output.deferred_tables]
+        written = {*touched, *(name for name in names if names.count(name) > 1)}
+        taken: dict[str, list[RowGradients]] = {}
+        for output in some:
+            for name, grads in output.take_gradients(written):
+                taken.setdefault(name, []).append(RowGradients(EVERY, grads))
+        return taken
 
-    def _has_gradients(self, name: str) -> bool:
-        """Whether rows of a table have gradients that were not collected yet."""
-        return any(rows.grad is not None for rows in self._own[name])
+    def _step_outputs(self, lr: float, scale: float) -> None:
+        """The updates that were left; after the other ones, which count the steps."""
+        for output in self._outputs:
+            output.step(lr, scale)
 
     # ---- after backward -------------------------------------------------------------------------
 
-    def note(self) -> float:
-        """A number of this rank; `collect` is given its sum over all ranks."""
-        return 0.0
-
     @abstractmethod
-    def collect(self, scale: float = 1.0, notes: float = 0.0) -> Gradients:
-        """Gradients since the last call, multiplied by `scale`, that this process must apply."""
+    def collect(self, dense: Sequence[Tensor] = ()) -> Collected:
+        """Gradients since the last call; dense: flat pieces to be summed over ranks with them."""
 
     @abstractmethod
     def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
-        """One step of every table; `scale` is what the gradients were multiplied by."""
+        """One step of every table by gradients times `scale`."""
 
-    def squares(self, gradients: Gradients) -> Tensor:
-        """The sum of squares of all rows' summed gradients, over all ranks."""
-        return sum_squares([one.grads for one in gradients.values()])
-
-    def meet(self) -> None:
-        """All ranks, before and after rows are restored: nobody reads what others may write."""
-
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Forget the batch in training: the model is evaluated or saved next."""
         self.batch = None
 
@@ -206,26 +173,28 @@ class RowService(ABC):
     @property
     def steps(self) -> dict[str, int]:
         """How many steps the rows of each table have had."""
-        return {name: store.step for name, store in self.stores.items()}
+        return {name: table.step for name, table in self.tables.items()}
 
     @steps.setter
     def steps(self, steps: dict[str, int]) -> None:
         for name, step in steps.items():
-            self.stores[name].step = step
+            self.tables[name].step = step
 
-    def mark(self) -> dict[str, int]:
-        """A point in time of each store that this rank exports, for what changes after it."""
-        return {name: store.mark() for name, store in self.saved()}
+    @property
+    def stores(self) -> dict[str, Store]:
+        """Every table's rows, as checkpoints restore them."""
+        return {}
 
     def saved(self) -> Iterator[tuple[str, Store]]:
         """The stores that this rank exports, one after the other on all ranks that share them."""
         yield from self.stores.items()
 
 
-def flat_grads(rows: Tensor) -> Tensor:
-    """The gradient that backward left on rows [..., dim]: [n, dim], contiguous."""
-    assert rows.grad is not None
-    return rows.grad.reshape(-1, rows.shape[-1]).contiguous()
+def join_flat(pieces: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Flat tensors as one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return torch.cat(list(pieces)) if pieces else torch.empty(0, device=device)
 
 
 def sum_squares(tensors: list[Tensor]) -> Tensor:

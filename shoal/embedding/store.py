@@ -37,6 +37,12 @@ def flat_ids(table: str, ids: Tensor) -> Tensor:
     return ids if ids.dim() == 1 and ids.is_contiguous() else ids.reshape(-1).contiguous()
 
 
+def flat_grads(rows: Tensor) -> Tensor:
+    """The gradient that backward left on rows [..., dim]: [n, dim], contiguous."""
+    assert rows.grad is not None
+    return rows.grad.reshape(-1, rows.shape[-1]).contiguous()
+
+
 @dataclass(frozen=True)
 class Rows:
     """A chunk of rows as checkpoints hold them: keyed by id, in ascending order of id."""

@@ -23,10 +23,14 @@ class Recipe:
 
 
 class RowRule(Protocol):
-    """A row optimizer (embedding/optim/rows.py); None: it has no such hyper-parameter."""
+    """A row optimizer (embedding/optim/rows.py); None: it has no such hyper-parameter, or form."""
 
     @property
     def name(self) -> str: ...
+    @property
+    def core_form(self) -> str | None: ...
+    @property
+    def triton_form(self) -> str | None: ...
     @property
     def weight_decay(self) -> float: ...
     @property

@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.kernels.board import Board
 from shoal.kernels.core import load_core
-from shoal.kernels.machine import has_triton
 from shoal.kernels.rules import Recipe, RowRule
 
 _core = load_core()  # None: shoal.embedding.engines.local falls back
@@ -38,11 +36,9 @@ class CoreTable:
         admission: tuple[float, float, float] | None,
         bloom_counters: int,
         threads: int,
-        shared: tuple[int, int, int] | None,
     ):
         """rows: None, it grows; half: values are bfloat16; admission: threshold and coefficients of
-        shows and clicks, None: ids are not counted; shared: file, rank and ranks of memory in which
-        ranks of this host have it in common."""
+        shows and clicks, None: ids are not counted."""
         if _core is None:
             raise ValueError(
                 "the native core is not built: install a C++ compiler and run `make setup`, or use "
@@ -64,7 +60,6 @@ class CoreTable:
             list(admission or (0.0, 0.0, 0.0)),
             bloom_counters,
             threads,
-            *((-1, 0, 1) if shared is None else shared),
         )
 
     def __len__(self) -> int:
@@ -181,33 +176,15 @@ def push(
     )
 
 
-def push_board(
-    board: Board,
-    numbers: Sequence[int],
-    tables: Sequence[CoreTable],
-    scale: float,
-    steps: Sequence[tuple[Any, int]],
-    threads: int,
-) -> None:
-    """One step of tables that ranks share, by all gradients on the board, times scale; numbers[k]:
-    of tables[k] there. Each rank updates its part of the rows."""
-    cores = [table.core for table in tables]
-    _core.push_board(board.core, numbers, cores, scale, *_numbers(steps), threads)
-
-
 def row_reader(tables: Sequence[CoreTable], limits: Sequence[int | None], threads: int) -> Any:
     """What answers requests for rows in one call; limits[k]: rows of tables[k], None: any id."""
     bounds = [-1 if limit is None else limit for limit in limits]
     return _core.RowReader([table.core for table in tables], bounds, threads)
 
 
-def row_kernels(device: torch.device) -> Any:
-    """Triton's kernels of Adam on touched rows (kernels/gpu/rows.py); None: there are none."""
-    if not has_triton():
-        return None
-    from shoal.kernels.gpu import rows
-
-    return rows if device.type == "cuda" or (device.type == "cpu" and rows.takes_cpu()) else None
+def core_optimizers() -> list[str]:
+    """Row optimizers that the native core has a form of."""
+    return [] if _core is None else list(_core.OPTIMIZERS)
 
 
 def addresses(tensors: Sequence[Tensor | None]) -> list[int]:
@@ -229,7 +206,9 @@ def _ids(raw: bytes) -> Tensor:
 
 def _hyper(rule: RowRule) -> Any:
     """Hyper-parameters as the core has them: a struct, of which it reads what the optimizer has."""
-    made = _core.Hyper(_core.OPTIMIZERS[rule.name])
+    if rule.core_form not in _core.OPTIMIZERS:
+        raise ValueError(f"the native core has no form of the row optimizer {rule.name}")
+    made = _core.Hyper(_core.OPTIMIZERS[rule.core_form])
     made.weight_decay, made.clip = rule.weight_decay, rule.clip or 0.0
     if rule.betas is not None:
         made.rest1, made.rest2 = (1.0 - beta for beta in rule.betas)

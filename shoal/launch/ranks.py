@@ -30,22 +30,18 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import shoal
 from shoal.config.schema import LaunchSection
-from shoal.launch.child import HANG_TIMEOUT, stop_file
+from shoal.launch.child import HANG_TIMEOUT, grow_file, signal_ranks, stop_file
 from shoal.launch.hosts import LaunchError, host_of, secret_of
-from shoal.launch.scale_up import Growing, Growth, MoreRanks, tell_ranks
+from shoal.launch.restarts import Growth, MoreRanks, growing
 from shoal.launch.watch import Elsewhere, Hang, Watch, ranks_of, signs_of
 from shoal.world.channel import Place
 from shoal.world.hosts import WorldError, look_up
-from shoal.world.joining import MEET
 from shoal.world.liveness import FOLDER, look
-from shoal.world.meeting import Guest, Meeting
-from shoal.world.store import MeetingStore
+from shoal.world.rendezvous import MEET, Rendezvous, RunStore
 from shoal.world.world import TIMEOUT
 
 AGAIN_SECONDS = 0.5  # between two looks whether there is another meeting
-SPARE_SECONDS = 2.0  # for ranks that end at the last moment
 STOPPED = (signal.SIGINT, signal.SIGTERM)
-SAVED = 128 + signal.SIGTERM  # status of a rank that was asked to save, when all have
 RESUME = "; what was saved can be continued with --resume"
 
 
@@ -83,7 +79,7 @@ def launch(
         ),
         _secret_in_environment(secret),
         _signals(beats, section.grace, can_save),
-        Growing(growth, beats) as growing,
+        growing(growth, beats),
     ):
         config = LaunchConfig(
             min_nodes=hosts,
@@ -106,7 +102,10 @@ def launch(
                 raise shoal.Interrupted(signal.SIGINT) from None
             if stop_file(beats).exists():
                 raise shoal.Interrupted(signal.SIGTERM) from None
-            if growing.asked and any(f.exitcode == SAVED for f in error.failures.values()):
+            saved = 128 + signal.SIGTERM  # status of a rank that was asked to save, when all have
+            if grow_file(beats).exists() and any(
+                f.exitcode == saved for f in error.failures.values()
+            ):
                 raise MoreRanks from None
             raise describe_failure(error.failures, hosts, watch.hung, ending) from None
         except SignalException as error:
@@ -117,7 +116,7 @@ def launch(
 
 @contextmanager
 def _watch(
-    section: LaunchSection, hosts: int, host: int, store: MeetingStore, beats: Path
+    section: LaunchSection, hosts: int, host: int, store: RunStore, beats: Path
 ) -> Iterator[Watch]:
     """Look at this host's ranks, and where there are other hosts whether they do something."""
     beats.mkdir()
@@ -148,9 +147,9 @@ def _watch(
 @contextmanager
 def _meet(
     section: LaunchSection, hosts: int, host: int, secret: bytes, scratch: Path
-) -> Iterator[tuple[Place, MeetingStore]]:
+) -> Iterator[tuple[Place, RunStore]]:
     """Wait for the launchers of the other hosts, where the first one holds the meeting."""
-    meeting = None
+    held = None
     try:
         # Ranks of this host alone meet in a folder that nobody else can enter.
         place = (
@@ -160,18 +159,18 @@ def _meet(
         )
         look_up(section.ip)
         if host == 0:
-            meeting = Meeting(place, secret)
+            held = Rendezvous(place, secret)
         store = _come(place, secret, section, host)
         _wait_for_hosts(store, section, hosts)
         yield place, store
     except WorldError as error:
         raise LaunchError(str(error)) from error
     finally:
-        if meeting is not None:
-            meeting.close()
+        if held is not None:
+            held.close()
 
 
-def _come(place: Place, secret: bytes, section: LaunchSection, host: int) -> MeetingStore:
+def _come(place: Place, secret: bytes, section: LaunchSection, host: int) -> RunStore:
     """Come to the meeting, as the only one with this place.
 
     Where failed runs are brought back, a meeting that has seen us is that of the run before: it is
@@ -179,7 +178,7 @@ def _come(place: Place, secret: bytes, section: LaunchSection, host: int) -> Mee
     """
     deadline = time.monotonic() + section.join_timeout
     while True:
-        store = MeetingStore(Guest(place, secret, section.join_timeout), section.join_timeout)
+        store = RunStore(place, secret, section.join_timeout)
         waits = section.max_restarts and time.monotonic() < deadline
         try:
             if store.add(f"host/{host}", 1) == 1:
@@ -195,7 +194,7 @@ def _come(place: Place, secret: bytes, section: LaunchSection, host: int) -> Mee
         time.sleep(AGAIN_SECONDS)
 
 
-def _wait_for_hosts(store: MeetingStore, section: LaunchSection, hosts: int) -> None:
+def _wait_for_hosts(store: RunStore, section: LaunchSection, hosts: int) -> None:
     keys = [f"host/{number}" for number in range(hosts)]
     try:
         store.wait(keys)
@@ -212,7 +211,7 @@ def _wait_for_hosts(store: MeetingStore, section: LaunchSection, hosts: int) -> 
 class Met(RendezvousHandler):
     """Hosts that have met, as the agent wants to be told of it."""
 
-    def __init__(self, store: MeetingStore, hosts: int, host: int, address: str):
+    def __init__(self, store: RunStore, hosts: int, host: int, address: str):
         self._info = RendezvousInfo(store, host, hosts, RendezvousStoreInfo(address, 0))
 
     def get_backend(self) -> str:
@@ -275,8 +274,8 @@ def _signals(beats: Path, grace: float, can_save: Callable[[], bool]) -> Iterato
         signal.signal(number, end)
         if can_save():
             stop_file(beats).touch()
-            ranks = tell_ranks(beats)
-            deadline = time.monotonic() + grace + SPARE_SECONDS
+            ranks = signal_ranks(beats)
+            deadline = time.monotonic() + grace + 2.0  # for ranks that end at the last moment
             while any(map(_runs, ranks)) and time.monotonic() < deadline:
                 time.sleep(0.05)
             if ranks and not any(map(_runs, ranks)):

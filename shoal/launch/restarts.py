@@ -2,17 +2,59 @@
 
 A new set of processes, servers included, goes on with `--resume`; so nothing is in it that the
 failure may have spoiled, and the numbers are those of a run that never failed. Where fewer ranks
-are allowed (launch.min_nproc), a run that lost one goes on without it, and grows again later.
+are allowed (launch.min_nproc), a run that lost one continues without it, and grows again later:
+when a checkpoint shows that it makes progress, its ranks are asked to save and to end, and all of
+them are started. A rank that evaluates finishes that before.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 from shoal.config.schema import LaunchSection
+from shoal.launch.child import grow_file, signal_ranks
 from shoal.launch.hosts import LaunchError
-from shoal.launch.scale_up import Growth
 from shoal.training.run_folder import RunFolder
+
+
+class MoreRanks(Exception):
+    """The ranks have saved and ended, to make room for more of them."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """When a run with fewer processes is to grow."""
+
+    seconds: float  # after its start
+    is_time: Callable[[], bool]  # whether it made progress since then
+
+
+@contextmanager
+def growing(growth: Growth | None, beats: Path) -> Iterator[None]:
+    """In here the ranks whose beats are in a folder are asked when it is time."""
+    over = threading.Event()
+
+    def ask(growth: Growth) -> None:
+        seconds = growth.seconds
+        while not over.wait(seconds):
+            if growth.is_time():
+                with suppress(OSError):  # the launch is over, and its folder gone
+                    grow_file(beats).touch()
+                    signal_ranks(beats)
+                return
+            seconds = 0.1
+
+    if growth is not None:
+        threading.Thread(target=ask, args=[growth], daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 class Restarts:

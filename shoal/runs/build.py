@@ -19,8 +19,9 @@ from shoal.data.clicks.per_feature import Apart, log_features
 from shoal.data.dataset import Dataset
 from shoal.data.doubts import doubts
 from shoal.data.encode import encode
+from shoal.data.encoder import FeatureEncoder, LogEncoder, encoder_of
 from shoal.data.feature_table import FeatureTable
-from shoal.data.features import features_of, labels_of
+from shoal.data.features import Feature, features_of, labels_of
 from shoal.data.history import Histories
 from shoal.data.joined import Joined, check_packable, packed_rows
 from shoal.data.knowledge import knowledge_of
@@ -65,6 +66,21 @@ class Parts:
             return self.evaluator if isinstance(self.evaluator, Evaluator) else None
         how = (config.eval, self.strategy.world, config.run.seed, config.data.max_len)
         return Evaluator(self.dataset, *how)
+
+    def encoder(self, config: Config) -> FeatureEncoder | LogEncoder:
+        """What turns raw rows into samples of a click model."""
+        facts = self.model.facts
+        if isinstance(self.dataset, ClickData):
+            columns = {f.name: f.column for f in facts.features if facts.apart}
+            return LogEncoder(self.dataset.layout, self.dataset.form, columns)
+        assert facts.table is not None, "click models on interactions read features"
+        packed, data = _packed(self.strategy), with_side_files(config.data)
+        return encoder_of(self.dataset, facts.table, data, packed, facts.labels)
+
+
+def _packed(strategy: Strategy) -> bool:
+    """Whether a model reads the ids of all features from one table."""
+    return any("slots" in embed.fields for embed in strategy.embeddings)
 
 
 def build(config: Config, world: World, make: MakeStrategy = make_strategy) -> Parts:
@@ -179,7 +195,7 @@ def _build_joined(
     torch.manual_seed(config.run.seed)
     model = model_class(model_class.Options(**config.model.options), facts)
     strategy = set_up(config, world, model, make)
-    packed = any("slots" in embed.fields for embed in strategy.embeddings)
+    packed = _packed(strategy)
     if packed:
         check_packable(config.model.title, features)
     samples = {
@@ -239,7 +255,7 @@ def _build_clicks(
     torch.manual_seed(config.run.seed)
     model = model_class(model_class.Options(**config.model.options), facts)
     strategy = set_up(config, world, model, make)
-    if facts.apart and any("slots" in embed.fields for embed in strategy.embeddings):
+    if facts.apart and _packed(strategy):
         raise ValueError(
             f"{config.model.title} reads all slots from one table; leave out data.features, or "
             "choose a model that has a table for each, such as DNN"
@@ -247,7 +263,7 @@ def _build_clicks(
     evaluator = ClickEvaluator(readers, config.eval, world, data.group, data.sources)
     found = click_fingerprint(config, data, strategy)
     if facts.apart:
-        found["features"] = [[f.name, f.kind, f.table, f.rows, f.dim] for f in facts.features]
+        found["features"] = _shapes(facts.features)
     return Parts(data, model, strategy, reader, evaluator, found)
 
 
@@ -303,23 +319,32 @@ def fingerprint(
     config: Config, dataset: Dataset, table: FeatureTable | None = None
 ) -> dict[str, Any]:
     """What a checkpoint depends on besides its own bytes."""
+    found: dict[str, Any] = {} if table is None else {"features": _shapes(table.features)}
     digests = dataset.digests or _digests(dataset)
-    features = {}
-    if table is not None:
-        features = {"features": [[f.name, f.kind, f.table, f.rows, f.dim] for f in table.features]}
+    found |= {"num_users": dataset.num_users, "num_items": dataset.num_items}
+    return found | {key: digests[key] for key in ("interactions", "splits")} | _training(config)
+
+
+def click_fingerprint(config: Config, data: ClickData, strategy: Strategy) -> dict[str, Any]:
+    """The same of a click log."""
+    # Rows without counters cannot go on with rules that need them.
+    counters = {"counters": True} if strategy.rows.counted else {}
+    return {**data.fingerprint, **_training(config), **counters}
+
+
+def _training(config: Config) -> dict[str, Any]:
     return {
-        **features,
         "model": config.model.title,
         "options": config.model.options,
-        "num_users": dataset.num_users,
-        "num_items": dataset.num_items,
-        "interactions": digests["interactions"],
-        "splits": digests["splits"],
         "optimizer": config.train.optimizer.name,
         "row_optimizers": row_optimizer_names_of(config.train.optimizer),
         "batch_size": config.train.batch_size,
         "seed": config.run.seed,
     }
+
+
+def _shapes(features: tuple[Feature, ...]) -> list[list[Any]]:
+    return [[f.name, f.kind, f.table, f.rows, f.dim] for f in features]
 
 
 def _digests(dataset: Dataset) -> dict[str, str]:
@@ -333,21 +358,6 @@ def _digests(dataset: Dataset) -> dict[str, str]:
         contents.update(np.ascontiguousarray(dataset.inter[field]).tobytes())
         contents.update("\n".join(map(str, dataset.vocab[field])).encode())
     return {"interactions": contents.hexdigest(), "splits": digest.hexdigest()}
-
-
-def click_fingerprint(config: Config, data: ClickData, strategy: Strategy) -> dict[str, Any]:
-    """What a checkpoint of a click model depends on besides its own bytes."""
-    return {
-        "model": config.model.title,
-        "options": config.model.options,
-        **data.fingerprint,
-        "optimizer": config.train.optimizer.name,
-        "row_optimizers": row_optimizer_names_of(config.train.optimizer),
-        "batch_size": config.train.batch_size,
-        "seed": config.run.seed,
-        # Rows without counters cannot go on with rules that need them.
-        **({"counters": True} if strategy.rows.counted else {}),
-    }
 
 
 def describe_data(dataset: Dataset | ClickData) -> str:

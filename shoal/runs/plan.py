@@ -37,7 +37,6 @@ from shoal.embedding.table import Table
 from shoal.runs.build import build
 from shoal.training.strategy import Strategy
 from shoal.world.gpus import pick_device
-from shoal.world.shm_group import can_be_neighbours
 from shoal.world.world import World
 
 USABLE = 0.8  # of a memory, for rows; the rest is the model's, the data's and the system's
@@ -75,7 +74,7 @@ class _OnlyTables(Strategy):
     def make_rows(self, tables: dict[str, Table]) -> RowService:
         raise _Planned(tables, self.row_optimizers)
 
-    def train_parts(self, parts: object, lr: float | None = None) -> Tensor:
+    def update(self, sums: object, lr: float) -> Tensor:
         raise NotImplementedError  # it never gets that far
 
 
@@ -137,26 +136,8 @@ def plan_tables_of(
                 + f"\nrows.tiers.ssd: rows may take {show_size(here * total['ssd'])} there, and "
                 f"{show_size(free)} are free: name a larger disk, or raise rows.tiers.host"
             )
-    once = 0
-    if _share_rows(config, device):
-        fixed = [t for n, t in held.items() if _is_shared(t) and shares[n].slots is None]
-        once = sum((t.rows or 0) * row_bytes(t, optimizers[t.name]) for t in fixed)
-        told.append(f"the ranks of this machine share {show_size(once)} of that, and hold it once")
-    _refuse_too_much(config, what, here, total, once, machine, told)
+    _refuse_too_much(config, what, here, total, machine, told)
     return "\n".join(told)
-
-
-def _is_shared(table: Table) -> bool:
-    """Whether ranks that share memory hold a table there."""
-    return table.rows is not None and not table.whole and not table.half
-
-
-def _share_rows(config: Config, device: torch.device) -> bool:
-    """Whether ranks hold fixed tables in the same memory (see ReplicatedRows)."""
-    launch, replicated = config.launch, config.strategy.name in ("auto", "ddp")
-    one_host = launch.nproc > 1 and launch.world_size <= launch.nproc
-    sharing = launch.shared_memory and device.type == "cpu" and can_be_neighbours()
-    return one_host and replicated and sharing
 
 
 def _holders(
@@ -219,14 +200,10 @@ def _refuse_too_much(
     what: str,
     here: int,
     total: dict[str, int],
-    once: int,
     machine: Machine,
     told: list[str],
 ) -> None:
-    """Refuse what takes more than a memory has, with the nearest configuration that fits.
-
-    once: bytes of host memory that all ranks of this machine share.
-    """
+    """Refuse what takes more than a memory has, with the nearest configuration that fits."""
     size = max(1, config.launch.nproc, config.launch.world_size)
     host_room = int(USABLE * machine.host)
     if machine.gpu is not None and total["gpu"] > (gpu_room := int(USABLE * machine.gpu)):
@@ -242,7 +219,7 @@ def _refuse_too_much(
             "\n".join(told) + f"\nthe rows of a {what} need {show_size(total['gpu'])} of GPU "
             f"memory, and there is room for {show_size(gpu_room)}: {remedy}"
         )
-    need = here * (total["host"] - once) + once
+    need = here * total["host"]
     if need > host_room:
         budget = show_size(host_room // here).replace(" ", "")
         remedy = f"--rows.tiers.host={budget} --rows.tiers.ssd=FOLDER"

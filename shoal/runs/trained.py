@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,11 @@ import shoal
 from shoal.config import Resolved
 from shoal.config.keys import KEYS
 from shoal.config.trust import WRITES
+from shoal.data.sources.files import find_files
+from shoal.models.base import ClickModel
 from shoal.runs.build import build, describe_data, warn
+from shoal.runs.catalogue import RunCatalogue
+from shoal.runs.predictions import Predictor
 from shoal.runs.recommender import Ranking, Recommender
 from shoal.runs.run import connect_as, resolve_run
 from shoal.training.checkpoint.belonging import check_fingerprint
@@ -91,7 +95,6 @@ class Trained:
         check_fingerprint(saved, now, self.folder, self.parts.model.options)
         give(self.parts.strategy, newest)
         self.model = self.parts.model.eval()
-        self.types: tuple[type, type] = (str, str)  # of the data's users and items
 
     def evaluate(self) -> dict[str, Any]:
         """Valid and test metrics of the best checkpoint, as result.json holds them."""
@@ -129,14 +132,41 @@ class Trained:
         (eval.repeatable). Unknown users and items do not fail: the ranking's `by` and `unknown`
         report how they were answered.
         """
-        if (user is None) == (history is None):
-            raise ValueError("give a user or a history, one of them")
-        if history is not None:
-            return self.recommender.for_histories([history], topk)[0]
-        if isinstance(user, str) or not isinstance(user, Iterable):
-            return self.recommender.for_users([user], topk)[0]
-        users = [one.item() if isinstance(one, np.generic) else one for one in user]
-        return dict(zip(users, self.recommender.for_users(users, topk)))
+        return self.recommender.recommend(user, topk=topk, history=history)
+
+    def predict(self, rows: Any) -> np.ndarray:
+        """The probability of a click of each row of a frame or a dict of columns, as the training
+        data had them: [n]; of several labels [n, labels].
+
+        Users, items and values that training did not see are treated as their features say.
+        """
+        return self.predictor.predict(rows)
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """Predicts clicks from raw rows."""
+        model, device = self.model, self.world.device
+        if not isinstance(model, ClickModel):
+            raise ValueError(
+                f"{self.config.model.title} ranks items: it predicts no clicks; use recommend"
+            )
+        losses = [label.loss for label in model.facts.labels]
+        encoder = self.parts.encoder(self.config)
+        return Predictor(encoder, lambda batch: model.logits(batch.to(device)), losses)
+
+    @cached_property
+    def types(self) -> tuple[type, type]:
+        """Of the data's users and items: int, float or str."""
+        data = self.config.data
+        pattern = (data.files or {}).get("inter", "")
+        if not pattern.endswith(".parquet"):
+            return str, str
+        import polars as pl
+
+        schema = pl.read_parquet_schema(find_files(pattern, data.path, "data.files.inter")[0])
+        kinds = [schema[name] for name in (data.fields.user, data.fields.item)]
+        user, item = (int if k.is_integer() else float if k.is_float() else str for k in kinds)
+        return user, item
 
     @cached_property
     def recommender(self) -> Recommender:
@@ -147,7 +177,7 @@ class Trained:
                 f"{self.config.model.title} predicts clicks of samples: it knows neither users nor "
                 "a catalogue of items, so there is nothing to recommend from; use `shoal eval`"
             )
-        return Recommender(self.model, evaluator, *self.types)
+        return Recommender(RunCatalogue(self.model, evaluator, self.types))
 
 
 IRRELEVANT = (  # for using a model

@@ -36,7 +36,6 @@ from shoal.training.trainer import Trainer
 from shoal.world.liveness import BEAT
 from shoal.world.stopping import STOPPING
 
-WAIT_SECONDS = 0.1
 log = logging.getLogger("shoal")
 
 
@@ -100,7 +99,7 @@ class LeasedTrainer(Trainer):
                 report = self._compute(Lease.of(told), epochs)
             else:
                 with BEAT.waiting("other workers"):
-                    time.sleep(WAIT_SECONDS)
+                    time.sleep(0.1)
 
     @property
     def _leaves(self) -> bool:
@@ -197,8 +196,8 @@ class LeasedTrainer(Trainer):
         mean = told["loss"] / max(1, told["losses"])  # a batch may have been computed twice
         self.cursor.loss_sum += mean * steps
         self.cursor.losses += steps
-        self.servers.settle()
-        self.servers.rows.steps = dict.fromkeys(self.servers.rows.tables, self.cursor.step)
+        self.servers.synchronize()
+        self.servers.rows.steps = dict.fromkeys(self.servers.rows.steps, self.cursor.step)
 
     @property
     def _place(self) -> tuple[int, int]:

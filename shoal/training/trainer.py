@@ -199,11 +199,11 @@ class Trainer:
             every, told = config.checkpoint.every_steps, self.stopping.stops(cursor.step)
             if told or (every and cursor.step % every == 0 and following is not None):
                 self._count_losses()
-                self.strategy.settle()
+                self.strategy.synchronize()
                 self._save(may_skip=not told)
                 if told:
                     self._stop(told)
-        self.strategy.settle()
+        self.strategy.synchronize()
         self._count_losses()
 
     @property
@@ -228,7 +228,7 @@ class Trainer:
             self.strategy.prefetch(following[0])
         steps = reader.num_batches or 0
         lr = learning_rate(config.train.optimizer, cursor.lr_step(reader), steps, epochs)
-        loss = self.strategy.train_parts(parts, lr)
+        loss = self.strategy.step(parts, lr)
         if self.averages is not None:
             self.averages.update()
         cursor.count_step(reader)
@@ -361,7 +361,7 @@ class Trainer:
             state.pop("fingerprint"), self.fingerprint, self.folder, self.model.options
         )
         state.pop("steps")
-        state.setdefault("losses", state["batch"])  # checkpoints once had a loss of each step
+        state.setdefault("losses", state["batch"])  # 0.1.0 kept the loss of each step
         give(self.strategy, snapshot)
         self.cursor = Cursor(**state)
         self.cursor.check(self.reader)

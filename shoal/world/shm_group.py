@@ -1,44 +1,35 @@
-"""Neighbours: ranks of one host, who talk through memory that they share.
+"""ShmGroup: ranks of one host, who talk through memory that they share.
 
 Between processes of one host a socket costs two copies by the kernel and threads that wake each
 other; here bytes are copied into a ring that the other side reads (csrc/lanes.h). What is started
 is under way without any thread: it is in the ring. Sums are made in order of rank.
-
-What all ranks want from each (rows' gradients) need not be copied at all: beside the rings lies a
-board, where every rank writes its own part and reads those of the others (`post`). And what all
-would hold alike (rows themselves) they can hold once (`share`).
 """
 
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from shoal.kernels.board import Board, Given
 from shoal.kernels.core import has_core
 from shoal.kernels.lanes import lanes_memory, open_lanes
 
 RING = 1 << 20  # bytes between two ranks, where that does not come to more than
 ALL_RINGS = 1 << 27
-BOARD = 1 << 28  # bytes of the board; memory is taken when it is first written to
 SMALL = 1 << 16  # bytes that all ranks may add up for themselves
 SPINS = 2000  # looks before a rank goes to sleep; where ranks share cores, none
 MANY = 16  # trips under way before those that have ended are looked for
 NAP = 0.2  # seconds after which Python may hear of a signal
-NOTHING = torch.empty(0)
 
 
-def can_be_neighbours() -> bool:
+def can_share_memory() -> bool:
     """Whether this machine has what it takes: Linux, and the native core."""
     has_system = hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")
     return has_system and has_core()
@@ -54,20 +45,20 @@ def make_memory(size: int, mark: str) -> int:
     """A file that exists in memory alone, for as long as someone has it open: its descriptor."""
     file = os.memfd_create("shoal")
     try:
-        os.ftruncate(file, _board_at(size) + BOARD)
-        os.pwrite(file, mark.encode(), _bytes_of(size))
+        os.ftruncate(file, _bytes_of(size) + len(mark))
+        os.pwrite(file, mark.encode(), _bytes_of(size))  # after the rings
     except OSError:
         os.close(file)
         raise
     return file
 
 
-def meet(store: Any, rank: int, size: int, timeout: float) -> Neighbours | None:
+def meet(store: Any, rank: int, size: int, timeout: float) -> ShmGroup | None:
     """The way through shared memory, where it is open to all ranks of this host; they vote.
 
     store: where they meet, with torch's `set` and `get`; timeout: seconds, of what is sent later.
     """
-    everyone, willing = range(size), can_be_neighbours()
+    everyone, willing = range(size), can_share_memory()
     file, mark = -1, secrets.token_hex(16)
     if willing and rank == 0:
         with suppress(OSError):  # a kernel that shares no memory: nobody will open it
@@ -82,7 +73,7 @@ def meet(store: Any, rank: int, size: int, timeout: float) -> Neighbours | None:
         if willing:
             # In another container, or it was not made, or there is no room for it.
             with suppress(OSError, ValueError, RuntimeError, MemoryError):
-                near = Neighbours(path, mark, rank, pids, timeout)
+                near = ShmGroup(path, mark, rank, pids, timeout)
         store.set(f"near/{rank}", str(int(near is not None)))
         votes = sum(int(store.get(f"near/{one}")) for one in everyone)
     finally:
@@ -98,22 +89,7 @@ def _bytes_of(size: int) -> int:
     return lanes_memory(size, capacity_of(size))
 
 
-def _board_at(size: int) -> int:
-    """Where the board begins: after the rings and a mark, on a page of its own."""
-    page = mmap.ALLOCATIONGRANULARITY
-    return (_bytes_of(size) // page + 2) * page
-
-
-@dataclass(frozen=True)
-class Shared:
-    """Memory that the ranks of a host have in common."""
-
-    file: int  # its descriptor here
-    rank: int
-    ranks: int
-
-
-class Neighbours:
+class ShmGroup:
     """One rank among others of its host. Every call is made by all, in the same order."""
 
     def __init__(self, path: str, mark: str, rank: int, pids: list[int], timeout: float):
@@ -132,7 +108,6 @@ class Neighbours:
             spins = SPINS if self.size <= len(os.sched_getaffinity(0)) else 0
             alive = [-1 if r == rank else one for r, one in enumerate(self._watched)]
             self._lanes = open_lanes(file, rank, self.size, capacity_of(self.size), alive, spins)
-            self._board = Board(file, _board_at(self.size), BOARD, rank, self.size)
         except BaseException:  # raised again: no descriptor may stay open behind it
             self.close()
             raise
@@ -181,50 +156,11 @@ class Neighbours:
         mine_go()  # not before: a ring may be too small for all, and the others' receives come now
         return joined, counts
 
-    def post(self, flat: Tensor, tables: Sequence[Given]) -> tuple[Board | None, int]:
-        """As World.post; also how many bytes were written."""
-        rides = flat.nbytes <= SMALL and flat.dtype == torch.float32 and flat.is_contiguous()
-        written = self._board.write(flat if rides else NOTHING, tables)
-        if rides:
-            self.barrier()
-        else:
-            self.all_reduce(flat)  # which none has before all have written
-            written += flat.nbytes
-        if self._board.read(flat if rides else NOTHING):
-            return self._board, written
-        if rides:
-            self.all_reduce(flat)
-        return None, written
-
-    def share(self, size: int) -> Shared | None:
-        """As World.share."""
-        file, mine = -1, [0, 0]
-        if self.rank == 0:
-            with suppress(OSError):  # there is no room for it: nobody will open it
-                file = os.memfd_create("shoal")
-                os.posix_fallocate(file, 0, size)
-                mine = [os.getpid(), file]
-        pid, number = self.stack(torch.tensor(mine))[0].tolist()
-        if self.rank > 0 and pid:
-            with suppress(OSError):
-                file = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
-        able = torch.tensor(float(pid > 0 and file >= 0))
-        self.all_reduce(able)
-        if able < self.size:
-            if file >= 0:
-                os.close(file)
-            return None
-        return Shared(file, self.rank, self.size)
-
     def barrier(self) -> None:
         """Wait for all; what each has written before can then be read."""
-        self.start_barrier()()
-
-    def start_barrier(self) -> Callable[[], None]:
-        """Say that this rank has come so far; the call that waits until all have."""
         ticket = self._lanes.start_token()
         self._travelling[ticket] = None
-        return lambda: self._wait(ticket)
+        self._wait(ticket)
 
     def stack(self, tensor: Tensor) -> Tensor:
         """As World.stack."""

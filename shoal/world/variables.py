@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from shoal.world.channel import Place
-from shoal.world.joining import HOLDS, MEET
+from shoal.world.rendezvous import HOLDS, MEET
 
 
 def is_worker() -> bool:

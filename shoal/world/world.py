@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -19,16 +19,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.kernels.board import Board, Given
 from shoal.world.channel import read_secret
 from shoal.world.gloo import MakeOptions, gloo_with, options_at
 from shoal.world.gpus import choose_gpus, pick_device
 from shoal.world.hosts import WorldError, address_towards, which_it_has
-from shoal.world.joining import Joined
 from shoal.world.liveness import BEAT
 from shoal.world.peer_errors import PeerLost, Talking
 from shoal.world.ragged_gather import Padded
-from shoal.world.shm_group import Neighbours, Shared, meet
+from shoal.world.rendezvous import Joined
+from shoal.world.shm_group import ShmGroup, meet
 from shoal.world.tunnel import Tunnel
 from shoal.world.variables import is_first, is_first_of_host, is_worker
 
@@ -87,7 +86,7 @@ class World:
 
     rank = 0
     size = 1
-    neighbours: Neighbours | None = None  # where ranks talk through shared memory
+    shm: ShmGroup | None = None  # where ranks talk through shared memory
     host = socket.gethostname()
     notes: tuple[str, ...] = ()  # what the log should say of how ranks talk
     place = ""  # where and as which ranks this host joined, for its log
@@ -118,23 +117,6 @@ class World:
         """`all_gather` of several tensors in one trip, and how long those of each rank are."""
         return tensors, [[len(tensor) for tensor in tensors]]
 
-    @property
-    def has_board(self) -> bool:
-        """Whether ranks share memory to `post` rows in."""
-        return self.neighbours is not None
-
-    def post(self, flat: Tensor, tables: Sequence[Given]) -> Board | None:
-        """Where they do: sum `flat` over ranks, in place, and let all read each other's rows.
-
-        They lie on the board until the next call. None: there is too little room for those of one.
-        """
-        # A world without a board says so (has_board), and its rows are gathered instead.
-        raise NotImplementedError
-
-    def share(self, size: int) -> Shared | None:
-        """Memory of so many bytes that all ranks have in common, zeros; None: they cannot."""
-        return None
-
     def stack(self, tensor: Tensor) -> Tensor:
         """Everybody's tensor of one shape: [size, *shape], in order of rank."""
         return tensor.unsqueeze(0)
@@ -162,11 +144,6 @@ class World:
     def barrier(self) -> None:
         """Wait for all."""
 
-    def start_barrier(self) -> Callable[[], None]:
-        """Say that this rank has come so far, and go on; the call that waits until all have."""
-        self.barrier()
-        return lambda: None
-
     def slice(self, size: int) -> tuple[int, int]:
         """This rank's [start, stop) of `size` things: contiguous, sizes differ by at most one."""
         return size * self.rank // self.size, size * (self.rank + 1) // self.size
@@ -183,8 +160,8 @@ class World:
 
     def close(self) -> None:
         """Leave the group."""
-        if self.neighbours is not None:
-            self.neighbours.close()
+        if self.shm is not None:
+            self.shm.close()
         if self._made_group and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -216,13 +193,13 @@ class Group(World):
         if one_host and shared_memory and self.device.type == "cpu":
             near = dist.PrefixStore("shoal/neighbours", self._store)
             try:
-                self.neighbours = meet(near, self.rank, self.size, TIMEOUT.total_seconds())
+                self.shm = meet(near, self.rank, self.size, TIMEOUT.total_seconds())
             except dist.DistStoreError as error:
                 raise PeerLost(f"rank {self.rank} lost its peers at the start: {error}") from error
         self._tunnel: Tunnel | None = None
         if encrypt and not one_host:
             self._tunnel = self._open_tunnel()
-        if self.neighbours is None:
+        if self.shm is None:
             self._form_group()
         last = self.rank + local_size - 1 if is_first_of_host() else self.rank
         self.place = f"{address} with ranks {self.rank} to {last} of {self.size}"
@@ -266,7 +243,7 @@ class Group(World):
             ) from error
 
     def group(self) -> dist.ProcessGroup:
-        if not dist.is_initialized():  # neighbours need none, and then nothing listens
+        if not dist.is_initialized():  # ranks of one host need none, and then nothing listens
             self._form_group()
         return super().group()
 
@@ -282,14 +259,14 @@ class Group(World):
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         with self._collective("all_reduce", tensor.nbytes):
-            if self.neighbours is not None:
-                self.neighbours.all_reduce(tensor)
+            if self.shm is not None:
+                self.shm.all_reduce(tensor)
             else:
                 dist.all_reduce(tensor)
         return tensor
 
     def start_all_reduce(self, tensor: Tensor) -> Arriving:
-        if self.neighbours is not None:
+        if self.shm is not None:
             return super().start_all_reduce(tensor)
         with self._collective("all_reduce", tensor.nbytes):
             wait = dist.all_reduce(tensor, async_op=True).wait
@@ -305,10 +282,10 @@ class Group(World):
     def gather(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[list[int]]]:
         if not tensors:
             return [], [[] for _ in range(self.size)]
-        if self.neighbours is None:
+        if self.shm is None:
             return self._padded.gather(tensors)
         with self._collective("gather", sum(tensor.nbytes + 8 for tensor in tensors)):
-            return self.neighbours.gather(tensors)
+            return self.shm.gather(tensors)
 
     def _gather_bytes(self, mine: Tensor) -> Tensor:
         """Bytes [width] of every rank: [size, width]."""
@@ -317,23 +294,10 @@ class Group(World):
             all_gather_flat(gathered, mine)
         return gathered.view(self.size, -1)
 
-    def post(self, flat: Tensor, tables: Sequence[Given]) -> Board | None:
-        assert self.neighbours is not None
-        with self._collective("post", 0):
-            board, written = self.neighbours.post(flat, tables)
-        self.bytes_sent += written
-        return board
-
-    def share(self, size: int) -> Shared | None:
-        if self.neighbours is None:
-            return None
-        with self._collective("share", 0):
-            return self.neighbours.share(size)
-
     def stack(self, tensor: Tensor) -> Tensor:
         with self._collective("stack", tensor.nbytes):
-            if self.neighbours is not None:
-                return self.neighbours.stack(tensor)
+            if self.shm is not None:
+                return self.shm.stack(tensor)
             out = tensor.new_empty(self.size * tensor.numel())
             all_gather_flat(out, tensor.reshape(-1))
         return out.view(self.size, *tensor.shape)
@@ -346,14 +310,14 @@ class Group(World):
             out = tensor.new_empty(sum(received), *tensor.shape[1:])
         away = sum(sent) - sent[self.rank]  # what stays here is no traffic
         with self._collective("all_to_all", away * out[:0].new_empty(1, *out.shape[1:]).nbytes):
-            if self.neighbours is not None:
-                wait = self.neighbours.start_all_to_all(tensor, sent, received, out)
+            if self.shm is not None:
+                wait = self.shm.start_all_to_all(tensor, sent, received, out)
             else:
                 wait = dist.all_to_all_single(out, tensor, received, sent, async_op=True).wait
         return self._arriving("all_to_all", out, wait)
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
-        if self.neighbours is not None:
+        if self.shm is not None:
             mine = torch.from_numpy(np.frombuffer(data or b"", dtype=np.uint8).copy())
             joined, lengths = self.gather([mine])
             return joined[0][: lengths[0][0]].numpy().tobytes()
@@ -368,20 +332,8 @@ class Group(World):
         return payload.cpu().numpy().tobytes()
 
     def barrier(self) -> None:
-        if self.neighbours is None:
+        if self.shm is None:
             self.all_reduce(torch.zeros(1, device=self.device))
             return
         with self._collective("barrier", 4):
-            self.neighbours.barrier()
-
-    def start_barrier(self) -> Callable[[], None]:
-        if self.neighbours is None:
-            return super().start_barrier()
-        self.bytes_sent += 8
-        wait = self.neighbours.start_barrier()
-
-        def finish() -> None:
-            with self._collective("barrier", 0):
-                wait()
-
-        return finish
+            self.shm.barrier()

@@ -18,7 +18,7 @@ from ranks import free_port
 from shoal.launch.hosts import LaunchError
 from shoal.runs.run import resolve, run, train
 from shoal.world.channel import Place
-from shoal.world.meeting import Meeting
+from shoal.world.rendezvous import Rendezvous
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +212,7 @@ def launch_error(config: Path, *words: str) -> str:
 
 def test_port_in_use(short: Path, tmp_path: Path) -> None:
     port = free_port()
-    taken = Meeting(Place.named("127.0.0.1", port))  # that of another run
+    taken = Rendezvous(Place.named("127.0.0.1", port))  # that of another run
     words = ("--nproc=2", "--world_size=4", "--ip=127.0.0.1", f"--port={port}")
     message = launch_error(short, *words, f"--run.output={tmp_path / 'run'}")
     taken.close()

@@ -48,7 +48,7 @@ def train(parts: Parts, world: World) -> dict[str, Any]:
                 losses.append(float(parts.strategy.train_step(batch)))
         if len(losses) == STEPS:
             break
-    parts.strategy.settle()
+    parts.strategy.synchronize()
     parts.model.eval()
     with torch.no_grad():
         rows = parts.model.encode_item(torch.arange(parts.dataset.num_items))  # type: ignore[operator, union-attr]

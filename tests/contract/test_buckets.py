@@ -17,7 +17,7 @@ STEPS = 5
 
 def train(world, overlap, parts=1):
     """Losses and all dense weights after some steps, to the last bit; and how many buckets."""
-    ddp.SMALL, buckets.BUCKET = 0, 300  # bytes: of small gradients, too
+    ddp.SMALL_DENSE, buckets.BUCKET = 0, 300  # bytes: of small gradients, too
     made = ddp.DDP(world)
     made.overlap = overlap
     model = make_model("DLRM")
@@ -29,14 +29,14 @@ def train(world, overlap, parts=1):
         size, count = batch.size, world.size * parts
         cuts = [size * part // count for part in range(count + 1)][world.rank * parts :]
         slices = [batch.rows(*cuts[part : part + 2]) for part in range(parts)]
-        found.append(float(made.train_parts(slices)))
+        found.append(float(made.step(slices)))
     weights = [p.detach().flatten().tolist() for p in made.dense]
     return found, weights, len(made.buckets._parts) if made.buckets else 0
 
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_one_process(parts, monkeypatch):
-    monkeypatch.setattr(ddp, "SMALL", ddp.SMALL)  # both are as before afterwards
+    monkeypatch.setattr(ddp, "SMALL_DENSE", ddp.SMALL_DENSE)  # both are as before afterwards
     monkeypatch.setattr(buckets, "BUCKET", buckets.BUCKET)
     (losses, weights, none), (ours, own, many) = (train(World(), how, parts) for how in (0, 1))
     assert (losses, weights) == (ours, own) and none == 0 and many > 2

@@ -50,7 +50,7 @@ def curve(model: str, world: World, **strategy: Any) -> list[float]:
         cuts = [batch.size * rank // world.size for rank in (world.rank, world.rank + 1)]
         seed_step(1, step, world.rank, CPU)
         found.append(float(chosen.train_step(batch.rows(*cuts))))
-    chosen.settle()
+    chosen.synchronize()
     chosen.close()
     end_steps()
     return found
@@ -71,7 +71,7 @@ def test_a_batch_may_be_cut(name: str) -> None:
         total = count = 0.0
         seed_step(1, 0, 0, CPU)
         for start, stop in cuts:
-            output = strategy.forward(batch.rows(start, stop), 0.0)
+            output = strategy.forward(batch.rows(start, stop))
             output.loss.backward()
             total, count = total + float(output.loss.detach()), count + float(output.count)
         found.append((total, count))
@@ -176,9 +176,6 @@ def test_what_cannot_be_is_refused() -> None:
     for name in ("FFM", "PNN"):
         with pytest.raises(ValueError, match=f"{name} has one vector and so no pairs"):
             make_model(name, one)
-    for name, key in (("PNN", "product"), ("FiBiNET", "bilinear"), ("MaskNet", "structure")):
-        with pytest.raises(ValueError, match=f"model.{key} is 'other'"):
-            make_model(name, **{key: "other"})
     with pytest.raises(ValueError, match="DIN reads a history beside a candidate"):
         make_model("DIN", facts_of("FFM"))
     for name in ("ESMM", "AITM"):

@@ -58,7 +58,7 @@ def curve(world: World, name: str, parts_of_a_slice: int = 1) -> list[float]:
         slices = [made.reader.batches(epoch, world.rank * n + k, world.size * n) for k in range(n)]
         for parts in zip(*slices):
             seed_step(config.run.seed, len(losses), world.rank, world.device)
-            losses.append(float(made.strategy.train_parts(list(parts))))
+            losses.append(float(made.strategy.step(list(parts))))
             if len(losses) == steps:
                 return losses
     raise AssertionError("too few steps")

@@ -57,7 +57,7 @@ def trained(config: Config, world: World | None = None, steps: int = 3) -> Parts
         batches = parts.reader.batches(0, world.rank, world.size)
         for _, batch in zip(range(steps), batches):
             parts.strategy.train_step(batch)
-        parts.strategy.settle()
+        parts.strategy.synchronize()
     parts.model.eval()
     return parts
 
@@ -66,9 +66,8 @@ def export_here(parts: Parts, config: Config, folder: Path) -> Artifact:
     """Export and check, all in this process."""
     folder.mkdir()
     state = {"step": 3, "best_epoch": 0}
-    run: Any = SimpleNamespace(
-        model=parts.model, config=config, parts=parts, state=state, world=World()
-    )
+    given = {"model": parts.model, "config": config, "parts": parts, "state": state}
+    run: Any = SimpleNamespace(**given, world=World(), types=(str, str))
     save_file(Writer(run, folder, "float32", None, True).write(), folder / CHECK)
     found = check_here(folder, "float32", None)
     assert found["largest_difference"] <= found["allowed"]
@@ -124,10 +123,10 @@ def test_a_history_with_times_typed_by_hand(tmp_path: Path) -> None:
     config = zoo_config("HSTU")
     artifact = export_here(trained(config), config, tmp_path / "artifact")
     told = artifact.history_of(7)
-    items = artifact.items.all[told.items].tolist()
+    items = artifact.items.words[told.items].tolist()
     assert told.times is not None
     typed = artifact.recommend(history=items, times=told.times[:-1].tolist())
-    assert typed == artifact.recommend(artifact.users.all[7])
+    assert typed == artifact.recommend(artifact.users.words[7])
     with pytest.raises(ValueError, match="give times, in seconds"):
         artifact.recommend(history=items)
 

@@ -49,7 +49,7 @@ def curve(world: World, folder: str, model: str, more: dict[str, Any]) -> dict[s
         for batch in parts.reader.batches(epoch, world.rank, world.size):
             losses.append(float(parts.strategy.train_step(parts.strategy.receive(batch))))
             if len(losses) == STEPS:
-                parts.strategy.settle()
+                parts.strategy.synchronize()
                 valid = parts.evaluator.evaluate(parts.model, "valid")
                 parts.strategy.close()
                 return {"losses": losses, "valid": valid}

@@ -108,7 +108,7 @@ def train(world: World, section: dict[str, Any], case: str) -> list[float] | str
             if following is not None and section["name"] != "ps":
                 strategy.prefetch(following)
             found.append(float(strategy.train_step(batch)))
-            strategy.settle()
+            strategy.synchronize()
         return found
     except ValueError as refused:
         return str(refused)

@@ -48,7 +48,7 @@ def train(strategy: Strategy, case: Case) -> tuple[list[float], list[float]]:
     section = OptimizerSection(name=optimizer, lr=RATES[optimizer])  # type: ignore[arg-type]
     strategy.setup(make_model(model, rows), section, seed=1)
     found = losses(strategy, STEPS, kind, rows)
-    strategy.settle()
+    strategy.synchronize()
     strategy.model.eval()
     with torch.no_grad():
         said = strategy.model.logits(global_batch(1000, kind, rows))  # type: ignore[operator]

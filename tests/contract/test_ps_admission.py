@@ -55,7 +55,7 @@ def train(strategy: Strategy, case: Case) -> tuple[list[float], list[float]]:
         make_model("DNN", "grows"), section, seed=1, rows=RowsSection.model_validate(RULES[rules])
     )
     found = losses(strategy, STEPS, kind, "grows")
-    strategy.settle()
+    strategy.synchronize()
     strategy.model.eval()
     with torch.no_grad():
         said = strategy.model.logits(global_batch(1000, kind, "grows"))  # type: ignore[operator]

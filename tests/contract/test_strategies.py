@@ -174,7 +174,7 @@ def bytes_per_step(world: World) -> dict[str, float]:
 def rows_held(world: World) -> dict[str, int]:
     """Rows that this rank's leaves hold."""
     parts, _ = make(world, "sharded", model="BPR", strategy__place="row")
-    return {name: len(store.leaf) for name, store in parts.strategy.stores.items()}  # type: ignore[attr-defined]
+    return {name: len(store.engine) for name, store in parts.strategy.stores.items()}  # type: ignore[attr-defined]
 
 
 RELAY = {"model": "SASRec", "train__batch_size": 13, **OPTIMIZERS["adam"]}

@@ -116,8 +116,7 @@ def metrics(world: World, mode: str, model: str) -> dict[str, dict[str, float]]:
             output = parts.model(batch)
             (output.loss / output.count).backward()
             rows = parts.strategy.rows
-            rows.meet()  # where ranks share rows, all have read them: what their `collect` sees to
-            rows.apply(LocalRows.collect(rows), 0.05)  # type: ignore[arg-type]
+            rows.apply(LocalRows.collect(rows).rows, 0.05)  # type: ignore[arg-type]
             if parts.strategy.dense_optimizer is not None:
                 parts.strategy.dense_optimizer.step(0.05)
     values = {}

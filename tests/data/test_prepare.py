@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from shoal.config.intervals import parse_intervals
 from shoal.config.schema import DataSection
-from shoal.data.filters import apply_filters, within
+from shoal.data.columns import EVERYTHING
+from shoal.data.filters import kept_rows, within
 from shoal.data.named import interactions_of
 from shoal.data.prepare import load_dataset
-from shoal.data.raw import Raw, RawColumn, RawTable
 
 HEADER = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
 
@@ -125,21 +125,18 @@ def core(rows, user_k, item_k):
     st.integers(1, 4),
 )
 def test_core_filter_repeats_until_stable(rows, user_k, item_k):
-    words = np.array(list("abcdefg"), dtype=object)
-    columns = {
-        name: RawColumn(np.array([row[place] for row in rows]), words)
-        for place, name in enumerate(("user_id", "item_id"))
-    }
-    raw = Raw(RawTable("toy", {"user_id": "token", "item_id": "token"}, columns))
+    columns = dict(zip(("user_id", "item_id"), np.array(rows).T + 1))
     counts = {"user_inter_num": f"[{user_k},inf)", "item_inter_num": f"[{item_k},inf)"}
-    config = DataSection(filter=counts)
+    sizes = {name: 8 for name in columns}
+    how = (columns, sizes, DataSection(filter=counts), {}, {}, EVERYTHING, None)
     expected = core(rows, user_k, item_k)
     if not expected:
         with pytest.raises(ValueError, match=r"user_inter_num.* leaves no interactions"):
-            apply_filters(raw, config)
+            kept_rows(*how)
         return
-    left = apply_filters(raw, config).inter.columns
-    assert list(zip(left["user_id"].values.tolist(), left["item_id"].values.tolist())) == expected
+    keep, _ = kept_rows(*how)
+    kept = np.ones(len(rows), bool) if keep is None else keep
+    assert [row for row, stays in zip(rows, kept) if stays] == expected
 
 
 def test_upper_bound_of_interactions(toy):

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 from small import DATA, NO_DROPOUT, small_config
 
+from shoal.data import passes as partition
 from shoal.data import random as random_room
 from shoal.data.history import Histories
 from shoal.data.prepare import load_dataset
-from shoal.data.prepared import inputs, partition
+from shoal.data.prepared import inputs
 from shoal.data.prepared.dataset import Prepared
 from shoal.data.prepared.folder import Job, check, locked
 from shoal.data.prepared.preparing import prepare

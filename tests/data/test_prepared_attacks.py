@@ -11,8 +11,9 @@ import pytest
 from test_prepared import config_of, rows, write_inter
 
 from shoal.config.schema import DataSection
+from shoal.data import store as files
 from shoal.data.prepare import load_dataset
-from shoal.data.prepared import files, views
+from shoal.data.prepared import views
 from shoal.data.prepared.folder import Job
 from shoal.data.prepared.preparing import prepare
 from shoal.data.split import PHASES

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from shoal.command.cli import app
 from shoal.config.schema import Config
+from shoal.data import store as files
 from shoal.data.batch import Jagged
 from shoal.data.clicks import open_clicks
 from shoal.data.clicks.mapped import open_log, prepare_log
-from shoal.data.prepared import files
 from shoal.data.prepared.folder import Job, check
 from shoal.runs.describe import describe_run
 from shoal.runs.run import resolve, train_here

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from shoal.config.schema import DataSection, SplitSection
 from shoal.data.prepare import load_dataset
-from shoal.data.split import PHASES, split_rows
+from shoal.data.split import PHASES, phase_of_rows, rows_by_phase
 
 
 def split(users, times=None, seed=0, **options):
     users = np.array(users, dtype=np.int64)
     times = None if times is None else np.array(times, dtype=np.float64)
-    return split_rows(SplitSection(**options), seed, users, times)
+    return rows_by_phase(phase_of_rows(SplitSection(**options), seed, users, times))
 
 
 def plain_counts(total, ratio):
@@ -116,7 +116,7 @@ def test_random_order_depends_on_the_seed_alone():
 def test_a_split_may_have_a_seed_of_its_own():
     users = np.repeat(np.arange(1, 51), 20)
     one, other = (split(users, seed=s)["test"] for s in (1, 2))
-    own = split_rows(SplitSection(seed=1), 2, users, None)["test"]
+    own = rows_by_phase(phase_of_rows(SplitSection(seed=1), 2, users, None))["test"]
     assert own.tolist() == one.tolist() != other.tolist()
 
 

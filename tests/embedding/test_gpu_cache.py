@@ -14,7 +14,6 @@ from triton_there import DEVICE, ask_for_interpreter, import_kernels
 
 from shoal.config.schema import OptimizerSection
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placements.local import LocalRows
 from shoal.embedding.store import EVERY
 from shoal.embedding.table import Init, Table
 from shoal.training.strategy.graphed import Graphed
@@ -36,7 +35,7 @@ def make(optimizer, slots=SLOTS):
     table = Table("t", 5, ROWS, Init("uniform", 0.1), padding=0)
     chosen = RowOptimizer(optimizer)
     cache = CachedGpuTables(table, chosen, 3, DEVICE, slots)
-    (whole,) = gpu_engine.make_gpu_leaves([table], chosen, 3, DEVICE)
+    (whole,) = gpu_engine.make_gpu_engines([table], chosen, 3, DEVICE)
     return gpu_engine.GpuEngine(cache, 0), whole
 
 
@@ -49,14 +48,14 @@ def train(ours, whole, steps, first=0):
     for step in range(first, first + steps):
         ids = draw(step).to(DEVICE)
         if step % 3:  # not of every step it is known what comes next
-            ours.announce([draw(step + 1)[:5], draw(step + 1)[5:]])
+            ours.prefetch([draw(step + 1)[:5], draw(step + 1)[5:]])
         got, want = ours.pull(ids), whole.pull(ids)
         assert torch.equal(got, want)
         grads = want * 0.1 + torch.sin(torch.arange(want.numel(), device=DEVICE) + step).view_as(
             want
         )
-        for leaf in (ours, whole):
-            leaf.push(ids, grads, 0.05)
+        for engine in (ours, whole):
+            engine.push(ids, grads, 0.05)
 
 
 def assert_same_rows(ours, whole, chunk=50):
@@ -86,18 +85,18 @@ def test_many_rows_come_while_others_are_updated(optimizer):
     table = Table("t", 64, 300_000, Init("uniform", 0.1))
     cache = CachedGpuTables(table, RowOptimizer(optimizer), 3, DEVICE, 40_000)
     ours = gpu_engine.GpuEngine(cache, 0)
-    (whole,) = gpu_engine.make_gpu_leaves([table], RowOptimizer(optimizer), 3, DEVICE)
+    (whole,) = gpu_engine.make_gpu_engines([table], RowOptimizer(optimizer), 3, DEVICE)
     power = torch.rand(40, 30_000, generator=torch.Generator().manual_seed(1)) ** 6
     batches = (power * table.rows).long().pin_memory()
     for step in range(39):
         ids = batches[step].to(DEVICE, non_blocking=True)
-        ours.announce([batches[step + 1]])
+        ours.prefetch([batches[step + 1]])
         rows = ours.pull(ids)
         for _ in range(4):  # something to do meanwhile
             torch.randn(2048, 2048, device=DEVICE) @ torch.randn(2048, 2048, device=DEVICE)
         grads = rows * 0.1 + 0.01
-        for leaf in (ours, whole):
-            leaf.push(ids, grads, 0.05)
+        for engine in (ours, whole):
+            engine.push(ids, grads, 0.05)
     seen = ours.group.traffic
     assert seen.ahead > 40_000 and seen.cold < seen.ahead
     assert_same_rows(ours, whole, 100_000)
@@ -121,8 +120,8 @@ def test_all_rows_are_read_and_updated_in_parts():
     ours, whole = make("adam")
     train(ours, whole, 3)
     grads = torch.sin(torch.arange(ROWS * 5, device=DEVICE).float()).view(ROWS, 5)
-    for leaf in (ours, whole):
-        leaf.push(EVERY, grads, 0.05)
+    for engine in (ours, whole):
+        engine.push(EVERY, grads, 0.05)
     assert torch.equal(ours.pull(EVERY), whole.pull(EVERY))
     train(ours, whole, 3, first=3)
     assert_same_rows(ours, whole)
@@ -140,8 +139,8 @@ def test_a_checkpoint_goes_through_it_both_ways():
     assert_same_rows(again, whole)
     train(again, whole, 3, first=4)
     ids, values = torch.arange(3, 40), torch.randn(37, 5)
-    for leaf in (again, whole):
-        leaf.assign(ids, values)
+    for engine in (again, whole):
+        engine.assign(ids, values)
     assert_same_rows(again, whole)
 
 
@@ -163,13 +162,13 @@ def test_what_cannot_be_is_refused():
 class InTwo(Single):
     """Single, a part of whose rows are in slots."""
 
-    def make_rows(self, tables):
-        leaves = {}
+    def make_engines(self, tables, fused):
+        engines = {}
         for name, table in tables.items():
             optimizer = self.row_optimizers[name]
             cache = CachedGpuTables(table, optimizer, self.seed, self.world.device, 240)
-            leaves[name] = gpu_engine.GpuEngine(cache, 0)
-        return LocalRows(leaves, self.rules, self.world.device)
+            engines[name] = gpu_engine.GpuEngine(cache, 0)
+        return engines
 
 
 class RecordedInTwo(InTwo, Graphed):
@@ -190,7 +189,7 @@ def test_recorded_steps_read_rows_that_come_and_go():
         curves.append(torch.stack(losses))
         for store in strategy.stores.values():
             list(store.export())  # which refuses what went wrong
-    assert strategy._recorded
+    assert strategy.recorder._recorded
     torch.testing.assert_close(curves[1], curves[0], rtol=1e-4, atol=1e-5)
 
 

@@ -61,7 +61,7 @@ def test_a_batch_reads_rows_in_the_shape_of_its_ids(backend):
         "neg_item": [3, 1, 4],
     }
     assert torch.equal(
-        rows["neg_item"][1, 0], embed.service.leaf("item").pull(torch.tensor([3]))[0]
+        rows["neg_item"][1, 0], embed.service.stores["item"].pull(torch.tensor([3]))[0]
     )
 
 

@@ -163,8 +163,8 @@ def test_counts_have_an_order_that_all_processes_share() -> None:
     strategy = make_strategy(StrategySection(name="single"), World())
     strategy.setup(Slots(), SGD, seed=1, rows=rules(admission={"threshold": 3.0}))
     batch = Batch(1, {f"slot_{k}": torch.arange(k + 2).view(1, -1) for k in range(8)})
-    strategy.forward_backward([batch], 0.1)
-    found = strategy.rows.collect().values()
+    strategy.forward_backward([batch])
+    found = strategy.rows.collect().rows.values()
     assert [len(one.ids) for one in found] == list(range(2, 10))  # type: ignore[arg-type]
     assert [len(one.counts) for one in found] == list(range(2, 10))  # type: ignore[arg-type]
 
@@ -206,7 +206,7 @@ def test_parts_of_a_batch_count_as_the_whole() -> None:
     for cuts in ([(0, 61)], [(0, 20), (20, 61)]):
         strategy = single(rules(admission={"threshold": 3.0}))
         batch = global_batch(1, "lists", "grows")
-        strategy.train_parts([batch.rows(*cut) for cut in cuts], 0.1)
+        strategy.step([batch.rows(*cut) for cut in cuts], 0.1)
         (pending,) = strategy.stores["slots"].export_pending()
         counts.append((pending.ids.tolist(), pending.show.tolist(), pending.click.tolist()))
     assert counts[0] == counts[1]

@@ -218,7 +218,7 @@ def softmax(world: World) -> dict[str, Any]:
         embed = strategy.model.embed
         loss = embed.full_softmax("item", hidden, targets, "bias", stop=10)
         loss.backward()
-        strategy.rows.apply(strategy.rows.collect(1.0, 1.0), 1.0)
+        strategy.rows.apply(strategy.rows.collect().rows, 1.0)
         everything = torch.arange(11)
         with torch.no_grad():
             after = {f: embed.rows(f, everything).tolist() for f in ("item", "bias")}
@@ -262,19 +262,19 @@ def stripes(world: World) -> bool:
         striped_step(*sides[0][:2], kind, [world.rank])
         striped_step(*sides[1][:2], kind, list(range(SIZE)))
         if number % 2 == 0:  # between the others nothing is fetched
-            sides[0][1].settle()
+            sides[0][1].synchronize()
             for name, leaf in sides[1][2].items():
                 found = sides[0][2][name]
                 assert found.step == leaf.step == number + 1
                 close(found.values, leaf.values)
                 for key, part in leaf.state.items():
                     close(found.state[key], part)
-    return sides[0][1].spread("output") is not None
+    return bool(sides[0][1]._stripes)
 
 
 def striped_step(embed: Embeddings, rows: RowService, kind: str, of: list[int]) -> None:
     """One step by the positions of some ranks; rows are looked up after the softmax."""
-    rows.begin(object(), [], {}, 0.1)
+    rows.begin(object(), [])
     for rank in of:
         hidden, targets = question(rank)
         for _ in range(2 if kind == "two" else 1):
@@ -284,7 +284,7 @@ def striped_step(embed: Embeddings, rows: RowService, kind: str, of: list[int]) 
             embed.rows("output", targets).square().sum().backward()
         if kind == "all looked up":
             embed.whole("output").square().sum().backward()
-    rows.apply(rows.collect(0.5), 0.1, 0.5)
+    rows.apply(rows.collect().rows, 0.1, 0.5)
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,7 @@ def capacity(world: World, place: str) -> list[int]:
     for _ in range(2):
         store.push(torch.arange(1, 101), torch.ones(100, 2), 0.1)
         tend(store, RowRules.model_validate(rules), store.layout.num_shares)
-    kept = 0 if store.leaf is None else len(store.leaf)  # type: ignore[arg-type]
+    kept = 0 if store.engine is None else len(store.engine)  # type: ignore[arg-type]
     return [kept, *gone]
 
 
@@ -253,7 +253,7 @@ def test_parts_of_a_batch_count_as_the_whole() -> None:
             rows=RowsSection.model_validate({"admission": {"threshold": 1000.0}}),
         )
         batch = global_batch(1, "lists", "grows")
-        strategy.train_parts([batch.rows(*cut) for cut in cuts], 0.1)
+        strategy.step([batch.rows(*cut) for cut in cuts], 0.1)
         counts += [columns(one) for one in strategy.stores["slots"].export_pending()]  # type: ignore[attr-defined]
     assert counts[0] == counts[1]
     flat = global_batch(1, "lists", "grows").flat_ids("slots")

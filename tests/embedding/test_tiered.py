@@ -51,7 +51,7 @@ def train(ours, theirs, steps, rows, ahead=True, first=0):
     for step in range(first, first + steps):
         ids = draw(step, rows)
         if ahead:
-            ours.announce([draw(step + 1, rows)])
+            ours.prefetch([draw(step + 1, rows)])
         got, want = ours.pull(ids), theirs.pull(ids)
         assert torch.equal(got, want)
         grads = want * 0.1 + torch.sin(torch.arange(want.numel()).view_as(want) + step)

@@ -1,5 +1,7 @@
 """python -m fuzz --minutes 30 --seed N: children that run inputs; time and memory are watched.
 
+Time is CPU time, so that a loaded machine raises no alarm: an input is a finding when its processes
+compute for longer than --seconds, or when they were found asleep for six times as long.
 Exit status 0: nothing was found. A finding is a line with its seed, and a file with its input.
 """
 
@@ -36,8 +38,8 @@ class Child:
         self.path = self.options.findings / f".status-{self.target}-{self.seed}"
         self.path.unlink(missing_ok=True)
         self.status = Status(self.path)
-        self.status.tell(0, "start")
-        self.begun = time.monotonic()
+        self.status.write(0, "start")
+        self.watch = Watch("start")
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(map(str, self._paths())))
         arguments = [sys.executable, "-m", "fuzz.child", self.target, str(self.seed)]
         arguments += [str(self.path), str(self.options.findings), str(self.options.inputs)]
@@ -54,8 +56,8 @@ class Child:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
     def look(self) -> bool:
-        """Look after it; whether it goes on."""
-        done, begun, server, what = self.status.read()
+        """Check on it; returns whether it continues."""
+        done, server, what = self.status.read()
         ended = self.process.poll()
         if ended is not None:
             self.done += done
@@ -63,16 +65,18 @@ class Child:
                 return False
             self.found(f"ended with status {ended}", what)
             return self.again()
-        seconds = self.options.seconds
-        slow = time.monotonic() - begun > (seconds if what != "start" else 6 * seconds)
+        seconds = self.options.seconds * (6 if what == "start" else 1)
         for pid, most in ((self.process.pid, MEMORY[self.target]), (server, SERVER_MEMORY)):
             held = resident(pid) if pid else 0
             self.peak = max(self.peak, held)
             if held > most:
                 self.found(f"process {pid} holds {held // MIB} MiB of {most // MIB}", what)
                 return self.again()
-        if slow:
-            self.found(f"took more than {seconds:.0f} s", what)
+        if what != self.watch.what:
+            self.watch = Watch(what)
+        wrong = self.watch.look([pid for pid in (self.process.pid, server) if pid], seconds)
+        if wrong:
+            self.found(wrong, what)
             return self.again()
         return True
 
@@ -95,6 +99,46 @@ class Child:
 
     def count(self) -> int:
         return self.done + self.status.read()[0]
+
+
+class Watch:
+    """One input: the CPU time of its processes since it began, and how long they only slept."""
+
+    def __init__(self, what: str):
+        self.what, self.asleep, self.looked = what, 0.0, time.monotonic()
+        self.before: dict[int, float] = {}
+
+    def look(self, pids: list[int], seconds: float) -> str:
+        """Why this input is a finding; empty: it is not."""
+        now, computed, awake = time.monotonic(), 0.0, False
+        for pid in pids:
+            cpu, runnable = usage(pid)
+            computed += cpu - self.before.setdefault(pid, cpu)
+            awake = awake or runnable
+        # Between two looks it may have been computing: at most a second of them counts.
+        self.asleep += 0.0 if awake else min(1.0, now - self.looked)
+        self.looked = now
+        if computed > seconds:
+            return f"took more than {seconds:.0f} s of CPU time"
+        return f"slept for {self.asleep:.0f} s" if self.asleep > 6 * seconds else ""
+
+
+def usage(pid: int) -> tuple[float, bool]:
+    """CPU seconds of a process so far, and whether a thread of it runs or waits for its turn."""
+    total, runnable = 0.0, False
+    try:
+        whole = _stat(Path(f"/proc/{pid}/stat"))
+        total = (int(whole[11]) + int(whole[12])) / os.sysconf("SC_CLK_TCK")
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            runnable = runnable or _stat(task / "stat")[0] in "RD"
+    except (OSError, IndexError):  # it, or a thread of it, has just ended
+        runnable = True
+    return total, runnable
+
+
+def _stat(path: Path) -> list[str]:
+    """The fields from the state on; a name before them may hold anything."""
+    return path.read_text().rpartition(")")[2].split()
 
 
 def sanitized() -> dict[str, str]:
@@ -125,7 +169,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
     parser.add_argument("--inputs", type=int, default=0, help="inputs of a child; 0: no end")
     parser.add_argument(
-        "--seconds", type=float, default=20.0, help="for one input, or one burst of frames"
+        "--seconds", type=float, default=20.0, help="CPU time of one input or burst of frames"
     )
     parser.add_argument("--only", nargs="+", choices=list(MEMORY), default=list(MEMORY))
     parser.add_argument("--core", type=Path, help="a core built with sanitizers")
@@ -153,8 +197,8 @@ def main() -> int:
             counts = {target: 0 for target in options.only}
             for child in children:
                 counts[child.target] += child.count()
-            told = ", ".join(f"{target} {count}" for target, count in counts.items())
-            print(f"{time.monotonic() - begun:5.0f} s  {told}", flush=True)
+            line = ", ".join(f"{target} {count}" for target, count in counts.items())
+            print(f"{time.monotonic() - begun:5.0f} s  {line}", flush=True)
     finally:
         for child in alive:
             child.stop()

@@ -1,26 +1,28 @@
 """One child: input after input. Input k of a target is a function of (seed, target, k) alone.
 
-What it is at stands in a small file that the parent reads: how many inputs are done, since when the
-present one runs, which it is, and the process that serves (for frames).
+Its progress is in a small file that the parent reads: how many inputs are done, which one runs now,
+and the process that serves (for frames).
 """
 
 from __future__ import annotations
 
+import logging
 import mmap
 import random
 import struct
 import sys
 import tempfile
-import time
+import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-STATUS = struct.Struct("<qdq40s")  # done, begun, process that serves, input
+STATUS = struct.Struct("<qq40s")  # inputs done, process that serves, input
 
 
 class Status:
-    """What a child is at, in memory that parent and child share."""
+    """Progress of a child, in memory that parent and child share."""
 
     def __init__(self, path: Path):
         if not path.exists():
@@ -28,12 +30,12 @@ class Status:
         with open(path, "r+b") as file:
             self.memory = mmap.mmap(file.fileno(), STATUS.size)
 
-    def tell(self, done: int, what: str, server: int = 0) -> None:
-        self.memory[:] = STATUS.pack(done, time.monotonic(), server, what.encode()[:40])
+    def write(self, done: int, what: str, server: int = 0) -> None:
+        self.memory[:] = STATUS.pack(done, server, what.encode()[:40])
 
-    def read(self) -> tuple[int, float, int, str]:
-        done, begun, server, what = STATUS.unpack(self.memory[:])
-        return done, begun, server, what.rstrip(b"\0").decode()
+    def read(self) -> tuple[int, int, str]:
+        done, server, what = STATUS.unpack(self.memory[:])
+        return done, server, what.rstrip(b"\0").decode()
 
 
 def rng_of(seed: int, target: str, number: int) -> random.Random:
@@ -56,6 +58,9 @@ def note(findings: Path, seed: int, what: str, data: bytes, error: BaseException
 def files(seed: int, status: Status, findings: Path, most: int) -> None:
     from fuzz import files as room
 
+    logging.getLogger("shoal").setLevel(logging.CRITICAL)  # refusals, of which there are many
+    failed: list[Any] = []  # errors of threads
+    threading.excepthook = lambda given: failed.append(given.exc_value)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         targets = room.make(folder)
@@ -65,15 +70,16 @@ def files(seed: int, status: Status, findings: Path, most: int) -> None:
             due = {name: one for name, one in targets.items() if turn % one.every == 0}
             turn += 1
             for name, target in due.items():
-                status.tell(number, f"{name} {number}")
-                data = b""
+                status.write(number, f"{name} {number}")
                 try:
-                    data = room.once(name, target, folder, rng_of(seed, name, number))
+                    room.once(name, target, folder, rng_of(seed, name, number))
                 except Exception as error:
+                    failed.append(error)
+                while failed:
                     data = (folder / target.name).read_bytes()
-                    note(findings, seed, f"{name} {number}", data, error)
+                    note(findings, seed, f"{name} {number}", data, failed.pop())
                 number += 1
-        status.tell(number, "")
+        status.write(number, "")
 
 
 def _try_corpus(targets: dict[str, Any], folder: Path, findings: Path, seed: int) -> None:
@@ -93,29 +99,32 @@ def core(seed: int, status: Status, findings: Path, most: int, library: str | No
     from fuzz import core as room
 
     found = room.load(library)
-    number = 0
-    while number < most or not most:
-        status.tell(number, f"core {number}")
-        try:
-            room.once(found, rng_of(seed, "core", number))
-        except Exception as error:
-            note(findings, seed, f"core {number}", b"", error)
-        number += 1
-    status.tell(number, "")
+    _calls("core", lambda rng: room.once(found, rng), seed, status, findings, most)
 
 
 def operators(seed: int, status: Status, findings: Path, most: int) -> None:
     from fuzz import operators as room
 
-    call, number = room.make(), 0
+    _calls("operators", room.make(), seed, status, findings, most)
+
+
+def _calls(
+    name: str,
+    call: Callable[[random.Random], Any],
+    seed: int,
+    status: Status,
+    findings: Path,
+    most: int,
+) -> None:
+    number = 0
     while number < most or not most:
-        status.tell(number, f"operators {number}")
+        status.write(number, f"{name} {number}")
         try:
-            call(rng_of(seed, "operators", number))
+            call(rng_of(seed, name, number))
         except Exception as error:
-            note(findings, seed, f"operators {number}", b"", error)
+            note(findings, seed, f"{name} {number}", b"", error)
         number += 1
-    status.tell(number, "")
+    status.write(number, "")
 
 
 def frames(seed: int, status: Status, findings: Path, most: int) -> None:
@@ -126,7 +135,7 @@ def frames(seed: int, status: Status, findings: Path, most: int) -> None:
         try:
             for sent, server in room.bursts(seed, Path(folder)):
                 done += sent
-                status.tell(done, f"frames {done}" if server else "start", server)
+                status.write(done, f"frames {done}" if server else "start", server)
                 if most and done >= most:
                     break
         except Exception as error:

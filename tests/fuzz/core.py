@@ -1,17 +1,19 @@
 """The native core: every function that it exports, with arrays of the stated sizes and any content.
 
-Under the sanitizers a read or a write outside of an array ends the process. Sizes are told as they
+Under the sanitizers a read or a write outside of an array ends the process. Sizes are given as they
 are, because addresses are all that the core has; what stands in arrays and lists may be anything.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import random
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -39,7 +41,7 @@ def load(path: str | None) -> Any:
 
 
 def once(core: Any, rng: random.Random) -> str:
-    """One call of one function; what it refuses it says."""
+    """One call of one function, or of several that belong together."""
     name = rng.choice(list(CALLS))
     _held.clear()
     with suppress(*REFUSED):
@@ -82,13 +84,6 @@ def threads(rng: random.Random) -> int:
     return rng.choice((1, 1, 1, 2, 0, -1))
 
 
-def sharing(rng: random.Random) -> tuple[int, int, int]:
-    """A descriptor of memory that ranks share, this rank, their number; mostly: of none."""
-    if rng.random() < 0.8:
-        return -1, 0, 1
-    return rng.choice((MEMORY, MEMORY, 10**6)), rng.choice((0, 1, 2, -1)), rng.choice((1, 3, 0))
-
-
 def table(core: Any, rng: random.Random) -> tuple[Any, int, int, bool, int]:
     """(table, dim, rows, counted, optimizer)"""
     dim, rows = rng.choice((1, 2, 3, 8, 17)), rng.choice((-1, -1, 0, 1, 5, 100))
@@ -98,7 +93,7 @@ def table(core: Any, rng: random.Random) -> tuple[Any, int, int, bool, int]:
     made = core.make_table(
         *(dim, rows, rng.random() < 0.5, 0, rng.random() < 0.3, numbering(rng, rows)),
         *(rng.randrange(3), 7, 0.1),
-        *(core.Hyper(kind), state, counted, [1.0, 1.0, 1.0], bloom, threads(rng), *sharing(rng)),
+        *(core.Hyper(kind), state, counted, [1.0, 1.0, 1.0], bloom, threads(rng)),
     )
     return made, dim, rows, counted, kind
 
@@ -131,7 +126,7 @@ def make_table(core: Any, rng: random.Random) -> None:
         *(dim, rows, False, 0, rng.random() < 0.5, numbering(rng, rows)),
         *(rng.choice((0, 1, 2, 3, -1)), 1, 0.1),
         *(core.Hyper(rng.randrange(-1, 9)), [(True, 0.0)] * rng.randrange(3), False, [0.0] * 3, 0),
-        *(threads(rng), *sharing(rng)),
+        threads(rng),
     )
 
 
@@ -268,38 +263,6 @@ def add_rows(core: Any, rng: random.Random) -> None:
     )
 
 
-def board(core: Any, rng: random.Random) -> None:
-    limit, dim, n = rng.choice((1, 5, 10**6)), rng.choice((1, 8)), rng.choice((0, 1, 20))
-    told = rng.choice((limit, limit, -1, 2**62))
-    size, rank = 1 << rng.choice((8, 16)), rng.choice((0, 0, 1, -1))
-    file = os.memfd_create("fuzz")
-    os.truncate(file, size)
-    try:
-        ranks = rng.choice((1, 1, 2))
-        made = core.Board(file, rng.choice((0, 0, 0, 4096, 2**41)), size, rank, ranks)
-        flat = floats(rng, 3)
-        for _ in range(2):
-            ids = [at(rng, numbers(rng, n, limit)) for _ in range(2)]
-            values = [at(rng, floats(rng, n, dim)) for _ in range(2)]
-            lengths = uneven(rng, [n, n])
-            entries = [(uneven(rng, ids), lengths, uneven(rng, values), dim, told)]
-            made.write(at(rng, flat), 3, entries, threads(rng))
-        if rng.random() < 0.2:  # what others have written may be anything
-            os.pwrite(file, rng.randbytes(rng.choice((8, 40, 200))), rng.randrange(size))
-        made.sums(at(rng, flat), rng.choice((3, 3, 0, 9)))
-        number, width = rng.choice((0, 0, 1, 2**40)), rng.choice((dim, dim, 0, 4))
-        count = made.count_rows(number, width)
-        if count > 10**5:
-            return
-        out_ids, out = np.zeros(count, np.int64), np.zeros((count, width), np.float32)
-        made.read(number, width, 0.5, at(rng, out_ids), at(rng, out), rng.choice((count, count, 0)))
-        tables = uneven(rng, [table(core, rng)[0]])
-        step = core.StepNumbers(size=0.1, eps=1e-8, lr=0.1, keep=1.0)
-        core.push_board(made, [number], tables, 0.5, uneven(rng, [step]), [1], threads(rng))
-    finally:
-        os.close(file)
-
-
 def negatives(core: Any, rng: random.Random) -> None:
     users, items, n, num = 5, rng.choice((1, 2, 30)), rng.choice((0, 1, 9)), rng.choice((0, 1, 3))
     bitmap = np.zeros((users * items + 7) // 8, np.uint8)
@@ -343,7 +306,7 @@ def dropout(core: Any, rng: random.Random) -> None:
     core.dropout_rows(
         *(7, rate, first, at(rng, rows), len(rows), width, at(rng, wide), threads(rng))
     )
-    core.use_instruction_set(rng.choice((*core.instruction_sets(), "sse9")))
+    core.use_instruction_set(rng.choice((*core.instruction_sets(), core.instruction_set(), "sse9")))
 
 
 def layers(core: Any, rng: random.Random) -> None:
@@ -383,12 +346,69 @@ def wire(core: Any, rng: random.Random) -> None:
     reader = core.RowReader([one], uneven(rng, [rows]), threads(rng))
     request = bytes(40) + np.array([1, 0, 3, 1, 2, 3], np.int64).tobytes()
     reader.answer(mutate(rng, request, [request]), 100)
+    _sockets(core, rng, reader, request)
     out = floats(rng, 12)
     places = [(0, 6), (6, 6)] if rng.random() < 0.8 else [(2**63, 2**63)]
     arriving = core.Arriving(bytes(rng.choice((40, 40, 39))), at(rng, out), places)
     part = bytes(48) + bytes(24)
     for _ in range(3):
         arriving.take(mutate(rng, part, [part]) if rng.random() < 0.7 else part)
+
+
+@cache
+def _pair() -> tuple[Any, Any, dict[str, list[int]]]:
+    """Two connected sockets, and addresses of the functions of libzmq that the core calls."""
+    import zmq
+    from zmq.backend import Socket
+
+    context = zmq.Context()
+    asks, answers = context.socket(zmq.DEALER), context.socket(zmq.ROUTER)
+    answers.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an error for a peer that is not there
+    asks.setsockopt(zmq.ROUTING_ID, b"asks")
+    answers.bind("inproc://fuzz")
+    asks.connect("inproc://fuzz")
+    for one in (asks, answers):
+        one.setsockopt(zmq.RCVTIMEO, 0)
+    library = ctypes.CDLL(sys.modules[Socket.__module__].__file__)
+    names = {"out": ("init_size", "data", "send", "close")}
+    names["in"] = ("init", "recv", "more", "data", "size", "close")
+    functions = {
+        way: [
+            ctypes.cast(getattr(library, f"zmq_msg_{name}"), ctypes.c_void_p).value or 0
+            for name in some
+        ]
+        for way, some in names.items()
+    }
+    return asks, answers, functions
+
+
+def _sockets(core: Any, rng: random.Random, reader: Any, request: bytes) -> None:
+    """Requests and rows through sockets, beside messages that are none of theirs."""
+    import zmq
+
+    asks, answers, functions = _pair()
+    for socket in (asks, answers):  # what the input before has left
+        with suppress(zmq.Again):
+            while True:
+                socket.recv()
+    ids = numbers(rng, rng.choice((0, 1, 70)), 50)
+    outlet = core.Outlet(uneven(rng, functions["out"]), asks.underlying)
+    outlet.ask(request, uneven(rng, [(at(rng, ids), len(ids))]))
+    with suppress(zmq.Again):
+        answers.recv()
+    sends = core.Outlet(functions["out"], answers.underlying)
+    to = b"asks" if rng.random() < 0.9 else rng.randbytes(5)
+    kind, most = rng.choice((100, 100, 7)), rng.choice((4, 4, 1000, 0))
+    some = mutate(rng, request, [request]) if rng.random() < 0.5 else request
+    reader.send(sends, to, some, kind, most)
+    for _ in range(rng.choice((0, 1, 3))):
+        asks_frames = [mutate(rng, request, [request]) for _ in range(rng.choice((1, 2)))]
+        answers.send_multipart([b"asks", *asks_frames])
+    out = floats(rng, 51)
+    arriving = core.Arriving(bytes(6) + b"\x64\0" + bytes(32), at(rng, out), [(0, 51)])
+    inlet = core.Inlet(uneven(rng, functions["in"]), asks.underlying)
+    for _ in range(5):
+        inlet.receive(arriving, None)
 
 
 def rings(core: Any, rng: random.Random) -> None:
@@ -415,15 +435,28 @@ def rings(core: Any, rng: random.Random) -> None:
 
 
 def lanes(core: Any, rng: random.Random) -> None:
-    size, capacity = rng.choice((1, 2, 0, -1, 2**31 - 1)), rng.choice((64, 63, 0, 128, 2**63))
+    size = rng.choice((1, 1, 2, 2, 0, -1, 2**31 - 1))
+    capacity = rng.choice((64, 64, 64, 128, 63, 0, 2**63))
     handle = os.memfd_create("lanes")
     try:
-        os.ftruncate(handle, rng.choice((0, 1 << 16)))
-        made = core.Lanes(handle, rng.choice((0, 1, -1)), size, capacity, [os.getpid()], 1)
+        with suppress(*REFUSED):
+            os.ftruncate(handle, core.Lanes.memory_of(size, capacity) - rng.choice((0, 0, 0, 1)))
+        made = core.Lanes(
+            handle, rng.choice((0, 0, 0, 1, -1)), size, capacity, [-1] * min(size, 3), 1
+        )
         mine, yours = np.ones(32, np.uint8), np.zeros(32, np.uint8)
-        peer = rng.choice((0, 1, 5, -1))
-        ticket = made.start([(peer, at(rng, mine), 32)], [(peer, at(rng, yours), 32)])
-        made.wait(ticket, 0.001)
+        peer, n = rng.choice((0, 0, 1, 5, -1)), rng.choice((0, 1, 8, 40))
+        starts: list[Callable[[], int]] = [
+            lambda: made.start([(peer, at(rng, mine), 32)], [(peer, at(rng, yours), 32)]),
+            lambda: made.start_floats(at(rng, floats(rng, n)), n),
+            made.start_token,
+        ]
+        for start in rng.choices(starts, k=3):
+            ticket = rng.choice((start(), start(), 2**63))
+            made.wait(ticket, 0.001)
+            made.done(ticket)
+            with suppress(*REFUSED):
+                made.take_sums(ticket, at(rng, floats(rng, n)), n)
     finally:
         os.close(handle)
 
@@ -432,7 +465,7 @@ CALLS: dict[str, Call] = {
     call.__name__: call
     for call in (
         *(make_table, rows_of_tables, read_and_write, life_of_a_table, products),
-        *(topk, pairs, catalogue, codes, add_rows, board, negatives, slots, dropout, layers),
+        *(topk, pairs, catalogue, codes, add_rows, negatives, slots, dropout, layers),
         *(graph, wire),
         *((lanes, rings) if sys.platform == "linux" else ()),
     )

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from fuzz.folders import artifact, prepared
+from fuzz.peers import peers
+from fuzz.runs import runs
 from fuzz.target import Target
 
 LINES = b"".join(b"%d\t%d\t%d\t%d\n" % (k % 9, k % 7, k % 5, 80 + k) for k in range(40))
@@ -24,13 +26,22 @@ data: {name: planted, planted: {users: 9, items: 9, interactions: 90}}
 train: &t {epochs: 3, batch_size: 64, optimizer: {name: adam, lr: 1e-3}}
 eval: {metrics: [Recall, NDCG], topk: [5, 10]}
 """
+TOML = b"""model = "BPR"
+[data]
+name = "planted"
+[train]
+epochs = 3
+optimizer = {name = "adam", lr = 1e-3}
+"""
 
 
 def make(folder: Path) -> dict[str, Target]:
-    """All targets, with room of their own in a folder."""
+    """All targets, with their files in a folder."""
     targets = {
         "atomic": _dataset(folder, "ml.inter", _atomic(), "atomic"),
-        "movielens": _dataset(folder, "u.data", [LINES, gzip.compress(LINES)], "movielens"),
+        "movielens": _dataset(
+            folder, "u.data", [LINES, gzip.compress(LINES), _zstd(LINES)], "movielens"
+        ),
         "ratings": _dataset(
             folder,
             "ratings.csv",
@@ -42,12 +53,15 @@ def make(folder: Path) -> dict[str, Target]:
         "criteo": _clicks("criteo", [CRITEO * 5]),
         "csv": _clicks("csv", [CSV, gzip.compress(CSV)]),
         "parquet": _clicks("parquet", [_parquet()]),
+        **{f"table_{form}": _table(form, seeds) for form, seeds in _tables().items()},
         "yaml": Target([YAML], "config.yaml", _read_config),
+        "toml": Target([TOML], "config.toml", _read_config),
         "override": Target([b"--train.epochs=5\n--topk=[1,2]\n--model=BPR"], "words", _override),
     }
     targets |= _checkpoints(folder)
     targets["cache"] = _cache(folder)
-    return targets | artifact(folder) | prepared(folder, _atomic()[0])
+    targets |= artifact(folder) | prepared(folder, _atomic()[0])
+    return targets | runs(folder) | peers(folder)
 
 
 def once(name: str, target: Target, folder: Path, rng: random.Random) -> bytes:
@@ -85,6 +99,56 @@ def _dataset(folder: Path, name: str, seeds: list[bytes], form: str) -> Target:
     return Target(seeds, name, read)
 
 
+def _zstd(data: bytes) -> bytes:
+    import zstandard
+
+    return zstandard.ZstdCompressor().compress(data)
+
+
+def _tables() -> dict[str, list[bytes]]:
+    """Own files of interactions, by format."""
+    import polars as pl
+
+    count = 30
+    columns = {"user": [f"u{k % 7}" for k in range(count)], "item": list(range(count))}
+    frame = pl.DataFrame({**columns, "rating": [0.5 + k % 5 for k in range(count)]})
+    made: dict[str, list[bytes]] = {}
+    for form, write in {"csv": frame.write_csv, "parquet": frame.write_parquet}.items():
+        write(packed := io.BytesIO())  # type: ignore[operator]
+        made[form] = [packed.getvalue()]
+    made["csv"].append(frame.write_csv(quote_style="always").encode())
+    made["jsonl"] = [frame.write_ndjson().encode()]
+    for form_of_arrow in (frame.write_ipc, frame.write_ipc_stream):
+        form_of_arrow(packed := io.BytesIO())
+        made.setdefault("arrow", []).append(packed.getvalue())
+    return made
+
+
+def _table(form: str, seeds: list[bytes]) -> Target:
+    """Read whole, and prepared in parts."""
+    from shoal.config.schema import DataSection
+    from shoal.config.schema.data import FieldsSection
+    from shoal.data.prepare import load_dataset
+    from shoal.data.prepared.preparing import Job, prepare
+    from shoal.data.sources.tables import columns_of
+
+    fields = FieldsSection(user="user", item="item", rating="rating")
+
+    def read(path: Path) -> None:
+        config = DataSection(files={"inter": str(path)}, fields=fields, cache=False)
+        with suppress(ValueError):
+            columns_of(path, config)
+            load_dataset(config, 1)
+        to = path.parent / "prepared-table"
+        try:
+            if form in ("csv", "parquet"):
+                prepare(Job([str(path)], to, DataSection(name="x", fields=fields), 1, 1 << 28))
+        finally:
+            shutil.rmtree(to, ignore_errors=True)
+
+    return Target(seeds, f"own.{form}", read, every=2)
+
+
 def _archive(folder: Path) -> Target:
     from shoal.config.schema import DataSection
     from shoal.data.prepare import load_dataset
@@ -96,16 +160,19 @@ def _archive(folder: Path) -> Target:
             archive.writestr("ml-9/u.data", LINES)
         seeds.append(packed.getvalue())
 
+    home = folder / "zipped"
+    home.mkdir()
+
     def read(path: Path) -> None:
-        config = DataSection(path=str(path.parent), name="ml-9", format="movielens", cache=False)
-        load_dataset(config, 1)
+        shutil.copyfile(path, home / "ml-9.zip")
+        load_dataset(DataSection(path=str(home), name="ml-9", format="movielens", cache=False), 1)
 
     return Target(seeds, "ml-9.zip", read)
 
 
 def _cache(folder: Path) -> Target:
     from shoal.config.schema import DataSection
-    from shoal.data.columns import open_columns
+    from shoal.data.cache import check_cache
     from shoal.data.prepare import load_dataset
 
     home = folder / "cached"
@@ -121,7 +188,7 @@ def _cache(folder: Path) -> Target:
         chosen = files[len(data) % len(files)]
         chosen.write_bytes(data)
         try:
-            open_columns(stored)
+            check_cache(stored)
         finally:
             chosen.write_bytes(sound[chosen])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placements.local import LocalRows
 from shoal.embedding.placements.placement import Layout
-from shoal.embedding.placements.shard_engine import make_shard_leaves
+from shoal.embedding.placements.shard_engine import make_shard_engines
 from shoal.embedding.placements.sharded import ShardedRows
 from shoal.embedding.placements.sharded_table import ShardedTable
 from shoal.embedding.service import Gradients, Lookup, RowGradients, RowService
@@ -22,16 +23,40 @@ from shoal.embedding.table import Table
 from shoal.world.world import World
 
 
-def attach(module: Embeddings, make_leaf: Callable[[Table], Any]) -> LocalRows:
-    """Give every table of a module a leaf of its own."""
-    service = LocalRows({name: make_leaf(table) for name, table in module.tables.items()})
+def attach(module: Embeddings, make_engine: Callable[[Table], Any]) -> LocalRows:
+    """Give every table of a module its own engine."""
+    service = LocalRows({name: make_engine(table) for name, table in module.tables.items()})
     module.attach(service)
     return service
 
 
+class Weights:
+    """A store of given rows; row 0 of a table with padding is zeros."""
+
+    far = False
+
+    def __init__(self, table: Table):
+        self.table = table
+        random = np.random.default_rng(sum(map(ord, table.name)))
+        assert table.rows is not None
+        self.rows = random.normal(0, 0.5, (table.rows, table.dim)).astype(np.float32)
+        if table.padding is not None:
+            self.rows[table.padding] = 0
+
+    def lend(self) -> None:
+        """Rows are not lent."""
+
+    def pull(self, ids: Tensor) -> Tensor:
+        return torch.from_numpy(self.rows[ids.cpu().numpy()])
+
+    @staticmethod
+    def pull_many(stores: list[Weights], ids: list[Tensor], learn: bool = False) -> list[Tensor]:
+        return [store.pull(part) for store, part in zip(stores, ids)]
+
+
 def taken(service: RowService) -> dict[str, tuple[Tensor, Tensor]]:
     """Table -> ids and gradients since the last call, every row named by its id."""
-    return {name: pair(one) for name, one in service.collect().items()}
+    return {name: pair(one) for name, one in service.collect().rows.items()}
 
 
 def pair(one: RowGradients) -> tuple[Tensor, Tensor]:
@@ -46,12 +71,12 @@ def pull(service: RowService, name: str, ids: Tensor) -> Tensor:
 
 def push(service: RowService, name: str, ids: Tensor, grads: Tensor, lr: float) -> None:
     """A step of one table by given gradients; others have none."""
-    service.begin(object(), [], {}, lr)
+    service.begin(object(), [])
     rows = service.pull([Lookup(name, ids)], learn=True)[0]
     torch.autograd.backward(rows, grads.to(rows))
-    gradients: Gradients = service.collect(1.0, service.note())
+    gradients: Gradients = service.collect().rows
     service.apply({name: gradients[name]} if name in gradients else {}, lr)
-    service.settle()
+    service.synchronize()
 
 
 class Alone(ShardedTable):
@@ -66,10 +91,10 @@ class Alone(ShardedTable):
         admission: Admission | None = None,
     ):
         name = layout.table.name
-        leaves = make_shard_leaves(
+        engines = make_shard_engines(
             {name: layout}, world.rank, {name: optimizer}, seed, admissions={name: admission}
         )
-        super().__init__(layout, world, optimizer, leaves.get(name), admission)
+        super().__init__(layout, world, optimizer, engines.get(name), admission)
         self.service = ShardedRows(world, {self.table.name: self})
 
     def pull(self, ids: Tensor) -> Tensor:

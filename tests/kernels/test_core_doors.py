@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -21,7 +17,6 @@ from shoal.kernels.products import products_of
 
 core = load_core()
 pytestmark = pytest.mark.skipif(core is None, reason="there is no native core")
-TESTS = Path(__file__).parents[1]
 
 
 def native(rows: int | None = 10, dim: int = 4) -> Native:
@@ -86,27 +81,3 @@ def test_lists_are_as_long_as_the_tables() -> None:
 
 def core_read(store: Native, ids: torch.Tensor) -> None:
     store.core.core.read(ids.data_ptr(), len(ids), torch.zeros(len(ids), 4).data_ptr(), [], [])
-
-
-# ---- the fuzzer itself --------------------------------------------------------------------------
-
-
-def test_every_exported_function_is_called_by_the_fuzzer() -> None:
-    text = (TESTS / "fuzz" / "core.py").read_text()
-    names = {name for name in vars(core) if not name.startswith("_")}
-    names |= {name for name in vars(core.Table) if not name.startswith("_")}
-    facts = {"INTERFACE", "BLOOM_LAYOUT", "TOPK_BLOCK", "OPTIMIZERS", "Table", "instruction_set"}
-    facts |= {"bytes", "bloom_bytes", "oldest_mark"}  # numbers, and what is made by others
-    sockets = {"Outlet", "Inlet"}  # given functions of ZeroMQ: messages are fuzzed instead
-    left = {name for name in names - facts - sockets if f".{name}(" not in text}
-    assert left == set()
-
-
-@pytest.mark.parametrize("target, inputs", [("files", 60), ("core", 500), ("frames", 300)])
-def test_a_short_run_of_the_fuzzer_finds_nothing(tmp_path: Path, target: str, inputs: int) -> None:
-    command = [sys.executable, "-m", "fuzz", "--minutes", "3", "--seed", "11"]
-    command += ["--inputs", str(inputs), "--only", target, "--findings", str(tmp_path)]
-    command += ["--seconds", "90"]  # on a busy machine nobody gets a turn when it is due
-    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "0 crashes or hangs, 0 other findings" in done.stdout

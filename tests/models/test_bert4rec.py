@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from shoal.data.history import Histories
 from shoal.embedding.softmax.full import full_softmax_loss
-from shoal.models.nn.item_loss import against_negatives
+from shoal.models.nn.losses import against_negatives
 from shoal.models.nn.transformer import Attention, Transformer
 from shoal.models.sequential.bert4rec import ask
 from shoal.runs.build import Parts, build

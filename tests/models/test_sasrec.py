@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shoal.data.batch import Batch
 from shoal.models.base import Model
 from shoal.models.nn import transformer
-from shoal.models.nn.transformer import CausalAttention, CausalTransformer
+from shoal.models.nn.transformer import Attention, Transformer
 
 
 @pytest.mark.parametrize("name", ["SASRec", "SASRec-BPR"])
@@ -89,7 +89,8 @@ def test_sasrec_pairwise_loss_trains_every_real_position():
 
 def test_sasrec_block_is_the_pre_norm_block_of_the_paper():
     torch.manual_seed(3)
-    ours = CausalTransformer(1, 2, 8, 12, activation="relu", norm_eps=1e-5, init_std=0.4).double()
+    more = {"activation": "relu", "norm_eps": 1e-5, "init_std": 0.4, "causal": True}
+    ours = Transformer(1, 2, 8, 12, **more).double()
     x = torch.randn(3, 5, 8, dtype=torch.float64)
     theirs = nn.TransformerEncoderLayer(
         8, 2, 12, dropout=0.0, activation="relu", batch_first=True, norm_first=True
@@ -106,9 +107,9 @@ def test_sasrec_block_is_the_pre_norm_block_of_the_paper():
 
 
 def test_attention_with_dropout_equals_attention_where_nothing_is_dropped(monkeypatch):
-    """Dropout takes a path of its own on the CPU; here it drops nothing and must change nothing."""
+    """Dropout takes another path on the CPU; here it drops nothing and must change nothing."""
     torch.manual_seed(4)
-    attention = CausalAttention(heads=2, width=8, dropout=0.5).double()
+    attention = Attention(heads=2, width=8, dropout=0.5, causal=True).double()
     x = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(3, 5, 8, dtype=torch.float64)
     wanted = [x, *attention.parameters()]

@@ -121,7 +121,7 @@ def work(
     )
     trainer.restore()
     found: list[list[list[int]]] = []
-    train_parts = parts.strategy.train_parts
+    train_parts = parts.strategy.step
 
     def counted(batches: Any, lr: float | None = None) -> Any:
         (batch,) = batches
@@ -130,7 +130,7 @@ def work(
         found.append(torch.stack([batch.ids["user_id"], batch.ids["item_id"]]).T.tolist())
         return train_parts(batches, lr)
 
-    parts.strategy.train_parts = counted  # type: ignore[method-assign]
+    parts.strategy.step = counted  # type: ignore[method-assign]
     try:
         trainer.fit(0.0)
     except Stopped:

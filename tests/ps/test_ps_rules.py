@@ -288,7 +288,7 @@ def test_parts_of_a_batch_and_small_frames(tmp_path: Path) -> None:
             known = expected.get(id_, (0.0, 0.0, 1))
             expected[id_] = (known[0] + 1, known[1] + float(labels[number // each]), 1)
     with worker(section, 2, tmp_path, compress=True, bfloat16=True) as strategy:
-        strategy.train_parts([batch.rows(0, 20), batch.rows(20, 61)], 0.1)
+        strategy.step([batch.rows(0, 20), batch.rows(20, 61)], 0.1)
         save(strategy.client, tmp_path / "s")
     assert (
         saved_counters(tmp_path / "s") == expected and max(c for _, c, _ in expected.values()) > 1

@@ -38,6 +38,6 @@ def test_hostile_arguments_end_no_process(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, (seed, Status(status).read()[3], done.stderr[-2000:])
+    assert done.returncode == 0, (seed, Status(status).read()[2], done.stderr[-2000:])
     assert not done.stdout  # a finding would be a line
     assert Status(status).read()[0] == EACH * len(OPERATORS)

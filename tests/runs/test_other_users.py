@@ -20,7 +20,7 @@ from shoal.launch.hosts import scratch_folder
 from shoal.world.channel import Place
 from shoal.world.hosts import private_folder
 from shoal.world.liveness import Beat, stack_of
-from shoal.world.meeting import Guest, Meeting
+from shoal.world.rendezvous import Rendezvous, RunStore
 from shoal.world.tunnel import Tunnel
 
 pytestmark = needs_root
@@ -28,10 +28,10 @@ pytestmark = needs_root
 
 def test_the_place_where_ranks_of_a_host_meet() -> None:
     place = Place(path=str(private_folder() / f"test-{os.getpid()}"))
-    meeting = Meeting(place)
+    meeting = Rendezvous(place)
     try:
         assert as_nobody(reached, [Path(place.path), private_folder()]) == []
-        Guest(place).ask("set", b"a", b"b")  # its own user is let in
+        RunStore(place, b"", 5.0).set("a", b"b")  # its own user is let in
     finally:
         meeting.close()
 

@@ -9,7 +9,6 @@ from click_model import click_config, tiny_clicks  # noqa: F401
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.table import Table
 from shoal.runs.plan import Machine, plan_run, plan_tables_of
-from shoal.world.shm_group import can_be_neighbours
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SMALL = Machine(host=10**9, gpu=None)
@@ -54,13 +53,6 @@ def test_sharded_and_servers_hold_a_part():
     assert "each server holds, 2 of them" in servers and "500,000" in servers
 
 
-# Without the core, or where processes may share no memory, every rank has a copy.
-@pytest.mark.skipif(not can_be_neighbours(), reason="ranks share no memory here")
-def test_ranks_of_one_machine_share_fixed_tables():
-    shared = plan(click_config(strategy__name="ddp", launch__nproc=4), rows=2 * 10**6)
-    assert "share 384.0 MB of that, and hold it once" in shared  # four times that would not fit
-
-
 def test_tiers(tmp_path):
     told = plan(click_config(rows__tiers__host="50MB", rows__tiers__ssd=str(tmp_path)))
     assert "rows in host, ssd" in told and f"{tmp_path}: " in told
@@ -69,7 +61,7 @@ def test_tiers(tmp_path):
 def test_what_does_not_fit_is_refused_with_a_remedy():
     with pytest.raises(ValueError, match=r"1\.9 GB .*--rows\.tiers\.host=800\.0MB"):
         plan(click_config(), rows=10**7)
-    apart = {"strategy__name": "ddp", "launch__nproc": 4, "launch__shared_memory": False}
+    apart = {"strategy__name": "ddp", "launch__nproc": 4}
     with pytest.raises(ValueError, match=r"4 rank\(s\) need 1\.5 GB"):
         plan(click_config(**apart), rows=2 * 10**6)
     machine = Machine(host=10**11, gpu=10**9)

@@ -84,12 +84,12 @@ def running(artifacts: dict[str, Path]) -> Iterator[Running]:
 
 def test_answers_are_the_models(running: Running) -> None:
     model = running.service.model
-    user = model.users.all[9]
+    user = model.users.words[9]
     status, answer = running.call("POST", "/v1/recommend", {"user": user, "topk": 5})
     assert status == 200 and answer["artifact"] == "SASRec"
     found = [(one["item"], one["score"]) for one in answer["items"]]
     assert dict(found) == pytest.approx(dict(model.recommend(user, topk=5)))
-    history = model.items.all[model.history_of(9).items].tolist()
+    history = model.items.words[model.history_of(9).items].tolist()
     again = running.call("POST", "/v1/recommend", {"history": history, "topk": 5})[1]
     assert again == answer
     items = [item for item, _ in found]
@@ -127,8 +127,6 @@ def test_clicks_are_predicted(artifacts: dict[str, Path]) -> None:
         ({"user": "1", "topk": 0}, 422),
         ({"user": "1", "topk": 10**30}, 422),
         ({"user": "x" * 600}, 422),
-        ({"user": "nobody"}, 404),
-        ({"history": ["nothing"]}, 404),
         ({"user": {"a": 1}}, 422),
         (b"x" * 10_001, 413),
     ],
@@ -244,7 +242,7 @@ def test_the_page_in_a_browser(running: Running, tmp_path: Path) -> None:
     )
     if browser is None:
         pytest.skip("there is no Chromium here")
-    user = running.service.model.users.all[9]
+    user = running.service.model.users.words[9]
     url = f"http://127.0.0.1:{running.port}/?user={user}"
     done = subprocess.run(
         [

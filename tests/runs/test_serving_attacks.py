@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 
 from shoal.command.cli import app
 from shoal.runs.artifact import files
+from shoal.runs.artifact.files import write_words
 from shoal.runs.artifact.loaded import Artifact
-from shoal.runs.artifact.vocabulary import write_words
 from shoal.runs.serving import questions
 from shoal.runs.serving.app import QUESTIONS
 from shoal.runs.serving.listening import read_token
@@ -72,7 +72,7 @@ def test_names_of_items_do_nothing_to_a_terminal(
 ) -> None:
     folder = tmp_path / "artifact"
     shutil.copytree(artifacts["SASRec"], folder)
-    words = Artifact(folder).items.all.tolist()
+    words = Artifact(folder).items.words.tolist()
     named = [words[0], *(f"[/bold]{word}\x1b]0;title\x07" for word in words[1:])]
     write_words(folder, "items", named)
     (folder / files.MANIFEST).unlink()
@@ -125,9 +125,9 @@ def test_few_bytes_ask_for_few_numbers(
     columns = len(model.signature["layout"]["slots"]) + len(model.signature["layout"]["dense"])
     monkeypatch.setattr(questions, "MOST_CELLS", 10 * columns)
     sizes: list[int] = []
-    predict = model.predict
+    logits = model.logits
     monkeypatch.setattr(
-        model, "predict", lambda fields: sizes.append(len(fields["slots"])) or predict(fields)
+        model, "logits", lambda fields: sizes.append(len(fields["slots"])) or logits(fields)
     )
     asked = [Predict(samples=[{}] * 8) for _ in range(6)] + [Predict(samples=[{}] * 11)]
     answers = questions.answer_predict(model, asked)
@@ -145,7 +145,7 @@ def test_the_first_error_is_the_last(artifacts: dict[str, Path], kind: str) -> N
     model = Artifact(artifacts["DNN"])
     slots = model.signature["layout"]["slots"]
     wrong = {f"k{number}": 1 for number in range(80_000)}
-    body = {"samples": [dict.fromkeys(slots, "x")] * 9000} if kind == "predict" else wrong
+    body = {"samples": [{key: {} for key in slots}] * 9000} if kind == "predict" else wrong
     text, question = json.dumps(body).encode(), {"recommend": Recommend, "predict": Predict}[kind]
     tracemalloc.start()
     try:
@@ -171,7 +171,7 @@ def test_a_large_body_does_not_hold_up_others(artifacts: dict[str, Path]) -> Non
         patch.setitem(QUESTIONS, "recommend", Noted)
         found = Running(artifacts["SASRec"])
     try:
-        asked = {"history": [found.service.model.items.all[1]] * 10_000}
+        asked = {"history": [found.service.model.items.words[1]] * 10_000}
         assert found.call("POST", "/v1/recommend", asked)[0] == 200
         assert threads and found.thread.name not in threads
         status, answer = found.call("POST", "/v1/recommend", dict.fromkeys(map(str, range(9**5))))
@@ -200,12 +200,15 @@ def test_a_token_must_be_long_and_private(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_an_unknown_user_does_not_learn_of_others(artifacts: dict[str, Path]) -> None:
     found = Running(artifacts["SASRec"])
-    known = {*found.service.model.users.all[1:], *found.service.model.items.all[1:]}
+    known = {*found.service.model.users.words[1:], *found.service.model.items.words[1:]}
     try:
         for asked in ({"user": "nobody"}, {"history": ["nothing"]}):
-            status, answer = found.call("POST", "/v1/recommend", asked)
+            status, answer = found.call("POST", "/v1/score", {**asked, "items": ["1"]})
             assert status == 404 and "is not known" in answer["error"]
             assert not known & set(re.findall(r"\w+", answer["error"]))
+            status, answer = found.call("POST", "/v1/recommend", asked)
+            assert status == 200 and answer["by"] == "popularity" and len(answer["items"]) == 10
+            assert answer["unknown"] in (["nobody"], ["nothing"])
     finally:
         found.stop()
 
@@ -213,7 +216,7 @@ def test_an_unknown_user_does_not_learn_of_others(artifacts: dict[str, Path]) ->
 def test_formulas_in_a_csv(artifacts: dict[str, Path], tmp_path: Path) -> None:
     folder = tmp_path / "artifact"
     shutil.copytree(artifacts["SASRec"], folder)
-    words = Artifact(folder).items.all.tolist()
+    words = Artifact(folder).items.words.tolist()
     write_words(folder, "items", [words[0], *(f'=HYPERLINK("{word}")' for word in words[1:])])
     (folder / files.MANIFEST).unlink()
     files.write_manifest(folder)

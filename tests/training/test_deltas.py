@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from shoal.training.checkpoint.snapshot import Snapshot, table_of
 from shoal.training.checkpoint.tensor_files import write_tensors
 from shoal.training.checkpoint.writing import Checkpoints, give, read, take
 from shoal.training.strategy import make_strategy
+from shoal.world.compiled import FOLDER
 from shoal.world.world import World
 
 COUNTED = RowsSection.model_validate({"admission": {"threshold": 2.0}})
@@ -164,7 +166,7 @@ def chain_of_ranks(world: World, folder: str, place: str) -> bool:
             whole = global_batch(step, "one", kind)
             cuts = [whole.size * rank // world.size for rank in (world.rank, world.rank + 1)]
             strategy.train_step(whole.rows(*cuts))
-            strategy.settle()
+            strategy.synchronize()
             checkpoints.save(strategy, {"step": step, "best_step": None})
             snapshot = take(strategy, {})
             checkpoints.wait()
@@ -182,3 +184,24 @@ def test_columns_are_written_as_they_are(tmp_path: Path, rows: int) -> None:
     column = torch.arange(6).view(3, 2)[:rows, 1]
     write_tensors(tmp_path / "a.safetensors", {"ids": column})
     assert torch.equal(load_file(tmp_path / "a.safetensors")["ids"], column)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_journal_goes_with_its_servers(tmp_path: Path, kept: bool) -> None:
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "journal" / "000-000001").touch()
+    checkpoints = Checkpoints(tmp_path, World(), journal=kept)
+    checkpoints.save(strategy_of("fixed", World()), {"step": 1, "best_step": None})
+    checkpoints.wait()
+    assert (tmp_path / "journal").exists() == kept
+
+
+def test_compiled_code_is_in_a_place_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path))
+    monkeypatch.setenv(FOLDER, "")
+    monkeypatch.delenv(FOLDER)
+    strategy_of("fixed", World(), compiled=True)
+    assert os.environ[FOLDER] == str(tmp_path / "compiled")
+    assert (tmp_path / "compiled").stat().st_mode & 0o077 == 0

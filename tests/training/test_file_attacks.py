@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import resource
 import subprocess
 import sys
@@ -20,7 +19,7 @@ import pytest
 from shoal.config.errors import ConfigError
 from shoal.config.schema import DataSection
 from shoal.config.yaml_io import read as read_yaml
-from shoal.data import columns as cache
+from shoal.data import cache, store
 from shoal.data.clicks.lines import Cells, hash_tokens, line_chunks, words_of
 from shoal.data.clicks.log import ClickLog
 from shoal.data.clicks.readers import load
@@ -256,16 +255,16 @@ def stored(tmp_path: Path) -> tuple[DataSection, Path]:
 
 def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """As an editor does who makes every checksum right again."""
-    stored = json.loads((folder / cache.MANIFEST).read_text())
-    body = stored["body"]
+    body = store.read_document(folder / cache.MANIFEST, cache.VERSION)
     change(body)
-    for name, entry in body["arrays"].items():
-        if (folder / name).is_file():
-            array = np.load(folder / name)
-            entry |= {"shape": list(array.shape), "dtype": array.dtype.str}
-            entry["sha256"] = cache._checksum(array)
-    stored["sha256"] = cache._checksum(cache._json(body))
-    (folder / cache.MANIFEST).write_text(json.dumps(stored))
+    store.write_document(folder / cache.MANIFEST, body)
+
+
+def changed(folder: Path, entry: dict[str, Any], change: Callable[[Any], np.ndarray]) -> None:
+    """Write an array anew as `change` makes it, with its checksum."""
+    stored = store.Stored.of(entry)
+    values = change(store.map_array(folder, stored).copy())
+    entry |= store.write_array(folder, stored.file, values, stored.dtype).entry()
 
 
 def test_a_cache_whose_items_have_no_words_is_prepared_again(
@@ -273,13 +272,9 @@ def test_a_cache_whose_items_have_no_words_is_prepared_again(
 ) -> None:
     config, folder = stored
 
-    def other_items(body: dict[str, Any]) -> None:
-        name = body["inter"]["item_id"]
-        np.save(folder / name, np.load(folder / name) + 100)
-
-    edit(folder, other_items)
-    with pytest.raises(cache.DamagedColumns, match="ids of item_id"):
-        cache.open_columns(folder)
+    edit(folder, lambda b: changed(folder, b["columns"]["item_id"]["values"], lambda a: a + 100))
+    with pytest.raises(store.DamagedFolder, match="ids of item_id"):
+        cache.check_cache(folder)
     assert load_dataset(config, 1).num_items == 6
     assert "damaged" in caplog.text
 
@@ -308,11 +303,12 @@ def test_a_cache_of_other_items_is_prepared_again(
 ) -> None:
     """A short checksum can be kept: every item has its words, and no number shows the change."""
     config, folder = stored
-    name = json.loads((folder / cache.MANIFEST).read_text())["body"]["inter"]["item_id"]
-    items = np.load(folder / name)
+    body = store.read_document(folder / cache.MANIFEST, cache.VERSION)
+    name = body["columns"]["item_id"]["values"]["file"]
+    items = np.fromfile(folder / name, np.int64)
     other = unseen_by_crc32(items)
     assert (items != other).any() and zlib.crc32(items.data) == zlib.crc32(other.data)
-    np.save(folder / name, other)
+    other.tofile(folder / name)
     assert np.array_equal(load_dataset(config, 1).inter["item_id"], items)
     assert "damaged" in caplog.text
 
@@ -322,30 +318,25 @@ def test_columns_that_do_not_belong_together(stored: tuple[DataSection, Path], w
     _, folder = stored
 
     def change(body: dict[str, Any]) -> None:
+        columns, splits, words = body["columns"], body["splits"], body["words"]
         if what == "splits":
-            name = body["splits"]["train"]
-            np.save(folder / name, np.load(folder / name) + 1000)
+            changed(folder, splits["train"], lambda rows: rows + 1000)
         elif what == "offsets":
-            (folder / "99.npy").write_bytes((folder / body["inter"]["item_id"]).read_bytes())
-            body["arrays"]["99.npy"] = {}
-            body["inter"]["more"] = [body["inter"]["item_id"], "99.npy"]
+            columns["more"] = {**columns["item_id"], "offsets": columns["item_id"]["values"]}
         elif what == "length":
-            name = body["inter"]["rating"]
-            np.save(folder / name, np.load(folder / name)[:-1])
+            changed(folder, columns["rating"]["values"], lambda values: values[:-1])
         elif what == "words":
-            name = body["words"][0][1]
-            np.save(folder / name, np.load(folder / name) + 1000)
+            changed(folder, words["item_id"]["ends"], lambda ends: ends + 1000)
         elif what == "name":
-            body["arrays"]["../x.npy"] = body["arrays"].pop(body["splits"]["test"])
-            body["splits"]["test"] = "../x.npy"
+            splits["test"]["file"] = "../x.bin"
         else:
-            name = body["splits"]["test"]
-            (folder / name).rename(folder.parent / "elsewhere.npy")
-            (folder / name).symlink_to(folder.parent / "elsewhere.npy")
+            name = splits["test"]["file"]
+            (folder / name).rename(folder.parent / "elsewhere.bin")
+            (folder / name).symlink_to(folder.parent / "elsewhere.bin")
 
     edit(folder, change)
-    with pytest.raises(cache.DamagedColumns):
-        cache.open_columns(folder)
+    with pytest.raises(store.DamagedFolder):
+        cache.check_cache(folder)
 
 
 # ---- the core -----------------------------------------------------------------------------------
@@ -361,7 +352,7 @@ def test_a_table_too_large_to_count_ends_with_one_error() -> None:
         "for rows, dim in sizes:\n"
         "    try:\n"
         "        core.make_table(dim, rows, False, 0, False, [], 0, 1, 0.1, *told, False,\n"
-        "                        [0.0] * 3, 0, 1, -1, 0, 1)\n"
+        "                        [0.0] * 3, 0, 1)\n"
         "    except ValueError as error:\n"
         "        print(error)\n"
     )

@@ -1,4 +1,4 @@
-"""Nothing is left behind: of files that are replaced, locks, journals and compiled code."""
+"""Nothing is left behind of files that are replaced, and of locks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,8 @@ from pathlib import Path
 
 import pytest
 from forks import forked
-from test_deltas import strategy_of
 
-from shoal.training.checkpoint.writing import Checkpoints
-from shoal.world.compiled import FOLDER
 from shoal.world.durable import replace_durably, sole_holder
-from shoal.world.world import World
 
 
 def write_on(file: Path, number: int, most: int) -> None:
@@ -48,24 +44,3 @@ def test_a_file_has_one_holder(tmp_path: Path) -> None:
             pass
     with sole_holder(file, wait=False):
         pass
-
-
-@pytest.mark.parametrize("kept", [False, True])
-def test_a_journal_goes_with_its_servers(tmp_path: Path, kept: bool) -> None:
-    (tmp_path / "journal").mkdir()
-    (tmp_path / "journal" / "000-000001").touch()
-    checkpoints = Checkpoints(tmp_path, World(), journal=kept)
-    checkpoints.save(strategy_of("fixed", World()), {"step": 1, "best_step": None})
-    checkpoints.wait()
-    assert (tmp_path / "journal").exists() == kept
-
-
-def test_compiled_code_is_in_a_place_of_the_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path))
-    monkeypatch.setenv(FOLDER, "")
-    monkeypatch.delenv(FOLDER)
-    strategy_of("fixed", World(), compiled=True)
-    assert os.environ[FOLDER] == str(tmp_path / "compiled")
-    assert (tmp_path / "compiled").stat().st_mode & 0o077 == 0

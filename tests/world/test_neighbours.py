@@ -13,13 +13,13 @@ from forks import forked
 from ranks import free_port, run_ranks
 from torch import Tensor
 
-from shoal.world.shm_group import RING, can_be_neighbours
+from shoal.world.shm_group import RING, can_share_memory
 from shoal.world.variables import set_rank
 from shoal.world.world import PeerLost, World, connect
 
 # Elsewhere all ranks talk by sockets, which the other cases here show.
 needs_memory = pytest.mark.skipif(
-    not can_be_neighbours(), reason="no native core, or a system without memfd and pidfd"
+    not can_share_memory(), reason="no native core, or a system without memfd and pidfd"
 )
 WAYS = [
     pytest.param(2, True, marks=[needs_memory, pytest.mark.slow], id="memory-2"),
@@ -36,7 +36,7 @@ def numbers(rank: int, count: int) -> Tensor:
 
 def collectives(world: World) -> list[Any]:
     rank, size = world.rank, world.size
-    right: list[Any] = [world.neighbours is not None]
+    right: list[Any] = [world.shm is not None]
     for count in (0, 1, 5, 20_000, MUCH):
         for dtype in (torch.float32, torch.float64, torch.int64):
             mine = numbers(rank, count).to(dtype)
@@ -54,7 +54,7 @@ def collectives(world: World) -> list[Any]:
     )
     for count in (0, 3, MUCH // 2):
         right.append(all_to_all(world, count))
-    if world.neighbours is not None:
+    if world.shm is not None:
         right += [sum_of_floats(world, 1000), sum_of_floats(world, RING)]
     world.barrier()
     return right

@@ -1,7 +1,7 @@
 """PaddleRec's configs, translated. The table of keys stands in paddlerec_keys.py.
 
 Their keys stand in two sections, `runner` and `hyper_parameters`, or dotted (`runner.epochs`). A
-source that has one of them speaks this dialect; keys of Shoal may stand beside them. Of a key that
+source that has one of them is in this dialect; keys of Shoal may stand beside them. Of a key that
 several sources have only the strongest is read. The model is the one that is named, else that of
 the folder the config stands in, as there: models/rank/wide_deep/config.yaml.
 """

@@ -154,7 +154,7 @@ def _reads_slots(reader: Any) -> bool:
 
 
 def train_reader_path(said: Said, value: Any) -> Translation:
-    """A script of PaddleRec's is not needed; another is a reader of one's own."""
+    """A script of PaddleRec's is not needed; another is a custom reader."""
     if value is None:
         return Translation()
     stem = _stem(value)

@@ -1,6 +1,6 @@
 """The keys of tdfo's `config.toml` (BERT4Rec on Goodreads with TorchRec), translated.
 
-A config speaks this dialect when a source of it has a key that only this tool has and the model is
+A config is in this dialect when a source of it has a key that only this tool has and the model is
 BERT4Rec, which is meant where none is named: then every source may use its keys. Keys that are not
 given take the values of its file; what the tool does without a key (filters, split, candidates,
 metrics) is a default below everything given.

@@ -1,6 +1,6 @@
 """The flags of TorchRec's Bert4Rec example, translated. One table, as for RecBole.
 
-A source (the command line, a file, a Python mapping) speaks this dialect when the model is BERT4Rec
+A source (the command line, a file, a Python mapping) is in this dialect when the model is BERT4Rec
 and it has a key that only the example has, or says `dialect: torchrec`. In such a source a key that
 both tools have is the example's: train_batch_size is then the batch of one process. Flags that are
 not given anywhere take the example's defaults, below everything that is given.

@@ -97,9 +97,7 @@ class PlantedSection(Section):
     strength: float = Field(4.0, ge=0, description="0: taste is ignored, popularity alone decides")
     drift: float = Field(0.3, ge=0, description="how far a user's taste wanders from first to last")
     popularity: float = Field(0.8, ge=0, description="exponent of the items' power law")
-    item_features: int = Field(
-        0, ge=0, le=64, description="columns that tell what an item is; 0: nothing tells"
-    )
+    item_features: int = Field(0, ge=0, le=64, description="columns that describe an item; 0: none")
     new_items: float = Field(
         0.0, ge=0, le=0.4, description="share of items that come only in the last eighth of a user"
     )
@@ -229,7 +227,7 @@ class DataSection(Section):
     ] = Field("auto", description="auto: by what is there, see docs/data.md")
     files: dict[str, str] | None = Field(
         None,
-        description="tables of one's own: inter (or train, valid and test), user, item -> a file, "
+        description="your own tables: inter (or train, valid and test), user, item -> a file, "
         "a folder or a pattern",
     )
     encoding: str = Field("utf-8", description="of csv and JSON lines")

@@ -41,7 +41,7 @@ class LaunchSection(Section):
         0, ge=0, description="how often a failed run is brought back from its last checkpoint"
     )
     min_nproc: int = Field(
-        0, ge=0, description="one host: go on with fewer where one is lost, down to these; 0: never"
+        0, ge=0, description="one host: continue with fewer where one is lost, down to these; 0: no"
     )
     regrow: float = Field(
         60.0, ge=0, description="seconds until lost processes are tried again; 0: never"
@@ -68,7 +68,7 @@ class DecaySection(Section):
     """What becomes of users and items that new data does not name any more."""
 
     after: int = Field(
-        0, ge=0, description="days (runs that go on) without an interaction; 0: rows stay"
+        0, ge=0, description="days (runs with --from) without an interaction; 0: rows stay"
     )
     factor: float = Field(0.5, ge=0, lt=1, description="what a row is multiplied by, every day")
 
@@ -76,7 +76,7 @@ class DecaySection(Section):
 class StartSection(Section):
     """What training begins with, where that is not nothing."""
 
-    run: str | None = Field(None, description="folder of a run to go on from (`--from`)")
+    run: str | None = Field(None, description="folder of a run to continue from (`--from`)")
     words: str | None = Field(None, description="folder of a run whose ids keep their numbers")
     pretrained: dict[str, str | PretrainedOptions] = Field(
         default_factory=dict,

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
+from shoal.config.choices import Choices
 from shoal.config.section import STRICT, WRITTEN, ReadBy, Section
 
 Place = Literal["auto", "row", "table", "column", "replicate"]
@@ -44,7 +45,7 @@ class ServersSection(Section):
     # One that is lost ends a run in the other mode.
     elastic: Annotated[bool, ReadBy(("ps async", "ps geo"), refused=True)] = Field(
         False,
-        description="async, geo: workers come and go while the run goes on; batches are lent to "
+        description="async, geo: workers join and leave during the run; batches are lent to "
         "them, and those of a worker that is lost go to another",
     )
     addresses: Annotated[list[str], WRITTEN] = Field(
@@ -62,7 +63,7 @@ class ServersSection(Section):
     replicas: int = Field(
         1,
         ge=1,
-        description="servers that hold the same rows: where one dies, workers go on at once with "
+        description="servers that hold the same rows: where one dies, workers switch at once to "
         "another",
     )
     journal: bool = Field(
@@ -75,8 +76,11 @@ class ServersSection(Section):
     )
 
 
+STRATEGIES = Choices("auto", "single", "ddp", "sharded", "ps")
+
+
 class StrategySection(Section):
-    name: Literal["auto", "single", "ddp", "sharded", "ps"] = Field(
+    name: Annotated[str, STRATEGIES] = Field(
         "auto",
         description="where rows and dense parameters live; auto: single, or ddp on many processes",
     )

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator, with_config
 from typing_extensions import TypedDict
 
+from shoal.config.choices import Choices
 from shoal.config.errors import nearest
 from shoal.config.section import STRICT, WRITTEN, Section
 
@@ -35,21 +36,17 @@ class NegativesSection(Section):
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
+ROW_OPTIMIZERS = Choices(
+    *("adam", "adamw", "sgd", "momentum", "adagrad", "rowwise_adagrad", "rmsprop", "ftrl"),
+    "sparse_adam",
+)
+
+
 @with_config(STRICT)
 class RowOptimizerOptions(TypedDict, total=False):
-    """What updates rows. Ranges, and who has which: shoal/embedding/optim/rows.py."""
+    """What updates rows. Ranges, and who has which: shoal/embedding/optim/."""
 
-    name: Literal[
-        "adam",
-        "adamw",
-        "sgd",
-        "momentum",
-        "adagrad",
-        "rowwise_adagrad",
-        "rmsprop",
-        "ftrl",
-        "sparse_adam",
-    ]
+    name: Annotated[str, ROW_OPTIMIZERS]
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     weight_decay: Number
     clip: Annotated[Number | None, Field(description="largest norm of a row's gradient")]

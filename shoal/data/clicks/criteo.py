@@ -25,6 +25,11 @@ def has_header(first_line: bytes) -> bool:
     return first_line.split(b"\t")[0].strip() not in (b"0", b"1")
 
 
+def changed(integers: np.ndarray) -> np.ndarray:
+    """Dense values of raw integers."""
+    return np.log1p(np.maximum(integers, 0)).astype(np.float32)
+
+
 def parser(layout: Layout) -> Parser:
     """What turns lines into samples."""
 
@@ -32,7 +37,7 @@ def parser(layout: Layout) -> Parser:
         cells = Cells.split(data, starts, stops, ord("\t"), WIDTH)
         whole, sound = cells.integers(INTEGERS)
         cells.check(sound, INTEGERS, DENSE, "it must be a whole number")
-        dense = np.log1p(np.maximum(whole, 0)).astype(np.float32)
+        dense = changed(whole)
         ids = cells.ids(STRINGS, np.arange(NUM_SLOTS), layout, keep_integers=False)
         return Samples(NUM_SLOTS, cells.labels(0, LABEL), dense, ids)
 

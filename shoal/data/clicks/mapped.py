@@ -24,17 +24,18 @@ from shoal.config.schema import DataSection
 from shoal.data.clicks.log import Block, ClickLog, looks_like, make_layout
 from shoal.data.clicks.prefetch import ahead
 from shoal.data.clicks.samples import Layout, Samples
-from shoal.data.prepared.dataset import MANIFEST, REMEDY, VERSION, all_stored
-from shoal.data.prepared.files import (
+from shoal.data.prepared.dataset import MANIFEST, REMEDY, VERSION
+from shoal.data.prepared.folder import Job, Manifest, carry_out
+from shoal.data.sources.files import find_files
+from shoal.data.store import (
     Appender,
     DamagedFolder,
     Stored,
+    all_stored,
     check_arrays,
     map_array,
     read_document,
 )
-from shoal.data.prepared.folder import Job, Manifest, carry_out
-from shoal.data.sources.files import find_files
 
 logger = logging.getLogger(__name__)
 

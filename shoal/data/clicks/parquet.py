@@ -36,7 +36,7 @@ class FrameBlock:
         decoded = getattr(self, "_decoded", None)
         if decoded is None:
             frame = _load(self.path, self.first, self.count, self.layout)
-            decoded = self._decoded = _decode(frame, self.path, self.first, self.layout)
+            decoded = self._decoded = decode(frame, self.path, self.first, self.layout)
         return decoded.slice(start, stop)
 
     def sound(self) -> tuple[Samples, int]:
@@ -46,7 +46,7 @@ class FrameBlock:
         for name in self.layout.dense:
             good &= np.isfinite(_numbers(frame[name], self.path))
         kept = frame if good.all() else frame.filter(good)
-        return _decode(kept, self.path, self.first, self.layout), int((~good).sum())
+        return decode(kept, self.path, self.first, self.layout), int((~good).sum())
 
     @property
     def name(self) -> str:
@@ -96,8 +96,13 @@ def _load(path: Path, first: int, count: int, layout: Layout) -> Any:
     return _read(path, lambda: pl.scan_parquet(path).select(names).slice(first, count).collect())
 
 
-def _decode(frame: Any, path: Path, first: int, layout: Layout) -> Samples:
-    """The samples of a frame, whose first row is row `first` of its file."""
+def decode(
+    frame: Any, path: Path, first: int, layout: Layout, keep_integers: bool = True
+) -> Samples:
+    """The samples of a frame, whose first row is row `first` of its file.
+
+    keep_integers: whole numbers are ids as they stand; else their text is hashed as any other.
+    """
     given = frame[layout.label]
     if len(odd := np.flatnonzero(~_is_label(given, path))):
         row = int(odd[0])
@@ -109,7 +114,9 @@ def _decode(frame: Any, path: Path, first: int, layout: Layout) -> Samples:
     dense = np.zeros((len(frame), len(layout.dense)), np.float32)
     for k, name in enumerate(layout.dense):
         dense[:, k] = _floats(frame[name], path, first)
-    columns = [_ids(frame[name], k, layout, path) for k, name in enumerate(layout.slots)]
+    columns = []
+    for k, name in enumerate(layout.slots):
+        columns.append(_ids(frame[name], k, layout, path, keep_integers))
     slots = len(columns)
     if all(lengths is None for _, lengths in columns):
         ids = (
@@ -158,17 +165,20 @@ def _float64() -> Any:
 
 
 def _ids(
-    series: Any, slot: int, layout: Layout, path: Path
+    series: Any, slot: int, layout: Layout, path: Path, keep_integers: bool
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Ids one after the other, and how many each row has (None: one each)."""
     import polars as pl
 
     if isinstance(series.dtype, pl.List):
         lengths = series.list.len().fill_null(0).to_numpy().astype(np.int64)
-        inner, _ = _ids(series.filter(pl.Series(lengths > 0)).explode(), slot, layout, path)
+        flat = series.filter(pl.Series(lengths > 0)).explode()
+        inner, _ = _ids(flat, slot, layout, path, keep_integers)
         ids = np.zeros(int(np.maximum(lengths, 1).sum()), np.int64)
         ids[np.repeat(lengths > 0, np.maximum(lengths, 1))] = inner
         return ids, np.maximum(lengths, 1)
+    if series.dtype.is_integer() and not keep_integers:
+        series = series.cast(pl.String)
     if series.dtype.is_integer():
         try:
             return layout.fold(series.cast(pl.Int64).fill_null(0).to_numpy().copy()), None
@@ -179,7 +189,7 @@ def _ids(
     if series.dtype in (pl.String, pl.Categorical) or isinstance(series.dtype, pl.Enum):
         tokens = series.cast(pl.String).fill_null("").to_list()
         cells = Cells.of([token.encode() for token in tokens])
-        return cells.ids(slice(None), np.array([slot]), layout, keep_integers=True)[:, 0], None
+        return cells.ids(slice(None), np.array([slot]), layout, keep_integers)[:, 0], None
     raise ValueError(
         f"{path}: column {series.name} is {series.dtype}; a slot holds whole numbers, text, or "
         "lists of them"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -48,13 +48,7 @@ class Apart(ClickReader):
     def __init__(self, inner: ClickReader, features: tuple[Feature, ...]):
         super().__init__(inner.layout, inner.batch_size, inner.seed, inner.shuffle, inner.tile)
         self.inner = inner
-        layout = inner.layout
-        self.slots = [(f.name, layout.slots.index(f.column)) for f in features if f.is_sparse]
-        self.columns = [
-            (f.name, [k for k, name in enumerate(layout.dense) if name == f.column])
-            for f in features
-            if not f.is_sparse
-        ]
+        self.columns = {f.name: f.column for f in features}
 
     @property
     def known_samples(self) -> int | None:  # type: ignore[override]
@@ -77,14 +71,20 @@ class Apart(ClickReader):
         return map(self._apart, self.inner.batches(epoch, rank, size, start, skip))
 
     def _apart(self, batch: Batch) -> Batch:
-        ids = {**batch.ids, **{name: slot(batch.ids["slots"], k, batch) for name, k in self.slots}}
-        dense = {
-            name: batch.dense["dense"][:, columns[0]]
-            if len(columns) == 1
-            else batch.dense["dense"][:, columns]
-            for name, columns in self.columns
-        }
-        return replace(batch, ids=ids, dense={**batch.dense, **dense})
+        return per_feature(batch, self.layout, self.columns)
+
+
+def per_feature(batch: Batch, layout: Layout, columns: Mapping[str, str]) -> Batch:
+    """The batch with a further field for each feature; columns: its slot or dense column."""
+    ids, dense = dict(batch.ids), dict(batch.dense)
+    for name, column in columns.items():
+        if column in layout.slots:
+            ids[name] = slot(batch.ids["slots"], layout.slots.index(column), batch)
+        else:
+            places = [k for k, one in enumerate(layout.dense) if one == column]
+            values = batch.dense["dense"][:, places]
+            dense[name] = values[:, 0] if len(places) == 1 else values
+    return replace(batch, ids=ids, dense=dense)
 
 
 def slot(ids: Tensor | Jagged, number: int, batch: Batch) -> Tensor | Jagged:

@@ -22,24 +22,16 @@ import numpy as np
 
 from shoal.config.schema import PREPARED, DataSection
 from shoal.config.yaml_io import inline
-from shoal.data.dataset import Column, Columns, Dataset, Phase, Ragged
-from shoal.data.pairs import counts_of
-from shoal.data.prepared import sides, views
-from shoal.data.prepared.files import (
-    DamagedFolder,
-    Stored,
-    check_arrays,
-    map_array,
-    read_document,
-)
-from shoal.data.prepared.vocabulary import Words
-from shoal.data.raw import number_defaults
+from shoal.data.dataset import Columns, Dataset, Phase
+from shoal.data.prepared import views
 from shoal.data.sources.files import places_of
 from shoal.data.split import PHASES
+from shoal.data.store import DamagedFolder, all_stored, check_arrays, read_document
+from shoal.data.stored import check_columns, parts_of, words_of
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 MANIFEST = PREPARED
 VIEW_MEMORY = 1 << 31  # bytes that making a view may take when a run makes it
 # What preparation decides: a run has it as the folder was made, or refuses to start.
@@ -141,50 +133,7 @@ def _check_bytes(folder: Path, manifest: dict[str, Any]) -> None:
             *(folder, folder),
         )
         return
-    fields, words = manifest["options"]["fields"], manifest["words"]
-    sizes = {name: len(Stored.of(one["ends"])) for name, one in words.items()}
-    tables = {"interactions": (map_columns(folder, manifest), manifest["rows"])}
-    for suffix, entry in manifest.get("sides", {}).items():
-        tables[suffix] = (sides.map_side(folder, entry, {}), sizes[fields[suffix]])
-    for whose, (columns, rows) in tables.items():
-        for name, column in columns.items():
-            if len(column) != rows:
-                raise DamagedFolder(f"{name} of {whose} has {len(column)} rows, not {rows}")
-            least = 1 if whose == "interactions" and name in (fields["user"], fields["item"]) else 0
-            _check_column(name, column, least, sizes.get(name))
-
-
-def _check_column(name: str, column: Column, least: int, size: int | None) -> None:
-    ids = column
-    if isinstance(column, Ragged):
-        ids, offsets = column.values, column.offsets
-        if offsets[0] != 0 or offsets[-1] != len(ids) or (np.diff(offsets) < 0).any():
-            raise DamagedFolder(f"the lists of {name} do not lie within its values")
-    assert isinstance(ids, np.ndarray)
-    if size is not None and len(ids) and not (ids.min() >= least and ids.max() < size):
-        raise DamagedFolder(f"ids of {name} are not all from {least} to {size - 1}")
-
-
-def all_stored(manifest: Any) -> list[Stored]:
-    """Every array that a manifest names."""
-    if not isinstance(manifest, dict):
-        return []
-    if "segments" in manifest:
-        return [Stored.of(manifest)]
-    return [stored for part in manifest.values() for stored in all_stored(part)]
-
-
-def map_columns(folder: Path, manifest: dict[str, Any]) -> Columns:
-    """Field -> its mapped column."""
-    return {name: sides.map_column(folder, column) for name, column in manifest["columns"].items()}
-
-
-def _left_out(manifest: dict[str, Any]) -> dict[str, int]:
-    """Config key -> rows that it left out when the folder was made."""
-    found = counts_of(
-        {"data.bad_rows": manifest.get("bad_rows", 0), **manifest.get("left_out", {})}
-    )
-    return {key: count for key, count in found.items() if count}
+    check_columns(folder, manifest)
 
 
 def for_view(manifest: dict[str, Any], columns: Columns, order: str) -> dict:
@@ -197,11 +146,9 @@ def for_view(manifest: dict[str, Any], columns: Columns, order: str) -> dict:
 
 
 def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int) -> Prepared:
-    fields, columns = manifest["options"]["fields"], map_columns(folder, manifest)
-    vocab: dict[str, Any] = {
-        name: Words(*(map_array(folder, Stored.of(one[part])) for part in ("text", "ends")))
-        for name, one in manifest["words"].items()
-    }
+    fields, vocab = manifest["options"]["fields"], words_of(folder, manifest)
+    parts = parts_of(folder, manifest, config)
+    columns = parts["inter"]
     key = views.view_key(manifest["interactions"], config.split, seed)
     place = folder / "views" / key
     rows = len(columns[fields["user"]])
@@ -222,31 +169,13 @@ def _open(folder: Path, manifest: dict[str, Any], config: DataSection, seed: int
         if view is None:
             raise DamagedFolder(f"{place} is not what was written there")
     arrays = view.arrays
-    tables = manifest.get("sides", {})
-    fills = number_defaults(config)
-    types = {name: column["type"] for name, column in manifest["columns"].items()}
-    for entry in tables.values():
-        types |= {n: one["type"] for n, one in entry["columns"].items() if n not in types}
-    timed = fields["time"] in columns and config.split.order != "file"
     return Prepared(
         name=manifest["name"],
-        user_field=fields["user"],
-        item_field=fields["item"],
-        time_field=fields["time"] if timed else None,
-        label_field=fields["label"] if fields["label"] in columns else None,
-        inter=dict(columns),
-        types=types,
-        users=sides.map_side(folder, tables.get("user"), fills),
-        items=sides.map_side(folder, tables.get("item"), fills),
-        missing={
-            suffix: {name: one.get("missing", 0) for name, one in entry["columns"].items()}
-            for suffix, entry in {"inter": manifest, **tables}.items()
-        },
-        left_out=_left_out(manifest),
         pairs=view.pairs,
-        vocab=vocab,
+        vocab=vocab,  # type: ignore[arg-type]
         splits={phase: arrays[f"rows-{phase}"] for phase in PHASES},
         digests={"interactions": manifest["interactions"], "splits": view.splits},
         ids={name: one for name, one in arrays.items() if not name.startswith("history")},
         histories={n: (arrays[f"history-{n}"], arrays[f"offsets-{n}"]) for n in (1, 2, 3)},
+        **parts,
     )

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 from shoal.config.schema import DataSection
 from shoal.config.yaml_io import inline
 from shoal.data.prepared import views
-from shoal.data.prepared.dataset import MANIFEST, VERSION, all_stored
+from shoal.data.prepared.dataset import MANIFEST, VERSION
 from shoal.data.prepared.engine import Engine, Here
-from shoal.data.prepared.files import Stored, check_arrays, read_document, write_document
+from shoal.data.store import all_stored, check_arrays, read_document, sync, write_document
 from shoal.world.durable import sole_holder
 
 logger = logging.getLogger(__name__)
@@ -134,8 +134,7 @@ def check(to: Path) -> int:
     check_arrays(to, stored, whole=True)
     for view in sorted((to / "views").iterdir()) if (to / "views").is_dir() else []:
         if not view.name.startswith("."):
-            entries = read_document(view / views.DOCUMENT, views.VERSION)["arrays"]
-            some = [Stored.of(entry) for entry in entries.values()]
+            some = all_stored(read_document(view / views.DOCUMENT, views.VERSION))
             check_arrays(view, some, whole=True)
             stored += some
     return len(stored)
@@ -168,6 +167,7 @@ def _make(job: Job, paths: list[Path], steps: Steps) -> Manifest:
     with _work(job) as work:
         manifest = _with_inputs(job, paths, steps.add(job, paths, work, empty, work))
         steps.finish(job, manifest, work)
+        sync(work, all_stored(manifest))
         write_document(work / MANIFEST, manifest)
         if job.to.exists():
             job.to.rmdir()  # it is empty
@@ -180,6 +180,7 @@ def _append(job: Job, paths: list[Path], manifest: Manifest, steps: Steps) -> Ma
     with _work(job) as work:
         made = _with_inputs(job, paths, steps.add(job, paths, job.to, manifest, work))
         steps.finish(job, made, job.to)
+        sync(job.to, all_stored(made))
         write_document(job.to / MANIFEST, made)
     for path in steps.outdated(job, manifest, made):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

@@ -160,7 +160,10 @@ class Input:
             _cast(pl.col(own), schema[own], self.types[name]).alias(name)
             for name, own in self.columns.items()
         )
-        found = wanted.slice(part.start, part.stop - part.start).collect()
+        try:
+            found = wanted.slice(part.start, part.stop - part.start).collect()
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+            raise ValueError(f"{self.path} cannot be read as Parquet: {error}") from None
         required = [n for n in self.columns if self.types[n] == "float" or n in self.ids]
         bad = found.select(
             pl.any_horizontal(pl.col(n).is_null() for n in required).alias("bad")

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING
 from shoal.config.errors import did_you_mean
 from shoal.config.schema import DataSection
 from shoal.data.dataset import FieldType
+from shoal.data.filters import SIDES
 from shoal.data.packed import LONGEST_LINE, open_text, plain_name
 from shoal.data.parquet_counts import check_counts
 from shoal.data.prepared.inputs import Input
-from shoal.data.raw import choose_columns
+from shoal.data.raw import RawTable, choose_columns
+from shoal.data.sources import atomic, tables
 from shoal.data.sources.atomic import read_header
 from shoal.data.sources.delimited import Layout
+from shoal.data.sources.files import find_files
 from shoal.data.sources.quotes import Cells
 from shoal.data.sources.text import cells_of, first_line
 from shoal.data.sources.typed import declared_types, guess_type
@@ -52,6 +55,42 @@ def expand(names: list[str]) -> list[Path]:
         twice = next(path for path in found if found.count(path) > 1)
         raise ValueError(f"{twice} is named twice; its rows would count twice: name it once")
     return found
+
+
+def side_files(config: DataSection) -> dict[str, list[Path]]:
+    """Those that data.files names."""
+    said = config.files or {}
+    other = [suffix for suffix in said if suffix not in SIDES]
+    if other:
+        raise ValueError(
+            f"data.files names {', '.join(other)}; `shoal prepare` takes user and item from there, "
+            "and interactions as INPUT"
+        )
+    return {s: find_files(path, config.path, f"data.files.{s}") for s, path in said.items()}
+
+
+def sort_out(paths: list[Path], config: DataSection) -> tuple[list[Path], dict[str, list[Path]]]:
+    """Files of interactions, and side files by whose they are."""
+    found: dict[str, list[Path]] = {}
+    named = {path: suffix for suffix, some in side_files(config).items() for path in some}
+    inter = []
+    for path in paths:
+        suffix = named.get(path) or plain_name(path).suffix.removeprefix(".")
+        if suffix in SIDES:
+            found.setdefault(suffix, []).append(path)
+        else:
+            inter.append(path)
+    return inter, found
+
+
+def read_sides(found: dict[str, list[Path]], config: DataSection) -> dict[str, RawTable]:
+    """The tables of side files."""
+    return {
+        suffix: atomic.read_table(config, suffix, paths)[0]
+        if plain_name(paths[0]).suffix == f".{suffix}"
+        else tables.read_side(config, suffix, paths)
+        for suffix, paths in found.items()
+    }
 
 
 def is_table(path: Path) -> bool:

@@ -1,11 +1,7 @@
 """Raw files of interactions -> a prepared folder, in memory of a stated size.
 
-1. The files are read in pieces; users, items and other words become codes by first appearance, and
-   columns of codes and numbers are written as they come.
-2. Filters choose rows, pass by pass.
-3. What stays is numbered by first appearance and appended to the folder's columns.
-4. Side tables are numbered after that and aligned with the ids (sides.py).
-5. The rows are split and brought together by user (views.py).
+The files are read in pieces of bounded size, which become columns as everywhere (data/columns.py);
+then the rows are split and brought together by user (views.py).
 """
 
 from __future__ import annotations
@@ -14,6 +10,7 @@ import hashlib
 import logging
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,32 +18,20 @@ import numpy as np
 
 from shoal.config.schema import DataSection
 from shoal.config.yaml_io import inline
-from shoal.data.dataset import Column, FieldType, Ragged
+from shoal.data.columns import Rows, add_rows
+from shoal.data.dataset import FieldType
+from shoal.data.filters import looks_at_all
+from shoal.data.passes import chunks
 from shoal.data.prepared import views
-from shoal.data.prepared.dataset import DECIDED, all_stored, for_view, map_columns
-from shoal.data.prepared.files import Appender, Stored, map_array
+from shoal.data.prepared.dataset import DECIDED, for_view
 from shoal.data.prepared.folder import Job, Manifest, carry_out
 from shoal.data.prepared.inputs import Input, read_in_order
-from shoal.data.prepared.keeping import kept_rows, looks_at_all
-from shoal.data.prepared.numbering import (
-    append_words,
-    code_words,
-    known_words,
-    number_codes,
-    stored_words,
-)
-from shoal.data.prepared.opening import expand, open_input
-from shoal.data.prepared.partition import chunks, kept_values
-from shoal.data.prepared.sides import (
-    number_sides,
-    read_sides,
-    rows_of_words,
-    side_files,
-    sort_out,
-    without_uncounted,
-    write_side,
-)
+from shoal.data.prepared.opening import expand, open_input, read_sides, side_files, sort_out
+from shoal.data.raw import RawColumn
+from shoal.data.sides import map_columns
 from shoal.data.sources.text import is_by_line
+from shoal.data.store import Stored, all_stored, map_array
+from shoal.data.vocabulary import stored_words
 
 logger = logging.getLogger(__name__)
 
@@ -103,58 +88,23 @@ class Interactions:
     ) -> Manifest:
         """Append the rows of files to the columns in `folder`; the manifest that will name them."""
         config, (files, found) = job.config, sort_out(paths, job.config)
-        empty: Manifest = {"columns": {}, "words": {}, "sides": {}, "bad_rows": 0, "left_out": {}}
-        manifest = {**empty, **manifest}
+        inputs = [open_input(path, config, _types(manifest)) for path in files]
+        skipped: Counter[Path] = Counter()
+
+        def pieces() -> Iterator[dict[str, RawColumn]]:
+            for piece, part in read_in_order(inputs, job.memory, job.engine):
+                yield piece.columns
+                skipped[part.input.path] += piece.skipped
+                job.progress(part.size)
+            for path, count in (+skipped).items():
+                logger.warning("%s: %d bad rows are left out (data.bad_rows: skip)", path, count)
+
         scratch = work / "scratch"
         scratch.mkdir()
-        inputs = [open_input(path, config, _types(manifest)) for path in files]
-        tables = read_sides(found, config)
-        kinds = _kinds(inputs)
-        words = {n: known_words(folder, manifest, n) for n, k in kinds.items() if _is_token(k)}
-        held = {name: len(index) for name, index in words.items()}
-        raw, skipped = _read(job, inputs, kinds, words, scratch)
-        rows_of = rows_of_words(folder, manifest["sides"], tables, config, words)
-        flat = {name: column for name, column in raw.items() if isinstance(column, np.ndarray)}
-        sizes = {name: len(index) for name, index in words.items()}
-        of_sides = {name for table in tables.values() for name in table.types}
-        of_sides |= {name for entry in manifest["sides"].values() for name in entry["columns"]}
-        keep, left_out = kept_rows(flat, sizes, config, job.memory, scratch, of_sides, rows_of)
-        numbers, ids = {}, {}
-        for name, index in words.items():
-            numbers[name], ids[name] = number_codes(raw[name], keep, held[name], index)
-        for suffix in tables:
-            field = getattr(config.fields, suffix)
-            tables[suffix] = without_uncounted(tables[suffix], suffix, config, ids[field])
-        columns = _append_columns(folder, manifest, config, kinds, raw, keep, numbers)
-        for name in manifest["words"]:  # of side tables alone
-            ids.setdefault(name, known_words(folder, manifest, name))
-        side_ids = number_sides(tables, config, ids)
-        entries = manifest["words"]
-        new_words = {
-            name: append_words(folder, entries.get(name), place, index)
-            for place, (name, index) in enumerate(ids.items())
-        }
-        sides = {
-            suffix: write_side(
-                *(folder, f"side-{suffix}-{len(manifest['commands'])}"),
-                *(manifest["sides"].get(suffix), tables.get(suffix)),
-                {name: one for (whose, name), one in side_ids.items() if whose == suffix},
-                getattr(config.fields, suffix),
-                len(ids[getattr(config.fields, suffix)]),
-            )
-            for suffix in {**manifest["sides"], **tables}
-        }
-        del raw, flat
+        rows = Rows(_kinds(inputs), pieces(), read_sides(found, config), job.inputs[0])
+        made, _ = add_rows(rows, config, folder, manifest, "<i4", scratch, job.memory)
         shutil.rmtree(scratch)
-        made = {
-            **manifest,
-            "rows": len(Stored.of(columns[config.fields.user]["values"])),
-            "columns": columns,
-            "words": new_words,
-            "sides": sides,
-            "bad_rows": manifest["bad_rows"] + skipped,
-            "left_out": dict(Counter(manifest["left_out"]) + Counter(left_out)),
-        }
+        made["bad_rows"] = manifest.get("bad_rows", 0) + skipped.total()
         made["interactions"] = _digest(folder, made)
         return made
 
@@ -162,7 +112,7 @@ class Interactions:
         """The split that the config asks for, where it is not there."""
         split = job.config.split
         place = folder / "views" / views.view_key(manifest["interactions"], split, job.seed)
-        fields, columns = manifest["options"]["fields"], map_columns(folder, manifest)
+        fields, columns = manifest["options"]["fields"], map_columns(folder, manifest["columns"])
         words = (manifest["words"][fields[side]]["ends"] for side in ("user", "item"))
         users, items = (len(Stored.of(entry)) for entry in words)
         if views.open_view(place, manifest["rows"], (users, items)) is not None:
@@ -203,10 +153,6 @@ def refuse_unsupported(config: DataSection) -> None:
             )
 
 
-def _is_token(kind: FieldType) -> bool:
-    return kind.startswith("token")
-
-
 def _types(manifest: Manifest) -> dict[str, FieldType]:
     return {name: column["type"] for name, column in manifest.get("columns", {}).items()}
 
@@ -237,115 +183,6 @@ def _kinds(inputs: list[Input]) -> dict[str, FieldType]:
                 "what they are with data.features"
             )
     return dict(kinds)
-
-
-def _read(
-    job: Job,
-    inputs: list[Input],
-    kinds: dict[str, FieldType],
-    words: dict[str, dict[str, int]],
-    scratch: Path,
-) -> tuple[dict[str, Column], int]:
-    """Columns of codes and numbers of all inputs, mapped, and bad rows that were left out.
-
-    `words` learns the new ones.
-    """
-    writers = {
-        name: _Writer(
-            scratch,
-            Stored(f"raw-{place}", "<i4" if _is_token(kind) else "<f8"),
-            Stored(f"raw-{place}-ends", "<i8") if kind.endswith("_seq") else None,
-        )
-        for place, (name, kind) in enumerate(kinds.items())
-    }
-    skipped: Counter[Path] = Counter()
-    for piece, part in read_in_order(inputs, job.memory, job.engine):
-        for name, column in piece.columns.items():
-            values = column.values
-            if column.words is not None:
-                values = code_words(words[name], column.words.tolist(), name)[values]
-            lengths = None if column.offsets is None else np.diff(column.offsets)
-            writers[name].write(values, lengths)
-        skipped[part.input.path] += piece.skipped
-        job.progress(part.size)
-    for writer in writers.values():
-        writer.close()
-    for path, count in (+skipped).items():
-        logger.warning("%s: %d bad rows are left out (data.bad_rows: skip)", path, count)
-    found = {name: writer.map() for name, writer in writers.items()}
-    if not len(next(iter(found.values()))):
-        raise ValueError(f"{job.inputs[0]} holds no rows after its header; name files with rows")
-    return found, skipped.total()
-
-
-class _Writer:
-    """Appends to a column: its values, and of lists where each ends (from 0 on)."""
-
-    def __init__(self, folder: Path, values: Stored, ends: Stored | None):
-        self.folder, self.at = folder, len(values)
-        self.values = Appender(folder, values)
-        self.ends = None if ends is None else Appender(folder, ends)
-        if self.ends is not None and not len(self.ends.stored):
-            self.ends.write(np.zeros(1, np.int64))
-
-    def write(self, values: np.ndarray, lengths: np.ndarray | None) -> None:
-        """Some rows more."""
-        self.values.write(values)
-        if self.ends is not None:
-            assert lengths is not None
-            self.ends.write(self.at + np.cumsum(lengths))
-            self.at += len(values)
-
-    def close(self) -> None:
-        """The disk has them."""
-        for one in (self.values, self.ends):
-            if one is not None:
-                one.close()
-
-    def map(self) -> Column:
-        """The column, mapped."""
-        values = map_array(self.folder, self.values.stored)
-        if self.ends is None:
-            return values
-        return Ragged(values, map_array(self.folder, self.ends.stored))
-
-
-def _append_columns(
-    folder: Path,
-    manifest: Manifest,
-    config: DataSection,
-    kinds: dict[str, FieldType],
-    raw: dict[str, Column],
-    keep: np.ndarray | None,
-    numbers: dict[str, np.ndarray],
-) -> dict[str, Any]:
-    """Write the rows that stay behind those of the folder's columns; the entries of all."""
-    columns, fields, threshold = dict(manifest["columns"]), config.fields, config.threshold or {}
-    for place, (name, kind) in enumerate(kinds.items()):
-        target = fields.label if name in threshold else name
-        entry = columns.get(target)
-        dtype = "<i4" if _is_token(kind) else "<f8" if name == fields.time else "<f4"
-        ends = Stored(f"column-{place}-ends.bin", "<i8") if kind.endswith("_seq") else None
-        if entry is None:
-            stored = Stored(f"column-{place}.bin", dtype)
-        else:
-            stored = Stored.of(entry["values"])
-            ends = Stored.of(entry["offsets"]) if ends is not None else None
-        writer, missing = _Writer(folder, stored, ends), (entry or {}).get("missing", 0)
-        for values, lengths in kept_values(raw[name], keep):
-            if lengths is not None:
-                missing += int((lengths == 0).sum())
-            if _is_token(kind):
-                values = numbers[name][values]
-                missing += int((values == 0).sum()) if lengths is None else 0
-            elif name in threshold:
-                values = values >= threshold[name]
-            writer.write(values, lengths)
-        writer.close()
-        columns[target] = {"type": kind, "values": stored.entry(), "missing": missing}
-        if ends is not None:
-            columns[target]["offsets"] = ends.entry()
-    return columns
 
 
 def _digest(folder: Path, manifest: dict[str, Any]) -> str:

@@ -29,19 +29,21 @@ import numpy as np
 
 from shoal.config.schema import SplitSection
 from shoal.data.pairs import Pairs, count_pairs
+from shoal.data.passes import by_user, chunks, count_ids
 from shoal.data.prepared.engine import Engine, Here
-from shoal.data.prepared.files import (
+from shoal.data.sampler import distinct
+from shoal.data.split import PHASES, phase_of_rows, phases_in_order
+from shoal.data.store import (
     Appender,
     Stored,
+    all_stored,
     check_arrays,
     map_array,
     read_document,
+    sync,
     write_array,
     write_document,
 )
-from shoal.data.prepared.partition import by_user, chunks, count_ids
-from shoal.data.sampler import distinct
-from shoal.data.split import PHASES, leave_counts, ratio_counts, split_rows
 
 VERSION = 1
 DOCUMENT = "view.json"
@@ -133,6 +135,7 @@ def make_view(
     work.mkdir()
     try:
         body = _write(work, columns, user, sizes, split, seed, memory, engine or Here())
+        sync(work, all_stored(body))
         write_document(work / DOCUMENT, {"version": VERSION, **body})
         rows = len(columns[user])
         if folder.exists() and open_view(folder, rows, sizes) is None:
@@ -162,9 +165,7 @@ def _write(
     apart = split.group_by == "user" and split.order != "random"
     if (split.order == "time" and "time" not in columns) or not apart:
         # At random, or over all users at once: the order of all rows is in memory.
-        chosen = split_rows(split, seed, np.asarray(users, np.int64), columns.get("time"))
-        for number, phase in enumerate(PHASES):
-            phases[chosen[phase]] = number
+        phases[:] = phase_of_rows(split, seed, users, columns.get("time"))
     histories = [Appender(work, Stored(f"history-{n}", "<i4")) for n in (1, 2, 3)]
     lengths = [np.zeros(num_users, dtype=np.int64) for _ in histories]
     seen, seen_counts = Appender(work, Stored("seen", "<i8")), np.zeros(num_users, dtype=np.int64)
@@ -238,7 +239,9 @@ def _in_order(given: _Range, num_items: int) -> _Ordered:
     keys = [part["time"], part[given.user]] if "time" in part else [part[given.user]]
     order = np.lexsort(keys)
     owner, item = part[given.user][order], part["item"][order]
-    phase = part["phase"][order] if given.split is None else _phases(given.split, given.counts)
+    phase = (
+        part["phase"][order] if given.split is None else phases_in_order(given.split, given.counts)
+    )
     taken = [phase <= n for n in range(len(PHASES))]
     users = span.stop - span.start
     pairs = owner[phase == 0].astype(np.int64) * num_items + item[phase == 0]
@@ -258,17 +261,6 @@ def _reserve(path: Path, size: int) -> np.ndarray:
         if size:
             os.posix_fallocate(file.fileno(), 0, size)
     return np.memmap(path, np.uint8, mode="r+", shape=(size,)) if size else np.empty(0, np.uint8)
-
-
-def _phases(split: SplitSection, sizes: np.ndarray) -> np.ndarray:
-    """The phase of every row of users with so many rows each, in order: uint8 [sum of sizes]."""
-    if split.by == "ratio":
-        valid, test = ratio_counts(sizes, split.ratio)
-    else:
-        valid, test = leave_counts(sizes, split.leave)
-    valid, test = np.where(sizes > 0, valid, 0), np.where(sizes > 0, test, 0)
-    kinds = np.tile(np.arange(3, dtype=np.uint8), len(sizes))
-    return np.repeat(kinds, np.stack([sizes - valid - test, valid, test], 1).reshape(-1))
 
 
 def _write_phases(

@@ -63,6 +63,8 @@ def _series(name: str, column: Any, pl: Any) -> pl.Series:
     arrow = hasattr(column, "__arrow_c_array__") or hasattr(column, "__arrow_c_stream__")
     if arrow and not hasattr(column, "iloc"):  # pandas has NaN for nothing, see below
         return pl.Series(name, column)
+    if isinstance(column, list | tuple) and any(isinstance(one, list | tuple) for one in column):
+        return pl.Series(name, [_plain(one) for one in column], strict=True)
     values = column.to_numpy() if hasattr(column, "to_numpy") else np.asarray(column)
     if values.dtype.kind == "M":
         values = values.astype("datetime64[us]")  # of any resolution

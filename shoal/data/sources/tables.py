@@ -124,6 +124,14 @@ def _read(path: Path, config: DataSection) -> Piece:
     return Piece(path, read_columnar(path, form))
 
 
+def read_frame(path: Path, config: DataSection) -> pl.DataFrame:
+    """The rows of one file; of an atomic one, whose header has types, without them."""
+    if plain_name(path).suffix == ".inter":
+        found, _, _ = read_csv(path, config)
+        return found.rename({name: name.rpartition(":")[0] or name for name in found.columns})
+    return _read(path, config).frame
+
+
 def columns_of(path: Path, config: DataSection) -> list[str]:
     """The names of a file's columns, by its first line or its schema."""
     import polars as pl

@@ -38,6 +38,7 @@ def read_csv(path: Path, config: DataSection) -> Found:
         raise ValueError(f"{path} is empty; its first line must name the columns")
     cells = cells_of(head, config)
     names = cells.header(head, path)
+    body = cells.without_null(body)
     if cells.marked(body) and (plain := cells.without_quotes(body)) is not None:
         body = plain
     rows = body.count(b"\n")

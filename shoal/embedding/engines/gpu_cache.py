@@ -108,11 +108,11 @@ class CachedGpuTables(GpuTables):
 
     # ---- one step --------------------------------------------------------------------------------
 
-    def announce(self, ids: Sequence[Tensor]) -> None:
+    def prefetch(self, ids: Sequence[Tensor]) -> None:
         """These ids are used by the step after the next one."""
         self._coming = [part.reshape(-1) for part in ids]
 
-    def bring(self, ids: Sequence[Tensor]) -> None:
+    def stage(self, ids: Sequence[Tensor]) -> None:
         """Rows of a step that was recorded into slots; those of the next one begin to come."""
         flat = [part.reshape(-1) for part in ids]
         self._stage(flat[0] if len(flat) == 1 else torch.cat(flat))
@@ -144,14 +144,14 @@ class CachedGpuTables(GpuTables):
         if len(ids) <= READ_ALONE * self.number_of_slots:
             staged = self._ensure(ids)
         elif not self._is_recorded():
-            self.settle()
+            self._wait_for_prefetched()
         found = gpu_staging.peek(ids, self.slots, self.hot[0], self.memory, self.padding)
         if staged:
             self._go_ahead()
         return found
 
     def _is_recorded(self) -> bool:
-        """Whether `bring` has been called, or will be: nothing is staged then."""
+        """Whether `stage` has been called, or will be: nothing is staged then."""
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def _ensure(self, ids: Tensor) -> bool:
@@ -166,7 +166,7 @@ class CachedGpuTables(GpuTables):
 
     def _stage(self, ids: Tensor) -> None:
         before = self._ahead
-        self.settle()
+        self._wait_for_prefetched()
         held = self.slots, self.hot, self.memory, self.wrong, self.padding
         gpu_staging.stage(ids, *held, before=before)
         self._staged = ids
@@ -195,7 +195,7 @@ class CachedGpuTables(GpuTables):
             ids = ids.pin_memory()  # or the host would wait for the stream beside
         return ids.to(self.device, non_blocking=True)
 
-    def settle(self) -> None:
+    def _wait_for_prefetched(self) -> None:
         """Wait on this stream for what comes ahead."""
         if self._beside is not None and self._ahead is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._beside)
@@ -204,7 +204,7 @@ class CachedGpuTables(GpuTables):
     @property
     def traffic(self) -> Traffic:
         """Where ids found their rows so far; waits for the GPU."""
-        self.settle()
+        self._wait_for_prefetched()
         counts = self.slots.counts.tolist()
         late, early = counts[gpu_staging.LATE.value], counts[gpu_staging.EARLY.value]
         return Traffic(self._asked - late - early, early, late, late + early)
@@ -259,7 +259,7 @@ class CachedGpuTables(GpuTables):
 
     def _slots_of(self, ids: Tensor) -> Tensor:
         """Slots [n] of ids, in host memory, when all work has ended."""
-        self.settle()
+        self._wait_for_prefetched()
         self._staged = None
         found = self.slots.slot_of[ids.to(self.device)].cpu()
         if self.device.type == "cuda":

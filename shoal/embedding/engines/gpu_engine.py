@@ -1,4 +1,4 @@
-"""GpuEngine: a table in the memory of a GPU as a leaf, by the kernels of GpuTables.
+"""GpuEngine: a table in the memory of a GPU, by the kernels of GpuTables.
 
 Tables of one width that are made together share a group, and their rows are read and updated in one
 launch by `pull_many` and `push_many`. Nothing waits for the device but what goes to the host: an id
@@ -17,7 +17,7 @@ from shoal.embedding.engines.admission import Admission, Pending, Shrink
 from shoal.embedding.engines.gpu_cache import CachedGpuTables
 from shoal.embedding.engines.gpu_growing import GrowingGpuTables
 from shoal.embedding.engines.gpu_tables import GpuTables
-from shoal.embedding.engines.row_engine import RowEngine
+from shoal.embedding.engines.row_engine import AdamRows, RowEngine
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.store import Every, Ids, Rows
 from shoal.embedding.table import Table
@@ -25,37 +25,41 @@ from shoal.kernels.gpu.lookup import Lookup
 from shoal.kernels.gpu.segments import Segments
 
 
-def make_gpu_leaves(
+def make_gpu_engines(
     tables: Sequence[Table],
     optimizer: RowOptimizer,
     seed: int,
     device: torch.device | str,
     admissions: Sequence[Admission | None] = (),
+    fused: bool = False,
 ) -> list[GpuEngine]:
-    """A leaf for each table; those of one width, type and admission lie side by side."""
+    """An engine for each table; those of one width, type and admission lie side by side.
+
+    fused: rows that a softmax alone reads may be updated by it.
+    """
     admissions = admissions or [None] * len(tables)
-    groups: dict[tuple[int, bool, bool, Admission | None], list[int]] = {}
+    groups: dict[tuple[int, bool, bool, bool, Admission | None], list[int]] = {}
     for k, (table, admission) in enumerate(zip(tables, admissions)):
-        alike = table.dim, table.half, table.rows is None, admission
+        alike = table.dim, table.half, table.rows is None, table.whole, admission
         groups.setdefault(alike, []).append(k)
-    leaves: dict[int, GpuEngine] = {}
-    for (_, _, grows, admission), members in groups.items():
+    engines: dict[int, GpuEngine] = {}
+    for (_, _, grows, _, admission), members in groups.items():
         some = [tables[k] for k in members]
         if grows:
             group: GpuTables = GrowingGpuTables(some, optimizer, seed, device, admission)
         else:
             group = GpuTables(some, optimizer, seed, device)
-        leaves.update({k: GpuEngine(group, number) for number, k in enumerate(members)})
-    return [leaves[k] for k in range(len(tables))]
+        engines.update({k: GpuEngine(group, number, fused) for number, k in enumerate(members)})
+    return [engines[k] for k in range(len(tables))]
 
 
 class GpuEngine(RowEngine):
     """One table of a group."""
 
-    def __init__(self, group: GpuTables, number: int):
+    def __init__(self, group: GpuTables, number: int, fused: bool = False):
         table = group.tables[number]
         super().__init__(table, group.optimizer, group.seed, group.admission)
-        self.group, self.number, self.device = group, number, group.device
+        self.group, self.number, self.device, self.fused = group, number, group.device, fused
 
     def __len__(self) -> int:
         """Rows held: all of a fixed table, those that were updated of a growing one."""
@@ -72,24 +76,35 @@ class GpuEngine(RowEngine):
         return not self.group.grows
 
     @property
-    def far(self) -> bool:  # type: ignore[override]
+    def offloaded(self) -> bool:  # type: ignore[override]
         """Whether rows may be in host memory."""
         return self.group.cached
 
-    def announce(self, ids: Sequence[Tensor]) -> None:
+    def prefetch(self, ids: Sequence[Tensor]) -> None:
         """A hint: these ids [n_k] are used by the step after the next one."""
         if isinstance(self.group, CachedGpuTables):
-            self.group.announce(ids)
+            self.group.prefetch(ids)
 
-    def bring(self, ids: Sequence[Tensor]) -> None:
-        """Before a recorded step is replayed: the rows of all its ids [n_k] are where it reads."""
+    def stage(self, ids: Sequence[Tensor]) -> None:
+        """Before a recorded step is replayed: put the rows of all its ids [n_k] where it reads."""
         if isinstance(self.group, CachedGpuTables):
-            self.group.bring(ids)
+            self.group.stage(ids)
 
     def lend(self) -> Tensor | None:
         """The rows themselves [rows, dim], to be read until the next push; None: they cannot be."""
         whole = self.table.rows is not None and not self.table.half
         return self.group.whole(self.number) if whole and not self.group.cached else None
+
+    def adam_rows(self) -> AdamRows | None:
+        values, optimizer = self.lend(), self.optimizer
+        by_adam = optimizer.name in ("adam", "adamw") and optimizer.clip is None
+        if values is None or not (self.fused and by_adam):
+            return None
+        first = self.group.first_rows[self.number]
+        state = self.group.arena.state
+        mine = slice(first, first + len(values))
+        moments = state["exp_avg"][mine], state["exp_avg_sq"][mine]
+        return AdamRows(values, *moments, self.group.numbers)
 
     def pull(self, ids: Ids) -> Tensor:
         """Rows of `ids` [n]: [n, dim]. An id that never learned reads as its initial value."""
@@ -98,68 +113,68 @@ class GpuEngine(RowEngine):
 
     @classmethod
     def pull_many(
-        cls, leaves: Sequence[GpuEngine], ids: Sequence[Ids], learn: bool = False
+        cls, engines: Sequence[GpuEngine], ids: Sequence[Ids], learn: bool = False
     ) -> list[Tensor]:
-        """As RowEngine.pull_many; the leaves of a group in one launch."""
+        """As RowEngine.pull_many; the engines of a group in one launch."""
         result: dict[int, Tensor] = {}
-        for group, members in _by_group(leaves).items():
+        for group, members in _by_group(engines).items():
             alike = not any(isinstance(ids[k], Every) for k in members)  # pushed in one launch, too
             for k in members:
-                if isinstance(ids[k], Every) and leaves[k].lend() is not None:
-                    result[k] = leaves[k].pull(ids[k])
+                if isinstance(ids[k], Every) and engines[k].lend() is not None:
+                    result[k] = engines[k].pull(ids[k])
             members = [k for k in members if k not in result]
             if not members:
                 continue
-            flat = [leaves[k].ids_inside(ids[k]) for k in members]
+            flat = [engines[k].ids_inside(ids[k]) for k in members]
             counts = [0] * len(group.tables)
             for k, part in zip(members, flat):
-                counts[leaves[k].number] += len(part)
+                counts[engines[k].number] += len(part)
             rows = group.pull(group.look_up(_cat(flat), counts), learn and alike)
             result.update(zip(members, rows.split([len(part) for part in flat])))
-        return [result[k] for k in range(len(leaves))]
+        return [result[k] for k in range(len(engines))]
 
     @classmethod
     def push_many(
         cls,
-        leaves: Sequence[GpuEngine],
+        engines: Sequence[GpuEngine],
         ids: Sequence[Ids],
         grads: Sequence[Tensor],
         lr: float,
         pulled: bool = False,
     ) -> None:
-        """As RowEngine.push_many; the leaves of a group in one launch."""
-        for group, members in _by_group(leaves).items():
+        """As RowEngine.push_many; the engines of a group in one launch."""
+        for group, members in _by_group(engines).items():
             whole = any(isinstance(ids[k], Every) for k in members)
-            if whole or len({leaves[k].step for k in members}) > 1:  # each has numbers of its own
+            if whole or len({engines[k].step for k in members}) > 1:  # each has numbers of its own
                 for k in members:
-                    leaves[k].push(ids[k], grads[k], lr)
+                    engines[k].push(ids[k], grads[k], lr)
                 continue
-            flat = [leaves[k].ids_inside(ids[k]) for k in members]
-            parts = [leaves[k].flat_grads(grads[k], len(part)) for k, part in zip(members, flat)]
+            flat = [engines[k].ids_inside(ids[k]) for k in members]
+            parts = [engines[k].flat_grads(grads[k], len(part)) for k, part in zip(members, flat)]
             counts = [0] * len(group.tables)
             for k, part in zip(members, flat):
-                counts[leaves[k].number] = len(part)
-            first, ahead = leaves[members[0]], group.take_sorted(counts)
+                counts[engines[k].number] = len(part)
+            first, ahead = engines[members[0]], group.take_sorted(counts)
             if pulled and ahead is not None:
                 first._begin_unless_recorded(lr)
                 group.apply(ahead.segments, _cat(parts))
             else:
                 first._push(group.look_up(_cat(flat), counts), _cat(parts), lr)
             for k in members:
-                leaves[k].step = leaves[members[0]].step
+                engines[k].step = engines[members[0]].step
 
     @classmethod
-    def begin_many(cls, leaves: Sequence[GpuEngine], lr: float) -> None:
-        for members in _by_group(leaves).values():
-            together = [leaves[k] for k in members]
-            if len({leaf.step for leaf in together}) > 1:
+    def begin_many(cls, engines: Sequence[GpuEngine], lr: float) -> None:
+        for members in _by_group(engines).values():
+            together = [engines[k] for k in members]
+            if len({engine.step for engine in together}) > 1:
                 raise ValueError(  # the numbers of a step are the group's
                     f"table {together[0].table.name!r} and others of its width had different "
                     "numbers of steps, so theirs cannot be recorded: set strategy.graph=false"
                 )
             together[0].begin(lr)
-            for leaf in together:
-                leaf.step = together[0].step
+            for engine in together:
+                engine.step = together[0].step
 
     def push(self, ids: Ids, grads: Tensor, lr: float, counts: Tensor | None = None) -> None:
         """One optimizer step of the rows of `ids` [n] by `grads` [n, dim], duplicates summed."""
@@ -256,13 +271,13 @@ class GpuEngine(RowEngine):
         return self.group
 
 
-def _by_group(leaves: Sequence[GpuEngine]) -> dict[GpuTables, list[int]]:
-    """Which of the leaves are each group's, in the order of its tables."""
+def _by_group(engines: Sequence[GpuEngine]) -> dict[GpuTables, list[int]]:
+    """Which of the engines are each group's, in the order of its tables."""
     groups: dict[GpuTables, list[int]] = {}
-    for k, leaf in enumerate(leaves):
-        groups.setdefault(leaf.group, []).append(k)
+    for k, engine in enumerate(engines):
+        groups.setdefault(engine.group, []).append(k)
     for members in groups.values():
-        members.sort(key=lambda k: leaves[k].number)
+        members.sort(key=lambda k: engines[k].number)
     return groups
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -24,10 +24,9 @@ from shoal.embedding.store import Ids
 from shoal.embedding.table import Table
 from shoal.kernels.core import has_core
 from shoal.kernels.machine import has_triton
-from shoal.world.shm_group import Shared
 
+log = logging.getLogger("shoal")
 BACKENDS = ("auto", "native", "reference", "device")
-MakeShared = Callable[[int], Shared | None]  # memory of so many bytes that ranks of a host share
 
 
 def make_local(
@@ -40,14 +39,12 @@ def make_local(
     admission: Admission | None = None,
     device: torch.device | str = "cpu",
     fused: bool = False,
-    share: MakeShared | None = None,
 ) -> RowEngine:
-    """A leaf that holds the table's rows here; `threads=None` means torch's number of threads.
+    """A engine that holds the table's rows here; `threads=None` means torch's number of threads.
 
-    On a GPU fixed tables are tensors in its memory (`make_leaves` has more). Rows that are read
+    On a GPU fixed tables are tensors in its memory (`make_engines` has more). Rows that are read
     whole are tensors on the host as well: they are lent without a copy. `fused` lets such rows be
-    updated where nobody sees their gradients. `share`: ranks of this host that make the same leaf
-    now, and will push the same to it, have its rows in common where they can.
+    updated where nobody sees their gradients.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r} is not known; known are {', '.join(BACKENDS)}")
@@ -55,16 +52,9 @@ def make_local(
     as_tensors = as_tensors and admission is None and not table.half
     if backend == "device" or (backend == "auto" and as_tensors):
         return Device(table, optimizer, seed, device, fused)
-    if backend == "native" or (backend == "auto" and native_is_built()):
-        shared = None
-        if share is not None and table.rows is not None and not table.half:
-            shared = share(table.rows * row_bytes(table, optimizer))
-        try:
-            return native.Native(table, optimizer, seed, admission, threads=threads, shared=shared)
-        finally:
-            if shared is not None:
-                os.close(shared.file)
-    if backend == "auto":
+    if backend == "native" or (backend == "auto" and _in_core(optimizer)):
+        return native.Native(table, optimizer, seed, admission, threads=threads)
+    if backend == "auto" and not native_is_built():
         _warn_once()
     return Reference(table, optimizer, seed, admission)
 
@@ -72,6 +62,23 @@ def make_local(
 def native_is_built() -> bool:
     """Whether the C++ core was built with this installation."""
     return has_core()
+
+
+def _in_core(optimizer: RowOptimizer) -> bool:
+    """Whether the core can update rows so; logged where it is there and cannot."""
+    if optimizer.core_form is None and native_is_built():
+        _log_plain_form(optimizer.name, "the native core")
+    return optimizer.core_form is not None and native_is_built()
+
+
+@cache
+def _log_plain_form(optimizer: str, engine: str) -> None:
+    log.warning(
+        "row optimizer %s: %s has no form of it, so rows are updated by its plain form, in torch: "
+        "the same numbers, slower",
+        optimizer,
+        engine,
+    )
 
 
 @cache
@@ -88,15 +95,14 @@ def _warn_once() -> None:
 def lives_on_gpu(table: Table, admission: Admission | None, device: torch.device | str) -> bool:
     """Whether rows are kept by the kernels of GpuEngine: on a GPU, where Triton is installed.
 
-    Not those of an output layer, which its softmax updates in a pass of its own, nor those that a
-    Bloom filter admits, which counts in host memory.
+    Not those that a Bloom filter admits, which counts in host memory.
     """
-    if torch.device(device).type != "cuda" or table.whole or not has_triton():
+    if torch.device(device).type != "cuda" or not has_triton():
         return False
     return admission is None or not admission.bloom_counters
 
 
-def make_leaves(
+def make_engines(
     tables: Mapping[str, Table],
     optimizers: Mapping[str, RowOptimizer],
     seed: int,
@@ -105,13 +111,11 @@ def make_leaves(
     device: torch.device | str = "cpu",
     fused: bool = False,
     tiers: TiersSection | None = None,
-    share: MakeShared | None = None,
 ) -> dict[str, RowEngine]:
-    """A leaf for each table; on a GPU those of one width and optimizer are read in one launch.
+    """A engine for each table; on a GPU those of one width and optimizer are read in one launch.
 
     There kernels keep the rows where they can, those of growing tables too: see `lives_on_gpu`.
     tiers: what they may take of GPU and host memory together, and where the other rows lie.
-    share: see `make_local`.
     """
     tiers, device = tiers or TiersSection(), torch.device(device)
     if tiers.gpu == 0 or (tiers.ssd is not None and tiers.gpu is None):
@@ -122,25 +126,22 @@ def make_leaves(
         optimizer, admission = optimizers[name], admissions.get(name)
         if name in made:
             continue
-        if lives_on_gpu(table, admission, device):
+        on_gpu = lives_on_gpu(table, admission, device)
+        if on_gpu and optimizer.triton_form is None:
+            _log_plain_form(optimizer.name, "Triton")
+        if on_gpu and optimizer.triton_form is not None:
             together.setdefault(optimizer, []).append(name)
         else:
             made[name] = make_local(
-                table,
-                optimizer,
-                seed,
-                admission=admission,
-                device=device,
-                fused=fused,
-                share=share,
+                table, optimizer, seed, admission=admission, device=device, fused=fused
             )
     for optimizer, names in together.items():
         from shoal.embedding.engines import gpu_engine
 
         some = [tables[name] for name in names]
         rules = [admissions.get(name) for name in names]
-        leaves = gpu_engine.make_gpu_leaves(some, optimizer, seed, device, admissions=rules)
-        made.update(zip(names, leaves))
+        engines = gpu_engine.make_gpu_engines(some, optimizer, seed, device, rules, fused)
+        made.update(zip(names, engines))
     return {name: made[name] for name in tables}
 
 
@@ -157,7 +158,7 @@ def _make_tiered(
     tiers: TiersSection,
     device: torch.device,
 ) -> dict[str, RowEngine]:
-    """Leaves of the tables that have no room for all rows where they are used.
+    """Engines of the tables that have no room for all rows where they are used.
 
     In GPU memory, that is, over host memory, over a disk where that has no room either; without a
     GPU in host memory over a disk.
@@ -179,6 +180,12 @@ def _make_tiered(
             raise ValueError(
                 f"table {name!r} has rows in tiers (rows.tiers), which are float32: leave out "
                 "rows.dtype=bfloat16, or rows.tiers"
+            )
+        if optimizer.core_form is None or optimizer.triton_form is None:
+            raise ValueError(
+                f"table {name!r} has rows in tiers (rows.tiers), and row optimizer "
+                f"{optimizer.name} has a plain form alone: leave out rows.tiers, or take another "
+                "optimizer for it"
             )
         if admissions.get(name) is not None:
             raise ValueError(

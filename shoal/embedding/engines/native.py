@@ -1,4 +1,4 @@
-"""Native: the leaf in C++ (csrc/). Same answers as the reference, at the speed of memory."""
+"""Native: the engine in C++ (csrc/). Same answers as the reference, at the speed of memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.store import Ids, Rows
 from shoal.embedding.table import Table
 from shoal.kernels import tables
-from shoal.kernels.board import Board
 from shoal.kernels.core import has_core
 from shoal.kernels.tables import BLOOM_LAYOUT, CoreTable
-from shoal.world.shm_group import Shared
 
 BLOOM_PARTS = 32  # of equal size, kShards in csrc/table.h
 
@@ -35,16 +33,11 @@ class Native(RowEngine):
         admission: Admission | None = None,
         *,
         threads: int | None = None,
-        shared: Shared | None = None,
     ):
-        """shared: memory for a fixed table that all ranks of this host make and push alike.
-
-        Each updates its part of the rows, so they must wait for each other before anyone reads.
-        """
         super().__init__(table, optimizer, seed, admission)
         if threads is not None and threads < 1:
             raise ValueError(f"table {table.name!r}: threads is {threads}; it must be 1 or more")
-        self.threads, self.shared = threads, shared is not None
+        self.threads = threads
         self._pieces = list(optimizer.state_names())
         self._counters = [] if admission is None else list(COUNTERS)
         self._newest_mark = 0
@@ -62,7 +55,6 @@ class Native(RowEngine):
             else (rule.threshold, rule.show_coefficient, rule.click_coefficient),
             rule.bloom_counters if rule.threshold > 0 else 0,
             _parts([self]),
-            None if shared is None else (shared.file, shared.rank, shared.ranks),
         )
 
     def __len__(self) -> int:
@@ -84,52 +76,33 @@ class Native(RowEngine):
 
     @classmethod
     def pull_many(
-        cls, leaves: Sequence[Native], ids: Sequence[Ids], learn: bool = False
+        cls, engines: Sequence[Native], ids: Sequence[Ids], learn: bool = False
     ) -> list[Tensor]:
-        flat = [leaf.flat_ids(part) for leaf, part in zip(leaves, ids, strict=True)]
-        out = [torch.empty(part.numel(), leaf.table.dim) for leaf, part in zip(leaves, flat)]
-        wrong = tables.pull([leaf.core for leaf in leaves], flat, out, _parts(leaves))
-        _refuse(leaves, flat, wrong)
+        flat = [engine.flat_ids(part) for engine, part in zip(engines, ids, strict=True)]
+        out = [torch.empty(part.numel(), engine.table.dim) for engine, part in zip(engines, flat)]
+        wrong = tables.pull([engine.core for engine in engines], flat, out, _parts(engines))
+        _refuse(engines, flat, wrong)
         return out
 
     @classmethod
     def push_many(
         cls,
-        leaves: Sequence[Native],
+        engines: Sequence[Native],
         ids: Sequence[Ids],
         grads: Sequence[Tensor],
         lr: float,
         pulled: bool = False,
         counts: Tensor | None = None,
     ) -> None:
-        """As RowEngine.push_many; counts: of the ids of the only leaf."""
-        flat = [leaf.flat_ids(part) for leaf, part in zip(leaves, ids, strict=True)]
-        grads = [s.flat_grads(g, i.numel()) for s, i, g in zip(leaves, flat, grads, strict=True)]
-        cores, steps = [leaf.core for leaf in leaves], _next_steps(leaves, lr)
+        """As RowEngine.push_many; counts: of the ids of the only engine."""
+        flat = [engine.flat_ids(part) for engine, part in zip(engines, ids, strict=True)]
+        grads = [s.flat_grads(g, i.numel()) for s, i, g in zip(engines, flat, grads, strict=True)]
+        cores, steps = [engine.core for engine in engines], _next_steps(engines, lr)
         shows, clicks = (None, None) if counts is None else map(Tensor.contiguous, counts.unbind(1))
-        wrong = tables.push(cores, flat, grads, steps, _parts(leaves), shows, clicks)
-        _refuse(leaves, flat, wrong)
-        for leaf in leaves:
-            leaf._step += 1
-
-    @classmethod
-    def push_posted(
-        cls,
-        leaves: Sequence[Native],
-        board: Board,
-        numbers: Sequence[int],
-        lr: float,
-        scale: float,
-    ) -> None:
-        """One step of leaves that ranks share, by the gradients of all that lie on the board.
-
-        numbers[k]: of leaves[k] there. Each rank updates its part of the rows. scale: what the
-        gradients are multiplied by.
-        """
-        cores, steps = [leaf.core for leaf in leaves], _next_steps(leaves, lr)
-        tables.push_board(board, numbers, cores, scale, steps, _parts(leaves))
-        for leaf in leaves:
-            leaf._step += 1
+        wrong = tables.push(cores, flat, grads, steps, _parts(engines), shows, clicks)
+        _refuse(engines, flat, wrong)
+        for engine in engines:
+            engine._step += 1
 
     def mark(self) -> int:
         """A point in time that `export` can take up from."""
@@ -233,14 +206,14 @@ def row_reader(stores: Sequence[object], limits: Sequence[int | None]) -> Any:
     return tables.row_reader([store.core for store in native], limits, _parts(native))
 
 
-def _next_steps(leaves: Sequence[Native], lr: float) -> list[tuple[Any, int]]:
-    """The numbers of each leaf's next step, and which one that is."""
-    return [(leaf.optimizer.numbers(lr, leaf._step + 1), leaf._step + 1) for leaf in leaves]
+def _next_steps(engines: Sequence[Native], lr: float) -> list[tuple[Any, int]]:
+    """The numbers of each engine's next step, and which one that is."""
+    return [(one.optimizer.numbers(lr, one._step + 1), one._step + 1) for one in engines]
 
 
-def _parts(leaves: Sequence[Native]) -> int:
+def _parts(engines: Sequence[Native]) -> int:
     """How many threads share the work."""
-    return max((leaf.threads or torch.get_num_threads() for leaf in leaves), default=1)
+    return max((engine.threads or torch.get_num_threads() for engine in engines), default=1)
 
 
 def _refuse(stores: Sequence[Native], ids: Sequence[Tensor], wrong: int) -> None:

@@ -1,4 +1,4 @@
-"""Reference: the leaf in plain torch. The oracle of the native core, and its fall-back."""
+"""Reference: the engine in plain torch. The oracle of the native core, and its fall-back."""
 
 from __future__ import annotations
 

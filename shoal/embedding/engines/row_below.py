@@ -1,6 +1,6 @@
-"""RowsBelow: a leaf below another, as the log that the upper one writes its rows to.
+"""RowsBelow: a engine below another, as the log that the upper one writes its rows to.
 
-So three tiers are two leaves of two: GPU memory over (host memory over a disk). A place of a log
+So three tiers are two engines of two: GPU memory over (host memory over a disk). A place of a log
 names a record for good; here it is version × rows + id, and every time rows are written the version
 is another: what was read ahead before is known to be old.
 """
@@ -16,13 +16,13 @@ from torch import Tensor
 
 
 class RowsBelow:
-    """The rows of a `Tiered` leaf of a fixed table, by places."""
+    """The rows of a `Tiered` engine of a fixed table, by places."""
 
     segment_rows = 1  # no segments: nothing is ever dead
 
-    def __init__(self, leaf: Any):
-        self.leaf, self.words = leaf, leaf.log.words
-        self._rows = int(leaf.table.rows)
+    def __init__(self, engine: Any):
+        self.engine, self.words = engine, engine.log.words
+        self._rows = int(engine.table.rows)
         self._version = 0
         self._busy = threading.Lock()  # what is read ahead is read in a thread
 
@@ -35,7 +35,7 @@ class RowsBelow:
         """Write rows; their places [n]."""
         ids, order = records[:, 0].sort()
         with self._busy:
-            self.leaf.restore(self.leaf._rows(records[order], ids))
+            self.engine.restore(self.engine._rows(records[order], ids))
             self._version += 1
         return self._version * self._rows + records[:, 0]
 
@@ -48,7 +48,7 @@ class RowsBelow:
         if not len(ids):
             return torch.empty(0, self.words, dtype=torch.int64)
         with self._busy:
-            return self.leaf._records(ids, self.leaf._peek(ids))
+            return self.engine._records(ids, self.engine._peek(ids))
 
     def kill(self, places: Tensor) -> None:
         """They are above now; what is here of them is written over when they come back."""
@@ -57,4 +57,4 @@ class RowsBelow:
         return iter(())
 
     def clear(self) -> None:
-        self.leaf.forget()
+        self.engine.forget()

@@ -1,10 +1,11 @@
-"""RowEngine: what all leaves share, the checks of what comes in."""
+"""RowEngine: what all engines share, the checks of what comes in."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -19,12 +20,21 @@ from shoal.embedding.table import Table
 COUNTERS = {"show": torch.float32, "click": torch.float32, "last_step": torch.int64}
 
 
+@dataclass(frozen=True)
+class AdamRows:
+    """The memory of a fixed table whose rows learn by Adam."""
+
+    values: Tensor  # [rows, dim]
+    first: Tensor  # moments, likewise
+    second: Tensor
+    numbers: Tensor  # of the present step: step size, eps, learning rate
+
+
 class RowEngine(ABC):
     """A Store that holds its rows in this process. Subclasses hold the memory."""
 
     recordable = False  # whether a push may be part of a CUDA graph; see `begin_many`
-    shared = False  # whether all ranks of this host have these rows in the same memory
-    far = False  # whether rows may lie elsewhere, and are brought where they are used
+    offloaded = False  # whether rows may lie elsewhere, and are staged where they are used
     device = torch.device("cpu")  # where ids and gradients are wanted
 
     def __init__(
@@ -76,11 +86,15 @@ class RowEngine(ABC):
         """The rows themselves [rows, dim], to be read until the next push; None: they cannot be."""
         return None
 
-    def announce(self, ids: Sequence[Tensor]) -> None:
-        """A hint: these ids [n_k] are pulled soon. A leaf whose rows are far gets them ready."""
+    def adam_rows(self) -> AdamRows | None:
+        """What kernels that update every row by Adam need; None: it cannot be had here."""
+        return None
 
-    def bring(self, ids: Sequence[Tensor]) -> None:
-        """Before a recorded step is replayed: the rows of all its ids [n_k] are where it reads."""
+    def prefetch(self, ids: Sequence[Tensor]) -> None:
+        """A hint: these ids [n_k] are pulled soon; rows that are offloaded may be staged."""
+
+    def stage(self, ids: Sequence[Tensor]) -> None:
+        """Before a recorded step is replayed: put the rows of all its ids [n_k] where it reads."""
 
     def forget(self) -> None:
         """Drop every row of a growing table, and every count."""
@@ -102,39 +116,39 @@ class RowEngine(ABC):
         ids was shown, a whole number, and clicked; None: shown once, never clicked.
         """
 
-    # Leaves of one kind together, which some kinds do in one call. Any: a kind's own class.
+    # Engines of one kind together, which some kinds do in one call. Any: a kind's own class.
 
     @classmethod
     def pull_many(
-        cls, leaves: Sequence[Any], ids: Sequence[Ids], learn: bool = False
+        cls, engines: Sequence[Any], ids: Sequence[Ids], learn: bool = False
     ) -> list[Tensor]:
-        """Rows of several leaves: ids[k] [n_k] -> [n_k, dim_k]; a leaf may come twice.
+        """Rows of several engines: ids[k] [n_k] -> [n_k, dim_k]; a engine may come twice.
 
         learn: a hint, the next push may be of these ids.
         """
-        return [leaf.pull(part) for leaf, part in zip(leaves, ids)]
+        return [engine.pull(part) for engine, part in zip(engines, ids)]
 
     @classmethod
     def push_many(
         cls,
-        leaves: Sequence[Any],
+        engines: Sequence[Any],
         ids: Sequence[Ids],
         grads: Sequence[Tensor],
         lr: float,
         pulled: bool = False,
     ) -> None:
-        """One step of several leaves, each given once.
+        """One step of several engines, each given once.
 
-        pulled: ids are those of the last pull that learns, of all leaves and in its order.
+        pulled: ids are those of the last pull that learns, of all engines and in its order.
         """
-        for leaf, part, grad in zip(leaves, ids, grads):
-            leaf.push(part, grad, lr)
+        for engine, part, grad in zip(engines, ids, grads):
+            engine.push(part, grad, lr)
 
     @classmethod
-    def begin_many(cls, leaves: Sequence[Any], lr: float) -> None:
-        """Count a step of leaves that are `recordable`: their recorded push is replayed next."""
-        for leaf in leaves:
-            leaf.begin(lr)
+    def begin_many(cls, engines: Sequence[Any], lr: float) -> None:
+        """Count a step of engines that are `recordable`: their recorded push is replayed next."""
+        for engine in engines:
+            engine.begin(lr)
 
     @abstractmethod
     def export(self, chunk_rows: int = 1 << 20) -> Iterator[Rows]:
@@ -239,7 +253,7 @@ class RowEngine(ABC):
         self._assign(ids, self.flat_grads(values, ids.numel()))
 
     def _assign(self, ids: Tensor, values: Tensor) -> None:
-        raise NotImplementedError  # every leaf in host memory writes its own
+        raise NotImplementedError  # every engine in host memory writes its own
 
     def decay(self, factor: float) -> None:
         """Multiply all counters, of rows and of ids without one."""

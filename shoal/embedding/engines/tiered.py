@@ -1,4 +1,4 @@
-"""Tiered: a leaf whose rows are in host memory while they are used, and on a disk otherwise.
+"""Tiered: a engine whose rows are in host memory while they are used, and on a disk otherwise.
 
     index   id -> code: 0, never updated; 1 to slots, in host memory; above, a place of the log
     hot     a table of the native core with a row for each slot
@@ -6,7 +6,7 @@
 
 A row is updated in a slot, always: cold ones are staged before (`pull` and `push` do it, and read
 ahead what `announce` named), by slots whose rows were not used for longest, which are written to
-the log first. So every number is that of a leaf which has all rows in memory, bit for bit.
+the log first. So every number is that of a engine which has all rows in memory, bit for bit.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Tiered(RowEngine):
     """Rows of one table, `slots` of them in host memory and the others in a folder.
 
     With a device, slots are in its memory (kernels of GpuEngine); without a folder, the other
-    rows are in host memory. `below`: they are those of another Tiered leaf.
+    rows are in host memory. `below`: they are those of another Tiered engine.
     """
 
-    far = True
+    offloaded = True
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class Tiered(RowEngine):
         if device is None:
             self.hot = Native(kept, optimizer, seed)
         else:  # Triton comes in with it
-            from shoal.embedding.engines.gpu_engine import make_gpu_leaves
+            from shoal.embedding.engines.gpu_engine import make_gpu_engines
 
-            self.hot = make_gpu_leaves([kept], optimizer, seed, device)[0]
+            self.hot = make_gpu_engines([kept], optimizer, seed, device)[0]
         self._begin = Native(table.grown, plain, seed)  # holds nothing
         self._index_table, self._plain = Table(table.name, 2, table.rows, zeros), plain
         self._pieces = optimizer.widths(table.dim)
@@ -104,7 +104,7 @@ class Tiered(RowEngine):
 
     # ---- reading and updating --------------------------------------------------------------------
 
-    def announce(self, ids: Sequence[Tensor]) -> None:
+    def prefetch(self, ids: Sequence[Tensor]) -> None:
         """These ids are pulled soon: what is cold of them is read meanwhile."""
         flat, segments = self.ids_inside(torch.cat(list(ids))), self.log.snapshot()
         self._ahead.append(self._pool.submit(self._read_ahead, flat, segments, self.log.next))

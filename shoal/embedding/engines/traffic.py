@@ -1,4 +1,4 @@
-"""Traffic: where a tiered leaf found the rows that it was asked for."""
+"""Traffic: where a tiered engine found the rows that it was asked for."""
 
 from __future__ import annotations
 

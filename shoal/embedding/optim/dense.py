@@ -35,10 +35,12 @@ class DenseOptimizer:
         self.parameters, self.weight_decay = list(parameters), weight_decay
         self.kept, self._update = DENSE_OPTIMIZERS[name]
         self.state: dict[Tensor, dict[str, Tensor]] = {}
+        self.recorded_lr: Tensor | None = None  # what a recorded step reads in the place of lr
 
     @torch.no_grad()
     def step(self, lr: Rate) -> None:
         """Update the parameters that have a gradient; the gradients are gone afterwards."""
+        lr = lr if self.recorded_lr is None else self.recorded_lr
         learning = [one for one in self.parameters if one.grad is not None]
         if not learning:
             return

@@ -1,124 +1,36 @@
-"""Row optimizers: what happens to a row when its summed gradient arrives. Their one place.
+"""Row optimizers: what happens to a row when its summed gradient arrives.
 
-To add one, write its step below, with its name, state and hyper-parameters in the decorator, and
-the same step as a kernel (csrc/kernels.cpp). All are lazy: rows without a gradient in a step rest,
-values and state alike. Names of hyper-parameters and their defaults are torch.optim's.
+Each family has a file beside this one, with its plain form and the names of its C++ and Triton
+forms. To add one, register it (registry.py). All are lazy: rows without a gradient in a step are
+not updated, values and state alike. Names of hyper-parameters and their defaults are torch.optim's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from shoal.config.errors import did_you_mean
-
-Kind = Literal["row", "dim"]  # of a piece of state: one float per row, or one per value
-State = dict[str, Tensor]
-
-
-class StepNumbers(NamedTuple):
-    """What the step of a table is made with, besides gradients and hyper-parameters."""
-
-    size: float  # the learning rate; adam folds the correction of its first moment into it
-    eps: float  # likewise
-    lr: float  # of the rows
-    keep: float  # what values are multiplied by first: decoupled weight decay
-
-
-class Definition(NamedTuple):
-    """One row optimizer: what it keeps, what it can be told, what it does."""
-
-    state: dict[str, Kind]
-    defaults: dict[str, Any]  # hyper-parameter -> default
-    # (its hyper-parameters, numbers of the step, values [n, dim], state, gradients [n, dim])
-    step: Callable[[RowOptimizer, StepNumbers, Tensor, State, Tensor], None]
-
-
-DEFINITIONS: dict[str, Definition] = {}
-SHARED = {"weight_decay": 0.0, "clip": None}  # hyper-parameters that all of them have
-ALIASES = {"sparse_adam": "adam"}  # but for the place of eps
-OWN: Any = None  # the optimizer's own default
-
-
-def row_optimizer(name: str, state: dict[str, Kind], **defaults: Any) -> Callable:
-    """Decorates the step of a row optimizer."""
-
-    def define(step: Callable[..., None]) -> Callable[..., None]:
-        DEFINITIONS[name] = Definition(state, SHARED | defaults, step)
-        return step
-
-    return define
-
-
-@row_optimizer("sgd", {})
-def sgd(o: RowOptimizer, now: StepNumbers, values: Tensor, state: State, grads: Tensor) -> None:
-    values.sub_(grads * now.size)
-
-
-@row_optimizer("momentum", {"momentum_buffer": "dim"}, momentum=0.9)
-def momentum(
-    o: RowOptimizer, now: StepNumbers, values: Tensor, state: State, grads: Tensor
-) -> None:
-    values.sub_(state["momentum_buffer"].mul_(o.momentum).add_(grads) * now.size)
-
-
-@row_optimizer("adagrad", {"sum": "dim"}, eps=1e-10, initial_accumulator_value=0.0)
-def adagrad(o: RowOptimizer, now: StepNumbers, values: Tensor, state: State, grads: Tensor) -> None:
-    total = state["sum"].addcmul_(grads, grads)
-    values.sub_(now.size * grads / (total.sqrt() + now.eps))
-
-
-@row_optimizer("rowwise_adagrad", {"sum": "row"}, eps=1e-10, initial_accumulator_value=0.0)
-def rowwise_adagrad(
-    o: RowOptimizer, now: StepNumbers, values: Tensor, state: State, grads: Tensor
-) -> None:
-    total = state["sum"].add_(grads.square().mean(dim=1))
-    values.sub_(grads * (now.size / (total.sqrt() + now.eps))[:, None])
-
-
-MOMENTS: dict[str, Kind] = {"exp_avg": "dim", "exp_avg_sq": "dim"}
-
-
-@row_optimizer("adam", MOMENTS, betas=(0.9, 0.999), eps=1e-8)
-@row_optimizer("adamw", MOMENTS, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
-def adam(o: RowOptimizer, now: StepNumbers, values: Tensor, state: State, grads: Tensor) -> None:
-    first, second = state["exp_avg"], state["exp_avg_sq"]
-    first.add_((grads - first) * (1.0 - o.betas[0]))
-    second.add_((grads * grads - second) * (1.0 - o.betas[1]))
-    if now.keep != 1.0:
-        values.mul_(now.keep)
-    values.sub_(now.size * first / (second.sqrt() + now.eps))
-
-
-@row_optimizer("rmsprop", {"square_avg": "dim"}, alpha=0.99, eps=1e-8)
-def rmsprop(o: RowOptimizer, now: StepNumbers, values: Tensor, state: State, grads: Tensor) -> None:
-    square = state["square_avg"]
-    square.add_((grads * grads - square) * (1.0 - o.alpha))
-    values.sub_(now.size * grads / (square.sqrt() + now.eps))
-
-
-@row_optimizer(
-    "ftrl",
-    {"sum": "dim", "linear": "dim"},
-    l1=0.0,
-    l2=0.0,
-    beta=0.0,
-    initial_accumulator_value=0.0,
+from shoal.embedding.optim import adagrad, adam, ftrl, rmsprop, sgd
+from shoal.embedding.optim.registry import (
+    ALIASES,
+    DEFINITIONS,
+    Kind,
+    State,
+    StepNumbers,
+    row_optimizer_names,
 )
-def ftrl(o: RowOptimizer, now: StepNumbers, values: Tensor, state: State, grads: Tensor) -> None:
-    total, linear = state["sum"], state["linear"]
-    before = total.sqrt()
-    after = total.addcmul_(grads, grads).sqrt()
-    linear.add_(grads - (after - before) / now.lr * values)
-    weight = (o.beta + after) / now.lr + o.l2
-    shrunk = linear.sign() * (linear.abs() - o.l1).clamp(min=0.0)
-    # A value that never saw a gradient other than 0 has no weight yet and stays.
-    torch.where(weight > 0, -shrunk / weight, values, out=values)
+
+FAMILIES = (sgd, adagrad, adam, rmsprop, ftrl)  # whose import registers them
+OWN: Any = None  # the optimizer's own default
+# Everything that a row optimizer may have, whichever it is:
+HYPER_PARAMETERS = (
+    *("weight_decay", "clip", "betas", "eps", "momentum", "alpha"),
+    *("initial_accumulator_value", "l1", "l2", "beta"),
+)
 
 
 @dataclass(frozen=True)
@@ -148,7 +60,7 @@ class RowOptimizer:
     sparse_eps: bool = False  # adam: eps before the second moment is corrected; set by its name
 
     def __post_init__(self) -> None:
-        set_field = object.__setattr__  # frozen: the defaults that hang on the name go in here
+        set_field = object.__setattr__  # frozen: defaults that depend on the name go in here
         called, name = self.name, ALIASES.get(self.name, self.name)
         if name not in DEFINITIONS:
             hint = did_you_mean(called, row_optimizer_names())
@@ -210,18 +122,19 @@ class RowOptimizer:
         return StepNumbers(size, eps, lr, 1.0 - lr * self.weight_decay if self.decoupled else 1.0)
 
     @property
+    def core_form(self) -> str | None:
+        """What the native core calls it; None: it has no form there."""
+        return DEFINITIONS[self.name].core
+
+    @property
+    def triton_form(self) -> str | None:
+        """What Triton's kernels call it; None: they have no form of it."""
+        return DEFINITIONS[self.name].triton
+
+    @property
     def decoupled(self) -> bool:
         """Whether weight decay shrinks the values instead of joining the gradients."""
         return self.name == "adamw"
-
-
-# Everything that a row optimizer can be told, whichever it is.
-HYPER_PARAMETERS = tuple(dict.fromkeys(key for one in DEFINITIONS.values() for key in one.defaults))
-
-
-def row_optimizer_names() -> list[str]:
-    """Every name that a row optimizer may be called by."""
-    return [*DEFINITIONS, *ALIASES]
 
 
 def update_rows(

@@ -12,15 +12,16 @@ from shoal.config.row_rules import RowRules
 from shoal.embedding.engines.admission import tend
 from shoal.embedding.engines.local import pull_all, push_all
 from shoal.embedding.engines.row_engine import RowEngine
+from shoal.embedding.output_table import Held
 from shoal.embedding.service import (
+    Collected,
     Gradients,
-    Labels,
     Lookup,
     RowGradients,
     RowService,
-    flat_grads,
+    join_flat,
 )
-from shoal.embedding.store import Every, Ids
+from shoal.embedding.store import Every, Ids, Store, flat_grads
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,95 +43,99 @@ class Pulled:
 
 
 class LocalRows(RowService):
-    """Leaves of this process, read and updated directly."""
+    """Engines of this process, read and updated directly."""
 
     def __init__(
         self,
-        leaves: Mapping[str, RowEngine],
+        engines: Mapping[str, RowEngine],
         rules: Mapping[str, RowRules] | None = None,
         device: torch.device | str = "cpu",
     ):
-        super().__init__(leaves, rules, device)
-        self.leaves = dict(leaves)
-        self.looks_ahead = any(leaf.far for leaf in self.leaves.values())
-        self._labels: Labels = {}
-        self._pulled: dict[str, list[Pulled]] = {name: [] for name in self.leaves}
+        super().__init__(engines, rules, device)
+        self.engines = dict(engines)
+        self._clicks: dict[int | None, Tensor | None] = {}  # of the batch's fields
+        self._pulled: dict[str, list[Pulled]] = {name: [] for name in self.engines}
         self._pulls = 0  # since the last `collect`
         self._once = False  # whether the step before had one pull alone
-        self._ahead = False  # whether the last pull was told to expect a push of its ids
+        self._expects_push = False  # whether the last pull prepared a push of its ids
 
-    def announce(self, batch: object, lookups: Sequence[Lookup]) -> None:
+    @property
+    def stores(self) -> dict[str, Store]:
+        return dict(self.engines)
+
+    def prefetch(self, batch: object, lookups: Sequence[Lookup]) -> None:
         ids: dict[str, list[Tensor]] = {}
         for one in lookups:
             if not isinstance(one.flat, Every):
                 ids.setdefault(one.table, []).append(one.flat)
         for name, parts in ids.items():
-            self.leaves[name].announce(parts)
+            self.engines[name].prefetch(parts)
 
-    def begin(
-        self, batch: object, lookups: Sequence[Lookup], labels: Labels, lr: float = 0.0
-    ) -> None:
-        self.batch, self._labels = batch, labels
+    def begin(self, batch: object, lookups: Sequence[Lookup]) -> None:
+        self.batch = batch
+        self._clicks = {one.field: one.clicks for one in lookups} if self.counted else {}
 
     def pull(self, lookups: Sequence[Lookup], learn: bool) -> list[Tensor]:
-        leaves = [self.leaves[one.table] for one in lookups]
+        engines = [self.engines[one.table] for one in lookups]
         result = []
         if learn:
-            self._ahead = self._once and self._pulls == 0
+            self._expects_push = self._once and self._pulls == 0
             self._pulls += 1
-        found = pull_all(leaves, [one.flat for one in lookups], learn and self._ahead)
+        found = pull_all(engines, [one.flat for one in lookups], learn and self._expects_push)
         for lookup, rows in zip(lookups, found):
             if rows.device != self.device:
                 rows = rows.to(self.device)
-            if lookup.flat is not lookup.ids:
-                rows = rows.view(*lookup.ids.shape, rows.shape[1])  # type: ignore[union-attr]
+            if not isinstance(lookup.ids, Every) and lookup.flat is not lookup.ids:
+                rows = rows.view(*lookup.ids.shape, rows.shape[1])
             if learn:
                 rows.requires_grad_()
-                clicks = None if lookup.field is None else self._labels.get(lookup.field)
+                clicks = None if lookup.field is None else self._clicks.get(lookup.field)
                 self._pulled[lookup.table].append(Pulled(lookup.flat, rows, clicks))
             result.append(rows)
         return result
 
-    def leaf(self, name: str) -> RowEngine:
-        return self.leaves[name]
+    def _held(self, name: str) -> Held | None:
+        return Held(self.engines[name])
 
-    def collect(self, scale: float = 1.0, notes: float = 0.0) -> Gradients:
-        self._write_late()
-        gradients, self._labels = {}, {}
+    def collect(self, dense: Sequence[Tensor] = ()) -> Collected:
+        outputs = self._take_outputs(self._touched())
+        gradients = {}
         self._once, self._pulls = self._pulls == 1, 0
-        expected = self._once and self._ahead
-        for name, leaf in self.leaves.items():
-            own, count = self._take_own(name), len(self._pulled[name])
+        expected = self._once and self._expects_push
+        for name, engine in self.engines.items():
+            from_outputs, count = outputs.get(name, []), len(self._pulled[name])
             pulled = self._take_pulled(name)
-            joined = join(own + pulled, leaf.table.dim, name in self.counted)
-            if expected and not own and len(pulled) == count:
+            joined = join(from_outputs + pulled, engine.table.dim, name in self.counted)
+            if expected and not from_outputs and len(pulled) == count:
                 joined = replace(joined, pulled=True)
-            gradients[name] = joined.scaled(scale)
-        return gradients
+            gradients[name] = joined
+        return Collected(join_flat(dense, self.device), gradients)
 
     def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
         push_all(
-            [self.leaf(name) for name in gradients],
-            [(one.ids, one.grads) for one in gradients.values()],
+            [self._updated(name) for name in gradients],
+            [(one.ids, one.scaled(scale).grads) for one in gradients.values()],
             lr,
             [one.counts for one in gradients.values()],
             [one.pulled for one in gradients.values()],
         )
         for name, rules in self.rules.items():
-            tend(self.leaves[name], rules)
-        for late in self._late:  # after the pushes, which count the steps
-            late.step(lr, scale)
-        self._late = []
+            tend(self.engines[name], rules)
+        self._step_outputs(lr, scale)
+
+    def _updated(self, name: str) -> RowEngine:
+        """The engine that updates the rows whose gradients `collect` has of a table."""
+        return self.engines[name]
+
+    def _touched(self) -> list[str]:
+        """Tables that lookups have gradients of."""
+        return [n for n, some in self._pulled.items() if any(p.rows.grad is not None for p in some)]
 
     def _take_pulled(self, name: str) -> list[RowGradients]:
         """Gradients of this process's lookups since the last call, one by one."""
         pulled, self._pulled[name] = self._pulled[name], []
         counted = name in self.counted
         return [one.gradients(counted) for one in pulled if one.rows.grad is not None]
-
-    def _has_gradients(self, name: str) -> bool:
-        pulled = any(one.rows.grad is not None for one in self._pulled[name])
-        return pulled or super()._has_gradients(name)
 
 
 def join(parts: list[RowGradients], dim: int, counted: bool) -> RowGradients:

@@ -1,7 +1,7 @@
 """Placement: which rank owns which rows, or which columns, of a table.
 
 A fixed table's ids become codes 0 .. rows-1, and rank r owns the codes bounds[r] .. bounds[r+1]-1;
-within them it counts from 0, so that its leaf is dense and as large as its share. What differs
+within them it counts from 0, so that its engine is dense and as large as its share. What differs
 between placements is how an id becomes a code:
 
     row by range   code = id
@@ -87,11 +87,11 @@ class Layout:
 
     @property
     def num_shares(self) -> int:
-        """How many leaves hold the rows of the table between them; replicas each hold all."""
+        """How many engines hold the rows of the table between them; replicas each hold all."""
         return self.size if self.placement.place == "row" else 1
 
     def share(self, rank: int) -> tuple[int, int]:
-        """Which of how many leaves that hold the table between them a rank's is."""
+        """Which of how many engines that hold the table between them a rank's is."""
         return (rank, self.size) if self.num_shares > 1 else (0, 1)
 
     def width(self, rank: int) -> int:
@@ -131,14 +131,14 @@ class Layout:
         return owner
 
     def numbering(self, rank: int) -> Numbering:
-        """Fixed tables: which id each row of a rank's leaf is."""
+        """Fixed tables: which id each row of a rank's engine is."""
         rows = self.table.rows
         assert rows is not None
         low = 0 if self.everyone else self.bounds[rank]
         return Numbering(low, 1 if self.factor == 1 else pow(self.factor, -1, rows), rows)
 
     def ids(self, rank: int) -> Tensor:
-        """Fixed tables: the ids a rank holds, in the order of its leaf."""
+        """Fixed tables: the ids a rank holds, in the order of its engine."""
         return self.numbering(rank).ids(torch.arange(self.shares[rank]))
 
 

@@ -20,7 +20,7 @@ from shoal.embedding.engines.row_engine import every_id
 from shoal.embedding.placements.duplicates import distinct
 from shoal.embedding.placements.placement import Layout
 from shoal.embedding.placements.sharded_table import ShardedTable
-from shoal.embedding.service import Labels, Lookup
+from shoal.embedding.service import Lookup
 from shoal.embedding.store import Every, Ids
 from shoal.embedding.table import Table
 from shoal.kernels.codes import add_rows, code_map
@@ -95,7 +95,7 @@ class Placed(Protocol):
         """Whether it is counted how often ids come."""
 
 
-class Part:
+class TableTrip:
     """One table's lookups within a trip."""
 
     def __init__(self, placed: Placed, lookups: Sequence[Lookup], device: torch.device):
@@ -110,7 +110,7 @@ class Part:
         self.rows: Tensor | None = None  # [keys, dim], one row of zeros more when padded
         self.grads: Tensor | None = None  # likewise
         self.taken: list[tuple[int | None, Tensor]] = []  # lookups that backward came through
-        self.labels: Labels = {}  # of the batch, where ids are counted
+        self.clicks: dict[int, Tensor] = {}  # of the batch's fields, where ids are counted
 
     @property
     def num_rows(self) -> int:
@@ -163,6 +163,11 @@ class Part:
         unused = unused[: len(self.keys)]
         return unused if bool(unused.any()) else None
 
+    def unused_rows(self) -> int:
+        """How many keys no gradient came to."""
+        unused = self.unused()
+        return 0 if unused is None else int(unused.sum())
+
     def seen(self) -> Tensor:
         """How often the ids of lookups with a gradient were shown, and clicked: [keys, 2]."""
         counts = torch.zeros(self.num_rows, 2, dtype=torch.float64)
@@ -170,8 +175,8 @@ class Part:
             places = inverse.cpu()
             counts[:, 0] += torch.bincount(places, minlength=self.num_rows)
             field = None if number is None else self.fields[number]
-            if field in self.labels:  # ids that a model made itself have none
-                weights = self.labels[field].double()
+            if field is not None and field in self.clicks:  # ids that a model made itself have none
+                weights = self.clicks[field].double()
                 counts[:, 1] += torch.bincount(places, weights, minlength=self.num_rows)
         return counts[: len(self.keys)].to(self.keys.device, torch.float32)
 
@@ -208,7 +213,7 @@ class Trip(ABC):
             requested = grouped.setdefault(lookup.table, [])
             self.order.append((lookup.table, len(requested)))
             requested.append(lookup)
-        self.parts = {name: Part(placed[name], some, device) for name, some in grouped.items()}
+        self.parts = {name: TableTrip(placed[name], some, device) for name, some in grouped.items()}
 
     def start(self) -> None:
         """Let what can travel before the rows are read go."""
@@ -230,7 +235,7 @@ class Route(Trip):
 
     def __init__(self, world: World, placed: Mapping[str, ShardedTable], lookups: Sequence[Lookup]):
         super().__init__(placed, lookups, world.device)
-        self.world, self.leaves = world, {name: placed[name].leaf for name in self.parts}
+        self.world, self.engines = world, {name: placed[name].engine for name in self.parts}
         table = [part.counts for part in self.parts.values()]
         counts = torch.tensor(table, device=world.device).T.contiguous()  # [size, tables]
         each = [1] * world.size
@@ -270,9 +275,9 @@ class Route(Trip):
         travelling = [part for part in self.parts.values() if not part.layout.replicated]
         for name, part in self.parts.items():
             if part.layout.replicated:
-                leaf = self.leaves[name]
-                assert leaf is not None
-                part.take_rows(leaf.pull(part.keys).to(world.device))
+                engine = self.engines[name]
+                assert engine is not None
+                part.take_rows(engine.pull(part.keys).to(world.device))
         if not travelling:
             return
         served = [self._serve(part) for part in travelling]
@@ -293,12 +298,12 @@ class Route(Trip):
                 keys = part.outgoing(r)
                 rows[keys, first:last] = piece.view(keys.stop - keys.start, last - first)
 
-    def _serve(self, part: Part) -> Tensor:
+    def _serve(self, part: TableTrip) -> Tensor:
         """The rows that were asked of this rank: [theirs, its columns]."""
-        leaf, device = self.leaves[part.layout.table.name], self.world.device
-        if leaf is None:
+        engine, device = self.engines[part.layout.table.name], self.world.device
+        if engine is None:
             return torch.empty(len(part.theirs), part.layout.width(self.world.rank), device=device)
-        return leaf.pull(part.theirs).to(device)
+        return engine.pull(part.theirs).to(device)
 
 
 def exchange(

@@ -1,6 +1,6 @@
 """RoutedRows: what all services share whose rows are elsewhere, the trips of a step's lookups.
 
-The ids of a batch are explicit, so its trip is worked out when it is announced, and its rows are
+The ids of a batch are explicit, so its trip is worked out when it is prefetched, and its rows are
 here before the model asks. Lookups of the batch's own fields are then answered without a trip of
 their own; so are ids that a model made itself, where they are among those that came.
 """
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from shoal.config.row_rules import RowRules
-from shoal.embedding.placements.route import Part, Trip
-from shoal.embedding.service import Labels, Lookup, RowService
-from shoal.embedding.store import Every, Store
+from shoal.embedding.placements.route import TableTrip, Trip
+from shoal.embedding.service import Lookup, RowService, Stepped
+from shoal.embedding.store import Every
 
 T = TypeVar("T", bound=Trip)
 
@@ -27,15 +27,15 @@ class RoutedRows(RowService, Generic[T]):
 
     def __init__(
         self,
-        stores: Mapping[str, Store],
+        tables: Mapping[str, Stepped],
         rules: Mapping[str, RowRules] | None,
         device: torch.device,
     ):
-        super().__init__(stores, rules, device)
-        self._ahead: list[tuple[object, T]] = []  # announced batches, first come first
+        super().__init__(tables, rules, device)
+        self._prefetched: list[tuple[object, T]] = []  # coming batches, first come first
         self._staged: T | None = None  # has the rows of the batch in training
         self._pending: list[T] = []  # trips of this step, whose gradients will be collected
-        self._labels: Labels = {}
+        self._clicks: dict[int, Tensor] = {}  # of the batch's fields, where ids are counted
         self._found: set[str] = set()  # tables that lookups found staged rows of
         self._unstaged: set[str] = set()  # tables whose rows the model does not look up by batch
 
@@ -55,20 +55,19 @@ class RoutedRows(RowService, Generic[T]):
         """Whether no rank misses a row that this lookup wants; all ranks ask at the same time."""
         return not missing
 
-    def announce(self, batch: object, lookups: Sequence[Lookup]) -> None:
+    def prefetch(self, batch: object, lookups: Sequence[Lookup]) -> None:
         wanted = self._worth_staging(lookups)
         if wanted:
-            self._ahead.append((batch, self._trip(wanted)))
+            self._prefetched.append((batch, self._trip(wanted)))
 
-    def advance(self) -> None:
-        for _, trip in self._ahead:
-            trip.start()
-
-    def begin(
-        self, batch: object, lookups: Sequence[Lookup], labels: Labels, lr: float = 0.0
-    ) -> None:
-        self.batch, self._labels = batch, labels
-        trip = self._announced(batch)
+    def begin(self, batch: object, lookups: Sequence[Lookup]) -> None:
+        self.batch = batch
+        self._clicks = {
+            one.field: one.clicks
+            for one in lookups
+            if one.field is not None and one.clicks is not None
+        }
+        trip = self._take_prefetched(batch)
         wanted = self._worth_staging(lookups)
         if trip is None and wanted:
             trip = self._trip(wanted)
@@ -76,16 +75,22 @@ class RoutedRows(RowService, Generic[T]):
             self._stage(trip)
             self._staged, self._found = trip, set()
             self._add(trip)
+        self._continue_prefetched()
+
+    def _continue_prefetched(self) -> None:
+        """The rows of the present batch are read: let trips of coming ones proceed."""
+        for _, trip in self._prefetched:
+            trip.start()
 
     def _worth_staging(self, lookups: Sequence[Lookup]) -> list[Lookup]:
         return [one for one in lookups if one.table not in self._unstaged]
 
-    def _announced(self, batch: object) -> T | None:
-        """The trip of a batch that was announced; those announced before it did not come."""
-        if not any(known is batch for known, _ in self._ahead):
+    def _take_prefetched(self, batch: object) -> T | None:
+        """The trip of a batch that was prefetched; those prefetched before it did not come."""
+        if not any(known is batch for known, _ in self._prefetched):
             return None
         while True:
-            known, trip = self._ahead.pop(0)
+            known, trip = self._prefetched.pop(0)
             if known is batch:
                 return trip
             trip.arrive()
@@ -94,7 +99,7 @@ class RoutedRows(RowService, Generic[T]):
         """Let `collect` have the gradients of a trip's rows."""
         self._pending.append(trip)
         for part in trip.parts.values():
-            part.labels = self._labels
+            part.clicks = self._clicks
 
     def pull(self, lookups: Sequence[Lookup], learn: bool) -> list[Tensor]:
         if learn and self._staged is not None:
@@ -113,7 +118,7 @@ class RoutedRows(RowService, Generic[T]):
 
     def _find_staged(self, trip: T, lookups: Sequence[Lookup]) -> list[Tensor] | None:
         """Rows of lookups among those staged; None where some rank would miss one."""
-        chosen: list[tuple[Part, int | None, Tensor]] = []
+        chosen: list[tuple[TableTrip, int | None, Tensor]] = []
         surely, missing = True, False
         for lookup in lookups:
             part = trip.parts.get(lookup.table)
@@ -141,9 +146,9 @@ class RoutedRows(RowService, Generic[T]):
             # A model that reads whole tables (a graph's) asks for nothing of the batch's rows.
             self._unstaged |= self._staged.parts.keys() - self._found
         trips, self._pending = self._pending, []
-        self._staged, self._labels = None, {}
+        self._staged, self._clicks = None, {}
         return trips
 
-    def settle(self) -> None:
-        super().settle()
+    def synchronize(self) -> None:
+        super().synchronize()
         self._staged = None

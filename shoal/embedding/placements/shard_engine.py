@@ -1,4 +1,4 @@
-"""The leaves of one rank: its shares of tables whose rows are spread over the ranks."""
+"""The engines of one rank: its shares of tables whose rows are spread over the ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from shoal.config.tiers import TiersSection
 from shoal.embedding.engines.admission import Admission
-from shoal.embedding.engines.local import make_leaves, make_local
+from shoal.embedding.engines.local import make_engines, make_local
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placements.placement import Layout
@@ -18,7 +18,7 @@ from shoal.embedding.table import Init, Table
 SOME_ROWS = 1 << 16  # rows handled at a time, so that temporaries stay small
 
 
-def make_shard_leaves(
+def make_shard_engines(
     layouts: Mapping[str, Layout],
     rank: int,
     optimizers: Mapping[str, RowOptimizer],
@@ -29,12 +29,12 @@ def make_shard_leaves(
     fused: bool = False,
     tiers: TiersSection | None = None,
 ) -> dict[str, RowEngine]:
-    """The leaves of one rank, for the tables that it has any of: its share of their rows.
+    """The engines of one rank, for the tables that it has any of: its share of their rows.
 
     Each row begins at the table's own values. tiers: what this rank's rows may take.
     """
     own = {name: _own_table(one, rank, optimizers[name]) for name, one in layouts.items()}
-    leaves = make_leaves(
+    engines = make_engines(
         {name: table for name, table in own.items() if layouts[name].holds(rank)},
         optimizers,
         seed,
@@ -43,10 +43,10 @@ def make_shard_leaves(
         fused=fused,
         tiers=tiers,
     )
-    for name, leaf in leaves.items():
+    for name, engine in engines.items():
         if not layouts[name].grows:
-            write_initial(leaf, layouts[name], rank, seed)
-    return leaves
+            write_initial(engine, layouts[name], rank, seed)
+    return engines
 
 
 def _own_table(layout: Layout, rank: int, optimizer: RowOptimizer) -> Table:
@@ -82,10 +82,10 @@ def _own_table(layout: Layout, rank: int, optimizer: RowOptimizer) -> Table:
     )
 
 
-def write_initial(leaf: RowEngine, layout: Layout, rank: int, seed: int) -> None:
-    """Let the rows of a rank's leaf begin at the table's own values.
+def write_initial(engine: RowEngine, layout: Layout, rank: int, seed: int) -> None:
+    """Let the rows of a rank's engine begin at the table's own values.
 
-    These hang on ids, but a leaf counts from 0: so they come from a growing table, which knows
+    These hang on ids, but a engine counts from 0: so they come from a growing table, which knows
     every id's initial value and holds nothing.
     """
     source = make_local(layout.table.grown, RowOptimizer("sgd"), seed)
@@ -94,5 +94,5 @@ def write_initial(leaf: RowEngine, layout: Layout, rank: int, seed: int) -> None
     for some in layout.ids(rank).split(SOME_ROWS):
         keys = torch.arange(start, start + len(some))
         values = source.pull(some)[:, first:last].contiguous()
-        leaf.restore(Rows(keys, values, leaf.begun_state(len(some))))
+        engine.restore(Rows(keys, values, engine.begun_state(len(some))))
         start += len(some)

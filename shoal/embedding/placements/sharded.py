@@ -16,13 +16,12 @@ from torch import Tensor
 
 from shoal.config.row_rules import RowRules
 from shoal.embedding.engines.admission import tend
-from shoal.embedding.engines.row_engine import RowEngine
-from shoal.embedding.placements.placement import Layout
-from shoal.embedding.placements.route import Part, Route, exchange
+from shoal.embedding.output_table import Held
+from shoal.embedding.placements.route import Route, TableTrip, exchange
 from shoal.embedding.placements.routed import RoutedRows, T
 from shoal.embedding.placements.sharded_table import ShardedTable
-from shoal.embedding.service import Gradients, Lookup, RowGradients, sum_squares
-from shoal.embedding.store import Every
+from shoal.embedding.service import Collected, Gradients, Lookup, RowGradients
+from shoal.embedding.store import Every, Store
 from shoal.world.world import World
 
 
@@ -36,27 +35,31 @@ class SpreadRows(RoutedRows[T]):
         rules: Mapping[str, RowRules] | None = None,
     ):
         super().__init__(tables, rules, world.device)
-        self.world, self.tables = world, dict(tables)
+        self.world, self.sharded = world, dict(tables)
+
+    @property
+    def stores(self) -> dict[str, Store]:
+        return dict(self.sharded)
 
     def _everywhere(self, missing: bool) -> bool:
         vote = torch.tensor([float(missing)], device=self.device)
         return float(self.world.all_reduce(vote)) == 0
 
     def pull(self, lookups: Sequence[Lookup], learn: bool) -> list[Tensor]:
-        if not learn:  # nothing comes back, so replicas are read without telling anybody
-            away = [one for one in lookups if not self.tables[one.table].layout.replicated]
+        if not learn:  # no gradients follow, so replicas are read without the other ranks
+            away = [one for one in lookups if not self.sharded[one.table].layout.replicated]
             if len(away) < len(lookups):
-                return self._pull_apart(lookups, away)
+                return self._pull_replicated(lookups, away)
         return super().pull(lookups, learn)
 
-    def _pull_apart(self, lookups: Sequence[Lookup], away: Sequence[Lookup]) -> list[Tensor]:
+    def _pull_replicated(self, lookups: Sequence[Lookup], away: Sequence[Lookup]) -> list[Tensor]:
         fetched = iter(self.pull(away, learn=False) if away else [])
         rows = []
         for lookup in lookups:
-            table = self.tables[lookup.table]
+            table = self.sharded[lookup.table]
             if table.layout.replicated:
-                assert table.leaf is not None
-                flat = table.leaf.pull(lookup.flat).to(self.device)
+                assert table.engine is not None
+                flat = table.engine.pull(lookup.flat).to(self.device)
                 shape = flat.shape[:1] if isinstance(lookup.ids, Every) else lookup.ids.shape
                 rows.append(flat.view(*shape, flat.shape[1]))
             else:
@@ -65,57 +68,49 @@ class SpreadRows(RoutedRows[T]):
 
     # ---- rows that never travel -----------------------------------------------------------------
 
-    def spread(self, name: str) -> tuple[Layout, World] | None:
-        layout = self.tables[name].layout
-        return (layout, self.world) if layout.cut_by_rows else None
-
-    def leaf(self, name: str) -> RowEngine | None:
-        return self.tables[name].leaf if self.spread(name) is not None else None
-
-    def own(self, name: str, learn: bool) -> Tensor | None:
-        if self.spread(name) is None:
-            return None
-        rows = super().own(name, learn)
-        if rows is None:  # this rank has none
-            return torch.empty(0, self.tables[name].table.dim, device=self.device)
-        return rows
-
-    def _has_gradients(self, name: str) -> bool:
-        on_their_way = any(name in trip.parts for trip in self._pending)
-        return on_their_way or super()._has_gradients(name)
+    def _held(self, name: str) -> Held | None:
+        table = self.sharded[name]
+        return Held(table.engine, (table.layout, self.world)) if table.layout.cut_by_rows else None
 
 
 class ShardedRows(SpreadRows[Route]):
-    """Leaves of all ranks, read and updated by their owners."""
+    """Engines of all ranks, read and updated by their owners."""
 
     def _trip(self, lookups: Sequence[Lookup]) -> Route:
-        return Route(self.world, self.tables, lookups)
-
-    def note(self) -> float:
-        """Rows of this step that came but that no gradient goes back to."""
-        some = [part.unused() for part in self._parts(self._pending) if not part.placed.counted]
-        return float(sum(int(unused.sum()) for unused in some if unused is not None))
+        return Route(self.world, self.sharded, lookups)
 
     @staticmethod
-    def _parts(trips: Sequence[Route]) -> list[Part]:
+    def _parts(trips: Sequence[Route]) -> list[TableTrip]:
         return [part for trip in trips for part in trip.parts.values()]
 
-    def collect(self, scale: float = 1.0, notes: float = 0.0) -> Gradients:
-        """Send this step's gradients to their owners: of keys of their leaves, unsummed.
+    def collect(self, dense: Sequence[Tensor] = ()) -> Collected:
+        """Send this step's gradients to their owners: of keys of their engines, unsummed.
 
-        They come in order of rank. Where ids are counted, a row that was looked up in vain was
-        shown never; elsewhere owners are told which had a gradient (`notes`: whether any had none).
+        They come in order of rank. Where ids are counted, a row that got no gradient was never
+        shown; elsewhere owners are told which had one, if any rank has rows that had none.
         """
-        self._write_late()
-        parts = self._parts(self._end_step())
+        parts = self._parts(self._pending)
+        outputs = self._take_outputs({part.layout.table.name for part in parts})
+        unused = sum(float(part.unused_rows()) for part in parts if not part.placed.counted)
+        flat = torch.cat([*dense, torch.tensor([unused], device=self.device)])
+        flat = self.world.all_reduce(flat)
+        gathered = self._send_all(self._parts(self._end_step()), some_unused=float(flat[-1]) > 0)
+        rows = {
+            name: self._joined(name, some + outputs.get(name, []))
+            for name, some in gathered.items()
+        }
+        return Collected(flat[:-1], rows)
+
+    def _send_all(self, parts: list[TableTrip], some_unused: bool) -> dict[str, list[RowGradients]]:
+        """Gradients that came to this rank, of each trip, by table."""
         counted = [part for part in parts if part.placed.counted]
         for part in parts:
             if part.grads is None:
                 part.grads = torch.zeros(part.num_rows, part.layout.table.dim, device=self.device)
         sent = self._send(parts, counted)
-        gathered: dict[str, list[RowGradients]] = {name: [] for name in self.tables}
+        gathered: dict[str, list[RowGradients]] = {name: [] for name in self.sharded}
         seen = iter(sent[len(parts) :])
-        used = self._used(parts) if notes > 0 and len(counted) < len(parts) else {}
+        used = self._used(parts) if some_unused and len(counted) < len(parts) else {}
         for number, (part, grads) in enumerate(zip(parts, sent)):
             one = RowGradients(
                 part.theirs, grads, next(seen).cpu() if part.placed.counted else None
@@ -123,14 +118,11 @@ class ShardedRows(SpreadRows[Route]):
             if number in used:
                 one = replace(one, ids=part.theirs[used[number]], grads=grads[used[number]])
             gathered[part.layout.table.name].append(one)
-        return {
-            name: self._joined(name, some + self._take_own(name), scale)
-            for name, some in gathered.items()
-        }
+        return gathered
 
-    def _joined(self, name: str, some: list[RowGradients], scale: float) -> RowGradients:
+    def _joined(self, name: str, some: list[RowGradients]) -> RowGradients:
         """One table's gradients from several trips, and of rows that were read where they lie."""
-        table = self.tables[name]
+        table = self.sharded[name]
         if len(some) == 1:
             joined = some[0]
         else:
@@ -143,25 +135,16 @@ class ShardedRows(SpreadRows[Route]):
         if table.counted:
             counts = [one.counts for one in some if one.counts is not None]
             joined = replace(joined, counts=torch.cat([torch.empty(0, 2), *counts]))
-        return joined.scaled(scale)
+        return replace(joined, partial=not table.layout.replicated)
 
     def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
         for name, one in gradients.items():
-            self.tables[name].push_own(one, lr)
+            self.sharded[name].push_own(one, lr, scale)
         for name, rules in self.rules.items():
-            tend(self.tables[name], rules, self.tables[name].layout.num_shares)
-        for late in self._late:
-            late.step(lr, scale)
-        self._late = []
+            tend(self.sharded[name], rules, self.sharded[name].layout.num_shares)
+        self._step_outputs(lr, scale)
 
-    def squares(self, gradients: Gradients) -> Tensor:
-        whole = {n: self.tables[n].layout.replicated for n in gradients}
-        apart = sum_squares([one.grads for n, one in gradients.items() if not whole[n]])
-        alike = sum_squares([one.grads for n, one in gradients.items() if whole[n]])
-        mine = apart.reshape(1).to(self.device)
-        return self.world.all_reduce(mine).cpu().squeeze(0) + alike
-
-    def _send(self, parts: list[Part], counted: list[Part]) -> list[Tensor]:
+    def _send(self, parts: list[TableTrip], counted: list[TableTrip]) -> list[Tensor]:
         """Each part's gradients as they came: [theirs, columns held here]; then the counts."""
         world, size, rank = self.world, self.world.size, self.world.rank
         if not parts:
@@ -187,10 +170,10 @@ class ShardedRows(SpreadRows[Route]):
             torch.cat(one).view(len(p.theirs), width) for p, width, one in zip(parts, widths, came)
         ]
 
-    def _used(self, parts: list[Part]) -> dict[int, Tensor]:
+    def _used(self, parts: list[TableTrip]) -> dict[int, Tensor]:
         """Which of the keys that came had a gradient [theirs], by the number of the part.
 
-        A row that was looked up in vain must rest.
+        Rows that got no gradient are not updated.
         """
         size = self.world.size
         numbers = [k for k, part in enumerate(parts) if not part.placed.counted]

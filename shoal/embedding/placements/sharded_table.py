@@ -1,4 +1,4 @@
-"""ShardedTable: one table's rows spread over the ranks; each rank's leaf holds only its own.
+"""ShardedTable: one table's rows spread over the ranks; each rank's engine holds only its own.
 
 A store whose every call is made by all ranks together. Models look its rows up through ShardedRows
 (shoal.embedding.placements.sharded), which lets all tables travel together.
@@ -35,23 +35,23 @@ class ShardedTable:
         layout: Layout,
         world: World,
         optimizer: RowOptimizer,
-        leaf: RowEngine | None,
+        engine: RowEngine | None,
         admission: Admission | None = None,
     ):
-        """`leaf` has this rank's rows, None where it has none; admission: of every rank's leaf."""
+        """engine: this rank's rows, None where it has none; admission: of every rank's engine."""
         self.table, self.layout, self.world = layout.table, layout, world
-        self.optimizer, self.leaf, self.admission = optimizer, leaf, admission
+        self.optimizer, self.engine, self.admission = optimizer, engine, admission
         self.step = 0  # how many times `push_own` was called; set on restore
 
-    def push_own(self, one: RowGradients, lr: float) -> None:
-        """One optimizer step of rows that this rank holds, by the keys of its leaf."""
-        if self.leaf is not None:
-            self.leaf.step = self.step
-            push_counted(self.leaf, one.ids, one.grads, lr, one.counts)
+    def push_own(self, one: RowGradients, lr: float, scale: float = 1.0) -> None:
+        """One optimizer step of rows that this rank holds, by the keys of its engine."""
+        if self.engine is not None:
+            self.engine.step = self.step
+            push_counted(self.engine, one.ids, one.scaled(scale).grads, lr, one.counts)
         self.step += 1
 
     def keys(self, ids: Ids) -> Tensor:
-        """Keys of this rank's leaf, one by one."""
+        """Keys of this rank's engine, one by one."""
         if isinstance(ids, Every):
             return torch.arange(self.layout.shares[self.world.rank])
         return ids
@@ -63,24 +63,24 @@ class ShardedTable:
 
     def decay(self, factor: float) -> None:
         """Multiply all counters, of rows and of ids without one."""
-        if self.leaf is not None:
-            self.leaf.decay(factor)
+        if self.engine is not None:
+            self.engine.decay(factor)
 
     def shrink(self, rule: Shrink) -> int:
         """Drop rows, each rank among its own; returns how many of the table went."""
-        gone = 0 if self.leaf is None else self.leaf.shrink(rule)
+        gone = 0 if self.engine is None else self.engine.shrink(rule)
         if self.layout.replicated:
             return gone
         return int(self.world.all_reduce(torch.tensor([gone], device=self.world.device)))
 
     def forget(self) -> None:
         """Drop every row of a growing table, each rank its own."""
-        if self.leaf is not None:
-            self.leaf.forget()
+        if self.engine is not None:
+            self.engine.forget()
 
     def restore(self, rows: Rows) -> None:
         """Take over those of the given rows that this rank holds."""
-        if self.leaf is None:
+        if self.engine is None:
             return
         layout, rank, ids = self.layout, self.world.rank, rows.ids
         if layout.grows:
@@ -97,15 +97,15 @@ class ShardedTable:
             for key, part in rows.state.items()
         }
         values = rows.values[chosen, first:last].contiguous()
-        self.leaf.restore(Rows(keys[chosen], values, state))
+        self.engine.restore(Rows(keys[chosen], values, state))
 
     def restore_pending(self, pending: Pending) -> None:
         """Take over those of the given counters of ids without a row that fall to this rank."""
-        if self.leaf is None:
+        if self.engine is None:
             return
         mine = self._mine(pending.ids)
         parts = [getattr(pending, key)[mine] for key in COUNTERS]
-        self.leaf.restore_pending(Pending(pending.ids[mine], *parts))
+        self.engine.restore_pending(Pending(pending.ids[mine], *parts))
 
     def _mine(self, ids: Tensor) -> Tensor:
         """Growing tables: which of the ids fall to this rank."""
@@ -115,7 +115,7 @@ class ShardedTable:
 
     def mark(self) -> int:
         """All ranks: a point in time that `export` can take up from; 0: one of them cannot."""
-        mine = 1 if self.leaf is None else self.leaf.mark()
+        mine = 1 if self.engine is None else self.engine.mark()
         marks = self.world.stack(torch.tensor([mine], device=self.world.device))
         return mine if bool(marks.all()) else 0
 
@@ -126,8 +126,8 @@ class ShardedTable:
         """
         some = {} if since is None else {"since": since}
         if self.layout.replicated:
-            if self.world.is_main and self.leaf is not None:
-                yield from self.leaf.export(chunk_rows, **some)
+            if self.world.is_main and self.engine is not None:
+                yield from self.engine.export(chunk_rows, **some)
             return
         ids, floats, places = self._held(some)
         widths = [sum(self._widths(rank).values()) for rank in range(self.world.size)]
@@ -147,8 +147,8 @@ class ShardedTable:
     def export_pending(self, chunk_rows: int = 1 << 20) -> Iterator[Pending]:
         """As `export`: counters of the ids without a row."""
         held: Iterable[Pending] = []
-        if self.leaf is not None:
-            held = self.leaf.export_pending(chunk_rows)
+        if self.engine is not None:
+            held = self.engine.export_pending(chunk_rows)
         if self.layout.replicated:
             if self.world.is_main:
                 yield from held
@@ -168,20 +168,20 @@ class ShardedTable:
 
     @property
     def filter_facts(self) -> tuple[int, int]:
-        """Bytes and layout of each leaf's Bloom filter; (0, 0) where ids are counted exactly."""
-        return filter_facts_of(self.admission)  # a rank without a leaf knows it too
+        """Bytes and layout of each engine's Bloom filter; (0, 0) where ids are counted exactly."""
+        return filter_facts_of(self.admission)  # a rank without a engine knows it too
 
     def restore_filter(self, part: Filter) -> None:
-        """Take over a part of the Bloom filter of this rank's leaf."""
-        if self.leaf is not None:
-            self.leaf.restore_filter(part)
+        """Take over a part of the Bloom filter of this rank's engine."""
+        if self.engine is not None:
+            self.engine.restore_filter(part)
 
     def export_filter(self, chunk_bytes: int = 1 << 28) -> Iterator[Filter]:
-        """As `export`: the Bloom filter of every leaf, one after the other."""
+        """As `export`: the Bloom filter of every engine, one after the other."""
         world, (size, layout) = self.world, self.filter_facts
         held: Iterator[Filter] = iter(())
-        if self.leaf is not None:
-            held = self.leaf.export_filter(chunk_bytes)
+        if self.engine is not None:
+            held = self.engine.export_filter(chunk_bytes)
         if self.layout.replicated:
             if world.is_main:
                 yield from held
@@ -216,14 +216,14 @@ class ShardedTable:
             start = stop
 
     def _held(self, some: dict[str, int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids of this rank's leaf, ascending; its values and state side by side, and whose they
-        are: row places[k] of the floats belongs to ids[k]. `some`: which rows, as leaves take it.
+        """Ids of this rank's engine, ascending; its values and state side by side, and whose they
+        are: row places[k] of the floats belongs to ids[k]. `some`: which rows, as engines take it.
         """
-        most = 0 if self.leaf is None else len(self.leaf)
+        most = 0 if self.engine is None else len(self.engine)
         keys = torch.empty(most, dtype=torch.int64)
         floats = torch.empty(most, sum(self._widths(self.world.rank).values()))
         count = 0
-        for rows in [] if self.leaf is None else self.leaf.export(SOME_ROWS, **some):
+        for rows in [] if self.engine is None else self.engine.export(SOME_ROWS, **some):
             part = slice(count, count + len(rows.ids))
             keys[part] = rows.ids
             torch.cat([rows.values, *map(_floats, rows.state.values())], 1, out=floats[part])

@@ -20,7 +20,7 @@ from shoal.world.world import World
 
 
 class Stripe(Device):
-    """Neighbouring rows of a leaf as a leaf of their own, in the same memory."""
+    """Neighbouring rows of a engine as a engine of their own, in the same memory."""
 
     def __init__(self, whole: Device, world: World):
         self.layout = Layout(whole.table, Placement("row", "range"), world.size)
@@ -31,7 +31,7 @@ class Stripe(Device):
             padding=whole.table.padding if self.first == 0 else None,
         )
         RowEngine.__init__(self, table, whole.optimizer, whole.seed)  # the memory is there already
-        self.whole, self.device, self.fused, self.kernels = whole, whole.device, whole.fused, None
+        self.whole, self.device, self.fused = whole, whole.device, whole.fused
         self.values = whole.values[self.first : self.last]
         self.state = {key: part[self.first : self.last] for key, part in whole.state.items()}
         self.spare, self._fused = torch.empty(0), None

@@ -24,7 +24,7 @@ from shoal.embedding.placements.route import Trip
 from shoal.embedding.placements.shard_engine import write_initial
 from shoal.embedding.placements.sharded import SpreadRows
 from shoal.embedding.placements.sharded_table import ShardedTable
-from shoal.embedding.service import Gradients, Labels, Lookup
+from shoal.embedding.service import Collected, Gradients, Lookup, RowGradients, join_flat
 from shoal.embedding.store import Every, Ids, Rows
 from shoal.embedding.table import Table
 from shoal.world.world import World
@@ -165,7 +165,7 @@ class TorchRecTrip(Trip):
     """Lookups in several tables that TorchRec answers together. All ranks make the same ones."""
 
     def __init__(self, rows: TorchRecRows, lookups: Sequence[Lookup]):
-        super().__init__(rows.tables, lookups, rows.device)
+        super().__init__(rows.sharded, lookups, rows.device)
         self.rows = rows
         self.lr = rows.lr  # that its rows are read with
         self.answers: dict[int, list[Tensor]] = {}  # collection -> its rows, with their graph
@@ -202,7 +202,7 @@ class TorchRecTrip(Trip):
         """Gradients of the distinct ids of a table: [n, dim]."""
         part = self.parts.get(name)
         if part is None or part.grads is None:
-            dim, length = self.rows.tables[name].table.dim, 0 if part is None else len(part.keys)
+            dim, length = self.rows.sharded[name].table.dim, 0 if part is None else len(part.keys)
             return torch.zeros(length, dim, device=self.rows.device)
         return part.grads[: len(part.keys)]
 
@@ -228,19 +228,13 @@ class TorchRecRows(SpreadRows[TorchRecTrip]):
             collection = Collection(some, width, world, optimizer)
             self.collections.append(collection)
             for table in some:
-                layout, leaf = Blocks(table, world.size), Shard(table, collection, optimizer, seed)
-                placed[table.name] = ShardedTable(layout, world, optimizer, leaf)
-                write_initial(leaf, layout, world.rank, seed)
+                layout, shard = Blocks(table, world.size), Shard(table, collection, optimizer, seed)
+                placed[table.name] = ShardedTable(layout, world, optimizer, shard)
+                write_initial(shard, layout, world.rank, seed)
         super().__init__(world, placed)
 
     def _trip(self, lookups: Sequence[Lookup]) -> TorchRecTrip:
         return TorchRecTrip(self, lookups)
-
-    def begin(
-        self, batch: object, lookups: Sequence[Lookup], labels: Labels, lr: float = 0.0
-    ) -> None:
-        self._set_lr(lr)  # best said before rows are looked up
-        super().begin(batch, lookups, labels, lr)
 
     def _set_lr(self, lr: float) -> None:
         if lr != self.lr:
@@ -248,28 +242,39 @@ class TorchRecRows(SpreadRows[TorchRecTrip]):
                 collection.set_lr(lr)
         self.lr = lr
 
-    def collect(self, scale: float = 1.0, notes: float = 0.0) -> Gradients:
-        """Nothing to hand on: gradients go back through the collections, in `apply`."""
-        return {}
+    def collect(self, dense: Sequence[Tensor] = ()) -> Collected:
+        """No rows: their gradients go to the owners through the collections, in `apply`."""
+        return Collected(self.world.all_reduce(join_flat(dense, self.device)), {})
 
     def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
         """Update the rows of this step, each by the sum of its gradients times `scale`."""
         trips = self._end_step()
+        outputs = self._take_outputs(())
         self._set_lr(lr)
         for number, collection in enumerate(self.collections):
             mine = [trip for trip in trips if number in trip.answers]
-            beside = any(self._own[name] for name in collection.names)
+            own = {name: outputs.get(name, []) for name in collection.names}
+            beside = any(name in self._read_whole for name in collection.names)
             if not mine and not beside:
                 continue  # the same on every rank
             ready = len(mine) == 1 and not beside and mine[0].lr == lr
-            trip = mine[0] if ready else self._joined_trip(collection, mine)
+            trip = mine[0] if ready else self._joined_trip(collection, mine, own)
             trip.update(number, scale)
-        for own in self._own.values():
-            own.clear()
         for table in self.tables.values():
             table.step += 1
 
-    def _joined_trip(self, collection: Collection, trips: list[TorchRecTrip]) -> TorchRecTrip:
+    @property
+    def _read_whole(self) -> set[str]:
+        """Tables that a softmax reads; the same on every rank."""
+        tables = [one for output in self._outputs for one in (output.table, output.bias)]
+        return {table.name for table in tables if table is not None}
+
+    def _joined_trip(
+        self,
+        collection: Collection,
+        trips: list[TorchRecTrip],
+        own: dict[str, list[RowGradients]],
+    ) -> TorchRecTrip:
         """One trip with the ids and gradients of several, and of rows read where they lie.
 
         They are looked up again: a row of several trips would otherwise be updated several times.
@@ -277,12 +282,9 @@ class TorchRecRows(SpreadRows[TorchRecTrip]):
         lookups, gradients = [], []
         for name in collection.names:
             found = [(trip.ids(name), trip.grads(name)) for trip in trips]
-            table = self.tables[name]
+            table = self.sharded[name]
             first = table.layout.bounds[self.world.rank]
-            found += [
-                (table.keys(one.ids).to(self.device) + first, one.grads)
-                for one in self._take_own(name)
-            ]
+            found += [(table.keys(one.ids).to(self.device) + first, one.grads) for one in own[name]]
             nothing = torch.empty(0, dtype=torch.int64, device=self.device)
             lookups.append(Lookup(name, torch.cat([nothing, *(ids for ids, _ in found)])))
             gradients.append([grads for _, grads in found])

@@ -1,4 +1,4 @@
-"""A softmax over the rows of a Device leaf that are updated in the same pass.
+"""A softmax over rows in the memory of a GPU that are updated in the same pass.
 
 Forward reads the rows once for the loss and the gradients of the states; the step reads them once
 more, and what would be the gradient of the whole table never leaves the chip.
@@ -6,14 +6,14 @@ more, and what would be the gradient of the whole table never leaves the chip.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from shoal.embedding.engines.device import Device, device_pair
 from shoal.embedding.engines.row_engine import RowEngine
-from shoal.embedding.service import RowService
+from shoal.embedding.softmax.deferred import Deferred
 from shoal.kernels.softmax import gpu_kernels
 
 ALONE = (
@@ -22,26 +22,36 @@ ALONE = (
 )
 
 
-def fusable(rows: RowEngine | None, bias: RowEngine | None) -> tuple[Device, Device | None] | None:
-    """Both leaves, where they have kernels for it."""
-    found = device_pair(rows, bias)
-    if found is None:
-        return None
-    if any(one.kernels is None or one.table.padding != 0 for one in found if one is not None):
-        return None
-    return None if gpu_kernels(found[0].table.dim) is None else found
+def fusable(rows: RowEngine | None, bias: RowEngine | None) -> bool:
+    """Whether one pass of the kernels can update both; bias: a number for each row."""
+    for one in (rows, bias):
+        if one is not None and (one.adam_rows() is None or one.table.padding != 0):
+            return False
+    if rows is None or gpu_kernels(rows.table.dim) is None:
+        return False
+    alike = bias is None or bias.optimizer == rows.optimizer
+    return alike and (bias is None or (bias.table.rows, bias.table.dim) == (rows.table.rows, 1))
 
 
 class FusedSoftmax:
-    """The summed cross entropy of one batch; after backward it is a late update of all rows."""
+    """The summed cross entropy of one batch; after backward it is a deferred update of all rows."""
 
     normalizers: Tensor  # set by forward
     parts: Any
 
     def __init__(
-        self, rows: Device, bias: Device | None, targets: Tensor, stop: int, service: RowService
+        self,
+        rows: RowEngine,
+        bias: RowEngine | None,
+        targets: Tensor,
+        stop: int,
+        defer: Callable[[Deferred], None],
     ):
-        self.rows, self.bias, self.stop, self.service = rows, bias, stop, service
+        """defer: called in backward, with this update."""
+        held, self.stop, self.defer = rows.adam_rows(), stop, defer
+        assert held is not None  # `fusable` said so
+        self.rows, self.bias = held, None if bias is None else bias.adam_rows()
+        self.optimizer = rows.optimizer
         self.tables = [one.table.name for one in (rows, bias) if one is not None]
         self.targets = targets.contiguous()
         self.scale: Tensor | None = None  # set by backward
@@ -50,12 +60,12 @@ class FusedSoftmax:
         """Of states [n, d]: a scalar; a position whose target is 0 does not count."""
         return _Loss.apply(hidden, self)
 
-    def follow_back(self, scale: Tensor) -> None:
-        """Backward came by."""
+    def backward(self, scale: Tensor) -> None:
+        """Defers these rows' update."""
         if self.scale is not None:
             raise RuntimeError(ALONE)
         self.scale = scale
-        self.service.add_late(self)
+        self.defer(self)
 
     def gradients(self) -> list[Tensor]:
         """They cannot be had: no kernel writes them."""
@@ -65,16 +75,16 @@ class FusedSoftmax:
         """A step of rows and bias, whose own count of steps has gone up already."""
         assert self.scale is not None
         rows, bias = self.rows, self.bias
-        gpu_kernels(rows.table.dim).update(
+        gpu_kernels(rows.values.shape[1]).update(
             self.parts,
             self.targets,
             self.normalizers,
             self.scale if scale == 1.0 else self.scale * scale,
-            rows.parts(),
-            None if bias is None else bias.parts(),
+            (rows.values, rows.first, rows.second),
+            None if bias is None else (bias.values, bias.first, bias.second),
             rows.numbers,
             self.stop,
-            rows.optimizer,
+            self.optimizer,
         )
 
 
@@ -83,7 +93,7 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, softmax: FusedSoftmax) -> Tensor:
-        kernels = gpu_kernels(softmax.rows.table.dim)
+        kernels = gpu_kernels(softmax.rows.values.shape[1])
         bias = None if softmax.bias is None else softmax.bias.values
         losses, ctx.grads, softmax.normalizers, softmax.parts = kernels.pool(
             hidden.contiguous(), softmax.rows.values, bias, softmax.targets, softmax.stop
@@ -94,5 +104,5 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         scale = grads[0].to(ctx.grads)
-        ctx.softmax.follow_back(scale)
+        ctx.softmax.backward(scale)
         return ctx.grads * scale, None

@@ -7,12 +7,14 @@ so that the gradient of the table is never written. Used where it was measured t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from shoal.embedding.engines.device import Device, device_pair
+from shoal.embedding.engines.device import Device
 from shoal.embedding.engines.row_engine import RowEngine
-from shoal.embedding.service import RowService
+from shoal.embedding.softmax.deferred import Deferred
 from shoal.kernels.machine import is_wide
 from shoal.kernels.softmax import STEPS, catalogue_exponentials, room_for, step_catalogue
 
@@ -20,28 +22,38 @@ from shoal.kernels.softmax import STEPS, catalogue_exponentials, room_for, step_
 def fusable_on_cpu(
     rows: RowEngine | None, bias: RowEngine | None = None
 ) -> tuple[Device, Device | None] | None:
-    """Both leaves, where the core can update them in the step of a softmax, and is worth it."""
-    found = device_pair(rows, bias)
-    if found is None or not is_wide():
+    """Both engines, where the core can update them in the step of a softmax, and is worth it."""
+    if not isinstance(rows, Device) or not (bias is None or isinstance(bias, Device)):
         return None
-    for one in found:
+    if bias is not None and (
+        (bias.table.rows, bias.table.dim) != (rows.table.rows, 1)
+        or bias.optimizer != rows.optimizer
+    ):
+        return None
+    for one in (rows, bias):
         if one is not None and not (
             one.fused and one.device.type == "cpu" and one.table.padding in (None, 0)
         ):
             return None
-    optimizer = found[0].optimizer
-    return found if optimizer.name in STEPS and optimizer.clip is None else None
+    able = rows.optimizer.name in STEPS and rows.optimizer.clip is None
+    return (rows, bias) if able and is_wide() else None
 
 
 class CoreSoftmax:
-    """Takes the place of SoftmaxGradients for one batch; after backward it is a late update."""
+    """Takes the place of SoftmaxGradients for one batch; after backward it is a deferred update."""
 
     hidden: Tensor  # the gradient of the states; made in `begin` and `add`
     factor: float  # of backward
 
-    def __init__(self, rows: Device, bias: Device | None, others: Tensor, service: RowService):
-        """others [m], ascending, are the rows that are no candidates."""
-        self.rows, self.bias, self.others, self.service = rows, bias, others, service
+    def __init__(
+        self,
+        rows: Device,
+        bias: Device | None,
+        others: Tensor,
+        defer: Callable[[Deferred], None],
+    ):
+        """others [m], ascending, are the rows that are no candidates; defer: see FusedSoftmax."""
+        self.rows, self.bias, self.others, self.defer = rows, bias, others, defer
         self.tables = [one.table.name for one in (rows, bias) if one is not None]
 
     def begin(self, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,7 +89,7 @@ class CoreSoftmax:
     def scaled(self, factor: Tensor) -> tuple[Tensor, None, None]:
         """The gradient of the states; those of the rows come in `step`."""
         self.factor = float(factor)
-        self.service.add_late(self)
+        self.defer(self)
         return self.hidden.mul_(self.factor), None, None
 
     def step(self, lr: float, scale: float) -> None:
@@ -109,7 +121,7 @@ class CoreSoftmax:
         """What `step` never writes, written: [k, dim] of every table."""
         stores = [one for one in (self.rows, self.bias) if one is not None]
         made = [torch.zeros_like(one.values) for one in stores]
-        # A step of SGD from zeros, of size -1, leaves the gradients themselves.
+        # A step of SGD from zeros, of size -1, engines the gradients themselves.
         self._learn("sgd", [-1.0, 0.0, 0.0, 0.0, 0.0, 1.0], [[one] for one in made], 1.0)
         return made
 

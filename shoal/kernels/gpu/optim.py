@@ -69,6 +69,8 @@ def step(value, first, second, grad, numbers, KIND: tl.constexpr, DIM: tl.conste
         # A value that never saw a gradient other than 0 has no weight yet and stays.
         safe = tl.where(weight > 0, weight, 1.0)
         value = tl.where(weight > 0, tl.div_rn(-shrunk, safe), value)
+    else:
+        tl.static_assert(False, "no form of this row optimizer")
     return value, first, second
 
 
@@ -92,11 +94,13 @@ def write_numbers(
 
 def constants(optimizer: RowRule, dim: int) -> dict[str, Any]:
     """What `step` is compiled with."""
+    if optimizer.triton_form is None:
+        raise ValueError(f"there is no Triton form of the row optimizer {optimizer.name}")
     first, second = optimizer.betas or (0.0, 0.0)
     if optimizer.alpha is not None:
         second = optimizer.alpha
     return {
-        "KIND": optimizer.name,
+        "KIND": optimizer.triton_form,
         "DIM": dim,
         "REST_1": 1.0 - first,
         "REST_2": 1.0 - second,

@@ -16,10 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from shoal.data.batch import Batch
-from shoal.embedding.module import Embeddings
-from shoal.embedding.table import Init, Table
-from shoal.models.base import Facts, Output, Retrieval
+from shoal.models.base import Batch, Embeddings, Facts, Init, Output, Retrieval, Table
 from shoal.models.nn.losses import bpr_loss
 
 
@@ -33,10 +30,6 @@ class LightFM(Retrieval):
         embedding_size: int = 64
         # BPR: an item above a negative; logistic: each by itself, or labels
         loss: Literal["BPR", "logistic"] = "BPR"
-
-        def __post_init__(self) -> None:
-            if self.loss not in ("BPR", "logistic"):
-                raise ValueError(f"model.loss is {self.loss!r}; LightFM knows BPR and logistic")
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)

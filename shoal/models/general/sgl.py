@@ -13,8 +13,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from shoal.data.batch import Batch
-from shoal.models.base import Output
+from shoal.models.base import Batch, Output
 from shoal.models.general.lightgcn import LightGCN
 from shoal.models.nn.contrast import contrast
 from shoal.models.nn.dropout import shared_dropout
@@ -36,7 +35,7 @@ class SGL(LightGCN):
 
     def forward(self, batch: Batch) -> Output:
         nodes = self.nodes(batch)
-        first, final = self.propagate()
+        first, final = self.propagated()
         output = self.pair_loss(nodes, first, final)
         one, other = self._view(first), self._view(first)
         users, tau = self.facts.num_users, self.options.ssl_tau

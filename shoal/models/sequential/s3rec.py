@@ -19,8 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts, Output
+from shoal.models.base import Batch, Facts, Output
 from shoal.models.nn.dropout import uniform_like
 from shoal.models.nn.item_features import ItemFeatures
 from shoal.models.nn.transformer import Attention
@@ -74,8 +73,8 @@ class S3Rec(SASRec):
         for one in layers:
             one.causal = False
         try:
-            places = self.position_ids(vectors)
-            return self.transformer(self.dropout(vectors + self.positions[: len(places)]), pads)
+            places = self.positions[: vectors.shape[1]]
+            return self.transformer(self.dropout(vectors + places), pads)
         finally:
             for one in layers:
                 one.causal = True

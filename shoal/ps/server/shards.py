@@ -34,9 +34,7 @@ from shoal.ps.server.state import State
 from shoal.ps.spec import Load, Save
 from shoal.ps.wire import WireError, json_frame
 
-CHUNK_ROWS = 1 << 18
 LIBC = ctypes.CDLL(None)
-PARENT_DEATH_SIGNAL = 1  # of prctl
 _forking = threading.Lock()
 
 
@@ -165,7 +163,7 @@ def _follow(server: int) -> None:
 
     Another process of it may be started, which needs its port and writes the same files.
     """
-    LIBC.prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != server:
         os._exit(1)
 
@@ -175,7 +173,7 @@ def write_shards(state: State, folder: Folder, marks: list[int] | None) -> dict[
     files: dict[str, Any] = {}
     for number, (table, store) in enumerate(zip(state.spec.tables, state.stores)):
         since = {} if marks is None else {"since": marks[number]}
-        for part, tensors in enumerate(chunks(store, CHUNK_ROWS, **since)):
+        for part, tensors in enumerate(chunks(store, 1 << 18, **since)):
             name = f"rows-{table.name}-{state.index:03d}{part:05d}.safetensors"
             files[name] = folder.write(name, format_tensors(tensors))
     return files

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shoal.config.tiers import TiersSection
 from shoal.embedding.engines.admission import admission_of, tend
-from shoal.embedding.engines.local import make_leaves, push_all
+from shoal.embedding.engines.local import make_engines, push_all
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.optim.dense import DenseOptimizer, make_optimizer, restore_state, state_tensors
 from shoal.ps.spec import Spec
@@ -68,7 +68,7 @@ class State:
     def make_stores(self) -> list[RowEngine]:
         """A store for each table, in which nothing was taught yet."""
         spec, share = self.spec, (self.index, self.spec.servers)
-        made = make_leaves(
+        made = make_engines(
             {one.name: one.table() for one in spec.tables},
             {one.name: spec.row_optimizer_of(one.name) for one in spec.tables},
             spec.seed,

@@ -42,8 +42,6 @@ from shoal.ps.wire import (
 )
 
 log = logging.getLogger("shoal")
-MOST_AHEAD = 1000  # pushes that a worker may have under way
-MOST_WAITING = 1000  # pulls that may wait for their time, of each worker
 
 
 class Steps:
@@ -82,9 +80,11 @@ class Steps:
         if its_time:
             self._answer_pull(request)
             return
-        if header.step > self.members[header.worker].step + MOST_AHEAD:
+        # A worker may have so many pushes under way.
+        if header.step > self.members[header.worker].step + 1000:
             raise WireError(f"rows of step {header.step}, far ahead of all others")
-        if len(self._waiting) >= MOST_WAITING * self.spec.workers:
+        # So many pulls of each worker may wait for their time.
+        if len(self._waiting) >= 1000 * self.spec.workers:
             raise WireError(f"{len(self._waiting)} requests for rows wait already")
         self._waiting[request.address, header.sequence] = request
 

@@ -10,13 +10,14 @@ import os
 import secrets
 import socket as sockets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as format_tensors
 from torch import Tensor
@@ -28,6 +29,7 @@ from shoal.ps.wire import (
     COUNT,
     WITH_DENSE,
     Kind,
+    WireError,
     json_frame,
     numbers_frame,
     parse_json,
@@ -65,6 +67,8 @@ class Client(Caller):
         super().__post_init__()
         self.flags = 0  # of rows on the wire
         self.pushes = 0  # made so far: the step that the servers count
+        self._rows: tuple[list[Share], list[Tensor]] = ([], [])  # of the next push
+        self.on_push: Callable[[], None] = lambda: None  # called once a push is on its way
         count = len(self.addresses) // self.replicas
         self.servers = [Link(self, k % count, one) for k, one in enumerate(self.addresses)]
         self._shards = [self.servers[k::count] for k in range(count)]
@@ -201,6 +205,19 @@ class Client(Caller):
             asked.append(requests)
         return Pulling(shares, dims, asked)
 
+    def add_rows(self, shares: list[Share], grads: list[Tensor]) -> None:
+        """Let the next push have these gradients of rows: grads[k] [n, dim] of shares[k]."""
+        self._rows = shares, grads
+
+    def push(
+        self, lr: float, loss: float, count: float, dense: list[Tensor] | None = None
+    ) -> Pushing:
+        """Send the gradients of a summed loss of `count` terms, with the rows that were added."""
+        rows, self._rows = self._rows, ([], [])
+        pushing = self.start_push(*rows, lr, loss, count, dense)
+        self.on_push()
+        return pushing
+
     def start_push(
         self,
         shares: list[Share],
@@ -253,7 +270,10 @@ class Client(Caller):
         """The dense optimizers' state of all servers."""
         found: dict[str, Tensor] = {}
         for frames in self.tell_all(Kind.STATE):
-            found |= parse_tensors(bytes(frames[0]))
+            try:
+                found |= parse_tensors(bytes(frames[0]))
+            except SafetensorError as error:
+                raise WireError(f"the optimizer's state is not right: {error}") from None
         return found
 
     # ---- batches that are lent ------------------------------------------------------------------

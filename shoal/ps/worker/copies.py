@@ -1,4 +1,4 @@
-"""GeoRows: a worker's own copies of the rows that it updates, and how those of a window came.
+"""GeoRows: a worker's own copies of the rows that it updates, and what they changed by in a window.
 
 A window is `geo_step` batches. The first time a window needs a row, it is fetched from the servers
 and remembered as it came; from then on the row optimizer runs here. At the end of the window the
@@ -17,7 +17,7 @@ from torch import Tensor
 from shoal.embedding.engines.local import make_local
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.optim.rows import RowOptimizer
-from shoal.embedding.placements.route import Part
+from shoal.embedding.placements.route import TableTrip
 from shoal.embedding.service import Gradients, Lookup
 from shoal.embedding.table import Init, Table
 from shoal.ps.worker.client import Client, Share
@@ -30,16 +30,16 @@ class Copy:
     def __init__(self, remote: RemoteTable, optimizer: RowOptimizer, seed: int):
         kept = remote.layout.table
         self.remote = remote
-        self.leaf: RowEngine = make_local(kept, optimizer, seed)
+        self.engine: RowEngine = make_local(kept, optimizer, seed)
         # A column more than the rows have: 1 where a row came in this window.
         self._came = Table(kept.name, kept.dim + 1, None, Init("constant", 0.0))
-        self.begin_window()
+        self.begin()
 
-    def begin_window(self) -> None:
+    def begin(self) -> None:
         """Forget what came."""
         self.base: RowEngine = make_local(self._came, RowOptimizer("sgd"), 0)
 
-    def missing(self, part: Part) -> Share:
+    def missing(self, part: TableTrip) -> Share:
         """Those rows of a lookup that this window has not fetched yet, grouped by server."""
         keys = part.keys.cpu()
         new = self.base.pull(keys)[:, -1] == 0
@@ -49,7 +49,7 @@ class Copy:
     def take(self, ids: Tensor, rows: Tensor) -> None:
         """Rows of this window as they came from the servers."""
         self.base.assign(ids, torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1))
-        self.leaf.assign(ids, rows)
+        self.engine.assign(ids, rows)
 
     def changes(self, workers: int) -> Served | None:
         """What the rows of this window changed by, over the number of workers; by server."""
@@ -58,26 +58,48 @@ class Copy:
             return None
         ids = torch.cat([chunk.ids for chunk in chunks])
         begun = torch.cat([chunk.values[:, :-1] for chunk in chunks])
-        part = Part(self.remote, [Lookup(self.remote.table.name, ids)], ids.device)
-        delta = (self.leaf.pull(ids) - begun).div_(workers)
+        part = TableTrip(self.remote, [Lookup(self.remote.table.name, ids)], ids.device)
+        delta = (self.engine.pull(ids) - begun).div_(workers)
         ordered = torch.empty_like(delta)
         ordered[part.inverse[0]] = delta
         return Served(part.keys, ordered, None, part.counts)
 
 
-class GeoRows(ServedRows):
-    """Rows that are updated here; differences travel now and then."""
+class Window:
+    """The rows that a worker updated since it last heard from the servers."""
 
     def __init__(
         self,
         client: Client,
-        tables: Sequence[Table],
+        tables: Mapping[str, Table],
         optimizers: Mapping[str, RowOptimizer],
         seed: int,
-        device: torch.device,
+    ):
+        self.copies = {
+            name: Copy(RemoteTable(table, number, client), optimizers[name], seed)
+            for number, (name, table) in enumerate(tables.items())
+        }
+
+    def begin(self) -> None:
+        """The next batches start from what the servers have."""
+        for copy in self.copies.values():
+            copy.begin()
+
+    def changes(self, workers: int) -> tuple[list[Share], list[Tensor]]:
+        """What the rows of this window changed by, over the number of workers, as a push has it."""
+        found = [(copy.remote.number, copy.changes(workers)) for copy in self.copies.values()]
+        made = [(number, one) for number, one in found if one is not None]
+        return [one.share(number) for number, one in made], [one.grads for _, one in made]
+
+
+class GeoRows(ServedRows):
+    """Rows that are updated here; differences travel when a window ends."""
+
+    def __init__(
+        self, client: Client, tables: Sequence[Table], window: Window, device: torch.device
     ):
         super().__init__(client, tables, None, device)
-        self.copies = {n: Copy(table, optimizers[n], seed) for n, table in self.tables.items()}
+        self.copies = window.copies
 
     def _fetch(self, trip: ServedTrip, learn: bool) -> None:
         """Have this window's rows here, and the lookups answered from the copies."""
@@ -89,20 +111,10 @@ class GeoRows(ServedRows):
             for name, share, rows in zip(trip.parts, missing, pieces):
                 self.copies[name].take(share.ids, rows)
         for name, part in trip.parts.items():
-            part.take_rows(self.copies[name].leaf.pull(part.keys.cpu()).to(self.device))
+            part.take_rows(self.copies[name].engine.pull(part.keys.cpu()).to(self.device))
 
     def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
         for name, one in gradients.items():
-            self.copies[name].leaf.push(one.ids, one.grads, lr)
+            self.copies[name].engine.push(one.ids, one.scaled(scale).grads, lr)
         for table in self.tables.values():
             table.step += 1
-
-    def begin_window(self) -> None:
-        """The next batches start from what the servers have."""
-        for copy in self.copies.values():
-            copy.begin_window()
-
-    def changes(self, workers: int) -> Gradients:
-        """What the rows of this window changed by, over the number of workers."""
-        found = {name: copy.changes(workers) for name, copy in self.copies.items()}
-        return {name: one for name, one in found.items() if one is not None}

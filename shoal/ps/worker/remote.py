@@ -6,7 +6,7 @@ needed for that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,12 +14,11 @@ from torch import Tensor
 
 from shoal.config.row_rules import RowRules
 from shoal.embedding.placements.placement import Layout, Placement
-from shoal.embedding.placements.route import Part, Trip
+from shoal.embedding.placements.route import TableTrip, Trip
 from shoal.embedding.placements.routed import RoutedRows
-from shoal.embedding.service import Gradients, Lookup, RowGradients
-from shoal.embedding.store import Store
+from shoal.embedding.service import Collected, Gradients, Lookup, RowGradients, join_flat
 from shoal.embedding.table import Table
-from shoal.ps.worker.client import Client, Pulling, Pushing, Share
+from shoal.ps.worker.client import Client, Pulling, Share
 
 
 class RemoteTable:
@@ -94,27 +93,29 @@ class ServedRows(RoutedRows[ServedTrip]):
         tables: Sequence[Table],
         rules: Mapping[str, RowRules] | None = None,
         device: torch.device | str = "cpu",
-        at_once: bool = False,
+        pipelined: bool = False,
     ):
-        """at_once: announced rows are asked for as they are, not as the step before leaves them."""
-        super().__init__({}, rules, torch.device(device))
-        self.client, self.at_once = client, at_once
-        self.tables = {t.name: RemoteTable(t, k, client) for k, t in enumerate(tables)}
+        """pipelined: prefetched rows are asked for at once, not as the step before leaves them."""
+        self.client, self.pipelined = client, pipelined
+        self.remote = {t.name: RemoteTable(t, k, client) for k, t in enumerate(tables)}
+        super().__init__(self.remote, rules, torch.device(device))
+        if not pipelined:
+            client.on_push = self._ask_ahead
 
     def _trip(self, lookups: Sequence[Lookup]) -> ServedTrip:
-        return ServedTrip(self.client, self.tables, lookups, self.device)
+        return ServedTrip(self.client, self.remote, lookups, self.device)
 
-    def announce(self, batch: object, lookups: Sequence[Lookup]) -> None:
-        super().announce(batch, lookups)
-        if self.at_once:
-            self.ask_ahead()
+    def prefetch(self, batch: object, lookups: Sequence[Lookup]) -> None:
+        super().prefetch(batch, lookups)
+        if self.pipelined:
+            self._ask_ahead()
 
-    def advance(self) -> None:
-        """Nothing: announced rows are asked for by `ask_ahead`, once the gradients are sent."""
+    def _continue_prefetched(self) -> None:
+        """Nothing: such rows are asked for once the gradients of this step are on their way."""
 
-    def ask_ahead(self) -> None:
-        """Ask for the rows of announced batches, as they are when what was sent is applied."""
-        for _, trip in self._ahead:
+    def _ask_ahead(self) -> None:
+        """Ask for the rows of coming batches, as they are when what was pushed is applied."""
+        for _, trip in self._prefetched:
             trip.step = self.client.pushes if trip.step < 0 else trip.step
             trip.start()
 
@@ -122,30 +123,22 @@ class ServedRows(RoutedRows[ServedTrip]):
         trip.step = self.client.pushes if trip.step < 0 else trip.step
         self._fetch(trip, learn=True)
 
-    @property
-    def steps(self) -> dict[str, int]:
-        return {name: table.step for name, table in self.tables.items()}
-
-    @steps.setter
-    def steps(self, steps: dict[str, int]) -> None:
-        for name, step in steps.items():
-            self.tables[name].step = step
-
-    def collect(self, scale: float = 1.0, notes: float = 0.0) -> Gradients:
-        """This step's gradients; rows that none came to are left out."""
+    def collect(self, dense: Sequence[Tensor] = ()) -> Collected:
+        """This worker's gradients; rows that none came to are left out."""
         by_table: dict[str, list[Served]] = {}
         for trip in self._end_step():
             for name, part in trip.parts.items():
                 if part.grads is not None:
                     by_table.setdefault(name, []).append(_gradients_of(part))
-        return {name: self._joined(name, some).scaled(scale) for name, some in by_table.items()}
+        rows: Gradients = {name: self._joined(name, some) for name, some in by_table.items()}
+        return Collected(join_flat(dense, self.device), rows)
 
     def _joined(self, name: str, some: list[Served]) -> Served:
         """Looked up in several trips: summed as one."""
         if len(some) == 1:
             return some[0]
         ids = torch.cat([one.ids for one in some if isinstance(one.ids, Tensor)])
-        part = Part(self.tables[name], [Lookup(name, ids)], ids.device)
+        part = TableTrip(self.remote[name], [Lookup(name, ids)], ids.device)
         part.add(0, part.inverse[0], torch.cat([one.grads for one in some]))
         joined = _gradients_of(part)
         seen = [one.counts for one in some if one.counts is not None]
@@ -155,34 +148,19 @@ class ServedRows(RoutedRows[ServedTrip]):
             joined = replace(joined, counts=counts)
         return joined
 
-    def send(
-        self,
-        gradients: Gradients,
-        lr: float,
-        loss: float,
-        count: float,
-        dense: list[Tensor] | None = None,
-    ) -> Pushing:
-        """Gradients of a summed loss of `count` terms, on their way; of dense parameters too."""
+    def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
+        """Let the worker's next push have these gradients; servers apply it (Client.push)."""
         shares, grads = [], []
         for name, one in gradients.items():
             assert isinstance(one, Served)
-            shares.append(one.share(self.tables[name].number))
-            grads.append(one.grads)
-        for table in self.tables.values():
+            shares.append(one.share(self.remote[name].number))
+            grads.append(one.scaled(scale).grads)
+        self.client.add_rows(shares, grads)
+        for table in self.remote.values():
             table.step += 1
-        return self.client.start_push(shares, grads, lr, loss, count, dense)
-
-    def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:
-        """One step of the rows by themselves."""
-        self.send(gradients, lr, 0.0, 1.0).wait()
-
-    def saved(self) -> Iterator[tuple[str, Store]]:
-        """Nothing: servers write their rows themselves."""
-        yield from ()
 
 
-def _gradients_of(part: Part) -> Served:
+def _gradients_of(part: TableTrip) -> Served:
     """The rows that a gradient came to, their gradients [n, dim], and counts where it has any."""
     assert part.grads is not None
     grads, keys = part.grads[: len(part.keys)].cpu(), part.keys.cpu()

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.module import Embeddings
-from shoal.embedding.service import Gradients, Lookup, RowService
-from shoal.embedding.store import Every
+from shoal.embedding.service import Collected, Gradients, Lookup, RowService
+from shoal.embedding.store import Every, Store
 from shoal.models.nn.item_features import ItemFeatures
 from shoal.runs.artifact.graph import LISTED, LOOKUP, PADDED, POOLED
 from shoal.runs.artifact.operators.numbers import NUMBERS
@@ -98,11 +98,15 @@ def _of_features(name: str, number: int, dim: int, ids: Tensor) -> Tensor:
 class Cut(RowService):
     """Where rows come in, a node of the graph."""
 
+    def __init__(self, stores: dict[str, Store]):
+        super().__init__(stores)
+        self.read = stores
+
     def pull(self, lookups: Any, learn: bool) -> list[Tensor]:
         return [self._node(one) for one in lookups]
 
     def _node(self, one: Lookup) -> Tensor:
-        table, ids = self.stores[one.table].table, one.ids
+        table, ids = self.read[one.table].table, one.ids
         if isinstance(ids, Every):
             rows = table.rows or 0
             if rows > MOST_ROWS:
@@ -110,7 +114,7 @@ class Cut(RowService):
             ids = torch.arange(rows)
         return torch.ops.shoal.lookup(ids, one.table, table.dim)
 
-    def collect(self, scale: float = 1.0, notes: float = 0.0) -> Gradients:
+    def collect(self, dense: Any = ()) -> Collected:
         raise NotImplementedError  # nothing is trained
 
     def apply(self, gradients: Gradients, lr: float, scale: float = 1.0) -> None:

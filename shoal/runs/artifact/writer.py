@@ -20,16 +20,17 @@ import shoal
 from shoal.data.batch import Batch, Jagged
 from shoal.data.clicks import ClickData
 from shoal.data.dataset import Dataset, Phase
+from shoal.data.encoder import FeatureEncoder
 from shoal.data.history import Histories
 from shoal.embedding.store import Rows
 from shoal.embedding.table import Init, Table
 from shoal.models.base import ClickModel, Model, Retrieval
 from shoal.models.nn.item_features import ItemFeatures
 from shoal.runs.artifact import files
-from shoal.runs.artifact.loaded import Artifact
+from shoal.runs.artifact.encoding import write_encoder
+from shoal.runs.artifact.loaded import POPULARITY, Artifact
 from shoal.runs.artifact.tables import CHUNK_ROWS, Kind, RowTable, write_table
 from shoal.runs.artifact.trace import Traced, item_features, trace
-from shoal.runs.artifact.vocabulary import write_words
 from shoal.runs.trained import Trained
 from shoal.training.evaluation import ClickEvaluator, Evaluator
 from shoal.world.durable import write_durably
@@ -95,9 +96,11 @@ class Writer:
             "repeatable": self.config.eval.repeatable,
             "user_field": dataset.user_field,
             "item_field": dataset.item_field,
+            "id_types": [one.__name__ for one in self.trained.types],
         }
-        write_words(self.folder, "users", dataset.vocab[dataset.user_field])
-        write_words(self.folder, "items", dataset.vocab[dataset.item_field])
+        files.write_words(self.folder, "users", dataset.vocab[dataset.user_field])
+        files.write_words(self.folder, "items", dataset.vocab[dataset.item_field])
+        save_file({"counts": evaluator.popularity}, self.folder / POPULARITY)
         if self.histories:
             taken = {
                 "items": torch.from_numpy(told.items.astype(np.int32)),
@@ -209,15 +212,11 @@ class Writer:
         asked = {f"ids.{name}": batch.tensor(name).cpu() for name in batch.ids}
         asked |= {"items": items, "scores": scores.contiguous()}
         if self.histories:
-            some = users[:ASKED_LISTS].tolist()
-            lists = {user: evaluator.recommend(self.model, user, 10) for user in some}
-            wanted = {item for best in lists.values() for item, _ in best}
-            words = dataset.vocab[dataset.item_field]
-            index = {word: k for k, word in enumerate(words) if word in wanted}
-            for user, best in lists.items():
-                found = [index[item] for item, _ in best]
-                asked[f"list.{user}.items"] = torch.tensor(found, dtype=torch.int64)
-                asked[f"list.{user}.scores"] = torch.tensor([score for _, score in best])
+            some = users[:ASKED_LISTS]
+            lists = self.trained.recommender.rank_users(some, 10)
+            for user, best, own in zip(some.tolist(), *lists):
+                asked[f"list.{user}.items"] = torch.from_numpy(best[best > 0])
+                asked[f"list.{user}.scores"] = torch.from_numpy(own[best > 0])
         return asked
 
     # ---- click models ---------------------------------------------------------------------------
@@ -243,6 +242,9 @@ class Writer:
             }
         else:  # interactions with the features of both sides
             self.signature |= {"format": "features", "layout": None}
+            encoder = self.parts.encoder(self.config)
+            assert isinstance(encoder, FeatureEncoder)
+            write_encoder(self.folder, encoder)
         reader = evaluator.readers.get("test") or self.parts.reader
         asked: dict[str, Tensor] = {}
         example = None

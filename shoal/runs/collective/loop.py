@@ -27,9 +27,10 @@ from shoal.models.base import Facts, Model
 from shoal.runs.collective.modules import Spread, Weighing, take_over
 from shoal.runs.collective.scopes import entered
 from shoal.runs.collective.slices import cut, size_of
-from shoal.runs.collective.updates import RowUpdates, optimizer_section, sum_gradients
+from shoal.runs.collective.updates import RowUpdates, SteppedByUser, optimizer_section
 from shoal.training.checkpoint.writing import Checkpoints, Snapshot, give
 from shoal.training.strategy import make_strategy
+from shoal.training.strategy.base import Sums
 from shoal.world.variables import is_first
 from shoal.world.world import World, connect
 
@@ -209,7 +210,8 @@ class Loop:
         groups = [] if dense is None else dense.param_groups
         parameters = [p for group in groups for p in group["params"] if p.numel()]
         self._inner.dense = parameters
-        self._inner.dense_optimizer = dense  # type: ignore[assignment]  # for its state alone
+        stepped: Any = None if dense is None else SteppedByUser(dense)
+        self._inner.dense_optimizer = stepped
         self._dense, self._ready = dense, True
         self._begin_alike(parameters)
         for module in self._spread:
@@ -246,14 +248,17 @@ class Loop:
 
     def _begin(self) -> None:
         """A step begins: its lookups' gradients are collected at its end."""
-        lr = self._inner.lr(None) if self._dense is None else _lr_of(self._dense)
-        self._inner.rows.begin(object(), [], {}, lr)
+        self._inner.rows.begin(object(), [])
 
     def _step(self, lr: float) -> None:
-        """Dense gradients of the global batch, and a step of the rows."""
-        inner = self._inner
-        notes = sum_gradients(inner.dense, self.weighing.weight, self.world, inner.rows.note())
-        inner.rows.apply(inner.rows.collect(1.0, notes), lr)
+        """After the user's backward: the strategy's update, by gradients of the global batch."""
+        if self.world.size > 1:
+            for parameter in self._inner.dense:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(self.weighing.weight)
+        # Every rank has its share of a loss that is a mean already.
+        sums = Sums(torch.zeros((), device=self.device), 1.0 / self.world.size)
+        self._inner.update(sums, lr)
         self._begin()
 
     def split(self, batches: Iterable[T]) -> Iterator[T]:
@@ -286,11 +291,11 @@ class Loop:
         """Table -> its rows."""
         return self._inner.stores
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Let all updates of rows be done; refused before there are rows."""
         if not self._ready:
             raise RuntimeError("checkpoints and exports come after strategy.optimizer(...)")
-        self._inner.settle()
+        self._inner.synchronize()
 
     def save(
         self,
@@ -328,7 +333,7 @@ class Loop:
     def _checkpoints(
         self, folder: str | os.PathLike[str], model: nn.Module, keep: int = 2
     ) -> Checkpoints:
-        self.settle()
+        self.synchronize()
         self._inner.model = model  # type: ignore[assignment]  # whose dense state is saved
         return Checkpoints(Path(folder).absolute(), self.world, keep)
 

@@ -1,16 +1,14 @@
-"""What a step of a loop of one's own does: dense gradients agree, rows have an optimizer."""
+"""What updates rows in a custom loop: the row optimizer that does what torch's optimizer does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, get_args
 
 import torch
-from torch import Tensor
 
 from shoal.config.schema import OptimizerSection
 from shoal.embedding.optim.chosen import row_optimizer_of
-from shoal.world.world import World
 
 DENSE_NAMES = get_args(OptimizerSection.model_fields["name"].annotation)
 # torch's optimizer -> that of rows, the hyper-parameters it hands on, and what it must not have
@@ -44,6 +42,19 @@ class RowUpdates:
 
     def zero_grad(self) -> None:
         """Nothing: gradients of rows are gone with the step."""
+
+
+class SteppedByUser:
+    """torch's own optimizer, for its state: the user's loop calls its `step`."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self.optimizer = optimizer
+
+    def step(self, lr: float) -> None:
+        """Nothing: it follows."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
 
 
 def optimizer_section(
@@ -88,28 +99,3 @@ def _same_as(dense: torch.optim.Optimizer) -> tuple[str, dict[str, Any]]:
     if group.get("momentum"):
         name, own = "momentum", {**own, "momentum": group["momentum"]}
     return name, own
-
-
-def sum_gradients(parameters: Sequence[Tensor], weight: float, world: World, note: float) -> float:
-    """Dense gradients of the global batch, in place; the sum of all ranks' notes.
-
-    One all-reduce carries the gradients, which parameters have one at all, and the notes. A
-    parameter that no rank has a gradient of keeps none, as in the loop alone.
-    """
-    if world.size == 1:
-        return note
-    flat = [
-        torch.zeros_like(p).reshape(-1) if p.grad is None else p.grad.reshape(-1) * weight
-        for p in parameters
-    ]
-    tail = torch.tensor([*(float(p.grad is not None) for p in parameters), note])
-    joined = torch.cat([*(one.to(world.device).float() for one in flat), tail.to(world.device)])
-    summed = world.all_reduce(joined)
-    had = summed[len(summed) - len(tail) :].tolist()
-    position = 0
-    for parameter, some in zip(parameters, had):
-        piece = summed[position : position + parameter.numel()]
-        position += parameter.numel()
-        if some:
-            parameter.grad = piece.view_as(parameter).to(parameter.dtype)
-    return had[-1]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import numpy as np
-import torch
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -19,15 +17,17 @@ from pydantic import (
 from pydantic_core import from_json
 
 from shoal.config.errors import did_you_mean
-from shoal.data.batch import Batch, Jagged
-from shoal.runs.artifact.histories import History
+from shoal.data.batch import Batch
+from shoal.data.encoder import check_names, together
 from shoal.runs.artifact.loaded import Artifact
-from shoal.runs.artifact.predict import apart, layout_of
+from shoal.runs.recommender import Asked, Ranking
 
 MOST_ITEMS = 10_000  # in a list of a request
 MOST_TOPK = 1_000
+MOST_USERS = 1_000
 MOST_SAMPLES = 10_000
-MOST_IDS = 1_000  # in one slot
+MOST_IDS = 1_000  # in one cell
+MOST_TEXT = 1 << 16  # characters of one cell
 MOST_CELLS = 1 << 20  # samples x columns of a request; as many are predicted at a time
 Word = Annotated[str, Field(min_length=1, max_length=512)]
 Words = Annotated[list[Word], Field(max_length=MOST_ITEMS)]
@@ -50,13 +50,18 @@ class Who(Question):
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Who:
-        if (self.user is None) == (self.history is None):
-            raise ValueError("give user or history, one of them")
+        named = [name for name in ("user", "users", "history") if name in type(self).model_fields]
+        if sum(getattr(self, name) is not None for name in named) != 1:
+            raise ValueError(f"give {' or '.join(named)}, one of them")
         return self
 
 
 class Recommend(Who):
-    """The best items."""
+    """The best items, of a user, of several users or for a history."""
+
+    users: Annotated[list[Word], Field(min_length=1, max_length=MOST_USERS)] | None = Field(
+        None, description="several users, answered in one pass"
+    )
 
     topk: int = Field(10, ge=1, le=MOST_TOPK)
     exclude: Words = Field([], description="items that may not come")
@@ -77,15 +82,16 @@ class Similar(Question):
     topk: int = Field(10, ge=1, le=MOST_TOPK)
 
 
-Ids = int | Annotated[list[int], Field(max_length=MOST_IDS)] | float
-SAMPLE = TypeAdapter(dict[str, Ids])
+One = int | float | Annotated[str, Field(max_length=MOST_TEXT)] | None
+Cell = One | Annotated[list[One], Field(max_length=MOST_IDS)]
+SAMPLE = TypeAdapter(dict[str, Cell], config=ConfigDict(strict=True))
 
 
 class Predict(Question):
-    """Clicks of samples: a value for each slot (an id or several) and each dense column."""
+    """Clicks of samples: columns as the training data had them; a cell may hold a list."""
 
     samples: Annotated[  # values are checked sample by sample, until one is wrong
-        list[dict[str, SkipValidation[Ids]]], Field(min_length=1, max_length=MOST_SAMPLES)
+        list[dict[str, SkipValidation[Cell]]], Field(min_length=1, max_length=MOST_SAMPLES)
     ]
 
 
@@ -116,148 +122,72 @@ def _first_of(error: ValidationError, *place: object) -> str:
 
 
 def answer_recommend(model: Artifact, asked: Sequence[Recommend]) -> list[Any]:
-    """[{item, score}, ...] for each, or the error that it gets."""
-    answers: list[Any] = [None] * len(asked)
-    together: list[int] = []
-    users, histories, rows, banned = [], [], [], []
-    for number, one in enumerate(asked):
-        try:
-            model.needs_catalogue()
-            if one.only is not None:  # another catalogue than the others'
-                found = model.recommend(
-                    one.user, one.history, one.topk, one.exclude, one.only, one.seen, one.times
-                )
-                answers[number] = _listed(found)
-                continue
-            user, taken = whose(model, one)
-            out = model.items.numbers(one.exclude)
-            if not (model.repeatable if one.seen is None else one.seen):
-                out = np.concatenate([out, taken.items])
-            rows.append(np.full(len(out), len(together)))
-            banned.append(out)
-            together.append(number)
-            users.append(user)
-            histories.append(taken)
-        except ValueError as error:
-            answers[number] = error
-    if together:
-        query = model.query(np.array(users, dtype=np.int64), histories)
-        most = max(asked[number].topk for number in together)
-        items, scores = model.rank(query, most, (np.concatenate(rows), np.concatenate(banned)))
-        for place, number in enumerate(together):
-            topk = asked[number].topk
-            answers[number] = _listed(model.named(items[place, :topk], scores[place, :topk]))
+    """The items of each; all that ask for the whole catalogue are ranked together."""
+    whose = [[one.user] if one.users is None else one.users for one in asked]
+    flat = [
+        Asked(user, one.history, one.times, one.topk, one.exclude, one.only, one.seen)
+        for one, users in zip(asked, whose)
+        for user in users
+    ]
+    found = iter(model.recommender.answer(flat))
+    answers: list[Any] = []
+    for one, users in zip(asked, whose):
+        if one.users is None:
+            answers.append(_listed(next(found)))
+        else:
+            answers.append({"users": [{"user": user, **_listed(next(found))} for user in users]})
     return answers
 
 
-def whose(model: Artifact, one: Who) -> tuple[int, History]:
-    """The number of a user (0: somebody) and the history."""
-    if one.history is not None:
-        return 0, model.typed(one.history, one.times)
-    user = int(model.users.numbers([one.user])[0])
-    return user, model.history_of(user)
-
-
-def _listed(found: list[tuple[str, float]]) -> dict[str, Any]:
-    return {"items": [{"item": item, "score": score} for item, score in found]}
+def _listed(found: Ranking) -> dict[str, Any]:
+    items = [{"item": item, "score": score} for item, score in found]
+    return {"items": items, "by": found.by, "unknown": list(found.unknown)}
 
 
 def answer_score(model: Artifact, asked: Sequence[Score]) -> list[Any]:
     """Scores of each."""
-    answers: list[Any] = []
-    for one in asked:
-        try:
-            if one.history is not None:
-                answers.append({"scores": model.score_history(one.history, one.items, one.times)})
-            else:
-                answers.append({"scores": model.score(one.user, one.items)})
-        except ValueError as error:
-            answers.append(error)
-    return answers
+    return [
+        {"scores": model.recommender.score(Asked(one.user, one.history, one.times), one.items)}
+        for one in asked
+    ]
 
 
 def answer_similar(model: Artifact, asked: Sequence[Similar]) -> list[Any]:
     """Similar items of each."""
-    answers: list[Any] = []
-    for one in asked:
-        try:
-            answers.append(_listed(model.similar_items(one.item, one.topk)))
-        except ValueError as error:
-            answers.append(error)
-    return answers
+    return [_listed(model.similar_items(one.item, one.topk)) for one in asked]
 
 
 def answer_predict(model: Artifact, asked: Sequence[Predict]) -> list[Any]:
     """Probabilities of each; samples of all requests are predicted together."""
     answers: list[Any] = [None] * len(asked)
-    parts: dict[int, Part] = {}
+    parts: dict[int, Batch] = {}
     for number, one in enumerate(asked):
         try:
             parts[number] = _samples(model, one.samples)
         except ValueError as error:
             answers[number] = error
-        is_last = number + 1 == len(asked)
-        if parts and (is_last or sum(len(lists) for lists, _ in parts.values()) > MOST_CELLS):
-            chances = iter(model.predict(_joined(model, list(parts.values()))).tolist())
-            for place, (_, values) in parts.items():
-                answers[place] = {"clicks": [next(chances) for _ in values]}
+        samples = sum(batch.size for batch in parts.values())
+        many = bool(parts) and samples * model.encoder.width > MOST_CELLS
+        if parts and (many or number + 1 == len(asked)):
+            chances = iter(model.predictor.of(together(list(parts.values()))).tolist())
+            for place, batch in parts.items():
+                answers[place] = {"clicks": [next(chances) for _ in range(batch.size)]}
             parts = {}
     return answers
 
 
-Part = tuple[list[list[int]], list[list[float]]]
-
-
-def _samples(model: Artifact, samples: Sequence[dict[str, Any]]) -> Part:
-    """The ids of every slot, sample after sample, and the dense values of every sample."""
+def _samples(model: Artifact, samples: Sequence[dict[str, Any]]) -> Batch:
+    """Raw samples, encoded."""
     if model.kind != "clicks":
         raise ValueError(f"{model.model} ranks items: it predicts no clicks; ask /v1/recommend")
-    layout = layout_of(model)
-    slots, dense = layout.slots, layout.dense
-    known = {*slots, *dense}
-    columns = len(slots) + len(dense)
-    most = max(1, MOST_CELLS // max(1, columns))
+    encoder = model.encoder
+    most = max(1, MOST_CELLS // max(1, encoder.width))
     if len(samples) > most:
-        raise ValueError(f"a request has at most {most} samples of {columns} columns")
-    lists: list[list[int]] = []
-    values = []
+        raise ValueError(f"a request has at most {most} samples of {encoder.width} columns")
+    check_names(samples, encoder.columns)
     for number, raw in enumerate(samples):
-        unknown = raw.keys() - known
-        if unknown:
-            raise ValueError(f"no column is named {min(unknown)[:80]!r}; there are {_some(known)}")
         try:
-            sample: dict[str, Any] = SAMPLE.validate_python(raw)
+            SAMPLE.validate_python(raw)
         except ValidationError as error:
             raise ValueError(_first_of(error, "samples", number)) from None
-        for name in slots:
-            ids = sample.get(name, 0)
-            ids = ids if isinstance(ids, list) else [ids]
-            if any(not isinstance(one, int) or not -(2**63) <= one < 2**63 for one in ids):
-                raise ValueError(f"{name}: ids are whole numbers of 64 bits")
-            lists.append(ids or [0])
-        row = [sample.get(name, 0.0) for name in dense]
-        if any(isinstance(one, list) or not abs(one) < 3.4e38 for one in row):
-            raise ValueError("dense values are finite numbers")
-        values.append([float(one) for one in row])
-    return lists, values
-
-
-def _some(known: set[str]) -> str:
-    names = sorted(known)
-    return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-
-
-def _joined(model: Artifact, parts: list[Part]) -> dict[str, Any]:
-    layout = layout_of(model)
-    lists = [one for part, _ in parts for one in part]
-    flat = np.array([value for one in lists for value in one], dtype=np.int64)
-    ids = torch.from_numpy(np.ascontiguousarray(layout.fold(flat)))
-    rows = [row for _, values in parts for row in values]
-    slots: torch.Tensor | Jagged = ids
-    if any(len(one) != 1 for one in lists):
-        lengths = torch.tensor([0] + [len(one) for one in lists])
-        slots = Jagged(ids, lengths.cumsum(0))
-    elif layout.slots:
-        slots = ids.view(-1, len(layout.slots))
-    dense = {"dense": torch.tensor(rows, dtype=torch.float32)} if layout.dense else {}
-    return apart(model, layout, Batch(len(rows), {"slots": slots}, dense))
+    return encoder.batch(encoder.frame(samples))

@@ -22,7 +22,6 @@ from shoal.world.durable import count, is_plain_name, open_regular
 FORMAT = 1
 MANIFEST = "manifest.json"
 MANIFEST_BYTES = 1 << 26  # of a manifest: a million files, or a large state
-HASHERS = 4  # threads that make checksums
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
@@ -41,7 +40,7 @@ def read(path: Path, rows: bool = True, alone: bool = False) -> Snapshot:
         for name in files:
             if not is_plain_name(name):
                 raise CheckpointError(f"checkpoint {path} is damaged: {name!r} is no plain name")
-        with ThreadPoolExecutor(HASHERS) as pool:  # checksums are made without Python's lock
+        with ThreadPoolExecutor(4) as pool:  # checksums are made without Python's lock
             counts = pool.map(lambda name: count(path / name, files[name]["bytes"]), files)
             for (name, facts), found in zip(files.items(), counts):
                 if found["bytes"] != facts["bytes"]:

@@ -103,7 +103,6 @@ def give(strategy: Strategy, snapshot: Snapshot) -> None:
     optimizer = parse_tensors(snapshot.files["optimizer.safetensors"])  # type: ignore[arg-type]
     strategy.restore_dense(optimizer)
     steps = dict(snapshot.state["steps"])
-    strategy.rows.meet()
     for number, (folder, files) in enumerate(snapshot.rows):
         strategy.load_rows(Path(folder), files, steps, fresh=number == 0)
     if not strategy.saves_rows:  # rows that came after the checkpoint must not stay
@@ -124,7 +123,6 @@ def give(strategy: Strategy, snapshot: Snapshot) -> None:
         if strategy.world.is_main:
             tell_lost(strategy.stores[name], found)
     strategy.rows.steps = steps
-    strategy.rows.meet()
 
 
 def row_files(snapshot: Snapshot, world: World) -> Iterator[tuple[str, bytes]]:

@@ -155,7 +155,7 @@ class Checkpoints:
     def _mark(self, strategy: Strategy) -> None:
         """The next delta begins here."""
         if self.whole_every > 1 and not strategy.saves_rows:
-            self._marks = strategy.rows.mark()
+            self._marks = {name: store.mark() for name, store in strategy.rows.saved()}
 
     def _prepare(self, path: Path, files: Files) -> None:
         """An empty folder to write into; others must not wait in vain where that fails."""

@@ -24,6 +24,20 @@ from shoal.world.world import World
 TILE_ROWS = 1 << 14  # fewer at a time would cost more in calls than in arithmetic
 
 
+def predicted(logits: Tensor, losses: Sequence[str] = ()) -> Tensor:
+    """What log odds predict: probabilities; of a label with squared loss the number itself.
+
+    logits: [b], or [b, labels], with the loss of each. In double: a float32 probability would tie
+    predictions that differ.
+    """
+    logits = logits.double().cpu()
+    values = torch.sigmoid(logits)
+    for column, loss in enumerate(losses):
+        if loss == "squared":
+            values.view(len(logits), -1)[:, column] = logits.view(len(logits), -1)[:, column]
+    return values
+
+
 class ClickEvaluator:
     """Evaluates a click model on the valid and test phases.
 
@@ -76,13 +90,12 @@ class ClickEvaluator:
         batches = reader.batches(0, self.world.rank, self.world.size)
         with torch.inference_mode():
             for batch in progress(batches, reader.num_tiles(self.world.size)):
-                logits = model.logits(batch.to(self.world.device)).double().cpu()
-                # In double: a float32 probability would tie predictions that differ.
-                groups = self._groups(batch, reader)
-                self._update(metrics, groups, logits, batch)
+                logits = model.logits(batch.to(self.world.device))
+                values = predicted(logits, [one.loss for one in self.labels])
+                self._update(metrics, self._groups(batch, reader), values, batch)
         model.train(was_training)
         for one in metrics:
-            one.reduce(self._sum, self._gather)
+            one.reduce(self.world)
         if metrics[0].num_rows == 0:  # what a program or a reader of the user's gives: known now
             raise self._empty(phase)
         source = self.sources.get(phase, f"the {phase} log")
@@ -100,14 +113,12 @@ class ClickEvaluator:
         return MetricSet(names, self.section.topk or [1], 1, torch.zeros(1))
 
     def _update(
-        self, metrics: list[MetricSet], groups: Tensor, logits: Tensor, batch: Batch
+        self, metrics: list[MetricSet], groups: Tensor, values: Tensor, batch: Batch
     ) -> None:
         assert batch.labels is not None
-        columns = logits.view(batch.size, len(metrics)).unbind(1)
-        for k, (one, column) in enumerate(zip(metrics, columns)):
-            squared = bool(self.labels) and self.labels[k].loss == "squared"
-            values = column if squared else torch.sigmoid(column)
-            one.update(Valued(groups, values, batch.labels.view(batch.size, len(metrics))[:, k]))
+        every = [one.view(batch.size, len(metrics)).unbind(1) for one in (values, batch.labels)]
+        for one, own, labels in zip(metrics, *every):
+            one.update(Valued(groups, own, labels))
 
     def _empty(self, phase: str) -> ValueError:
         return ValueError(
@@ -127,9 +138,3 @@ class ClickEvaluator:
         if isinstance(ids, Jagged):
             return ids.values[ids.offsets[self.group : -1 : num_slots]]
         return ids[:, self.group]
-
-    def _sum(self, state: Tensor) -> Tensor:
-        return self.world.all_reduce(state.to(self.world.device)).cpu()
-
-    def _gather(self, state: Tensor) -> Tensor:
-        return self.world.all_gather(state.to(self.world.device)).cpu()

@@ -7,7 +7,8 @@ It is applied to a model from outside. Without any config file:
     for batch in batches:
         loss = strategy.train_step(batch)
 
-`train_parts` of each strategy shows its whole training step, top to bottom.
+A step is `forward_backward`, the same for all, and `update`: how processes agree on gradients, and
+who applies them. `update` of each strategy shows that top to bottom.
 """
 
 from __future__ import annotations
@@ -27,20 +28,13 @@ from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch
 from shoal.embedding.as_configured import as_configured
 from shoal.embedding.engines.admission import admission_of
-from shoal.embedding.engines.local import make_leaves
+from shoal.embedding.engines.local import make_engines
 from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.module import Embeddings
 from shoal.embedding.optim.chosen import check_tables, row_optimizer_of
 from shoal.embedding.optim.dense import make_optimizer, restore_state, state_tensors
 from shoal.embedding.placements.duplicates import sum_duplicates
-from shoal.embedding.service import (
-    Gradients,
-    Labels,
-    Lookup,
-    RowGradients,
-    RowService,
-    sum_squares,
-)
+from shoal.embedding.service import Gradients, Lookup, RowGradients, RowService, sum_squares
 from shoal.embedding.store import Every, Store
 from shoal.embedding.table import Table
 from shoal.models.base import Model, Output
@@ -55,7 +49,7 @@ class Sums:
     """What backward leaves for the step: the summed loss of this rank's samples, and its terms."""
 
     loss: Tensor
-    count: int | Tensor
+    count: float | Tensor
 
 
 class Strategy(ABC):
@@ -64,6 +58,7 @@ class Strategy(ABC):
     name: str
     saves_rows = False  # whether rows are written and read where they are, not by rank 0
     spreads_rows = False  # whether ranks hold tables together, which may be too much for one
+    prefetches = True  # whether rows of coming batches are fetched ahead
     cannot_count: str | None = None  # why ids cannot be counted here, where they cannot
     cannot_narrow: str | None = None  # why rows cannot be bfloat16 here, where they cannot
 
@@ -160,14 +155,9 @@ class Strategy(ABC):
         """Whether a step of all ranks is one global batch."""
         return True
 
-    def make_leaves(
-        self, tables: dict[str, Table], fused: bool, shared: bool = False
-    ) -> dict[str, RowEngine]:
-        """Rows in this process, on its device; `fused`: updated unseen, where that is faster.
-
-        shared: all ranks make these leaves and will push the same to them.
-        """
-        return make_leaves(
+    def make_engines(self, tables: dict[str, Table], fused: bool) -> dict[str, RowEngine]:
+        """Rows in this process, on its device; `fused`: updated unseen, where that is faster."""
+        return make_engines(
             tables,
             self.row_optimizers,
             self.seed,
@@ -175,7 +165,6 @@ class Strategy(ABC):
             device=self.world.device,
             fused=fused and self.clip_grad_norm is None,  # which needs all gradients at once
             tiers=self.tiers,
-            share=self.world.share if shared else None,
         )
 
     @property
@@ -190,17 +179,18 @@ class Strategy(ABC):
         return batch.to(self.world.device)
 
     def prefetch(self, batch: Batch) -> None:
-        """A hint: this batch comes after the next `train_step`. What can travel ahead does."""
-        if self.rows.looks_ahead:
-            self.rows.announce(batch, self.lookups(batch))
+        """A hint: this batch comes after the next `train_step`."""
+        if self.prefetches:
+            self.rows.prefetch(batch, self.lookups(batch))
 
     def train_step(self, batch: Batch, lr: float | None = None) -> Tensor:
         """Forward, backward and update on this rank's slice; the mean loss of the global batch."""
-        return self.train_parts([batch], lr)
+        return self.step([batch], lr)
 
-    @abstractmethod
-    def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
+    def step(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
         """As `train_step`, with this rank's slice in parts: one update, less memory."""
+        sums = self.forward_backward(parts)
+        return self.update(sums, self.lr(lr))
 
     def lr(self, given: float | None) -> float:
         """The learning rate of a step."""
@@ -210,46 +200,46 @@ class Strategy(ABC):
         """What the model will look up of a batch."""
         return [one for module in self.embeddings for one in module.lookups(batch)]
 
-    def labels(self, batch: Batch) -> Labels:
-        """Of the ids of those lookups, where they are counted."""
-        if not self.rows.counted:
-            return {}
-        return {k: v for module in self.embeddings for k, v in module.labels(batch).items()}
-
-    def forward(self, batch: Batch, lr: float) -> Output:
+    def forward(self, batch: Batch) -> Output:
         """The summed loss of this rank's slice, its rows looked up."""
-        lookups = self.lookups(batch) if self.rows.looks_ahead else []
-        self.rows.begin(batch, lookups, self.labels(batch), lr)
+        self.rows.begin(batch, self.lookups(batch))
         begin_slice(batch.first)
         if self.precision == "float32":
             return self._call(batch)
         with torch.autocast(self.world.device.type, torch.bfloat16):
             return self._call(batch)
 
-    def forward_backward(self, parts: Sequence[Batch], lr: float) -> Sums:
+    def forward_backward(self, parts: Sequence[Batch]) -> Sums:
         """Leave the gradients of the summed loss on dense parameters and looked-up rows."""
         loss: Tensor | float = 0.0
         count: int | Tensor = 0
         self.gathered.parts = len(parts)
         for number, part in enumerate(parts, 1):
-            output = self.forward(part, lr)
-            self.rows.advance()
+            output = self.forward(part)
             loss = output.loss.detach() if number == 1 else loss + output.loss.detach()
             count = count + output.count
             if number == len(parts):
-                self.going_back(count)
+                self.before_last_backward()
             output.loss.backward()
         self.gathered.parts = 1
         assert isinstance(loss, Tensor)  # there is one part at least
         return Sums(loss, count)
 
-    def going_back(self, count: int | Tensor) -> None:
-        """The last backward of a step comes next; count: terms of this rank's loss."""
+    @abstractmethod
+    def update(self, sums: Sums, lr: float) -> Tensor:
+        """After backward: processes agree, dense parameters and rows are updated; the mean loss."""
 
-    def clip(self, gradients: Gradients) -> Gradients:
-        """Scale all gradients so that their joint L2 norm is at most what was asked for."""
+    def before_last_backward(self) -> None:
+        """Called by `forward_backward`: gradients are complete as backward leaves them now."""
+
+    def clip(self, gradients: Gradients, scale: float) -> tuple[Gradients, float]:
+        """Scale all gradients so that their joint L2 norm is at most what was asked for.
+
+        Dense gradients are multiplied by `scale` already, those of rows will be: by the factor
+        that is returned.
+        """
         if self.clip_grad_norm is None:
-            return gradients
+            return gradients, scale
         summed: Gradients = {}
         for name, one in gradients.items():
             if isinstance(one.ids, Every):
@@ -257,19 +247,27 @@ class Strategy(ABC):
                 continue
             ids, grads = sum_duplicates(one.ids, one.grads)
             counts = None if one.counts is None else sum_duplicates(one.ids.cpu(), one.counts)[1]
-            summed[name] = RowGradients(ids, grads, counts)
+            summed[name] = RowGradients(ids, grads, counts, partial=one.partial)
         dense = [p.grad for p in self.dense if p.grad is not None]
-        norm = torch.sqrt(sum_squares(dense) + self.rows.squares(summed))
-        scale = float((self.clip_grad_norm / (norm + 1e-6)).clamp(max=1.0))
-        if scale < 1.0:
-            torch._foreach_mul_(dense + [one.grads for one in summed.values()], scale)
-        return summed
+        norm = torch.sqrt(sum_squares(dense) + scale**2 * self._row_squares(summed))
+        factor = float((self.clip_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        for grad in dense if factor < 1.0 else ():
+            grad.mul_(factor)
+        return summed, scale * factor
+
+    def _row_squares(self, gradients: Gradients) -> Tensor:
+        """The sum of squares of all rows' summed gradients, over all ranks."""
+        whole = sum_squares([one.grads for one in gradients.values() if not one.partial])
+        if not any(one.partial for one in gradients.values()):
+            return whole
+        mine = sum_squares([one.grads for one in gradients.values() if one.partial])
+        return whole + self.world.all_reduce(mine.reshape(1).to(self.world.device)).cpu().squeeze(0)
 
     # ---- evaluating, saving, ending -------------------------------------------------------------
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """All ranks: let what is on its way arrive, before the model is evaluated or saved."""
-        self.rows.settle()
+        self.rows.synchronize()
 
     def dense_state(self) -> dict[str, Tensor]:
         """The dense optimizer's state as flat tensors, for a checkpoint."""
@@ -282,7 +280,7 @@ class Strategy(ABC):
     def can_save_delta(self) -> bool:
         """Whether what changed since the last save is enough to write.
 
-        Not where rows are dropped or counts fade, of which a delta does not tell.
+        Not where rows are dropped or counts fade, which a delta does not contain.
         """
         return not any(
             rules.decay.every or (rules.shrink.every and rules.drops)
@@ -290,7 +288,7 @@ class Strategy(ABC):
         )
 
     def start_saving(self, folder: Path, delta: bool) -> Any:
-        """Where rows live apart (`saves_rows`): let them be written into a folder; see Saving."""
+        """Where rows live elsewhere (`saves_rows`): write them into a folder; see Saving."""
         raise NotImplementedError  # only such strategies are asked
 
     def load_rows(

@@ -56,7 +56,8 @@ class Buckets:
     def _send(self) -> None:
         part = self._parts[len(self._sent)]
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in part]
-        flat = torch.cat([grad.reshape(-1) for grad in grads])
+        had = grads[0].new_tensor([float(p.grad is not None) for p in part])
+        flat = torch.cat([*(grad.reshape(-1) for grad in grads), had])
         self._sent.append(self.world.start_all_reduce(flat))
 
     def flush(self) -> None:
@@ -66,11 +67,12 @@ class Buckets:
             self._send()
 
     def end(self, scale: float) -> None:
-        """The gradients of all ranks, multiplied, on the parameters."""
+        """The gradients of all ranks, multiplied, on the parameters that any rank has one of."""
         for part, arriving in zip(self._parts, self._sent):
-            flat, position = arriving.wait().mul_(scale), 0
-            for parameter in part:
-                size = parameter.numel()
-                parameter.grad = flat[position : position + size].view_as(parameter)
-                position += size
+            flat = arriving.wait()
+            sizes = [parameter.numel() for parameter in part]
+            *means, had = flat.split([*sizes, len(part)])
+            for parameter, mean, some in zip(part, means, had.tolist()):
+                if some:
+                    parameter.grad = mean.mul_(scale).view_as(parameter)
         self._sent = []

@@ -2,64 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from shoal.data.batch import Batch
 from shoal.training.strategy.base import Strategy, Sums
-from shoal.world.world import World
+from shoal.training.strategy.buckets import Buckets
 
 
 class Collective(Strategy):
     """Replicated dense parameters, summed gradients; the row service says where rows are."""
 
-    def __init__(self, world: World | None = None):
-        super().__init__(world)
-        self._tail = torch.zeros(3)  # made once: a step of a small model is made of such calls
-        self._tail_numbers = self._tail.numpy()  # the same memory
+    buckets: Buckets | None = None  # dense gradients that are summed during backward
 
-    def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
-        lr = self.lr(lr)
-        sums = self.forward_backward(parts, lr)
-        flat = self.world.all_reduce(self.flat_dense(sums, self.rows.note()))
-        loss, scale, notes = self.mean_dense(flat)
-        gradients = self.clip(self.rows.collect(scale, notes))
+    def update(self, sums: Sums, lr: float) -> Tensor:
+        collected = self.rows.collect(self.dense_sums(sums))
+        loss, scale = self.set_dense_gradients(collected.dense)
+        gradients, row_scale = self.clip(collected.rows, scale)
         if self.dense_optimizer is not None:
             self.dense_optimizer.step(lr)
-        self.rows.apply(gradients, lr, scale)
+        self.rows.apply(gradients, lr, row_scale)
         return loss
 
-    def flat_dense(self, sums: Sums, note: float = 0.0) -> Tensor:
-        """What ranks add up: the dense gradients, the loss, its count, and a note of the rows."""
-        if not self.dense:
-            return self.tail(sums, note)
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.dense]
-        return torch.cat([grad.reshape(-1) for grad in grads] + [self.tail(sums, note)])
-
-    def tail(self, sums: Sums, note: float = 0.0) -> Tensor:
-        """The loss, its count, and a note of the rows: [3]."""
-        if sums.loss.dtype == torch.float32 and sums.loss.is_cpu:  # nothing is waited for
-            self._tail_numbers[:] = float(sums.loss), float(sums.count), note
-            return self._tail
+    def dense_sums(self, sums: Sums) -> list[Tensor]:
+        """What ranks add up: dense gradients, unless buckets did, the loss, its count, and how
+        many ranks have a gradient of each parameter."""
         count = torch.as_tensor(sums.count).to(sums.loss)
-        return torch.stack([sums.loss, count, sums.loss.new_tensor(note)])
-
-    def mean_dense(self, flat: Tensor) -> tuple[Tensor, float, float]:
-        """Dense gradients of the global batch's mean loss; that loss, 1 / its count, all notes."""
+        tail = [sums.loss.reshape(1), count.reshape(1)]
+        if self.buckets is not None and self.buckets.begun:
+            self.buckets.flush()
+            return [torch.cat(tail)]
         if not self.dense:
-            return self.mean_loss(flat)
-        loss, scale, notes = self.mean_loss(flat[-3:])
-        mean, position = flat[:-3].mul_(scale), 0
-        for parameter in self.dense:
-            size = parameter.numel()
-            parameter.grad = mean[position : position + size].view_as(parameter)
-            position += size
-        return loss, scale, notes
+            return [torch.cat(tail)]
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.dense]
+        had = [float(p.grad is not None) for p in self.dense]
+        return [*(g.reshape(-1).to(sums.loss) for g in grads), *tail, sums.loss.new_tensor(had)]
 
-    def mean_loss(self, tail: Tensor) -> tuple[Tensor, float, float]:
-        """The global batch's mean loss, 1 / its count, all notes; tail [3]: summed over ranks."""
-        _, total, notes = tail.tolist()
-        scale = 1.0 / total if total else 0.0
-        return tail[0] * scale, scale, notes
+    def set_dense_gradients(self, flat: Tensor) -> tuple[Tensor, float]:
+        """Dense gradients of the global batch's mean loss; that loss, and 1 / its count.
+
+        A parameter that no rank has a gradient of keeps none, as in one process.
+        """
+        size = sum(p.numel() for p in self.dense)
+        if len(flat) == 2:  # buckets, or no parameters
+            loss, count = flat[0], float(flat[1])
+        else:
+            loss, (count, *had) = flat[size], flat[size + 1 :].tolist()
+        scale = 1.0 / count if count else 0.0
+        if len(flat) == 2 and self.buckets is not None:
+            self.buckets.end(scale)
+        elif len(flat) > 2:
+            means = flat[:size].mul_(scale).split([p.numel() for p in self.dense])
+            for parameter, mean, some in zip(self.dense, means, had):
+                if some:
+                    parameter.grad = mean.view_as(parameter).to(parameter.dtype)
+        return loss * scale, scale

@@ -5,25 +5,23 @@ Rows: shoal.ps.worker.copies. Dense parameters likewise: the servers add up what
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from shoal.data.batch import Batch
 from shoal.embedding.optim.dense import make_optimizer
 from shoal.embedding.service import RowService
 from shoal.embedding.table import Table
-from shoal.ps.worker.copies import GeoRows
+from shoal.ps.worker.copies import GeoRows, Window
 from shoal.ps.worker.lease import Lease
+from shoal.training.strategy.base import Sums
 from shoal.training.strategy.ps import ParameterServers
 
 
 class Geo(ParameterServers):
     """Local steps; differences travel now and then."""
 
-    rows: GeoRows
     cannot_count = (
         "in mode geo workers update copies of their own and send sums of changes, so no server "
         "sees how often an id came, and a change would be added to a row that was dropped "
@@ -43,28 +41,23 @@ class Geo(ParameterServers):
         self._batches = 0
 
     def make_rows(self, tables: dict[str, Table]) -> RowService:
-        self.client = self._say_hello(tables)
-        kept = list(tables.values())
-        return GeoRows(self.client, kept, self.row_optimizers, self.seed, self.world.device)
+        self.client, self.prefetches = self._say_hello(tables), False  # most rows are here already
+        self.window = Window(self.client, tables, self.row_optimizers, self.seed)
+        return GeoRows(self.client, list(tables.values()), self.window, self.world.device)
 
     def begin_lease(self, lease: Lease) -> None:
         super().begin_lease(lease)
         self._batches, self._begun = 0, [p.detach().clone() for p in self.dense]
-        self.rows.begin_window()
+        self.window.begin()
 
     @property
     def _sharers(self) -> int:
         """Workers whose differences are added up, by which each divides its own."""
         return self.world.size if self.client.lease is None else self.client.lease.workers
 
-    def prefetch(self, batch: Batch) -> None:
-        """Nothing: most rows of a batch are here already."""
-
-    def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
-        lr = self.lr(lr)
-        sums = self.forward_backward(parts, lr)
+    def update(self, sums: Sums, lr: float) -> Tensor:
         scale = 1.0 / float(sums.count) if float(sums.count) else 0.0
-        gradients = self.rows.collect(scale)
+        gradients = self.rows.collect().rows
         if self.dense_optimizer is not None:
             for parameter in self.dense:
                 if parameter.grad is not None:
@@ -73,20 +66,19 @@ class Geo(ParameterServers):
         self.rows.apply(gradients, lr, scale)
         self._batches += 1
         if self._batches % self.section.geo_step == 0:
-            self._meet()
+            self._end_window()
         return sums.loss * scale
 
-    def _meet(self) -> None:
-        """End the window: tell the servers what changed, and begin with what they have then."""
+    def _end_window(self) -> None:
+        """Push what changed to the servers, and continue with what they have then."""
         before, workers = self.client.bytes_sent, self._sharers
         dense = None
         if self.dense_at_servers:
             with torch.no_grad():
                 deltas = [(p - b) / workers for p, b in zip(self.dense, self._begun)]
             dense = self._split(deltas)
-        changes, steps = self.rows.changes(workers), self.rows.steps
-        _, _, values = self.rows.send(changes, 0.0, 0.0, 0.0, dense).wait()
-        self.rows.steps = steps  # a meeting is no step
+        self.client.add_rows(*self.window.changes(workers))
+        _, _, values = self.client.push(0.0, 0.0, 0.0, dense).wait()
         if self.dense_at_servers:
             self._take_dense(values)
         elif self.dense:
@@ -98,14 +90,14 @@ class Geo(ParameterServers):
                     parameter.copy_(piece.view_as(parameter) / workers)
                     position += parameter.numel()
         self._begun = [p.detach().clone() for p in self.dense]
-        self.rows.begin_window()
+        self.window.begin()
         self.world.bytes_sent += self.client.bytes_sent - before
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         lease = self.client.lease
         if not self.elastic or (lease is not None and lease.pushed < lease.computed):
-            self._meet()
-        super().settle()
+            self._end_window()
+        super().synchronize()
         self._begun = [p.detach().clone() for p in self.dense]
 
     def dense_state(self) -> dict[str, Tensor]:
@@ -115,4 +107,4 @@ class Geo(ParameterServers):
     def restore_dense(self, tensors: dict[str, Tensor]) -> None:
         super().restore_dense({})
         self._begun = [p.detach().clone() for p in self.dense]
-        self.rows.begin_window()
+        self.window.begin()

@@ -14,7 +14,7 @@ nothing. Other lists vary too much: such steps are not recorded.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,6 @@ from torch import Tensor
 from shoal.config.schema import OptimizerSection
 from shoal.data.batch import Batch, Jagged
 from shoal.embedding.engines.local import begin_all
-from shoal.embedding.engines.row_engine import RowEngine
 from shoal.embedding.store import Every, Ids
 from shoal.models.base import Model
 from shoal.training.strategy.single import Single
@@ -36,6 +35,7 @@ ALIGN = 16  # bytes
 SHAPES = 64  # of batches that are recorded; others have memory of their own no more
 
 log = logging.getLogger("shoal")
+Step = Callable[[Sequence[Batch], float | None], Tensor]
 
 
 class Graphed(Single):
@@ -44,7 +44,7 @@ class Graphed(Single):
     def __init__(self, world: World | None = None, fused: bool = True, auto: bool = False):
         super().__init__(world, fused)
         self.auto = auto
-        self.records = False  # until `setup` knows
+        self.recorder: Recorder | None = None  # None: steps are not recorded
 
     def setup(
         self,
@@ -55,25 +55,13 @@ class Graphed(Single):
         **how: Any,
     ) -> None:
         super().setup(model, optimizer, seed, clip_grad_norm, **how)
-        found = [self.rows.leaf(name) for name in self.tables]
-        self._leaves: list[RowEngine] = [leaf for leaf in found if leaf is not None]
-        self._far = {leaf.table.name: leaf for leaf in self._leaves if leaf.far}
         why = self._why_not()
-        self.records = why is None
-        if why is not None:
-            if not self.auto:
-                raise ValueError(f"strategy.graph: {why}, or set strategy.graph=false")
+        if why is None:
+            self.recorder = Recorder(self)
+        elif self.auto:
             log.debug("steps are not recorded: %s", why)
-            return
-        device = self.world.device
-        self._lr = torch.zeros((), device=device)
-        self._loss = torch.zeros((), device=device)
-        self._known_lr: float | None = None
-        self._recorded: dict[tuple, Recorded] = {}
-        self._seen: set[tuple] = set()
-        self._memory: Tensor | None = None
-        self._pool = torch.cuda.graph_pool_handle()
-        self._copies = torch.cuda.Stream(device)
+        else:
+            raise ValueError(f"strategy.graph: {why}, or set strategy.graph=false")
 
     def _why_not(self) -> str | None:
         """Why steps cannot be recorded, with the remedy; None: they can."""
@@ -86,9 +74,8 @@ class Graphed(Single):
         own = kind.__module__.startswith("shoal.models.") or "cuda_graph_safe" in vars(kind)
         if self.auto and not (own and self.model.cuda_graph_safe):
             return f"{type(self.model).__name__} does not say that all its steps do the same work"
-        for name in self.tables:
-            leaf = self.rows.leaf(name)
-            if leaf is None or not leaf.recordable:
+        for name, engine in self.engines.items():
+            if not engine.recordable:
                 return (
                     f"steps are recorded of tables of fixed size in the GPU's memory, with Triton; "
                     f"{name!r} is not such a one: give it a number of rows"
@@ -96,80 +83,107 @@ class Graphed(Single):
         return None
 
     def receive(self, batch: Batch) -> Batch:
-        """As it is: it goes to the GPU when its step does, or when it is announced."""
-        return batch if self.records else super().receive(batch)
+        """As it is where steps are recorded: it goes to the GPU when its step does, or before."""
+        return batch if self.recorder is not None else super().receive(batch)
 
     def prefetch(self, batch: Batch) -> None:
+        super().prefetch(batch if self.recorder is None else self.recorder.send_ahead(batch))
+
+    def step(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
+        if self.recorder is None:
+            return super().step(parts, lr)
+        return self.recorder.step(super().step, parts, self.lr(lr))
+
+
+class Recorder:
+    """Runs a strategy's steps, and replays those whose shape of batch came before."""
+
+    def __init__(self, strategy: Graphed):
+        self.strategy, self.device = strategy, strategy.world.device
+        self.engines = list(strategy.engines.values())
+        self.offloaded = {one.table.name: one for one in self.engines if one.offloaded}
+        self._lr = torch.zeros((), device=self.device)
+        self._loss = torch.zeros((), device=self.device)
+        self._known_lr: float | None = None
+        self._recorded: dict[tuple, Recorded] = {}
+        self._seen: set[tuple] = set()
+        self._memory: Tensor | None = None
+        self._pool = torch.cuda.graph_pool_handle()
+        self._copies = torch.cuda.Stream(self.device)
+        if strategy.dense_optimizer is not None:
+            strategy.dense_optimizer.recorded_lr = self._lr
+
+    def send_ahead(self, batch: Batch) -> Batch:
         """Where rows come ahead the batch does, too, and its ids are looked up there."""
-        if self.records and self._far and not self._asks and pad(batch) is batch:
+        if self.offloaded and not self._asks and pad(batch) is batch:
             found = self._recorded.get(shape_of(batch))
             if found is not None:
                 batch = found.send(batch)
                 torch.cuda.current_stream().wait_stream(self._copies)
-        super().prefetch(batch)
+        return batch
 
-    def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
-        if not self.records:
-            return super().train_parts(parts, lr)
-        lr = self.lr(lr)
+    def step(self, plain: Step, parts: Sequence[Batch], lr: float) -> Tensor:
+        """The step `plain` of these parts, recorded where its shape came before."""
         if lr != self._known_lr:
             self._lr.fill_(lr)
             self._known_lr = lr
         self._check_memory()
-        # Who looks at what each step of a click model predicts (train.print_every) reads it on the
-        # host; and of a batch in parts the host adds up the counts.
-        if len(parts) > 1 or self.model._forward_hooks or has_lists(parts[0]):
-            return super().train_parts([part.to(self.world.device) for part in parts], lr)
+        if len(parts) > 1 or self._needs_host(parts[0]):
+            return plain([part.to(self.device) for part in parts], lr)
         batch = pad(ask(parts[0]) if self._asks else parts[0])
-        if self._far and any(isinstance(ids, Every) for ids in self._far_ids(batch)):
-            return super().train_parts([batch.to(self.world.device)], lr)  # too many to bring
+        if any(isinstance(ids, Every) for ids in self._offloaded_ids(batch)):  # too many to stage
+            return plain([batch.to(self.device)], lr)
         shape = shape_of(batch)
         found = self._recorded.get(shape)
         if found is None and (shape not in self._seen or len(self._recorded) == SHAPES):
             self._seen.add(shape)
-            return super().train_parts([batch.to(self.world.device)], lr)
+            return plain([batch.to(self.device)], lr)
         if found is None:
-            found = self._recorded[shape] = Recorded(batch, self.world.device, self._copies)
+            found = self._recorded[shape] = Recorded(batch, self.device, self._copies)
             found.take(batch)
             # A thread that makes the next batches may pin their memory meanwhile.
             with torch.cuda.graph(found.graph, self._pool, capture_error_mode="thread_local"):
-                self._loss.copy_(super().train_parts([found.batch], lr))
+                self._loss.copy_(plain([found.batch], lr))
         else:
             found.take(batch)
-        begin_all(self._leaves, lr)
-        for name, leaf in self._far.items():
-            leaf.bring([ids for ids in self._far_ids(found.batch, name) if isinstance(ids, Tensor)])
+        begin_all(self.engines, lr)
+        for name, engine in self.offloaded.items():
+            ids = self._offloaded_ids(found.batch, name)
+            engine.stage([one for one in ids if isinstance(one, Tensor)])
         found.release()
         found.graph.replay()
         return self._loss.clone()
 
+    def _needs_host(self, batch: Batch) -> bool:
+        """Whether the host takes part in a step: it reads what each step of a click model predicts
+        (train.print_every), or lists whose lengths vary."""
+        return bool(self.strategy.model._forward_hooks) or has_lists(batch)
+
     @property
     def _asks(self) -> bool:
         """Whether a batch gets a list of the places that are asked for."""
-        return self.model.kind == "sequential" and self.model.cuda_graph_safe
+        model = self.strategy.model
+        return model.kind == "sequential" and model.cuda_graph_safe
 
-    def _far_ids(self, batch: Batch, name: str | None = None) -> list[Ids]:
+    def _offloaded_ids(self, batch: Batch, name: str | None = None) -> list[Ids]:
         """Ids of a table whose rows may be in host memory, or of all those tables."""
-        names = self._far if name is None else {name}
-        return [one.ids for one in self.lookups(batch) if one.table in names]
+        names = self.offloaded if name is None else {name}
+        if not names:
+            return []
+        return [one.ids for one in self.strategy.lookups(batch) if one.table in names]
 
     def _check_memory(self) -> None:
         """Forget what was recorded before a checkpoint brought other tensors."""
-        if self.dense_optimizer is not None:
-            state = self.dense_optimizer.state.get(self.dense[0], {})
+        strategy = self.strategy
+        if strategy.dense_optimizer is not None:
+            state = strategy.dense_optimizer.state.get(strategy.dense[0], {})
             now = next((x for key, x in state.items() if key != "step"), None)
             if now is not self._memory:
                 self._memory = now
                 if self._recorded:
-                    torch.cuda.synchronize(self.world.device)  # a batch may be on its way to one
+                    torch.cuda.synchronize(self.device)  # a batch may be on its way to one
                 self._recorded.clear()
                 self._seen.clear()
-
-    def step_dense(self, lr: float) -> None:
-        if not self.records:
-            super().step_dense(lr)
-        elif self.dense_optimizer is not None:
-            self.dense_optimizer.step(self._lr)
 
 
 class Recorded:
@@ -245,7 +259,7 @@ class Recorded:
         self.memory.copy_(self._staged[self._now][0])
 
     def release(self) -> None:
-        """Nobody reads what was taken where it came from, from here on."""
+        """The source buffers are free from here on."""
         self._staged[self._now][2].record()
         self._held[self._now] = None
 

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from shoal.config.schema import StrategySection
-from shoal.data.batch import Batch
 from shoal.embedding.service import RowService
 from shoal.embedding.table import Table
 from shoal.ps.keys import read_keys
@@ -30,7 +29,7 @@ from shoal.ps.wire import ANY_NUMBER, BFLOAT16, COMPRESSED, MOST_WORKERS
 from shoal.ps.worker.client import Client, Pushing
 from shoal.ps.worker.lease import Lease
 from shoal.ps.worker.remote import ServedRows
-from shoal.training.strategy.base import Strategy
+from shoal.training.strategy.base import Strategy, Sums
 from shoal.world.variables import is_worker
 from shoal.world.world import World
 
@@ -39,7 +38,6 @@ class ParameterServers(Strategy):
     """Workers that compute; servers that remember."""
 
     name = "ps"
-    rows: ServedRows
     saves_rows = True  # the servers write their own files of a checkpoint
 
     def __init__(self, world: World | None, section: StrategySection, join_timeout: float = 60.0):
@@ -52,7 +50,8 @@ class ParameterServers(Strategy):
             )
         self.elastic = self.section.elastic
         self.dense_at_servers = self.section.dense == "server"
-        self.pipelined = self.section.mode == "async"  # goes on before its gradients are applied
+        self.prefetches = self.section.ahead
+        self.pipelined = self.section.mode == "async"  # continues before its gradients are applied
         self._under_way: deque[Pushing] = deque()
 
     @property
@@ -125,28 +124,20 @@ class ParameterServers(Strategy):
 
     def end_lease(self) -> Lease:
         """Every server has applied what was computed of it."""
-        self.settle()
+        self.synchronize()
         lease, self.client.lease = self.client.lease, None
         assert lease is not None
         return lease
 
     # ---- a step ---------------------------------------------------------------------------------
 
-    def prefetch(self, batch: Batch) -> None:
-        if self.section.ahead:
-            self.rows.announce(batch, self.lookups(batch))
-
-    def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
-        lr = self.lr(lr)
-        sums = self.forward_backward(parts, lr)
+    def update(self, sums: Sums, lr: float) -> Tensor:
         loss, count = float(sums.loss), float(sums.count)
-        gradients = self.rows.collect()
         grads = [_grad(parameter) for parameter in self.dense]
-        before = self.client.bytes_sent
         dense = self._split(grads) if self.dense_at_servers else None
-        self._under_way.append(self.rows.send(gradients, lr, loss, count, dense))
-        if not self.pipelined:
-            self.rows.ask_ahead()  # answered when this step is applied
+        before = self.client.bytes_sent
+        self.rows.apply(self.rows.collect().rows, lr)  # rows join the push
+        self._under_way.append(self.client.push(lr, loss, count, dense))  # servers agree and update
         if not self.dense_at_servers:
             self._step_dense(grads, count, lr)
         for parameter in self.dense:
@@ -194,9 +185,9 @@ class ParameterServers(Strategy):
 
     # ---- evaluating, saving, ending -------------------------------------------------------------
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Nothing of any worker is under way, and all have the same dense parameters."""
-        super().settle()
+        super().synchronize()
         while self._under_way:
             self._under_way.popleft().wait()
         self._agree()
@@ -214,7 +205,7 @@ class ParameterServers(Strategy):
         self._agree()
 
     def can_save_delta(self) -> bool:
-        """Not after rows were dropped or counts faded, of which a delta does not tell."""
+        """Not after rows were dropped or counts faded, which a delta does not contain."""
         if not self.rules:
             return True
         return not any(found["rewritten"] for found in self.client.stats())

@@ -10,10 +10,9 @@ from __future__ import annotations
 import logging
 
 from shoal.config.schema import StrategySection
-from shoal.data.batch import Batch
 from shoal.embedding.engines.admission import admission_of
 from shoal.embedding.placements.planner import Plan, plan_tables
-from shoal.embedding.placements.shard_engine import make_shard_leaves
+from shoal.embedding.placements.shard_engine import make_shard_engines
 from shoal.embedding.placements.sharded import ShardedRows
 from shoal.embedding.placements.sharded_table import ShardedTable
 from shoal.embedding.service import RowService
@@ -33,6 +32,7 @@ class Sharded(Collective):
     def __init__(self, world: World | None = None, section: StrategySection | None = None):
         super().__init__(world)
         self.section = section or StrategySection(name="sharded")
+        self.prefetches = self.section.overlap
 
     def make_rows(self, tables: dict[str, Table]) -> RowService:
         self.plan = self.make_plan(tables, self.section)
@@ -44,7 +44,7 @@ class Sharded(Collective):
             for name, layout in layouts.items()
         }
         fused = self.section.fused and self.world.device.type == "cpu"
-        leaves = make_shard_leaves(
+        engines = make_shard_engines(
             layouts,
             rank,
             self.row_optimizers,
@@ -56,7 +56,7 @@ class Sharded(Collective):
         )
         placed = {
             name: ShardedTable(
-                layout, self.world, self.row_optimizers[name], leaves.get(name), admissions[name]
+                layout, self.world, self.row_optimizers[name], engines.get(name), admissions[name]
             )
             for name, layout in layouts.items()
         }
@@ -67,8 +67,3 @@ class Sharded(Collective):
         names = [table.name for m in self.embeddings for table in m.fields.values()]
         lookups = {name: names.count(name) for name in tables}
         return plan_tables(tables, self.world.size, section, self.row_optimizers, lookups)
-
-    def prefetch(self, batch: Batch) -> None:
-        """Let the ids of a coming batch travel while the present one computes."""
-        if self.section.overlap:
-            self.rows.announce(batch, self.lookups(batch))

@@ -11,7 +11,7 @@ from shoal.embedding.placements.local import LocalRows
 from shoal.embedding.service import RowService
 from shoal.embedding.table import Table
 from shoal.models.base import Output
-from shoal.training.strategy.base import Strategy
+from shoal.training.strategy.base import Strategy, Sums
 from shoal.world.world import World
 
 
@@ -25,34 +25,33 @@ class Single(Strategy):
         self.fused = fused
 
     def make_rows(self, tables: dict[str, Table]) -> RowService:
-        return LocalRows(self.make_leaves(tables, self.fused), self.rules, self.world.device)
+        self.engines = self.make_engines(tables, self.fused)
+        self.prefetches = any(engine.offloaded for engine in self.engines.values())
+        return LocalRows(self.engines, self.rules, self.world.device)
 
-    def train_parts(self, parts: Sequence[Batch], lr: float | None = None) -> Tensor:
-        lr, scale = self.lr(lr), 1.0
-        if len(parts) == 1:
-            output = self.forward(parts[0], lr)
-            mean = output.loss * share_of(output)
-            mean.backward()
-            loss = mean.detach()
-        else:
-            sums = self.forward_backward(parts, lr)
-            scale = 1.0 / max(1.0, float(sums.count))
-            loss = sums.loss * scale
+    def forward_backward(self, parts: Sequence[Batch]) -> Sums:
+        """A batch in one part has gradients of its mean loss at once: nothing is scaled later."""
+        if len(parts) > 1:
+            return super().forward_backward(parts)
+        output = self.forward(parts[0])
+        mean = output.loss * _one_over_count(output)
+        mean.backward()
+        return Sums(mean.detach(), 1)
+
+    def update(self, sums: Sums, lr: float) -> Tensor:
+        scale = 1.0 / max(1.0, float(sums.count))
+        if scale != 1.0:
             for parameter in self.dense:
                 if parameter.grad is not None:
                     parameter.grad.mul_(scale)
-        gradients = self.clip(self.rows.collect(scale))
-        self.step_dense(lr)
-        self.rows.apply(gradients, lr, scale)
-        return loss
-
-    def step_dense(self, lr: float) -> None:
-        """Update the dense parameters."""
+        gradients, row_scale = self.clip(self.rows.collect().rows, scale)
         if self.dense_optimizer is not None:
             self.dense_optimizer.step(lr)
+        self.rows.apply(gradients, lr, row_scale)
+        return sums.loss if scale == 1.0 else sums.loss * scale
 
 
-def share_of(output: Output) -> float | Tensor:
+def _one_over_count(output: Output) -> float | Tensor:
     """1 / the terms of a batch's loss."""
     count = output.count
     if isinstance(count, Tensor):  # a GPU is not waited for

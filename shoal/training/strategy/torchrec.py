@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 
-from shoal.data.batch import Batch
 from shoal.embedding.optim.chosen import row_optimizer_of
 from shoal.embedding.optim.rows import RowOptimizer
 from shoal.embedding.placements.torchrec import OPTIMIZERS, TorchRecRows
@@ -30,6 +29,7 @@ class ShardedByTorchRec(Sharded):
 
     def make_rows(self, tables: dict[str, Table]) -> RowService:
         self._refuse(tables)
+        self.prefetches = False
         by_rows = self.section.model_copy(update={"place": "row", "row_by": "range"})
         self.plan = self.make_plan(tables, by_rows)
         if tables:
@@ -83,6 +83,3 @@ class ShardedByTorchRec(Sharded):
             raise ValueError(
                 f"strategy.backend torchrec cannot do it: {reason}, or set strategy.backend=native"
             )
-
-    def prefetch(self, batch: Batch) -> None:
-        """Nothing travels ahead."""

@@ -46,7 +46,7 @@ def count(trainer_class: Any) -> None:
         file = os.open(
             f"{os.environ['SHOAL_CHAOS_COUNTS']}/{os.getpid()}", os.O_WRONLY | os.O_CREAT
         )
-        train = self.strategy.train_parts
+        train = self.strategy.step
 
         def train_and_count(parts: Any, lr: Any = None) -> Any:
             for part in parts:
@@ -55,7 +55,7 @@ def count(trainer_class: Any) -> None:
                 os.write(file, numpy.concatenate([head, *pairs]).astype("<i8").tobytes())
             return train(parts, lr)
 
-        self.strategy.train_parts = train_and_count
+        self.strategy.step = train_and_count
 
     trainer_class.__init__ = begin_counting
 

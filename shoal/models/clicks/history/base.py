@@ -12,11 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch, Jagged
 from shoal.data.features import Feature
-from shoal.embedding.table import Init
-from shoal.models.base import ClickModel, Facts
-from shoal.models.nn.mlp import Tower
+from shoal.models.base import Batch, ClickModel, Facts, Init, Jagged
+from shoal.models.nn.mlp import Tower, begin_normal
 
 LENGTH = 50  # of a history whose feature does not say
 
@@ -88,3 +86,19 @@ def _pairs(model: str, facts: Facts) -> list[tuple[Feature, Feature]]:
             "list as {kind: sequence, table: item_id} beside item_id: {kind: id}, or choose DeepFM"
         )
     return found
+
+
+NEVER = -1e9  # not -inf: an empty history has no place to look at, and must not become NaN
+
+
+class Bilinear(nn.Module):
+    """Shares softmax of <h, W c> over what is there: [b, c], [b, l, d], bool [b, l] -> [b, l]."""
+
+    def __init__(self, candidate: int, dim: int):
+        super().__init__()
+        self.linear = nn.Linear(candidate, dim, bias=False)
+        begin_normal(self)
+
+    def forward(self, candidate: Tensor, vectors: Tensor, there: Tensor) -> Tensor:
+        scores = torch.bmm(vectors, self.linear(candidate).unsqueeze(2)).squeeze(2)
+        return scores.masked_fill(~there, NEVER).softmax(1) * there

@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from shoal.data.batch import Batch
-from shoal.models.base import Facts
-from shoal.models.clicks.labels.base import SeveralLabels
-from shoal.models.nn.experts import Experts, Gate
+from shoal.models.base import Batch, Facts
+from shoal.models.clicks.labels.base import Experts, Gate, SeveralLabels
 from shoal.models.nn.mlp import Tower
 
 

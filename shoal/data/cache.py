@@ -1,0 +1,114 @@
+"""The cache of preparation: a folder of columns beside the raw files, under a hash of it all.
+
+A folder is written under a temporary name and committed by rename, so it is there in full or not at
+all; every file is checked against the manifest on load, the manifest against its own SHA-256, and
+ids against the vocabularies that they number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from shoal.config.schema import DataSection
+from shoal.data.columns import Manifest
+from shoal.data.pairs import PHASES
+from shoal.data.store import (
+    DamagedFolder,
+    Stored,
+    all_stored,
+    check_arrays,
+    map_array,
+    read_document,
+    write_document,
+)
+from shoal.data.stored import check_columns, check_range
+
+logger = logging.getLogger(__name__)
+
+VERSION = 6  # of the format and of preparation: raise it when either changes what is stored
+MANIFEST = "manifest.json"
+
+
+def cache_folder(files: list[Path], config: DataSection, seed: int) -> Path:
+    """Where the data set prepared from these files is kept."""
+    options = config.model_dump(exclude={"path", "planted", "random", "max_len", "cache", "format"})
+    if config.presplit is None and config.split.order == "random":
+        options["seed"] = seed
+    states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    text = json.dumps([VERSION, states, options], sort_keys=True)
+    key = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return files[0].parent / ".shoal" / f"{config.title}-{key}"
+
+
+def read_cache(folder: Path) -> Manifest | None:
+    """The manifest of a cache folder; None (and a warning) when it is damaged."""
+    if not folder.is_dir():
+        return None
+    try:
+        return check_cache(folder)
+    except DamagedFolder as damage:
+        logger.warning("cache %s is damaged (%s); preparing the data again", folder, damage)
+        return None
+
+
+def check_cache(folder: Path) -> Manifest:
+    """The manifest of a folder that is as it was written; else DamagedFolder."""
+    try:
+        manifest = read_document(folder / MANIFEST, VERSION)
+        check_arrays(folder, all_stored(manifest), whole=True)
+        check_columns(folder, manifest)
+        if set(manifest["splits"]) != set(PHASES):
+            raise DamagedFolder(f"the phases are {', '.join(manifest['splits'])}")
+        for phase, entry in manifest["splits"].items():
+            rows = map_array(folder, Stored.of(entry))
+            check_range(f"rows of {phase}", rows, 0, manifest["rows"])
+        return manifest
+    except DamagedFolder:
+        raise
+    except Exception as error:  # whatever an author can write into it
+        raise DamagedFolder(f"{type(error).__name__}: {error}") from error
+
+
+def write_cache(folder: Path, write: Callable[[Path], dict[str, Any]]) -> Manifest | None:
+    """Have `write` fill a folder and return its manifest; None where no cache can be kept.
+
+    Of several writers at once the first to finish wins.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for left in folder.parent.glob("*.tmp"):  # of writers that were killed
+            with suppress(OSError):
+                if time.time() - left.stat().st_mtime > 24 * 3600:
+                    shutil.rmtree(left)
+        work = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".tmp", dir=folder.parent))
+        try:
+            write_document(work / MANIFEST, {"version": VERSION, **write(work)})
+            _commit(work, folder)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        return check_cache(folder)
+    except (OSError, DamagedFolder) as error:
+        logger.info("no cache in %s (%s); the data is prepared on every run", folder.parent, error)
+        return None
+
+
+def _commit(work: Path, folder: Path) -> None:
+    try:
+        work.rename(folder)
+    except OSError:
+        try:
+            check_cache(folder)  # another process was first
+        except DamagedFolder:
+            aside = work.with_suffix(".damaged.tmp")
+            folder.rename(aside)
+            work.rename(folder)
+            shutil.rmtree(aside, ignore_errors=True)

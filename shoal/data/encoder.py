@@ -1,0 +1,391 @@
+"""Encoders: raw rows -> the batch that a click model reads, as its training data was encoded.
+
+    FeatureEncoder   rows of interactions: users, items and the columns of features
+    LogEncoder       rows of a click log: slots and dense values
+
+A row names its user and item; what the training data had for them is looked up. A column of theirs
+that a row gives itself comes first, so that somebody new can be described. Unseen values are what
+the features say: hashed ones have an id, others read as an empty cell does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.config.errors import did_you_mean
+from shoal.config.schema import DataSection
+from shoal.data.batch import Batch, Jagged
+from shoal.data.clicks import criteo
+from shoal.data.clicks.parquet import decode
+from shoal.data.clicks.per_feature import per_feature
+from shoal.data.clicks.samples import Layout
+from shoal.data.dataset import Column, Dataset, FieldType, Ragged
+from shoal.data.encode import Encoding, take_of
+from shoal.data.feature_table import FeatureColumn, FeatureTable
+from shoal.data.features import Feature, Label
+from shoal.data.ids import Ids, word_of
+from shoal.data.joined import pack
+from shoal.data.raw import RawColumn, gather, number_defaults
+from shoal.data.sources.delimited import join
+from shoal.data.sources.typed import Columns, Piece
+from shoal.data.vocabulary import PAD
+
+if TYPE_CHECKING:
+    import polars as pl
+
+SIDES = ("user", "item")
+ROWS = Path("the rows")  # their name in errors
+
+
+def encoder_of(
+    dataset: Dataset,
+    table: FeatureTable,
+    config: DataSection,
+    packed: bool,
+    labels: Sequence[Label],
+) -> FeatureEncoder:
+    """The encoder of the features of a data set."""
+    if config.normalize:
+        raise ValueError(
+            f"data.normalize={config.normalize} scaled columns by their training values, which are "
+            "not kept: raw rows cannot be encoded; use `transforms: [normalise]` of data.features"
+        )
+    sides: dict[str, dict[str, Column]] = {
+        "user": dataset.users,
+        "item": dataset.items,
+        "context": dataset.inter,
+    }
+    names = {f.column for f in table.features if not f.cross}
+    names |= {name for f in table.features for name in (f.weights, f.time) if name is not None}
+    defaults = number_defaults(config)
+    fills = {
+        f.name: defaults[f.column] if f.column in defaults else _fill(sides[f.side][f.column], f)
+        for f in table.features
+        if f.kind == "number"
+    }
+    types = {name: dataset.types[name] for name in sorted(names)}
+    ids = {name: Ids(dataset.vocab[name]) for name in (table.user_field, table.item_field)}
+    return FeatureEncoder(table, types, fills, ids, config, packed, labels)
+
+
+def _fill(column: Column, feature: Feature) -> float:
+    """What an empty number became when the data was prepared: the mean of the others."""
+    assert isinstance(column, np.ndarray)
+    values = column if feature.side == "context" else column[1:]
+    if not len(values):
+        return 0.0
+    mean = float(values.mean(dtype=np.float64))
+    near = float(values[np.abs(values - mean).argmin()])  # where one was empty, it is this one
+    return near if abs(near - mean) <= 1e-5 * max(1.0, abs(mean)) else mean
+
+
+class FeatureEncoder:
+    """Encodes rows of interactions for a model that reads features.
+
+    table   features, and their values of known users and items
+    types   column -> its type; fills: feature -> what an empty number is
+    ids     the users and the items that are known, by field
+    """
+
+    def __init__(
+        self,
+        table: FeatureTable,
+        types: Mapping[str, FieldType],
+        fills: Mapping[str, float],
+        ids: Mapping[str, Ids],
+        config: DataSection,
+        packed: bool,
+        labels: Sequence[Label] = (),
+    ):
+        self.table, self.types, self.fills, self.ids = table, types, fills, ids
+        self.config, self.packed, self.labels = config, packed, labels
+        self.fields = {"user": table.user_field, "item": table.item_field}
+        features = [one for one in table.features if not one.cross]
+        self.columns = list(dict.fromkeys([*ids, *types]))
+        self.width = sum(one.width for one in features)
+        # A column that has a name in common with one of another side is not theirs to give.
+        self._given = {
+            f.name: f.column
+            for f in features
+            if f.side == "context"
+            or f.column == self.fields[f.side]
+            or all(one.side == f.side for one in features if one.column == f.column)
+        }
+
+    @property
+    def encoding(self) -> Encoding:
+        """What was learned from the training data."""
+        return self.table.encoding
+
+    def frame(self, rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
+        """Rows as a frame; ids may be text or numbers."""
+        import polars as pl
+
+        columns: dict[str, list[Any]] = {}
+        for name in check_names(rows, self.columns):
+            values = [row.get(name) for row in rows]
+            if self.types.get(name, "token").startswith("token"):
+                values = [_words(one) for one in values]
+            columns[name] = values
+        try:
+            return pl.DataFrame(columns)
+        except (pl.exceptions.PolarsError, TypeError, OverflowError) as error:
+            raise ValueError(f"the rows cannot be read: {str(error).splitlines()[0]}") from None
+
+    def batch(self, frame: pl.DataFrame) -> Batch:
+        """The samples of these rows; labels where the frame has them all."""
+        size = len(frame)
+        reader = Columns(self.config, [Piece(ROWS, frame)], np.zeros(size, np.int64), set())
+        numbers = {side: self._numbers(reader, frame, field) for side, field in self.fields.items()}
+        ids: dict[str, Tensor | Jagged] = {}
+        dense: dict[str, Tensor] = {}
+        for name, column in self.table.columns.items():
+            feature = column.feature
+            if feature.cross:
+                continue
+            values = self._values(column, reader, frame, numbers)
+            if feature.is_sparse:
+                ids[name] = values
+            else:
+                assert isinstance(values, Tensor)
+                dense[name] = values
+        self.table.cross(ids)
+        if self.packed:
+            ids, dense = pack(self.table.features, ids, dense, size)
+        users = numbers["user"]
+        nobody = np.zeros(size, np.int64)
+        ids.setdefault(self.fields["user"], torch.from_numpy(nobody if users is None else users))
+        return Batch(size, ids, dense)
+
+    def labelled(self, frame: pl.DataFrame) -> Batch:
+        """The same with labels, which the rows must have."""
+        filled = {one.column for one in self.labels}
+        owner = np.zeros(len(frame), np.int64)
+        limits = self.config.threshold or {}
+        reader = Columns(self.config, [Piece(ROWS, frame)], owner, filled | {*limits})
+        found = []
+        for label in self.labels:
+            source = next(iter(limits), None)
+            if label.column in frame.columns:
+                values = reader.column(label.column, "float")[1].values.to_numpy()
+            elif source in frame.columns and label.column == self.config.fields.label:
+                assert source is not None
+                values = reader.column(source, "float")[1].values.to_numpy() >= limits[source]
+            else:
+                raise ValueError(
+                    f"the rows have no label {label.column!r}; they have "
+                    f"{', '.join(frame.columns)}{did_you_mean(label.column, frame.columns)}"
+                )
+            found.append(torch.from_numpy(values.astype(np.float32)))
+        labels = found[0] if len(found) == 1 else torch.stack(found, 1)
+        return replace(self.batch(frame), labels=labels)
+
+    def unknown(self, frame: pl.DataFrame) -> dict[str, int]:
+        """Field -> rows whose user or item is not known."""
+        found: dict[str, int] = {}
+        for field, known in self.ids.items():
+            if field in frame.columns:
+                missing = int((known.find(frame[field].to_list()) == 0).sum())
+                found |= {field: missing} if missing else {}
+        return found
+
+    def _numbers(self, reader: Columns, frame: pl.DataFrame, field: str) -> np.ndarray | None:
+        if field not in frame.columns:
+            return None
+        raw = join([reader.column(field, "token")[1]], "token")
+        assert raw.words is not None
+        numbers = np.append(self.ids[field].find(raw.words.tolist()), 0)  # the last: empty
+        return numbers[raw.values]
+
+    def _values(
+        self,
+        column: FeatureColumn,
+        reader: Columns,
+        frame: pl.DataFrame,
+        numbers: Mapping[str, np.ndarray | None],
+    ) -> Tensor | Jagged:
+        """One feature of all rows: as they give it, else as their user or item has it."""
+        feature = column.feature
+        known = None
+        if feature.side in SIDES:
+            rows = numbers[feature.side]
+            known = None if rows is None else column.take(rows)
+            if self._given.get(feature.name) not in frame.columns:
+                if known is None:
+                    field = self.fields[feature.side]
+                    raise ValueError(
+                        f"the rows have neither {field!r} nor {feature.column!r}, which "
+                        f"the model reads; they have {', '.join(frame.columns)}"
+                    )
+                return known
+        elif feature.column not in frame.columns:
+            raise _absent(feature.column, frame)
+        given = self._encoded(feature, reader, frame)
+        empty = frame[feature.column].is_null().to_numpy()
+        if known is None or feature.column == self.fields[feature.side] or not empty.any():
+            return given
+        return _chosen(given, known, empty)
+
+    def _encoded(self, feature: Feature, reader: Columns, frame: pl.DataFrame) -> Tensor | Jagged:
+        raw = self._raw(feature.column, reader)
+        beside: dict[str, Column] = {}
+        for name in (feature.time, feature.weights):
+            if name is not None:
+                if name not in frame.columns:
+                    raise ValueError(f"the rows have {feature.column!r}, but not {name!r}")
+                beside[name] = _column(self._raw(name, reader))
+        texts: list[str] = []
+        ids = None
+        if raw.words is not None:
+            words = [PAD, *raw.words.tolist()]
+            if feature.kind == "text":
+                texts = words
+            else:
+                ids = self.encoding.ids(feature, words)
+            column = _column(RawColumn(raw.values + 1, None, raw.offsets))
+        else:
+            column = _column(raw)
+            if isinstance(column, np.ndarray):
+                if feature.column != self.config.fields.time:
+                    column = column.astype(np.float32)
+                column[np.isnan(column)] = self.fills.get(feature.name, 0.0)
+        learned = self.encoding.numbers.get(feature.name)
+        take = take_of(feature, column, ids, learned, beside, texts)
+        return FeatureColumn(feature, take).take(np.arange(len(frame)))
+
+    def _raw(self, name: str, reader: Columns) -> RawColumn:
+        kind, parsed = reader.column(name, self.types[name])
+        return join([parsed], kind)
+
+
+def _column(raw: RawColumn) -> Column:
+    return raw.values.copy() if raw.offsets is None else Ragged(raw.values, raw.offsets)
+
+
+def _words(value: Any) -> Any:
+    """An id, or a list of them, as text."""
+    if isinstance(value, list):
+        return [word_of(one) for one in value]
+    return None if value is None else word_of(value)
+
+
+def check_names(rows: Sequence[Mapping[str, Any]], known: Sequence[str]) -> list[str]:
+    """The columns that rows have, in the order of `known`; another one is refused."""
+    allowed = set(known)
+    given: set[str] = set()
+    for row in rows:
+        given |= row.keys()
+        odd = row.keys() - allowed
+        if odd:
+            some = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
+            raise ValueError(f"no column is named {min(odd)[:80]!r}; there are {some}")
+    return [name for name in known if name in given]
+
+
+def _chosen(first: Tensor | Jagged, second: Tensor | Jagged, other: np.ndarray) -> Tensor | Jagged:
+    """Row k of the first, or of the second where other[k]."""
+    mask = torch.from_numpy(other)
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return torch.where(mask.view(-1, *[1] * (first.dim() - 1)), second, first)
+    assert isinstance(first, Jagged) and isinstance(second, Jagged)
+    both = joined([first, second])
+    rows = np.arange(len(other)) + np.where(other, len(other), 0)
+    values, offsets = gather(both.values.numpy(), both.offsets.numpy(), rows, 0)
+    weights = None
+    if both.weights is not None:
+        weights = torch.from_numpy(gather(both.weights.numpy(), both.offsets.numpy(), rows, 0)[0])
+    return Jagged(torch.from_numpy(values), torch.from_numpy(offsets), weights)
+
+
+def together(batches: Sequence[Batch]) -> Batch:
+    """The samples of all, one batch after the other."""
+    if len(batches) == 1:
+        return batches[0]
+    ids: dict[str, Tensor | Jagged] = {}
+    for name in batches[0].ids:
+        parts = [one.ids[name] for one in batches]
+        if all(isinstance(one, Tensor) for one in parts):
+            ids[name] = torch.cat(parts)  # type: ignore[arg-type]
+        else:
+            ids[name] = joined([_as_lists(one) for one in parts])
+    dense = {name: torch.cat([one.dense[name] for one in batches]) for name in batches[0].dense}
+    return Batch(sum(one.size for one in batches), ids, dense)
+
+
+def _as_lists(ids: Tensor | Jagged) -> Jagged:
+    """A list of one for each id."""
+    if isinstance(ids, Jagged):
+        return ids
+    return Jagged(ids.reshape(-1), torch.arange(ids.numel() + 1))
+
+
+def joined(parts: Sequence[Jagged]) -> Jagged:
+    """All lists, one part after the other."""
+    lengths = torch.cat([one.lengths for one in parts])
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    weights = None
+    if any(one.weights is not None for one in parts):
+        own = [torch.ones(len(p.values)) if p.weights is None else p.weights for p in parts]
+        weights = torch.cat(own)
+    return Jagged(torch.cat([one.values for one in parts]), offsets, weights)
+
+
+def _absent(name: str, frame: pl.DataFrame) -> ValueError:
+    return ValueError(
+        f"the rows have no column {name!r}, which the model reads; they have "
+        f"{', '.join(frame.columns)}{did_you_mean(name, frame.columns)}"
+    )
+
+
+class LogEncoder:
+    """Encodes rows of a click log. features: name -> column, where a model has a table for each."""
+
+    def __init__(self, layout: Layout, form: str, features: Mapping[str, str]):
+        self.layout, self.form, self.features = layout, form, features
+        self.columns = [*layout.slots, *dict.fromkeys(layout.dense)]
+        self.width = len(layout.slots) + len(layout.dense)
+
+    def frame(self, rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
+        """Rows as a frame; slots and dense values that a row leaves out are 0."""
+        import polars as pl
+
+        check_names(rows, self.columns)
+        columns: dict[str, Any] = {}
+        for name in self.columns:
+            values = [row.get(name) for row in rows]
+            if any(isinstance(one, list) for one in values):
+                values = [one if isinstance(one, list) or one is None else [one] for one in values]
+            empty = pl.Int64 if name in self.layout.slots else pl.Float64
+            nothing = all(one is None or one == [] for one in values)
+            try:
+                columns[name] = pl.Series(
+                    name, [None] * len(rows) if nothing else values, empty if nothing else None
+                )
+            except (pl.exceptions.PolarsError, TypeError, OverflowError):
+                raise ValueError(f"{name}: ids are whole numbers of 64 bits, or text") from None
+        return pl.DataFrame(columns)
+
+    def batch(self, frame: pl.DataFrame) -> Batch:
+        """The samples of these rows."""
+        import polars as pl
+
+        for name in self.columns:
+            if name not in frame.columns:
+                raise _absent(name, frame)
+        raw = self.form == "criteo"  # numbers as they stand in the log, and text that is hashed
+        whole = self.form not in ("criteo", "csv", "parquet")  # as the lines of such a log have it
+        for name in self.layout.slots if whole else ():
+            if frame[name].dtype == pl.String:
+                raise ValueError(f"{name}: ids of this log are whole numbers, not text")
+        frame = frame.with_columns(pl.lit(0).alias(self.layout.label))
+        samples = decode(frame, ROWS, 0, self.layout, keep_integers=not raw)
+        if raw:
+            samples.dense[:] = criteo.changed(samples.dense.astype(np.float64))
+        return per_feature(samples.batch(), self.layout, self.features)

@@ -1,0 +1,231 @@
+"""Tables beside the interactions: what is known of users and items, aligned with their ids; others.
+
+Row i of a column of users or items belongs to id i; row 0 is padding, and ids without a row are
+empty. `known` says which ids have a row. Side files are read whole. An append writes the columns
+anew, under other names: ids that have a row keep it, new rows count for ids that had none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from shoal.config.schema import DataSection
+from shoal.config.yaml_io import inline
+from shoal.data.dataset import Column, Columns, FieldType, Ragged
+from shoal.data.filters import SIDES
+from shoal.data.raw import RawTable, gather
+from shoal.data.store import Place, Stored, map_array, write_array
+from shoal.data.vocabulary import number
+
+logger = logging.getLogger(__name__)
+
+ENTITIES = ("head_id", "tail_id", "entity_id")  # of .kg and .link: one vocabulary
+NETWORK = ("source", "target", "source_id", "target_id")  # of .net: users
+Entry = dict[str, Any]
+
+
+def vocabulary_of(suffix: str, field: str, user: str) -> str:
+    """The field whose vocabulary a column of words has."""
+    if suffix == "net" and field in NETWORK:
+        return user
+    return ENTITIES[0] if suffix in ("kg", "link") and field in ENTITIES else field
+
+
+def with_row(
+    place: Place,
+    entries: Mapping[str, Entry],
+    sides: Mapping[str, RawTable],
+    config: DataSection,
+    words: Mapping[str, dict[str, int]],
+) -> dict[str, np.ndarray]:
+    """Field -> which of its words (by code) have a row; no field where there is no side table."""
+    found = {}
+    for suffix in SIDES:
+        if suffix not in entries and suffix not in sides:
+            continue
+        field = getattr(config.fields, suffix)
+        has = found[field] = np.zeros(len(words[field]), dtype=bool)
+        if suffix in entries:  # codes of words that a folder has are their ids
+            known = map_array(place, Stored.of(entries[suffix]["known"]))
+            has[: len(known)] = known > 0
+        if suffix in sides:
+            column = sides[suffix].columns[field]
+            assert column.words is not None
+            codes = (words[field].get(word) for word in column.words[column.values].tolist())
+            has[[code for code in codes if code is not None]] = True
+    return found
+
+
+def number_sides(
+    sides: Mapping[str, RawTable], config: DataSection, index: dict[str, dict[str, int]]
+) -> dict[tuple[str, str], np.ndarray]:
+    """(suffix, column) -> ids. `index`, word -> id by vocabulary, learns the new ones.
+
+    Users, items and entities are one vocabulary each; every other field has its own. A file of
+    users never adds an item, and files other than those of users and items add neither.
+    """
+    own = {getattr(config.fields, suffix): suffix for suffix in SIDES}
+    ids = {}
+    for suffix in sorted(sides, key=lambda one: SIDES.index(one) if one in SIDES else len(SIDES)):
+        for name, column in sides[suffix].columns.items():
+            if column.words is not None:
+                group = vocabulary_of(suffix, name, config.fields.user)
+                grows = own.get(group, suffix) == suffix
+                ids[suffix, name] = number(index.setdefault(group, {}), column, group, grows)
+    return ids
+
+
+def write_side(
+    place: Place,
+    prefix: str,
+    entry: Entry | None,
+    table: RawTable | None,
+    ids: Mapping[str, np.ndarray],
+    key: str,
+    size: int,
+    dtype: str,
+) -> Entry:
+    """Columns of `size` ids, of those that are there (`entry`) and of a table; their entry."""
+    held = 0
+    rows = np.full(size, -1, dtype=np.int64)  # of what was there, with the table's behind it
+    old: Columns = {}
+    types: dict[str, FieldType] = {}
+    if entry is not None:
+        types = {name: one["type"] for name, one in entry["columns"].items()}
+        old = {name: map_column(place, one) for name, one in entry["columns"].items()}
+        held = len(Stored.of(entry["known"]))
+    if table is not None:
+        there, types = types, {name: kind for name, kind in table.types.items() if name != key}
+        if entry is not None and types != there:
+            raise ValueError(
+                f"{table.where} has the columns {inline(dict(types))}, and the prepared folder has "
+                f"{inline(dict(there))}; append side files of the same columns"
+            )
+        rows[ids[key]] = held + np.arange(len(table))
+    if entry is not None:
+        has = np.flatnonzero(map_array(place, Stored.of(entry["known"])))
+        rows[has] = has
+    rows[0] = -1
+    columns = {}
+    for number_, (name, kind) in enumerate(types.items()):
+        parts = [old[name]] if name in old else []
+        parts += [] if table is None else [_values(table, name, ids)]
+        column = _gathered(parts, rows, np.nan if kind == "float" else 0)
+        columns[name] = write_column(
+            place, f"{prefix}-{number_}", column, kind, dtype, known=rows >= 0
+        )
+    known = write_array(place, f"{prefix}-known.bin", (rows >= 0).astype(np.uint8), "|u1")
+    return {"known": known.entry(), "columns": columns}
+
+
+def write_extra(
+    place: Place,
+    suffix: str,
+    table: RawTable,
+    ids: Mapping[str, np.ndarray],
+    config: DataSection,
+    dtype: str,
+) -> Entry:
+    """Columns of another table, without the rows that name users or items that are not there."""
+    known = np.ones(len(table), dtype=bool)
+    for name, one in ids.items():
+        belongs = name in (config.fields.user, config.fields.item) or name in NETWORK
+        if belongs and table.columns[name].offsets is None:
+            known &= one > 0
+    rows = np.flatnonzero(known)
+    if len(rows) < len(table):
+        logger.info(
+            "%s: %d of %d rows name users or items that are not in the data; they are left out",
+            table.where,
+            len(table) - len(rows),
+            len(table),
+        )
+    columns = {
+        name: write_column(
+            *(place, f"extra-{suffix}-{number_}"),
+            _gathered([_values(table, name, ids)], rows, 0),
+            *(kind, dtype),
+        )
+        for number_, (name, kind) in enumerate(table.types.items())
+    }
+    return {"columns": columns}
+
+
+def _values(table: RawTable, name: str, ids: Mapping[str, np.ndarray]) -> Column:
+    raw = table.columns[name]
+    values = raw.values.astype(np.float32) if raw.words is None else ids[name]
+    return values if raw.offsets is None else Ragged(values, raw.offsets)
+
+
+def _gathered(parts: list[Column], rows: np.ndarray, empty: float) -> Column:
+    """Rows of columns that lie one behind the other."""
+    if not isinstance(parts[0], Ragged):
+        flat = [part for part in parts if isinstance(part, np.ndarray)]
+        return gather(np.concatenate(flat), None, rows, empty)[0]
+    lists = [part for part in parts if isinstance(part, Ragged)]
+    lengths = np.concatenate([np.diff(one.offsets) for one in lists])
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    values, ends = gather(np.concatenate([one.values for one in lists]), offsets, rows, empty)
+    assert ends is not None
+    return Ragged(values, ends)
+
+
+def write_column(
+    place: Place,
+    name: str,
+    column: Column,
+    kind: FieldType,
+    dtype: str,
+    known: np.ndarray | None = None,
+) -> Entry:
+    """A whole column; dtype: of ids. known: rows that have values, where row 0 is padding."""
+    entry: Entry = {"type": kind}
+    if isinstance(column, Ragged):
+        missing, values = np.diff(column.offsets) == 0, column.values
+        entry["offsets"] = write_array(place, f"{name}-ends.bin", column.offsets, "<i8").entry()
+    else:
+        values = column
+        missing = np.isnan(values) if kind == "float" else values == 0
+    if kind == "float" and missing.any():
+        entry["mean"] = mean_of(values)
+        if known is not None:
+            values[0] = 0.0
+    stored = write_array(place, f"{name}.bin", values, dtype if _is_token(kind) else "<f4")
+    entry["values"] = stored.entry()
+    entry["missing"] = int((missing if known is None else missing & known).sum())
+    return entry
+
+
+def mean_of(values: np.ndarray) -> float:
+    """The mean of numbers that are not empty; 0 where all are."""
+    given = values[~np.isnan(values)]
+    return float(given.mean(dtype=np.float64)) if len(given) else 0.0
+
+
+def _is_token(kind: FieldType) -> bool:
+    return kind.startswith("token")
+
+
+def map_column(place: Place, entry: Entry) -> Column:
+    """A column as it is kept, of one value or one list in every row; an empty number is NaN."""
+    values = map_array(place, Stored.of(entry["values"]))
+    if "offsets" not in entry:
+        return values
+    return Ragged(values, map_array(place, Stored.of(entry["offsets"])))
+
+
+def map_columns(
+    place: Place, entries: Mapping[str, Entry], fills: Mapping[str, float] | None = None
+) -> Columns:
+    """Columns by name. An empty number is as `fills` says of its column, else the others' mean."""
+    found: Columns = {}
+    for name, entry in entries.items():
+        column = found[name] = map_column(place, entry)
+        if "mean" in entry and isinstance(column, np.ndarray):
+            fill = np.float32((fills or {}).get(name, entry["mean"]))
+            found[name] = np.where(np.isnan(column), fill, column)
+    return found

@@ -1,0 +1,113 @@
+"""Files of runs: what a run leaves in its folder, and what is given to one that exists."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fuzz.target import Target
+
+RESULT = {"model": "BPR", "data": "ml", "epochs": 2, "test": {"recall@10": 0.5}}
+RESULT |= {"best_valid": {"recall@10": 0.5}, "exports": [{"to": "x"}]}
+METRICS = b"".join(b'{"epoch": %d, "loss": 0.5, "valid": {"recall@10": 0.1}}\n' % k for k in (0, 1))
+WORDS = {"user_id": ["[PAD]", "a", "b"], "item_id": ["[PAD]", "v", "w"]}
+
+
+def runs(folder: Path) -> dict[str, Target]:
+    """Everything that is read out of a run's folder, and files of a trained model's users."""
+    from safetensors.torch import save
+
+    from shoal.runs.daily.decay import _read
+    from shoal.runs.daily.follow import Ledger
+    from shoal.runs.daily.growth import read_vocabularies
+    from shoal.runs.daily.start import keep_before
+    from shoal.runs.listing import list_runs
+    from shoal.training.checkpoint.remote import Copies
+    from shoal.training.run_folder import RunFolder
+
+    home = folder / "runs" / "one"
+    (home / "checkpoints").mkdir(parents=True)
+    (home / "config.yaml").write_text("model: BPR\ndata: {name: ml}\n")
+    run = RunFolder(home)
+    entry = {"name": "day", "bytes": 3, "run": "x", "done": True, "before": {}, "export": None}
+
+    def of(name: str, seeds: list[bytes], use: Callable[[], Any]) -> Target:
+        def read(made: Path) -> None:
+            (home / name).write_bytes(made.read_bytes())
+            try:
+                use()
+            finally:
+                (home / name).unlink()
+
+        return Target(seeds, f"{name}-made", read)
+
+    def metrics() -> None:
+        run.forget_after(1)
+        run.read_metrics()
+
+    ages = save({"user_id": _tensor([1, 2, 3])})
+    sent = {"url": f"file://{folder}/far", "sent": {"step-000000001": "0" * 64}}
+    copies = Copies(f"file://{folder}/far", home / "checkpoints")
+    return {
+        "result": of("result.json", [json.dumps(RESULT).encode()], lambda: list_runs(home.parent)),
+        "metrics": of("metrics.jsonl", [METRICS], metrics),
+        "ledger": of("ledger.json", [json.dumps([entry]).encode()], lambda: Ledger(home)),
+        "before": of("before.json", [b'{"recall@10": 0.5}'], lambda: keep_before(home, {})),
+        "ages": of("ages.safetensors", [ages], lambda: _read(home / "ages.safetensors")),
+        "copied": of(
+            "checkpoints/copied.json", [json.dumps(sent).encode()], lambda: copies._sent()
+        ),
+        "words": of(
+            "vocabulary.safetensors",
+            [_vocabulary()],
+            lambda: read_vocabularies(home / "vocabulary.safetensors"),
+        ),
+        "category": Target([b"item,kind\n1,a\n2,b\n"], "items.csv", _category),
+        "archive": Target([_archive()], "ml-100k.zip", _unpack),
+    }
+
+
+def _tensor(values: list[int]) -> Any:
+    import torch
+
+    return torch.tensor(values)
+
+
+def _vocabulary() -> bytes:
+    import tempfile
+    from types import SimpleNamespace
+
+    from shoal.runs.daily.growth import FILE, save_vocabularies
+
+    with tempfile.TemporaryDirectory() as name:
+        save_vocabularies(Path(name), SimpleNamespace(vocab=WORDS))  # type: ignore[arg-type]
+        return (Path(name) / FILE).read_bytes()
+
+
+def _category(path: Path) -> None:
+    from shoal.runs.artifact.bulk import items_of_category
+
+    items_of_category(f"{path}:kind=a")
+
+
+def _archive() -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("ml-100k/u.data", "1\t2\t3\t4\n" * 20)
+    return packed.getvalue()
+
+
+def _unpack(path: Path) -> None:
+    import shutil
+
+    from shoal.data.fetch import _unpack as unpack
+
+    target = path.parent / "unpacked"
+    try:
+        unpack(path, "ml-100k", target)
+    finally:
+        shutil.rmtree(target, ignore_errors=True)
