@@ -70,7 +70,7 @@ def server(launcher: int, index: int) -> int | None:
                 continue
             mine = int(parent) == launcher and f"--index={index}".encode() in words
             mine = mine and b"--replica=1" not in words
-            if mine and b"serve" in words:
+            if mine and b"server" in words:
                 return int(entry.name)
     return None
 

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.command.cli import app
 from shoal.config import key_page
-from shoal.config.keys import LEAVES, SECTIONS
+from shoal.config.keys import KEYS, SECTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS_OF_PAGES = ("", "docs", "benchmarks", "examples/pages")
@@ -60,11 +60,11 @@ def keys_of(text: str) -> Iterator[str]:
 
 @of_a_page
 def test_keys_are_those_of_the_config(page: Path) -> None:
-    free = [key for key, leaf in LEAVES.items() if isinstance(leaf.default, dict | None)]
+    free = [key for key, leaf in KEYS.items() if isinstance(leaf.default, dict | None)]
     for key in set(keys_of(page.read_text())) - PYTHON:
         if key.startswith("model.") or Path(key).suffix in (".py", ".log", ".yaml", ".json"):
             continue
-        known = key in LEAVES or key in SECTIONS or key.startswith(tuple(f"{one}." for one in free))
+        known = key in KEYS or key in SECTIONS or key.startswith(tuple(f"{one}." for one in free))
         assert known or key == "train.epoch", key  # the last is a misspelt one, on purpose
 
 

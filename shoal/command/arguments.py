@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +37,11 @@ DATA = (
 
 def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Config files and overrides; words of other tools' commands are understood too."""
+    from shoal.config.sources import join_values
+
     files: list[str] = []
     overrides: list[str] = []
-    for word in _with_values(arguments):
+    for word in join_values(arguments):
         if (meant := files_and_overrides(word)) is not None:
             files += meant[0]
             overrides += meant[1]
@@ -49,15 +50,6 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
         else:
             files.append(word)
     return files, overrides
-
-
-def _with_values(arguments: list[str]) -> Iterator[str]:
-    """The words; one that follows `--key` (without =) is that key's value: `--key=value`."""
-    rest = list(arguments)
-    while rest:
-        word = rest.pop(0)
-        is_key = word.startswith("-") and "=" not in word
-        yield f"{word}={rest.pop(0)}" if is_key and rest and not rest[0].startswith("--") else word
 
 
 def take_data(files: list[str]) -> tuple[list[str], str | None]:
@@ -149,6 +141,6 @@ def daily_arguments(
         raise typer.BadParameter(f"--from brings the run's config; leave {files[0]} out")
     folder = Path(start).absolute()
     values: dict[str, Any] = {"start.run": str(folder), "run.output": output}
-    if (folder / "vocabulary.safetensors").is_file():  # click models have ids of their own
+    if (folder / "vocabulary.safetensors").is_file():  # click models have their own ids
         values["start.words"] = str(folder)
     return [str(run_config(start))], values

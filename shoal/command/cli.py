@@ -11,19 +11,7 @@ from typing import Annotated, Any
 import typer
 
 import shoal
-from shoal.command import (
-    checkpoints,
-    describing,
-    evaluate,
-    exit,
-    inspect,
-    new,
-    planning,
-    preparing,
-    serving,
-    startup,
-    training,
-)
+from shoal.command import data, exit, inspect, new, serving, startup, training
 
 # Torch comes in with the command that needs it, so that `shoal --help` is quick.
 WORDS: dict[str, Any] = {
@@ -41,14 +29,14 @@ app = typer.Typer(
 )
 app.command("train", **FILES)(training.train)
 app.command("launch", **FILES)(training.launch)
-app.command("server", hidden=True)(training.serve)
+app.command("server", hidden=True)(training.server)
 app.command("serve")(serving.serve)
-app.command("eval", **WORDS)(evaluate.evaluate)
+app.command("eval", **WORDS)(serving.evaluate)
 app.command("export")(serving.export)
 app.command("recommend")(serving.recommend)
 app.command("predict")(serving.predict)
-app.command("prepare", **INPUTS)(preparing.prepare)
-app.command("plan", **FILES)(planning.plan)
+app.command("prepare", **INPUTS)(data.prepare)
+app.command("plan", **FILES)(inspect.plan)
 app.command("models")(inspect.models)
 app.command("runs")(inspect.runs)
 
@@ -63,14 +51,14 @@ new_app.command("model")(new.model)
 app.add_typer(new_app, name="new")
 
 data_app = typer.Typer(no_args_is_help=True, help="Get data sets, and look at them.")
-data_app.command("fetch")(inspect.data_fetch)
-data_app.command("describe", **FILES)(describing.data_describe)
+data_app.command("fetch")(data.fetch)
+data_app.command("describe", **FILES)(data.describe)
 app.add_typer(data_app, name="data")
 
 checkpoint_app = typer.Typer(no_args_is_help=True, help="Look after the checkpoints of a run.")
-checkpoint_app.command("verify")(checkpoints.verify)
-checkpoint_app.command("prune")(checkpoints.prune)
-checkpoint_app.command("copy")(checkpoints.copy)
+checkpoint_app.command("verify")(inspect.checkpoint_verify)
+checkpoint_app.command("prune")(inspect.checkpoint_prune)
+checkpoint_app.command("copy")(inspect.checkpoint_copy)
 app.add_typer(checkpoint_app, name="checkpoint")
 
 keys_app = typer.Typer(no_args_is_help=True, help="Keys between hosts.")
@@ -90,7 +78,7 @@ def version(
 
 
 def asked_for(name: list[str]) -> typer.Typer:
-    """The command of this name alone, which is quicker: typer makes all that it is told of."""
+    """The command of this name alone, which is quicker: typer builds every one it has."""
     asked = [one for one in app.registered_commands if [one.name] == name]
     if not asked:
         return app
@@ -101,7 +89,7 @@ def asked_for(name: list[str]) -> typer.Typer:
 
 def main() -> None:
     """Entry point of the `shoal` command."""
-    if "SHOAL_LAUNCHER" not in os.environ:  # else a launcher stops us and tells of it
+    if "SHOAL_LAUNCHER" not in os.environ:  # else the launcher stops us and reports it
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, exit.stop)
         sys.unraisablehook = exit.not_dropped

@@ -41,7 +41,7 @@ def fail(error: Exception) -> NoReturn:
     fault = not isinstance(error, (ValueError, OSError, WorldError, LaunchError))
     recorded = record_failure(error, fault)
     if recorded and is_launched():
-        pass  # the launcher tells it, once for all ranks
+        pass  # the launcher reports it, once for all ranks
     elif fault:
         traceback.print_exception(error)
     else:
@@ -52,8 +52,8 @@ def fail(error: Exception) -> NoReturn:
 def tell_stopped(error: shoal.Interrupted) -> NoReturn:
     """One line about a signal that ends the command; its launcher, if it has one, says it."""
     if "SHOAL_LAUNCHER" not in os.environ:
-        told = f"stopped by {error}; what was saved can be continued with --resume"
-        typer.secho(told, err=True)
+        text = f"stopped by {error}; what was saved can be continued with --resume"
+        typer.secho(text, err=True)
     leave(128 + error.number)
 
 

@@ -1,4 +1,4 @@
-"""Commands that look things up or fetch them: configs, models, data sets, keys."""
+"""Commands that look things up or after: configs, models, runs, plans, checkpoints, keys."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from typing import Annotated
 import typer
 
 from shoal.command.arguments import TRUST, resolve_words
+from shoal.command.exit import leave
+from shoal.command.startup import importing
+
+RUN = typer.Argument(help="Folder of a run.")
 
 
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(help="One of them, or FILE.py:Class: tell what it is."),
+        typer.Argument(help="One of them, or FILE.py:Class: describe it."),
     ] = None,
 ) -> None:
-    """List the models, or tell what one of them is."""
+    """List the models, or describe one of them."""
     from shoal.models import MODELS, describe
 
     for line in MODELS if name is None else describe(name):
@@ -76,19 +80,6 @@ def config_schema() -> None:
     typer.echo(json.dumps(room.json_schema(dict(lookup(name) for name in MODELS)), indent=2))
 
 
-def data_fetch(
-    name: Annotated[str, typer.Argument(help="ml-100k, ml-1m or ml-20m")],
-    to: Annotated[str, typer.Option(help="Folder that holds data sets.")] = "dataset",
-) -> None:
-    """Download an official MovieLens archive, check it and unpack it.
-
-    SHOAL_MIRROR may name a folder or a URL that holds the archives.
-    """
-    from shoal.data.fetch import fetch
-
-    typer.echo(f"{name}: {fetch(name, Path(to))}")
-
-
 def keys_make(
     folder: Annotated[str, typer.Argument(help="A new folder for the keys.")],
 ) -> None:
@@ -100,3 +91,55 @@ def keys_make(
         f"{made}: copy {made}/for-servers to the hosts of servers and {made}/for-workers to those "
         "of workers, and set strategy.ps.keys to the folder that holds them"
     )
+
+
+def plan(context: typer.Context) -> None:
+    """Print what every table takes of which memory; refuse what does not fit this machine.
+
+    Configs and keys as for train: shoal plan config.yaml --launch.nproc=4
+    """
+    from shoal.runs.plan import plan_run
+
+    typer.echo(plan_run(resolve_words(context.args).config))
+
+
+def checkpoint_verify(run: Annotated[str, RUN]) -> None:
+    """Read every byte of a run's checkpoints; status 1 where one is damaged."""
+    with importing():
+        from shoal.training.checkpoint import retention
+
+    found = retention.verify(Path(run))
+    for one in found:
+        state = "whole" if one.problem is None else one.problem
+        typer.echo(f"{one.path.name}  {one.size / 2**20:.1f} MiB  {state}")
+    damaged = sum(one.problem is not None for one in found)
+    typer.echo(f"{len(found)} checkpoints, {damaged} damaged")
+    if damaged:
+        leave(1)
+
+
+def checkpoint_prune(
+    run: Annotated[str, RUN],
+    keep: Annotated[int, typer.Option(min=1, help="How many of the newest stay.")] = 1,
+) -> None:
+    """Remove all but the newest that are whole, the best, and what these build upon."""
+    with importing():
+        from shoal.training.checkpoint import retention
+
+    gone = retention.prune(Path(run), keep)
+    for path in gone:
+        typer.echo(f"removed {path.name}")
+    typer.echo(f"{len(gone)} removed")
+
+
+def checkpoint_copy(
+    run: Annotated[str, RUN],
+    to: Annotated[str, typer.Argument(help="Folder of the copy; it must not hold a run.")],
+) -> None:
+    """Copy the newest whole checkpoint and the best one as a separate run."""
+    with importing():
+        from shoal.training.checkpoint import retention
+
+    for path in retention.copy(Path(run), Path(to)):
+        typer.echo(f"copied {path.name}")
+    typer.echo(f"run: {to}")

@@ -1,4 +1,4 @@
-"""`shoal new model NAME`: a documented starting point for a model of one's own, and its test."""
+"""`shoal new model NAME`: a documented starting point for a custom model, and its test."""
 
 from __future__ import annotations
 

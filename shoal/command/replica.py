@@ -1,6 +1,6 @@
 """Replica: one worker or server that a cluster's scheduler started; the component `ps` runs it.
 
-A scheduler tells a replica's number, and where the others are through variables of its own. Here
+A scheduler names a replica's number, and where the others are, in its own variables. Here
 they become the command line that a person would have typed:
 
 shoal launch --role=server --index=0 --servers=HOST:PORT,… --workers=HOST:PORT,… ARGUMENTS
@@ -45,7 +45,7 @@ def find_hosts(
     if first in ("localhost", "127.0.0.1"):  # TorchX's local schedulers say so to all replicas
         return ["127.0.0.1"] * count
     raise ValueError(
-        "this scheduler does not tell where the other replicas run (Slurm, Kubernetes with Volcano "
+        "this scheduler does not name where the other replicas run (Slurm, Kubernetes with Volcano "
         "and TorchX's local_cwd do); give their hosts, servers first: --hosts=s0,w0,w1"
     )
 
@@ -53,7 +53,7 @@ def find_hosts(
 def command(
     role: str, index: int, servers: int, workers: int, hosts: list[str], port: int
 ) -> list[str]:
-    """`launch --role=… --index=… --servers=… --workers=…`: every replica has a port of its own."""
+    """`launch --role=… --index=… --servers=… --workers=…`: every replica has its own port."""
     places = [f"{host}:{port + number}" for number, host in enumerate(hosts)]
     return [
         *("launch", f"--role={role}", f"--index={index}"),

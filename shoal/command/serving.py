@@ -1,24 +1,61 @@
-"""Commands that put a model into service: export, recommend, predict, serve, runs."""
+"""Commands that use a trained run: eval, export, recommend, predict, serve."""
 
 from __future__ import annotations
 
 import csv
+import os
+import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from shoal.command.arguments import TRUST
+from shoal.command.arguments import ONE_PROCESS, TRUST, split_arguments
+from shoal.command.exit import print_result
 from shoal.command.startup import importing
 from shoal.world.durable import written
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet computes begins so
 
 
+def evaluate(
+    context: typer.Context,
+    run: Annotated[str, typer.Argument(help="Folder of a run.")],
+    output: Annotated[str | None, typer.Option(help="Write result.json into this folder.")] = None,
+    trust: Annotated[bool, TRUST] = False,
+) -> None:
+    """Evaluate a run's best checkpoint again, on any number of processes."""
+    with importing():
+        from shoal.launch.child import follow_launcher
+        from shoal.runs.trained import evaluate_run, open_config
+        from shoal.world.variables import is_first, is_worker
+
+    if is_worker():
+        follow_launcher(f"rank-{os.environ['RANK']}")
+    files, overrides = split_arguments(context.args)
+    if files:
+        raise typer.BadParameter(f"unexpected argument {files[0]}")
+    resolved = open_config(run, overrides, dict(ONE_PROCESS), trust)
+    section = resolved.config.launch
+    if not is_worker() and (section.nproc > 1 or section.world_size > 1):
+        from shoal.launch.hosts import scratch_folder
+        from shoal.launch.ranks import launch
+
+        extra = [] if output is None else ["--output", output]
+        with scratch_folder() as scratch:
+            launch(["eval", run, *extra, *["--trust"] * trust, *overrides], section, scratch)
+        return
+    result = evaluate_run(run, resolved, output)
+    if is_first():
+        print_result(result)
+
+
 def export(
     run: Annotated[str, typer.Argument(help="Folder of a run.")],
     to: Annotated[str, typer.Option(help="Folder of the artifact; must not be there yet.")],
-    rows: Annotated[str, typer.Option(help="float32, float16 or int8.")] = "float32",
+    rows: Annotated[
+        Literal["float32", "float16", "int8"], typer.Option(help="How rows are stored.")
+    ] = "float32",
     delta: Annotated[
         str | None, typer.Option(help="Write only rows that differ from this artifact's.")
     ] = None,
@@ -37,13 +74,11 @@ def export(
 
     A fresh process loads it and must answer as the trained model does, or nothing is left behind.
     """
-    if rows not in ("float32", "float16", "int8"):
-        raise ValueError(f"--rows is {rows!r}; it must be float32, float16 or int8")
     with importing():
         from shoal.runs.artifact.export import export
 
     with written(to):
-        found = export(run, to, rows, delta, histories, tolerance, trust, onnx)  # type: ignore[arg-type]
+        found = export(run, to, rows, delta, histories, tolerance, trust, onnx)
     typer.echo(
         f"checked in a fresh process: answers differ by at most {found['largest_difference']:.3g} "
         f"({found['allowed']:.3g} allowed); rows ({rows}) "
@@ -193,9 +228,6 @@ def serve(
             from shoal.runs.serving.listening import serve as listen
     except ImportError as error:
         raise ValueError(f"{error}; run `make extras EXTRAS=serve` in the clone") from error
-    import os
-    import signal
-
     import torch
 
     from shoal.training.run_folder import start_logging

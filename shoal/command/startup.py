@@ -12,13 +12,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 
-# Modules with libraries of their own that come in with the schema of a config.
+# Modules with native libraries that the schema of a config imports.
 LIBRARIES = ("pydantic_core", "yaml", "binascii", "contextvars", "hashlib", "random", "zoneinfo")
 under_way: list[bool] = []  # imports
 
 
 def begin() -> None:
-    """The words of the command are parsed: from here on garbage is looked for, as ever."""
+    """The words of the command are parsed: the garbage collector runs from here on."""
     gc.freeze()
     gc.enable()
 
@@ -38,8 +38,8 @@ def importing() -> Iterator[None]:
 def prepare_config() -> None:
     """Let pydantic make what validates a config, while torch's largest library is loaded aside.
 
-    That takes the system's loader a while, in which Python can go on: elsewhere it waits for it. So
-    it would wherever it needs another library, and those that a config needs are loaded before.
+    That takes the system's loader a while, and Python waits wherever it needs another library
+    meanwhile; so those that a config needs are loaded before.
     """
     for name in LIBRARIES:
         import_module(name)
@@ -58,5 +58,5 @@ def _load_library() -> None:
     )
     if library is None or not library.exists():
         return
-    # By a call of C's, during which other threads go on. Should it fail, `import torch` tells why.
+    # By a call of C's, during which other threads run. Should it fail, `import torch` reports why.
     ctypes.CDLL(None).dlopen(os.fsencode(library), os.RTLD_NOW)

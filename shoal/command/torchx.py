@@ -89,7 +89,7 @@ def ps(
         args: what follows `shoal launch`: CONFIG.yaml --section.key=value
         workers: number of workers
         servers: number of servers
-        hosts: host of each replica, servers first: s0,s1,w0,w1; where the scheduler does not tell
+        hosts: host of each replica, servers first (s0,s1,w0,w1), if the scheduler names none
         port: the first server's; each replica has one, counted up from here, servers first
         name: name of the job
         image: container image that has shoal installed, where the scheduler uses images

@@ -37,7 +37,7 @@ def train(
     output: Annotated[str | None, typer.Option(help="Folder of the run.")] = None,
     start: Annotated[
         str | None,
-        typer.Option("--from", help="Go on from this run, with its config and --data."),
+        typer.Option("--from", help="Continue from this run, with its config and --data."),
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="A file or folder: the data, in place of the config's.")
@@ -127,7 +127,7 @@ def _follow(
 
     if start is None or output is None:
         raise typer.BadParameter(
-            "--follow goes on from a run, into a folder: --from RUN --output FOLDER (the same "
+            "--follow continues from a run, into a folder: --from RUN --output FOLDER (the same "
             "words continue it)"
         )
     files, overrides = split_arguments(words)
@@ -146,7 +146,7 @@ def _follow(
     except shoal.Interrupted as error:
         if error.number != signal.SIGTERM:
             raise
-        return typer.echo("stopped; the same command goes on")
+        return typer.echo("stopped; the same command continues")
     typer.echo(f"trained on {count} files: {output}")
 
 
@@ -200,7 +200,7 @@ def launch(
         typer.echo(f"run: {result['folder']}")
 
 
-def serve(
+def server(
     bind: Annotated[
         str, typer.Option(help="HOST:PORT or ipc://PATH; port 0: any.")
     ] = "127.0.0.1:0",
@@ -236,7 +236,7 @@ def serve(
 
     if is_launched():
         follow_launcher(f"server-{index}" + f"-{replica}" * bool(replica))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us hears it, and tells us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us gets it, and ends us
     start_logging("info", 0)
     found = None if keys is None else read_keys(keys, "server")
     asked = tiers_host is not None or tiers_ssd is not None

@@ -2,9 +2,8 @@
 
 from shoal.config.errors import ConfigError
 from shoal.config.intervals import Interval, parse_intervals
-from shoal.config.loading import Command, ModelLookup, load
-from shoal.config.output import dump, json_schema, key_page
-from shoal.config.resolved import Resolved, show
+from shoal.config.loading import Command, ModelLookup, Resolved, load
+from shoal.config.output import dump, json_schema, key_page, show
 from shoal.config.schema import Config
 from shoal.config.sources import Origin
 

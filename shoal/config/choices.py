@@ -23,7 +23,7 @@ class Choices:
     def check(self, value: str) -> str:
         """The name; ValueError where there is no such."""
         if value not in self.names:
-            raise ValueError(f"known are {', '.join(self.names)}{did_you_mean(value, self.names)}")
+            raise ValueError(f"allowed: {self}{did_you_mean(value, self.names)}")
         return value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:

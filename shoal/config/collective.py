@@ -14,7 +14,7 @@ OTHERS = {"hb": "HybridBackend", "sok": "SparseOperationKit"}  # values of the v
 
 
 def choose_backend(given: str | None = None, tell: bool = True) -> str:
-    """The backend of an argument, else of the variable, else native; tell: of what is mapped."""
+    """The backend of an argument, else of the variable, else native; tell: log what is mapped."""
     value = os.environ.get(VARIABLE) or "native" if given is None else given
     if value in OTHERS:
         if tell:

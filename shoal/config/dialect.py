@@ -20,10 +20,10 @@ Named = tuple[Any, Origin]  # a model as a source names it, and where
 
 @dataclass
 class Translation:
-    """What one key says in Shoal's words."""
+    """What one key of another tool sets here."""
 
     values: dict[str, Any] = field(default_factory=dict)  # dotted key -> value
-    # What the key implies without saying it; a spelled-out value of the same source wins.
+    # What the key only implies; an explicit value of the same source wins.
     implied: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     per_process: set[str] = field(default_factory=set)  # keys to multiply by the processes
@@ -36,28 +36,34 @@ class Row:
     key: str
     targets: tuple[str, ...]
     rule: str
-    read: Callable[[Any], Translation]
+    read: Callable[..., Translation]
+    with_context: bool = False  # `read` takes the dialect's context, then the value
 
-    def translate(self, value: Any) -> Translation:
-        """Says the key in Shoal's words; ValueError where it cannot be honoured."""
+    def translate(self, value: Any, context: Any = None) -> Translation:
+        """What the key sets here; ValueError where it cannot be honoured."""
         # `None` on a command line is Python's in these tools; YAML alone would read it as text.
-        return self.read(None if value == "None" else value)
+        value = None if value == "None" else value
+        return self.read(context, value) if self.with_context else self.read(value)
 
 
 class Dialect:
     """The keys of one tool, as the sources of one config (weakest first) use them.
 
-    A dialect overrides what it needs; a table of flat keys is all that most have.
+    A table of keys is all that most have; a dialect overrides what else it needs.
     """
 
     tool = ""  # its name in messages
+    table: Sequence[Row] = ()
+    values: Mapping[str, Any] = {}  # what holds in the tool where nothing is given
+    note = ""  # a line for the log where those hold
     sections: Sequence[str] = ()  # keys at the top that hold a mapping of its keys
-    note = ""  # a line for the log where its defaults hold
 
     def __init__(self, sources: Sequence[Layer]):
         self.sources = sources
         self.model = ""
         self.options: Collection[str] | None = ()  # model.KEY; None: there is no such model
+        self.rows = {row.key: row for row in self.table}
+        self.context: Any = None  # what keys depend on besides their own values
 
     def name_model(self, named: Named | None) -> Named | None:
         """The model that is meant, from what the sources name (None: nothing)."""
@@ -67,13 +73,22 @@ class Dialect:
         """The model is chosen: what a key means may depend on it."""
         self.model, self.options = model, options
 
+    def reads(self, source: Layer) -> bool:
+        """Whether a source is written for the tool; its keys are read there alone."""
+        return True
+
+    @property
+    def used(self) -> bool:
+        """Whether any source is written for the tool."""
+        return any(map(self.reads, self.sources))
+
     def defaults(self) -> Mapping[str, Any]:
-        """What holds in the tool where nothing is given; nothing where no source speaks it."""
-        return {}
+        """`values`, where a source is written for the tool."""
+        return self.values if self.used else {}
 
     def knows(self, key: str, source: Layer) -> bool:
         """Whether a key at the top of a source is the tool's."""
-        raise NotImplementedError  # every dialect writes its own
+        return key in self.rows and self.reads(source)
 
     def leaves(
         self, key: str, value: Any, source: Layer
@@ -83,11 +98,11 @@ class Dialect:
 
     def row(self, name: str) -> Row:
         """How a key is read; ValueError if the tool has no such key."""
-        raise NotImplementedError  # every dialect writes its own
+        return self.rows[name]
 
     def words(self) -> Mapping[str, str]:
         """Words that may be meant by an unknown key, each with how it is shown."""
-        return {}
+        return self.shown(self.rows.values()) if self.used else {}
 
     def shown(self, rows: Iterable[Row]) -> dict[str, str]:
         """The keys of a table as `words`, with what each stands for."""
@@ -96,6 +111,17 @@ class Dialect:
             key: f"{key} ({self.tool}'s spelling of {names})" if names else key
             for key, names in targets.items()
         }
+
+    @classmethod
+    def table_text(cls, head: str) -> str:
+        """The table of keys as Markdown, for the docs."""
+        heads = [head, *(["default"] if cls.values else []), "here", "how it is read"]
+        lines = [heads, ["---"] * len(heads)]
+        for row in cls.table:
+            default = f"`{inline(cls.values[row.key])}`" if row.key in cls.values else "–"
+            targets = ", ".join(f"`{target}`" for target in row.targets) or "–"
+            lines.append([f"`{row.key}`", *([default] if cls.values else []), targets, row.rule])
+        return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 # The registry ------------------------------------------------------------------------------------
@@ -156,6 +182,24 @@ def free(key: str, reason: str, note: bool = False) -> Row:
     """Sets nothing and changes nothing, whatever its value; `note` says so in the log."""
     notes = [f"{key} has no effect: {reason}"] if note else []
     return Row(key, (), f"any value, no effect: {reason}", lambda _: Translation(notes=[*notes]))
+
+
+def per_process(key: str, target: str, rule: str) -> Row:
+    """A size of one process, which the number of processes multiplies."""
+    return Row(
+        key, (target,), rule, lambda value: Translation({target: value}, per_process={target})
+    )
+
+
+def given_only(key: str, target: str, rule: str) -> Row:
+    """The value as it is; null and empty text set nothing."""
+
+    def read(value: Any) -> Translation:
+        if isinstance(value, list):
+            raise ValueError(f"given {inline(value)}; it is one folder, file or pattern")
+        return Translation() if value in (None, "") else Translation({target: value})
+
+    return Row(key, (target,), rule, read)
 
 
 def refused(key: str, reason: str) -> Row:

@@ -1,14 +1,14 @@
-"""What the schema allows: its keys by dotted name, checks of one value, and how errors say it."""
+"""Every key of the schema by its dotted name, the check of its value, and its type in words."""
 
 from __future__ import annotations
 
 import dataclasses
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -17,118 +17,131 @@ from typing_extensions import is_typeddict
 from shoal.config.choices import Choices
 from shoal.config.errors import ConfigError, did_you_mean
 from shoal.config.schema import Config, Section
+from shoal.config.section import ReadBy
 from shoal.config.yaml_io import inline, read
 
 MISSING = object()
+M = TypeVar("M")
 
 
 @dataclass(frozen=True)
-class RowEngine:
-    """One key that holds a value: its type, its bounds and how to make its default."""
+class Key:
+    """One key that holds a value: its type, its default and what it does."""
 
-    type: Any  # with the bounds, as Annotated
+    kind: Any  # its type, with the bounds, as Annotated
     default: Any = MISSING
     description: str | None = None
 
     def check(self, value: Any, key: str) -> Any:
         """The value as its type wants it (a whole number becomes a float); else ValueError."""
-        bare = _bare(self.type)[0]
+        bare = _bare(self.kind)[0]
         if get_origin(bare) is tuple and isinstance(value, list):
             value = tuple(value)  # YAML has no tuples
         try:
-            return self._adapter.validate_python(value)
+            found = self._adapter.validate_python(value)
         except ValidationError as error:
             if isinstance(value, dict):
-                _check_entries(bare, value, key)
-            said = [one["ctx"]["error"] for one in error.errors() if one["type"] == "value_error"]
-            remedy = f"; {said[0]}" if said else _remedy(value, bare)
-            for one in _bare(self.type)[1]:
-                if isinstance(one, Choices):
-                    remedy = did_you_mean(str(value), one.names)
-            raise ValueError(
-                f"{key}: given {given(value)}; allowed: {allowed(self.type)}{remedy}"
-            ) from None
+                for name, inner in value.items():  # name the entry that is wrong, if one alone is
+                    if entry := self.entry(name, key):
+                        entry.check(inner, f"{key}.{name}")
+            own = [one["ctx"]["error"] for one in error.errors() if one["type"] == "value_error"]
+            why = own[0] if own else f"allowed: {allowed(self.kind)}{_remedy(value, bare)}"
+            raise ValueError(f"{key}: given {given(value)}; {why}") from None
+        return found.model_dump() if isinstance(found, Section) else found
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:
-        # A TypedDict has a config of its own, and pydantic takes no second one.
-        config = None if is_typeddict(self.type) else ConfigDict(strict=True)
-        return TypeAdapter(self.type, config=config)
+        # A TypedDict has its own config, and pydantic takes no second one.
+        config = None if is_typeddict(self.kind) else ConfigDict(strict=True)
+        return TypeAdapter(self.kind, config=config)
 
-    def entry(self, name: str, key: str) -> RowEngine | None:
+    def entry(self, name: str, key: str) -> Key | None:
         """What stands under a name in the mapping that this key holds; None: it holds none.
 
         ValueError where the mapping knows its names, and this is none of them.
         """
-        bare = _bare(self.type)[0]
-        for part in (bare, *get_args(bare)):
-            if is_typeddict(part):
-                hints = _hints(part)
-                if name not in hints:
-                    hint = did_you_mean(name, hints)
-                    raise ValueError(f"unknown key {key}.{name}; allowed: {', '.join(hints)}{hint}")
-                return RowEngine(hints[name])
-            if get_origin(part) is dict:
-                return RowEngine(get_args(part)[1])
-        return None
+        entries = _entries(self.kind, [name])
+        if entries is None:
+            return None
+        if name not in entries:
+            hint = did_you_mean(name, entries)
+            raise ValueError(f"unknown key {key}.{name}; allowed: {', '.join(entries)}{hint}")
+        return Key(entries[name])
+
+    def mark(self, mark: type[M]) -> M | None:
+        """What the key declares about itself: ReadBy, NeedsTrust."""
+        return next((one for one in _bare(self.kind)[1] if isinstance(one, mark)), None)
 
     @property
     def is_switch(self) -> bool:
         """Whether it is true or false, so that `--key` alone means true."""
-        return _bare(self.type)[0] is bool
+        return _bare(self.kind)[0] is bool
 
     @property
     def is_mapping(self) -> bool:
         """Whether it may hold a mapping, whose entries dotted keys reach."""
-        bare = _bare(self.type)[0]
-        return any(is_typeddict(p) or get_origin(p) is dict for p in (bare, *get_args(bare)))
+        return _entries(self.kind, []) is not None
+
+    @property
+    def section(self) -> type[Section] | None:
+        """The section that it holds where it is not null: train.negatives."""
+        return _section_of(_bare(self.kind)[0])
 
     @property
     def is_text(self) -> bool:
         """Whether the type is text, or text or null."""
-        bare = _bare(self.type)[0]
-        return bare is str or set(get_args(bare)) == {str, types.NoneType}
+        parts = {_bare(part)[0] for part in _parts(self.kind)}
+        return parts in ({str}, {str, types.NoneType})
 
     @property
     def is_optional(self) -> bool:
         """Whether null is allowed."""
-        return types.NoneType in get_args(_bare(self.type)[0])
+        return types.NoneType in _parts(self.kind)
 
 
-def _walk(section: type[Section], prefix: str) -> Iterator[tuple[str, type[Section] | None, Any]]:
-    """(dotted key, section type or None for a leaf, field) of everything below `prefix`."""
+def _walk(section: type[Section], prefix: str = "") -> Iterator[tuple[str, type[Section] | Key]]:
+    """(dotted key, the section or the key itself) of everything below `prefix`."""
     for name, field in section.model_fields.items():
-        key, inner = prefix + name, _section_of(field.annotation)
-        yield key, inner, field
-        if inner is not None:
-            yield from _walk(inner, key + ".")
-
-
-def _section_of(annotation: Any) -> type[Section] | None:
-    for kind in (annotation, *get_args(annotation)):
+        key, kind = prefix + name, field.annotation
         if isinstance(kind, type) and issubclass(kind, Section):
-            return kind
+            yield key, kind
+            yield from _walk(kind, key + ".")
+        else:
+            yield key, typed(field, section.read_by)
+
+
+def _section_of(kind: Any) -> type[Section] | None:
+    for part in _parts(kind):
+        if isinstance(part, type) and issubclass(part, Section):
+            return part
     return None
 
 
-def _leaf(field: FieldInfo) -> RowEngine:
+def typed(field: FieldInfo, *marks: ReadBy | None) -> Key:
+    """A field of a section as a key; `marks` stand behind its own."""
     kind: Any = field.annotation
-    if field.metadata:
-        kind = Annotated[(kind, *field.metadata)]
-    return RowEngine(kind, field.get_default(call_default_factory=True), field.description)
+    if metadata := [*field.metadata, *filter(None, marks)]:
+        kind = Annotated[(kind, *metadata)]
+    default = field.get_default(call_default_factory=True)
+    plain = default.model_dump() if isinstance(default, Section) else default
+    return Key(kind, plain, field.description)
 
 
 # `model.options` is no key: the options of the chosen model stand in its place, see `options_of`.
-_ALL = [row for row in _walk(Config, "") if row[0] != "model.options"]
-SECTIONS: dict[str, type[Section]] = {key: section for key, section, _ in _ALL if section}
-LEAVES: dict[str, RowEngine] = {key: _leaf(field) for key, section, field in _ALL if not section}
-# Sections that may be null, such as train.negatives.
-OPTIONAL = {
-    key for key, section, field in _ALL if section and types.NoneType in get_args(field.annotation)
-}
+_ALL = {key: one for key, one in _walk(Config) if key != "model.options"}
+SECTIONS = {key: one for key, one in _ALL.items() if not isinstance(one, Key)}
+KEYS = {key: one for key, one in _ALL.items() if isinstance(one, Key)}
 
 
-def options_of(options: type) -> dict[str, RowEngine]:
+def value_of(config: Config, key: str) -> Any:
+    """The value under a dotted key."""
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def options_of(options: type) -> dict[str, Key]:
     """The keys `model.KEY` of a model, from the dataclass of its options."""
     hints = typing.get_type_hints(options, include_extras=True)
     leaves = {}
@@ -138,35 +151,24 @@ def options_of(options: type) -> dict[str, RowEngine]:
             default = field.default_factory()
         if default is dataclasses.MISSING:
             default = MISSING
-        leaves[f"model.{field.name}"] = RowEngine(hints[field.name], default)
+        leaves[f"model.{field.name}"] = Key(hints[field.name], default)
     assert "model.name" not in leaves, f"{options.__qualname__}: an option must not be called name"
     return leaves
 
 
-def _check_entries(kind: Any, value: dict[str, Any], key: str) -> None:
-    """ValueError that names the first wrong entry of a mapping; nothing if each alone is right."""
-    for part in (kind, *get_args(kind)):
+def _entries(kind: Any, names: Iterable[str]) -> dict[str, Any] | None:
+    """Name -> type of a mapping's entries (of `names`, where any is allowed); None: no mapping."""
+    for part in (_bare(one)[0] for one in _parts(kind)):
         if is_typeddict(part):
-            entries = _hints(part)
-        elif get_origin(part) is dict:
-            names, inner = get_args(part)
-            # A mapping with names of its own choosing has the same type for all.
-            chosen = get_args(names) if get_origin(names) is Literal else value
-            entries = dict.fromkeys(chosen, inner)
-        else:
-            continue
-        for name, said in value.items():
-            if name not in entries:
-                hint = did_you_mean(name, entries)
-                raise ValueError(f"unknown key {key}.{name}; allowed: {', '.join(entries)}{hint}")
-            RowEngine(entries[name]).check(said, f"{key}.{name}")
-
-
-def _hints(mapping: type) -> dict[str, Any]:
-    """Name -> type of a mapping's entries, whether they must be given or not."""
-    found = typing.get_type_hints(mapping, include_extras=True)
-    needed = (typing.Required, typing.NotRequired)
-    return {n: get_args(t)[0] if get_origin(t) in needed else t for n, t in found.items()}
+            hints = typing.get_type_hints(part, include_extras=True)
+            needed = (typing.Required, typing.NotRequired)
+            return {n: get_args(t)[0] if get_origin(t) in needed else t for n, t in hints.items()}
+        if get_origin(part) is dict:
+            known, inner = get_args(part)
+            return dict.fromkeys(get_args(known) if get_origin(known) is Literal else names, inner)
+    if section := _section_of(kind):
+        return {name: typed(field).kind for name, field in section.model_fields.items()}
+    return None
 
 
 def given(value: Any) -> str:
@@ -181,52 +183,58 @@ def given(value: Any) -> str:
     return text if value is None else f"{text} ({kind})"
 
 
-def allowed(kind: Any) -> str:
+def allowed(kind: Any, bounds: Sequence[Any] = ()) -> str:
     """The allowed values of a type in words, e.g. `a whole number ≥ 1 or null`."""
-    kind, bounds = _bare(kind)
+    kind, own = _bare(kind)
+    bounds = [*bounds, *own]
     for bound in bounds:
         if isinstance(bound, Choices):
             return str(bound)
     origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(allowed(part, bounds) for part in arguments)
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments))
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_bounded(part, bounds) for part in arguments)
-    return _bounded(kind, bounds)
-
-
-def _bounded(kind: Any, bounds: list[Any]) -> str:
-    origin, arguments = get_origin(kind), get_args(kind)
-    if is_typeddict(kind):
-        return f"a mapping of {', '.join(typing.get_type_hints(kind))}"
     if origin in (list, tuple):
         return f"a {_size(bounds)}list of {_plural(arguments[0])}"
     if origin is dict:
-        return f"a mapping of {_plural(arguments[0])} to {_plural(arguments[1])}"
-    simple = {
-        bool: "true or false",
-        int: "a whole number",
-        float: "a number",
-        str: "text",
-        types.NoneType: "null",
-        None: "null",
-        Any: "anything",
-        dict: "a mapping",
-        list: "a list",
-    }
-    if kind not in simple:
-        return allowed(kind) if origin else getattr(kind, "__name__", str(kind))
-    return simple[kind] + (_range(bounds) if kind in (int, float) else "")
+        return f"a {_size(bounds)}mapping of {_plural(arguments[0])} to {_plural(arguments[1])}"
+    if (entries := _entries(kind, [])) is not None:
+        return f"a mapping of {', '.join(entries)}"
+    if kind is str and _size(bounds):
+        return "one character" if _size(bounds) == "1-element " else "text that is not empty"
+    return str(WORDS.get(kind, kind)) + (_range(bounds) if kind in (int, float) else "")
 
 
-def _range(bounds: list[Any]) -> str:
+WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    types.NoneType: "null",
+    Any: "anything",
+    dict: "a mapping",
+    list: "a list",
+}
+PLURALS = {int: "whole numbers", float: "numbers", str: "texts", bool: "true or false"}
+
+
+def _plural(kind: Any) -> str:
+    kind, bounds = _bare(kind)
+    if get_origin(kind) is Literal:
+        return " or ".join(map(str, get_args(kind)))
+    if kind in PLURALS:
+        return PLURALS[kind] + _range(bounds)
+    text = allowed(kind)
+    for one, many in (("a mapping", "mappings"), ("a list", "lists")):
+        text = many + text.removeprefix(one) if text.startswith(one) else text
+    return text
+
+
+def _range(bounds: Sequence[Any]) -> str:
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    parts = [
-        f"{sign} {_number(getattr(bound, name))}"
-        for bound in bounds
-        for name, sign in signs.items()
-        if getattr(bound, name, None) is not None
-    ]
+    found = [(sign, getattr(one, name, None)) for one in bounds for name, sign in signs.items()]
+    parts = [f"{sign} {_number(bound)}" for sign, bound in found if bound is not None]
     return " " + " and ".join(parts) if parts else ""
 
 
@@ -235,26 +243,25 @@ def _number(bound: float) -> str:
     return str(int(bound)) if bound == int(bound) else f"{bound:g}"
 
 
-def _size(bounds: list[Any]) -> str:
-    low = [bound.min_length for bound in bounds if hasattr(bound, "min_length")]
-    high = [bound.max_length for bound in bounds if hasattr(bound, "max_length")]
-    return f"{low[0]}-element " if low and low == high else ""
+def _size(bounds: Sequence[Any]) -> str:
+    """How many entries or letters there must be, where that is stated."""
+    low = [one.min_length for one in bounds if getattr(one, "min_length", None) is not None]
+    high = [one.max_length for one in bounds if getattr(one, "max_length", None) is not None]
+    if not low:
+        return ""
+    if not high:
+        return "non-empty "
+    return f"{low[0]}-element " if low == high else f"{low[0]}- to {high[0]}-element "
 
 
-def _plural(kind: Any) -> str:
+def _parts(kind: Any) -> tuple[Any, ...]:
+    """The types of a union; else the type alone."""
     kind = _bare(kind)[0]
-    simple = {int: "whole numbers", float: "numbers", str: "texts", bool: "true or false"}
-    if get_origin(kind) is Literal:
-        return " or ".join(map(str, get_args(kind)))
-    if is_typeddict(kind):
-        return f"mappings of {', '.join(typing.get_type_hints(kind))}"
-    if get_origin(kind) is list:
-        return f"lists of {_plural(get_args(kind)[0])}"
-    return simple.get(kind) or allowed(kind)
+    return get_args(kind) if get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
 
 
 def _bare(kind: Any) -> tuple[Any, list[Any]]:
-    """A type without its Annotated wrapping, and the bounds that stood there."""
+    """A type without its Annotated wrapping, and what stood there: bounds and marks."""
     if get_origin(kind) is not Annotated:
         return kind, []
     kind, *extras = get_args(kind)
@@ -266,7 +273,7 @@ def _bare(kind: Any) -> tuple[Any, list[Any]]:
 
 def _remedy(value: Any, kind: Any) -> str:
     """A hint where the mistake is plain from the value."""
-    kinds = {kind, *get_args(kind)}
+    kinds = {_bare(part)[0] for part in _parts(kind)}
     choices = [name for part in kinds if get_origin(part) is Literal for name in get_args(part)]
     if choices and isinstance(value, str):
         return did_you_mean(value, map(str, choices))

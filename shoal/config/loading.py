@@ -13,13 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from shoal.config.checks import canonical, problems
 from shoal.config.dialect import Dialect, Named, listen
 from shoal.config.errors import ConfigError
+from shoal.config.key_applicability import notes as unread_notes
 from shoal.config.key_applicability import refusals
-from shoal.config.keys import LEAVES, MISSING, OPTIONAL, options_of
+from shoal.config.keys import KEYS, MISSING, Key, options_of
 from shoal.config.reading import Reader, Value, merged
-from shoal.config.resolved import Resolved
 from shoal.config.schema import Config
 from shoal.config.schema.launch import EVERY_GPU
 from shoal.config.sources import DEFAULT, Layer, Origin, from_file, from_overrides, from_python
@@ -30,7 +32,7 @@ ModelLookup = Callable[[str], tuple[str, type]]
 # What the model is for, by its canonical name: general, sequential or clicks.
 KindLookup = Callable[[str], str]
 
-# Told the model's name as written and where it stands, before it is looked up; may refuse.
+# Called with the model's name as written and its place, before it is looked up; may refuse.
 ModelCheck = Callable[[str, Origin], None]
 
 CLICK_DEFAULTS: dict[str, Any] = {
@@ -52,6 +54,51 @@ class Command:
     requires: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Resolved:
+    """A config, where each of its values came from, and lines to log once.
+
+    Nothing changes it; copies are derived.
+    """
+
+    config: Config
+    origins: Mapping[str, str]  # dotted key -> origin; options of the model as model.KEY
+    read_notes: list[str] = field(default_factory=list)  # how keys of other tools were read
+
+    @property
+    def notes(self) -> list[str]:
+        """All lines to log: those of reading, and those that the values themselves call for."""
+        return [*self.read_notes, *unread_notes(self.config), *_batch_notes(self.config)]
+
+    def with_values(self, values: Mapping[str, Any], origin: str) -> Resolved:
+        """A copy with other values under some dotted keys, checked like all, and their origin."""
+        plain = self.config.model_dump()
+        for key, value in values.items():
+            *sections, last = key.split(".")
+            inner = plain
+            for section in sections:
+                inner = inner[section]
+            inner[last] = KEYS[key].check(value, key)
+        origins = {**self.origins, **dict.fromkeys(values, origin)}
+        config = _validated(plain, origins)
+        if errors := problems(config, origins):
+            raise ConfigError(errors)
+        return replace(self, config=config, origins=origins)
+
+
+def _batch_notes(config: Config) -> list[str]:
+    """What a batch is where there are several processes."""
+    ranks = max(config.launch.world_size, config.launch.nproc)
+    if ranks <= 1:
+        return []
+    if config.updates_apart:
+        return [f"every worker makes its own updates, of {config.train.batch_size} samples each"]
+    return [
+        f"batch sizes are global: each batch of {config.train.batch_size} samples is split over "
+        f"{ranks} processes"
+    ]
+
+
 def load(
     files: Sequence[str | Path] | str | Path,
     overrides: Sequence[str] = (),
@@ -63,7 +110,7 @@ def load(
     command: Command | None = None,
     allow_model: ModelCheck = lambda name, origin: None,
 ) -> Resolved:
-    """Reads, translates, merges and checks a config; ConfigError tells all that is wrong.
+    """Reads, translates, merges and checks a config; ConfigError lists all that is wrong.
 
     `source` is the origin of `values`.
     """
@@ -77,9 +124,7 @@ def load(
         dialect.meet(name, options)
 
     reader = Reader(name, options, dialects, errors)
-    state: dict[str, Value] = {
-        key: Value(leaf.default, DEFAULT) for key, leaf in {**LEAVES, **(options or {})}.items()
-    }
+    state = {key: Value(one.default, DEFAULT) for key, one in reader.keys.items()}
     weakest = [from_python(getattr(options_type, "DEFAULTS", {}), f"default of {name}")]
     clicks = options_type is not None and kinds(name) == "clicks"
     if clicks:
@@ -89,33 +134,41 @@ def load(
             weakest.append(from_python(defaults, f"default of {dialect.tool}"))
             reader.notes.append(dialect.note)
     for layer in [*weakest, *layers]:
-        _merge(state, reader.read(layer))
-    errors += _check_merged(state, reader)
+        for key, new in reader.read(layer).items():
+            value = merged(state[key].value, new.value) if new.entries else new.value
+            state[key] = replace(new, value=value)
+    errors += _check_merged(state, reader.keys)
     if command is not None:
         errors += _decide(state, command)
-    reader.notes += [*_count_processes(state), *_multiply(state)]
-    state["model.name"] = Value(name, state["model.name"].origin)
     for key in options or {}:
         if state[key].value is MISSING:
-            reader.failed.add(key)
             errors.append(f"{key} must be given: {name} has no default for it")
-
-    plain = {key: entry.value for key, entry in state.items()}
-    origins = {key: str(entry.origin) for key, entry in state.items()}
-    canonical(plain)
-    config = Config.model_validate(_nested(plain))
-    if options_type and not any(key.startswith("model.") for key in reader.failed):
-        errors += _check_options(config, options_type)
-    errors += problems(config, origins, reader.failed, clicks)
-    errors += [
-        f"{origins[key]}: {key}: {text}"
-        for key, text in refusals(config)
-        if not reader.failed & {key, "strategy.name"}
-    ]
     if errors:
         raise ConfigError(errors)
     assert options_type is not None, "a model that is not found is an error above"
+
+    reader.notes += [*_count_processes(state), *_multiply(state)]
+    state["model.name"] = Value(name, state["model.name"].origin)
+    plain = {key: entry.value for key, entry in state.items()}
+    origins = {key: str(entry.origin) for key, entry in state.items()}
+    canonical(plain)
+    config = _validated(_nested(plain), origins)
+    errors += _check_options(config, options_type)
+    errors += problems(config, origins, clicks)
+    errors += [f"{origins[key]}: {key}: {text}" for key, text in refusals(config)]
+    if errors:
+        raise ConfigError(errors)
     return Resolved(config, origins, reader.notes)
+
+
+def _validated(plain: dict[str, Any], origins: Mapping[str, str]) -> Config:
+    """The config; what its sections check themselves is reported as `key: what is wrong`."""
+    try:
+        return Config.model_validate(plain)
+    except ValidationError as error:
+        texts = [str(one.get("ctx", {}).get("error", one["msg"])) for one in error.errors()]
+        places = [origins.get(text.partition(":")[0], "default") for text in texts]
+        raise ConfigError([f"{p}: {text}" for p, text in zip(places, texts)]) from None
 
 
 def _read_sources(files: Sequence[str | Path], overrides: Sequence[str]) -> list[Layer]:
@@ -148,7 +201,7 @@ def _choose_model(
     try:
         for dialect in dialects:
             named = dialect.name_model(named)
-        name, origin = named or (LEAVES["model.name"].default, DEFAULT)
+        name, origin = named or (KEYS["model.name"].default, DEFAULT)
         if not isinstance(name, str):
             return str(name), None  # its type is reported with all others
         allow(name, origin)
@@ -157,16 +210,16 @@ def _choose_model(
         raise
     except ValueError as error:
         errors.append(str(error) if origin is DEFAULT else f"{origin}: {error}")
-        return (str(named[0]) if named else LEAVES["model.name"].default), None
+        return (str(named[0]) if named else KEYS["model.name"].default), None
 
 
 def _decide(state: dict[str, Value], command: Command) -> list[str]:
-    """Lays what the command decides over everything, in place; what contradicts it."""
+    """Sets what the command decides, in place; returns what contradicts it."""
     errors, origin = [], Origin(command.name)
     for key, (value, why) in command.requires.items():
         given = state[key]
         if given.value != value:
-            if given.value != LEAVES[key].default:
+            if given.value != KEYS[key].default:
                 errors.append(f"{key} is {given.value} ({given.origin}), and {command.name} {why}")
             state[key] = Value(value, origin)
     for key, value in command.values.items():
@@ -177,38 +230,15 @@ def _decide(state: dict[str, Value], command: Command) -> list[str]:
     return errors
 
 
-def _merge(state: dict[str, Value], found: dict[str, Value]) -> None:
-    """Lays the values of one source over those below it."""
-    for key, new in found.items():
-        section = key if key in OPTIONAL else key.rpartition(".")[0]
-        if key in OPTIONAL and new.value is None:
-            for child in [child for child in state if child.startswith(key + ".")]:
-                del state[child]
-            state[key] = new
-            continue
-        if section in OPTIONAL and section in state:  # it was null, and comes back to life
-            del state[section]
-            for child, leaf in LEAVES.items():
-                if child.startswith(section + "."):
-                    state[child] = Value(leaf.default, DEFAULT)
-        if key not in OPTIONAL:
-            below = state[key].value
-            state[key] = replace(new, value=merged(below, new.value)) if new.entries else new
-
-
-def _check_merged(state: dict[str, Value], reader: Reader) -> list[str]:
-    """Mappings whose entries come from several sources, as a whole; what is wrong with them."""
+def _check_merged(state: dict[str, Value], keys: Mapping[str, Key]) -> list[str]:
+    """What is wrong with mappings whose entries come from several sources, each as a whole."""
     errors = []
     for key, entry in state.items():
-        if not entry.entries:
-            continue
-        leaf = LEAVES.get(key) or reader.options[key]
-        try:
-            leaf.check(entry.value, key)
-        except ValueError as error:
-            errors.append(f"{entry.origin}: {error}")
-            reader.failed.add(key)
-            state[key] = Value(leaf.default, DEFAULT)
+        if entry.entries:
+            try:
+                keys[key].check(entry.value, key)
+            except ValueError as error:
+                errors.append(f"{entry.origin}: {error}")
     return errors
 
 
@@ -217,7 +247,7 @@ def _count_processes(state: dict[str, Value]) -> list[str]:
     entry = state["launch.nproc"]
     if entry.value != EVERY_GPU:
         return []
-    from shoal.world.gpus import count_gpus  # brings torch, which most configs can do without
+    from shoal.world.gpus import count_gpus  # imports torch, which most configs do without
     from shoal.world.variables import launched_size
 
     gpus = count_gpus(state["run.gpu_ids"].value, state["run.device"].value)
@@ -236,15 +266,12 @@ def _multiply(state: dict[str, Value]) -> list[str]:
     keys = [key for key, entry in state.items() if entry.per_process]
     if not keys:
         return []
-    from shoal.world.variables import (
-        launched_size,  # brings torch, which most configs can do without
-    )
+    from shoal.world.variables import launched_size
 
     launch = [state["launch.nproc"].value, state["launch.world_size"].value]
     processes = launched_size() or max(launch)
-    apart = (state["strategy.name"].value, state["strategy.ps.mode"].value) == ("ps", "async")
-    if apart:  # every worker makes updates of its own, so a size per worker is what we mean too
-        processes = 1
+    if (state["strategy.name"].value, state["strategy.ps.mode"].value) == ("ps", "async"):
+        processes = 1  # every worker makes its own updates: a size per worker is what we mean too
     notes = []
     for key in keys:
         each, origin = state[key].value, state[key].origin
@@ -271,7 +298,7 @@ def _nested(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_options(config: Config, options_type: type) -> list[str]:
-    """Builds the model's options once, so that checks of the model's own speak up here."""
+    """Builds the model's options once, so that its own checks are reported here."""
     try:
         options_type(**config.model.options)
     except ValueError as error:

@@ -7,11 +7,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from shoal.config.keys import LEAVES, allowed
+from shoal.config.keys import KEYS, Key, allowed, typed
+from shoal.config.loading import Resolved
 from shoal.config.schema import Config, Section
 from shoal.config.yaml_io import inline
-
-WIDEST = 60  # values longer than this do not push the column of comments further right
 
 
 def dump(config: Config) -> str:
@@ -19,15 +18,19 @@ def dump(config: Config) -> str:
     return "".join(f"{text}\n" for text, _ in _lines(config))
 
 
-def show(config: Config, origins: Mapping[str, str]) -> str:
+def show(resolved: Resolved) -> str:
     """The same YAML with the origin of every value beside it."""
-    lines = list(_lines(config))
-    widths = [len(text) for text, key in lines if key and len(text) <= WIDEST]
+    origins = resolved.origins
+    lines = list(_lines(resolved.config))
+    # Longer values do not push the column of comments further right.
+    widths = [len(text) for text, key in lines if key and len(text) <= 60]
     column = max(widths, default=0)
     shown = ""
     for text, key in lines:
-        origin = " ".join(origins[key].split()) if key else ""
-        shown += f"{text:<{column}}  # {origin}\n" if key else f"{text}\n"
+        if key:
+            origin = origins.get(key) or origins[key.rpartition(".")[0]]  # of train.negatives
+            text = f"{text:<{column}}  # {' '.join(origin.split())}"
+        shown += f"{text}\n"
     return shown
 
 
@@ -55,19 +58,29 @@ def key_page() -> str:
     lines = [
         "# Every key of a config",
         "",
-        "Written by `shoal config keys`. [config.md](config.md) tells how a key is given, in a "
+        "Written by `shoal config keys`. [config.md](config.md) describes how a key is given, in a "
         "file or on the command line. Options of a model (`model.KEY`) are in "
         "[models.md](models.md#options), and `shoal models NAME` prints them.",
     ]
     section = ""
-    for key, leaf in LEAVES.items():
+    for key, one in _documented():
         if (top := key.partition(".")[0]) != section:
             section = top
             lines += ["", f"## {section}", "", "| key | default | allowed | what it does |"]
             lines += ["| --- | --- | --- | --- |"]
-        cells = [f"`{_plain_inline(leaf.default)}`", allowed(leaf.type), leaf.description or ""]
+        cells = [f"`{_plain_inline(one.default)}`", allowed(one.kind), one.description or ""]
         lines.append(" | ".join([f"| `{key}`", *cells]) + " |")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _documented() -> Iterator[tuple[str, Key]]:
+    """Every key; of one that holds a section or null, those of the section."""
+    for key, one in KEYS.items():
+        if one.section is None:
+            yield key, one
+        else:
+            for name, field in one.section.model_fields.items():
+                yield f"{key}.{name}", typed(field)
 
 
 def json_schema(model_options: Mapping[str, type] | None = None) -> dict[str, Any]:
@@ -81,9 +94,8 @@ def json_schema(model_options: Mapping[str, type] | None = None) -> dict[str, An
     else:
         known = {**name, "enum": sorted(model_options)}
         forms = [known]
-        anonymous: dict[
-            str, Any
-        ] = {}  # without a name: any option, the command line names the model
+        # Without a name: any option, the command line names the model.
+        anonymous: dict[str, Any] = {}
         for model, options in sorted(model_options.items()):
             own = TypeAdapter(options).json_schema()
             definitions |= own.pop("$defs", {})

@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.config.dialect import Dialect
 from shoal.config.errors import nearest
-from shoal.config.keys import LEAVES, OPTIONAL, SECTIONS, RowEngine, given
+from shoal.config.keys import KEYS, SECTIONS, Key, given
 from shoal.config.sources import BARE, Layer, Origin
 from shoal.config.spelling import ALIKE, COMMANDS, unknown
 
@@ -31,31 +31,29 @@ class Reader:
     def __init__(
         self,
         model: str,
-        options: dict[str, RowEngine] | None,
+        options: dict[str, Key] | None,
         dialects: Sequence[Dialect],
         errors: list[str],
     ):
         self.model, self.options, self.dialects = model, options or {}, dialects
+        self.keys = KEYS | self.options
+        self.layer = Layer()
+        self.found: dict[str, Value] = {}
         self.options_known = options is not None
         self.words = dict(COMMANDS)
         for dialect in dialects:
             self.words |= dialect.words()
         self.errors = errors
         self.notes: list[str] = []
-        self.failed: set[str] = set()  # keys whose given value could not be used
 
     def read(self, layer: Layer) -> dict[str, Value]:
-        """All values of one source. Saying the same thing twice in it is an error."""
-        self.layer, self.found = layer, {}  # type: ignore[var-annotated]
+        """All values of one source. Setting the same key twice in it is an error."""
+        self.layer, self.found = layer, {}
         for key, value in layer.values.items():
             try:
                 self._top(key, value)
             except ValueError as error:
                 self._error((key,), f"{error}")
-        for section in OPTIONAL & self.found.keys():
-            for key in self.found:
-                if key.startswith(section + ".") and self.found[section].value is None:
-                    self._twice(key, self.found[section].origin, self.found[key].origin)
         return self.found
 
     def _top(self, key: str, value: Any) -> None:
@@ -93,21 +91,21 @@ class Reader:
         )
 
     def _native(self, key: str, value: Any, path: tuple[str, ...]) -> None:
-        """A key of the schema: sections are walked down to their leaves."""
-        if key in SECTIONS:
-            if isinstance(value, dict) and value:
-                for name, inner in value.items():
-                    self._native(f"{key}.{name}", inner, (*path, name))
-            elif key in OPTIONAL and value in (None, {}):
-                self._put(key, Value(value, self.layer.origin(path)))
-            elif isinstance(value, str) and f"{key}.name" in LEAVES:
-                self._native(f"{key}.name", value, path)  # `model: BPR`, `strategy: ddp`
-            elif value not in (None, {}):
-                shown = "no value" if value is BARE else given(value)
-                keys = ", ".join(SECTIONS[key].model_fields).replace("options", "its options")
-                self._error(path, f"{key}: given {shown}; it is a section of {keys}")
-        elif key in LEAVES or key in self.options:
+        """A key of the schema: sections are walked down to the keys that hold values."""
+        one = self.keys.get(key)
+        section = SECTIONS.get(key) or (one.section if one else None)
+        if section and isinstance(value, dict) and value:
+            for name, inner in value.items():
+                self._native(f"{key}.{name}", inner, (*path, name))
+        elif one:
             self._set(key, value, self.layer.origin(path), path[0])
+        elif section and isinstance(value, str) and f"{key}.name" in KEYS:
+            self._native(f"{key}.name", value, path)  # `model: BPR`, `strategy: ddp`
+        elif section:
+            if value not in (None, {}):
+                shown = "no value" if value is BARE else given(value)
+                keys = ", ".join(section.model_fields).replace("options", "its options")
+                self._error(path, f"{key}: given {shown}; it is a section of {keys}")
         elif above := self._mapping_above(key):
             self._set_entry(above, key, value, path)
         elif self.options_known or not key.startswith("model."):
@@ -116,24 +114,25 @@ class Reader:
     def _mapping_above(self, key: str) -> str | None:
         """The key of a mapping that a dotted key reaches into."""
         while key := key.rpartition(".")[0]:
-            leaf = LEAVES.get(key) or self.options.get(key)
-            if leaf is not None:
-                return key if leaf.is_mapping else None
+            if key in self.keys:
+                return key if self.keys[key].is_mapping else None
         return None
 
     def _set_entry(self, above: str, key: str, value: Any, path: tuple[str, ...]) -> None:
         """One entry of a mapping: `data.files.inter`, `train.optimizer.rows.name`."""
         typed = self.layer.names.get(path[0], path[0]) if key == path[0] else key
         names = typed[len(above) + 1 :].split(".")  # as typed: they may be names of columns
-        leaf = LEAVES.get(above) or self.options[above]
+        one = self.keys[above]
         for place, name in enumerate(names):
-            inner = leaf.entry(name, ".".join([above, *names[:place]]))
+            try:
+                inner = one.entry(name, ".".join([above, *names[:place]]))
+            except ValueError as error:
+                return self._error(path, f"{error}")
             if inner is None:
-                self._error(path, unknown(key, self.options, self.words))
-                return
-            leaf = inner
+                return self._error(path, unknown(key, self.options, self.words))
+            one = inner
         origin = self.layer.origin(path)
-        said = self._checked(leaf, f"{above}.{'.'.join(names)}", value, origin, path[0])
+        said = self._checked(one, f"{above}.{'.'.join(names)}", value, origin, path[0])
         if said is not BARE:
             for name in reversed(names):
                 said = {name: said}
@@ -152,52 +151,46 @@ class Reader:
         place = self.layer.origin(path)
         origin = Origin(place.source, place.line, row.key, dialect.tool)
         if value is BARE:
-            if not (row.targets and LEAVES.get(row.targets[0], RowEngine(str)).is_switch):
+            if not (row.targets and KEYS.get(row.targets[0], Key(str)).is_switch):
                 raise ValueError(f"has no value; write --{row.key}=VALUE")
             value = True
         try:
-            translation = row.translate(value)
+            translation = row.translate(value, dialect.context)
         except ValueError as error:
-            self.failed |= set(row.targets)
             raise ValueError(f"{dialect.tool} key {row.key}: {error}") from None
         self.notes += [f"{place}: {note}" for note in translation.notes]
         for key, said in translation.values.items():
-            if key in OPTIONAL:
-                self._put(key, Value(said, origin))
-            else:
-                self._set(key, said, origin, path[0])
+            self._set(key, said, origin, path[0])
         for key, said in translation.implied.items():
             self._set(key, said, origin, path[0], implied=True)
         for key in translation.per_process & self.found.keys():
             self.found[key] = replace(self.found[key], per_process=True)
 
     def _set(self, key: str, value: Any, origin: Origin, top: str, implied: bool = False) -> None:
-        """Checks a leaf's value against its type and keeps it."""
-        leaf = LEAVES.get(key) or self.options[key]
-        said = self._checked(leaf, key, value, origin, top)
+        """Checks a value against its type and keeps it."""
+        said = self._checked(self.keys[key], key, value, origin, top)
         if said is not BARE:
             self._put(key, Value(said, origin, implied))
 
-    def _checked(self, leaf: RowEngine, key: str, value: Any, origin: Origin, top: str) -> Any:
-        """The value as its type wants it; BARE where it is wrong, which is told."""
+    def _checked(self, one: Key, key: str, value: Any, origin: Origin, top: str) -> Any:
+        """The value as its type wants it; BARE where it is wrong, which is reported."""
         if value is BARE:
-            if not leaf.is_switch:
+            if not one.is_switch:
                 self.errors.append(f"{origin}: {key} has no value; write --{top}=VALUE")
                 return BARE
             value = True
         # On a command line all is text: what YAML takes for a number may be meant as a name.
         text = self.layer.texts.get(top)
-        if leaf.is_text and text is not None and not isinstance(value, str):
-            value = None if value is None and leaf.is_optional else text
+        if one.is_text and text is not None and not isinstance(value, str):
+            value = None if value is None and one.is_optional else text
         try:
-            value = leaf.check(value, key)
+            value = one.check(value, key)
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{key}: given {given(value)}; allowed: a finite number")
             if isinstance(value, int) and not -(2**63) <= value < 2**63:
                 bits = value.bit_length()  # too many for a float, perhaps, and for str
                 raise ValueError(f"{key}: given a number of {bits} bits; allowed: 64 bits")
         except ValueError as error:
-            self.failed.add(key)
             self.errors.append(f"{origin}: {error}")
             return BARE
         return value
@@ -209,10 +202,9 @@ class Reader:
         elif (old.entries or new.entries) and not _common(old.value, new.value):
             self.found[key] = replace(old, value=merged(old.value, new.value))
         elif not new.implied:
-            self._twice(key, old.origin, new.origin)
-
-    def _twice(self, key: str, first: Origin, second: Origin) -> None:
-        self.errors.append(f"{second}: {key} is set twice, first at {first}; keep one of them")
+            self.errors.append(
+                f"{new.origin}: {key} is set twice, first at {old.origin}; keep one of them"
+            )
 
     def _error(self, path: tuple[str, ...], text: str) -> None:
         self.errors.append(f"{self.layer.origin(path)}: {text}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Required
 
-from pydantic import ConfigDict, Field
+from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
-from shoal.config.section import Section
+from shoal.config.section import STRICT, Section
 from shoal.config.tiers import TiersSection
 
 
@@ -102,10 +102,9 @@ class RowRules(Section):
 Dtype = Literal["float32", "bfloat16"]
 
 
+@with_config(STRICT)
 class InitOptions(TypedDict, total=False):
     """Initial values of rows: a pure function of (seed, table, id, column)."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
 
     kind: Required[Literal["uniform", "normal", "xavier", "xavier_normal", "constant"]]
     scale: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # of uniform, normal and constant
@@ -114,10 +113,9 @@ class InitOptions(TypedDict, total=False):
 FIXED_KEYS = ("dtype", "init")  # of TableRules: keys that a table which does not grow has, too
 
 
+@with_config(STRICT)
 class TableRules(TypedDict, total=False):
     """Of one table; what is left out is as for all tables."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
 
     threshold: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     min_score: Annotated[float, Field(ge=0, allow_inf_nan=False)]

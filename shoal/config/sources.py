@@ -1,10 +1,10 @@
-"""Where values come from: config files, a Python mapping and the command line, each a Layer."""
+"""Sources of a config: files, a Python mapping and the command line, each read as a Layer."""
 
 from __future__ import annotations
 
 import numbers
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,33 +89,36 @@ def plain(value: Any) -> Any:
     return value
 
 
+def join_values(words: Sequence[str]) -> Iterator[str]:
+    """Words of a command line; the value that follows a key without `=` becomes `--key=value`."""
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if re.fullmatch(r"--?\w[^=]*", word) and rest:
+            is_key = rest[0].startswith("--") or (
+                word.startswith("--") and re.match(r"[A-Za-z_][\w.-]*=", rest[0])
+            )
+            word = word if is_key else f"{word}={rest.pop(0)}"
+        yield word
+
+
 def from_overrides(overrides: Sequence[str]) -> Layer:
     """Words of a command line: `--key=value`, `key=value`, `--key value`, `--flag`."""
-    layer, errors, words = Layer(origins={(): Origin("command line")}), [], list(overrides)
-    while words:
-        word = words.pop(0)
-        dashes, equals = word.startswith("--"), "=" in word
-        name, _, text = word.removeprefix("--").partition("=")
-        shown, bare = word, False
-        if not name or name.startswith("-") or not (dashes or equals):
+    layer, errors = Layer(origins={(): Origin("command line")}), []
+    for word in join_values(overrides):
+        name, equals, text = word.removeprefix("--").partition("=")
+        if not name or name.startswith("-") or not (word.startswith("--") or equals):
             errors.append(f"command line {word}: not an override; write --section.key=value")
             continue
-        if not equals:
-            # The next word is the value, unless it is an override itself.
-            if words and not re.match(r"--|[A-Za-z_][\w.-]*=", words[0]):
-                text = words.pop(0)
-                shown = f"{word} {text}"
-            else:
-                bare = True
         key = name.replace("-", "_")
-        value = BARE if bare else _parse(text)
+        value = _parse(text) if equals else BARE
         if key in layer.values and layer.values[key] != value:
-            errors.append(f"command line {shown}: {key} is given twice with different values")
+            errors.append(f"command line {word}: {key} is given twice with different values")
             continue
         layer.values[key] = value
-        layer.origins[(key,)] = Origin(f"command line {shown}")
+        layer.origins[(key,)] = Origin(f"command line {word}")
         layer.names[key] = name
-        if not bare:
+        if equals:
             layer.texts[key] = text
     if errors:
         raise ConfigError(errors)

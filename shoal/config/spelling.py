@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shoal.config.errors import nearest
-from shoal.config.keys import LEAVES, SECTIONS, RowEngine, allowed
+from shoal.config.keys import KEYS, SECTIONS, Key, allowed
 
 ALIKE = 0.7  # of so many keys one that is less alike was not meant
 # Options of commands for which a config has no key. The command line itself stands far above here.
@@ -18,14 +18,14 @@ COMMANDS = {
 } | {"resume": "--resume, an option of `shoal train` and `shoal launch`"}
 
 
-def unknown(key: str, options: Mapping[str, RowEngine], others: Mapping[str, str]) -> str:
+def unknown(key: str, options: Mapping[str, Key], others: Mapping[str, str]) -> str:
     """Says that a key is unknown, and which was meant."""
     above = section = key.rpartition(".")[0]
     while above:
-        if above in LEAVES:
-            return f"unknown key {key}; {above} holds one value: {allowed(LEAVES[above].type)}"
+        if above in KEYS:
+            return f"unknown key {key}; {above} holds one value: {allowed(KEYS[above].kind)}"
         above = above.rpartition(".")[0]
-    known = [*LEAVES, *SECTIONS, *options]
+    known = [*KEYS, *SECTIONS, *options]
     beside = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == section}
     if meant := _meant(key, known, beside, others):
         return f"unknown key {key}; did you mean {meant}?"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from shoal.config.section import Section
+from shoal.config.section import WRITTEN, ReadBy, Section
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 UNITS |= {f"{unit}I": 1 << (10 * power) for power, unit in enumerate("KMGT", 1)}
@@ -40,16 +40,22 @@ def show_size(count: float) -> str:
 Size = Annotated[int, BeforeValidator(read_size), Field(ge=0)]
 
 
+# Elsewhere a user would count on memory that is taken all the same: servers have their own budgets,
+# and in geo workers hold rows in memory.
+IN_PROCESS = ReadBy(("single", "ddp", "sharded"), refused=True)
+OVER_DISK = ReadBy((*IN_PROCESS.strategies, "ps sync", "ps async"), refused=True)
+
+
 class TiersSection(Section):
     """Budgets of one process, for the rows of all its tables with their optimizer state."""
 
-    gpu: Size | None = Field(
+    gpu: Annotated[Size | None, IN_PROCESS] = Field(
         None, description="bytes of GPU memory; 0: rows stay in host memory; null: any"
     )
-    host: Size | None = Field(
+    host: Annotated[Size | None, OVER_DISK] = Field(
         None, description="bytes of host memory, such as 60GB; rows above it lie in ssd; null: any"
     )
-    ssd: str | None = Field(
+    ssd: Annotated[str | None, OVER_DISK, WRITTEN] = Field(
         None, description="folder on a local disk for rows that host memory has no room for"
     )
 
@@ -58,7 +64,7 @@ class TiersSection(Section):
         if (self.host is None) != (self.ssd is None):
             lacks, has = ("ssd", "host") if self.ssd is None else ("host", "ssd")
             raise ValueError(
-                f"rows.tiers.{has} is given without rows.tiers.{lacks}: host is how many bytes "
+                f"rows.tiers.{has}: is given without rows.tiers.{lacks}: host is how many bytes "
                 "stay in memory (60GB), ssd the folder where the other rows lie"
             )
         return self

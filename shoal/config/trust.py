@@ -1,7 +1,7 @@
-"""Trust: a config may name code to run and places to write to.
+"""Trust: the config of a run folder may be somebody else's, and may name code and places to write.
 
-Your own config may name any. The config of a run folder may be somebody else's: what it names is
-used only where the user agrees.
+Such keys declare it in the schema (`NeedsTrust`); they are used only where the user agrees.
+tests/config/test_trust.py walks the schema, so that no new key of free text is forgotten.
 """
 
 from __future__ import annotations
@@ -10,29 +10,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shoal.config.errors import ConfigError
-from shoal.config.key_applicability import value_of
-from shoal.config.keys import LEAVES
-from shoal.config.resolved import Resolved
+from shoal.config.keys import KEYS, value_of
+from shoal.config.loading import Resolved
 from shoal.config.schema import Config
+from shoal.config.section import RUN, WRITTEN, NeedsTrust
 from shoal.config.sources import Origin
 from shoal.config.yaml_io import inline
 
-# A program, or a Python file. PaddleRec's reader paths become these.
-RUNS = ("data.clicks.pipe_command", "data.clicks.custom")
-# Folders, object stores, and sockets of servers. tests/config/test_trust.py walks the schema:
-# a new key with free text stands here, or there among those that are read or name no place.
-WRITES = (
-    "run.output",
-    "run.root",
-    "checkpoint.copy_to",
-    "rows.tiers.ssd",
-    "strategy.ps.addresses",
-)
+RUNS = [key for key, one in KEYS.items() if one.mark(NeedsTrust) == RUN]
+WRITES = [key for key, one in KEYS.items() if one.mark(NeedsTrust) == WRITTEN]
 REMEDY = (
     "A run folder's config names code to run or a place to write to: give the key yourself "
     "(--KEY=VALUE), or, if you know where the folder comes from, --trust (in Python: trust=True)"
 )
-LONGEST = 500  # letters of a value that the message shows
 
 
 def check_trusted(resolved: Resolved, file: str | Path) -> None:
@@ -59,13 +49,13 @@ def _asking(config: Config) -> Iterator[tuple[str, object, str]]:
     for key in (*RUNS, *WRITES):
         value = value_of(config, key)
         unused = (
-            value == LEAVES[key].default
+            value == KEYS[key].default
             or (key == "run.root" and config.run.output is not None)
             or (key == "strategy.ps.addresses" and not config.launch.servers)  # to connect to
         )
         if not unused:
-            yield key, value, "which would be run" if key in RUNS else "which would be written to"
+            yield key, value, (RUN if key in RUNS else WRITTEN).use
 
 
 def _line(origin: str, key: str, value: object, use: str) -> str:
-    return f"{origin}: {key} is {inline(value)[:LONGEST]}, {use}"
+    return f"{origin}: {key} is {inline(value)[:500]}, {use}"

@@ -1,4 +1,4 @@
-"""YAML in, with the line of every key; YAML out, each value on one line.
+"""YAML and TOML in, with the line of every key; YAML out, each value on one line.
 
 Only plain data is read: null, true and false, numbers, text, lists and mappings. Of the traps of
 YAML 1.1 these are gone: `1e-3` is a number, `12:30` and `2020-01-01` are text, `010` is not 8, and
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
-from shoal.config import toml_io
 from shoal.config.errors import ConfigError, did_you_mean
 
 FLOAT = re.compile(
@@ -31,6 +31,9 @@ PREFIX = "tag:yaml.org,2002:"
 PLAIN_FLOAT = re.compile(r"-?\d+\.\d+")
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_/.-]*")  # no mark that YAML gives a meaning to
 PLAIN = {PREFIX + name for name in ("null", "bool", "int", "float", "str", "seq", "map")}
+
+TABLE = re.compile(r"\s*\[([^\[\]]+)\]")  # of TOML
+KEY = re.compile(r"""\s*["']?([\w.-]+)["']?\s*=""")
 
 SUFFIXES = (".yaml", ".yml", ".toml")  # of config files
 MOST_BYTES = 1 << 20  # of a text: the parser needs seconds for more
@@ -77,9 +80,7 @@ def read(text: str, place: str) -> tuple[Any, dict[Path_, int]]:
         loader = _Loader(text)
         node = loader.get_single_node()
         lines: dict[Path_, int] = {}
-        if node is not None:
-            _check_size(node, place)
-        return (None if node is None else _build(loader, node, (), lines, place, ())), lines
+        return (None if node is None else _Builder(loader, lines, place).build(node, ())), lines
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{place}:{mark.line + 1}" if mark else place
@@ -89,119 +90,126 @@ def read(text: str, place: str) -> tuple[Any, dict[Path_, int]]:
     except yaml.YAMLError as error:  # a character that no YAML text may hold
         raise ConfigError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
-        raise ConfigError(f"{place}: nested too deep") from None
+        raise ConfigError(f"{place}: nested too deep, or an alias (*) contains itself") from None
     finally:
         if loader is not None:
             loader.dispose()
 
 
 def read_file(path: str | Path) -> tuple[dict[str, Any], dict[Path_, int]]:
-    """The mapping in a YAML (or TOML) file and the line of every key; empty: an empty mapping."""
+    """The mapping in a YAML or TOML file and the line of every key; empty: an empty mapping."""
     try:
         with open(path, "rb") as file:
             data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise ConfigError(
-                f"{path}: a config has at most {MOST_BYTES} bytes, this file has more"
-            )
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from None
     except FileNotFoundError:
         beside = [one.name for one in Path(path).parent.glob("*") if one.suffix in SUFFIXES]
         hint = did_you_mean(Path(path).name, beside)
         raise ConfigError(f"{path}: no such config file{hint}") from None
-    except ConfigError:
-        raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{path}: cannot be read: {reason}") from None
+    if len(data) > MOST_BYTES:
+        raise ConfigError(f"{path}: a config has at most {MOST_BYTES} bytes, this file has more")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from None
     if Path(path).suffix == ".toml":
-        return toml_io.read(text, str(path))
-    data, lines = read(text, str(path))
-    if data is None:
+        return read_toml(text, str(path))
+    values, lines = read(text, str(path))
+    if values is None:
         return {}, {}
-    if not isinstance(data, dict):
+    if not isinstance(values, dict):
         raise ConfigError(
             f"{path}:1: a config is a mapping such as `train: {{epochs: 5}}`, this file holds "
-            f"{'a list' if isinstance(data, list) else repr(data)}"
+            f"{'a list' if isinstance(values, list) else repr(values)}"
         )
-    return data, lines
+    return values, lines
 
 
-def _check_size(node: yaml.Node, place: str) -> None:
-    """Refuse a text whose aliases repeat so much that it would fill memory."""
-    sizes: dict[int, int] = {}  # of nodes, with all that stands in them
+class _Builder:
+    """Turns nodes into data. What an alias stands for is built, and counted, once more."""
 
-    def size(one: yaml.Node) -> int:
-        if id(one) not in sizes:
-            sizes[id(one)] = 1  # what stands in itself: _build tells of it
-            children: list[yaml.Node] = []
-            if isinstance(one, yaml.SequenceNode):
-                children = one.value
-            elif isinstance(one, yaml.MappingNode):
-                children = [child for pair in one.value for child in pair]
-            sizes[id(one)] = 1 + sum(size(child) for child in children)
-        return sizes[id(one)]
+    def __init__(self, loader: _Loader, lines: dict[Path_, int], place: str):
+        self.loader, self.lines, self.place = loader, lines, place
+        self.count = 0
 
-    if size(node) > MOST_NODES:
-        raise ConfigError(
-            f"{place}: holds {size(node)} values, counting what aliases (*) repeat; a config has "
-            f"at most {MOST_NODES}"
-        )
-
-
-def _build(
-    loader: _Loader,
-    node: yaml.Node,
-    path: Path_,
-    lines: dict[Path_, int],
-    place: str,
-    above: tuple[yaml.Node, ...],
-) -> Any:
-    """Turns a node into data. `above` are the nodes it stands in, to see an alias to itself."""
-    line = node.start_mark.line + 1
-    if node in above:
-        raise ConfigError(f"{place}:{line}: an alias (*) refers to itself")
-    if node.tag not in PLAIN:
-        raise ConfigError(f"{place}:{line}: tag {node.tag.replace(PREFIX, '!!')} is not allowed")
-    above = (*above, node)
-    if isinstance(node, yaml.SequenceNode):
-        return [_build(loader, child, path, {}, place, above) for child in node.value]
-    if isinstance(node, yaml.ScalarNode):
+    def build(self, node: yaml.Node, path: Path_) -> Any:
+        """The data of a node, which stands under the keys `path`."""
+        self.count += 1
+        if self.count > MOST_NODES:
+            raise ConfigError(
+                f"{self.place}: a config has at most {MOST_NODES} values, counting what aliases "
+                "(*) repeat; this one has more"
+            )
+        if node.tag not in PLAIN:
+            self.refuse(node, f"tag {node.tag.replace(PREFIX, '!!')} is not allowed")
+        if isinstance(node, yaml.MappingNode):
+            return self.mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.build(child, (*path, "")) for child in node.value]
         try:
-            return loader.construct_object(node)
+            return self.loader.construct_object(node)
         except (ValueError, KeyError):
-            raise ConfigError(
-                f"{place}:{line}: {node.value!r} is no {node.tag[len(PREFIX) :]}"
-            ) from None
-    data: dict[str, Any] = {}
-    assert isinstance(node, yaml.MappingNode)
-    for key_node, value_node in node.value:
-        line = key_node.start_mark.line + 1
-        if key_node.tag != PREFIX + "str":
-            raise ConfigError(
-                f"{place}:{line}: a key must be text, given {key_node.value!r}; put it in quotes"
-            )
-        key = key_node.value
-        if key == "<<":
-            raise ConfigError(
-                f"{place}:{line}: merge keys (<<) are not supported; give several files instead, "
-                "later ones win"
-            )
-        if key in data:
-            raise ConfigError(
-                f"{place}:{line}: key {key} appears twice, first in line {lines[(*path, key)]}"
-            )
-        lines[(*path, key)] = line
-        data[key] = _build(loader, value_node, (*path, key), lines, place, above)
-    return data
+            self.refuse(node, f"{node.value!r} is no {node.tag[len(PREFIX) :]}")
+
+    def mapping(self, node: yaml.MappingNode, path: Path_) -> dict[str, Any]:
+        """Its keys must be text, and differ."""
+        data: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            key = key_node.value
+            if key_node.tag != PREFIX + "str":
+                self.refuse(key_node, f"a key must be text, given {key!r}; put it in quotes")
+            if key == "<<":
+                self.refuse(
+                    key_node,
+                    "merge keys (<<) are not supported; give several files instead, later ones win",
+                )
+            if key in data:
+                self.refuse(key_node, f"key {key} appears twice, first in line {lines[key]}")
+            lines[key] = self.lines[(*path, key)] = key_node.start_mark.line + 1
+            data[key] = self.build(value_node, (*path, key))
+        return data
+
+    def refuse(self, node: yaml.Node, text: str) -> NoReturn:
+        raise ConfigError(f"{self.place}:{node.start_mark.line + 1}: {text}")
+
+
+def read_toml(text: str, place: str) -> tuple[dict[str, Any], dict[Path_, int]]:
+    """The same of a TOML text: configs of tools that write TOML are read as they are."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"at line (\d+)", str(error))
+        where = f"{place}:{found[1]}" if found else place
+        raise ConfigError(f"{where}: not valid TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{place}: nested too deep") from None
+    lines: dict[Path_, int] = {}
+    table: Path_ = ()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if found := TABLE.match(line):
+            table = tuple(part.strip(" \"'") for part in found[1].split("."))
+            lines.setdefault(table, number)
+        elif found := KEY.match(line):
+            lines.setdefault((*table, *found[1].split(".")), number)
+    return _as_yaml(values), lines
+
+
+def _as_yaml(value: Any) -> Any:
+    """The types that YAML has too: dates and times are text."""
+    if isinstance(value, dict):
+        return {key: _as_yaml(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_as_yaml(inner) for inner in value]
+    return value if isinstance(value, bool | int | float | str) else str(value)
 
 
 def inline(value: Any) -> str:
     """The value as YAML on one line."""
     if value is None or type(value) in (bool, int) or (type(value) is str and _is_plain(value)):
-        return value if type(value) is str else json.dumps(value)  # most are: yaml takes its time
+        return value if type(value) is str else json.dumps(value)  # most are, and yaml is slow
     if type(value) is float and PLAIN_FLOAT.fullmatch(repr(value)):
         return repr(value)
     if type(value) is list:

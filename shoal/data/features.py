@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from shoal.config.errors import did_you_mean
-from shoal.config.features import Kind, Loss, Side, Transform, Vocabulary
 from shoal.config.schema import DataSection
+from shoal.config.schema.data import Kind, Loss, Side, Transform, Vocabulary
 from shoal.data.dataset import Column, Dataset, FieldType
 
 KIND_OF: dict[FieldType, Kind] = {

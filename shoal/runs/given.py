@@ -47,7 +47,9 @@ def with_columns(resolved: Resolved, path: Path, known: tuple[str, ...] = ()) ->
         return resolved
     said = ", ".join(f"{key}={inline(name)}" for key, name in guessed.items())
     resolved = resolved.with_values(guessed, f"the columns of {path}")
-    return replace(resolved, told=[*resolved.told, f"{path}: by the names of its columns, {said}"])
+    return replace(
+        resolved, read_notes=[*resolved.read_notes, f"{path}: by the names of its columns, {said}"]
+    )
 
 
 def _looks_like_log(path: Path) -> bool:

@@ -91,7 +91,7 @@ def _write_config(resolved: Resolved, scratch: str) -> Path:
     file = Path(scratch) / "config.yaml"
     with written(file):
         file.write_text(config_room.dump(resolved.config))
-    for note in resolved.told:  # carried out already: they cannot know it
+    for note in resolved.read_notes:  # carried out already: they cannot know it
         print(note, flush=True)
     return file
 

@@ -20,7 +20,7 @@ import torch
 
 import shoal
 from shoal.config import Resolved
-from shoal.config.keys import LEAVES
+from shoal.config.keys import KEYS
 from shoal.config.trust import WRITES
 from shoal.data.sources.files import find_files
 from shoal.models.base import ClickModel
@@ -37,8 +37,8 @@ from shoal.world.world import World
 log = logging.getLogger("shoal")
 
 
-NO_RULES = {key: leaf.default for key, leaf in LEAVES.items() if key.startswith("rows.")}
-UNWRITTEN = NO_RULES | {key: LEAVES[key].default for key in WRITES}
+NO_RULES = {key: one.default for key, one in KEYS.items() if key.startswith("rows.")}
+UNWRITTEN = NO_RULES | {key: KEYS[key].default for key in WRITES}
 
 
 def open_config(

@@ -24,7 +24,7 @@ import shoal
 from shoal.command import exit
 from shoal.command.arguments import split_arguments
 from shoal.command.cli import app, main
-from shoal.config.keys import LEAVES
+from shoal.config.keys import KEYS
 from shoal.models import MODELS, describe, find
 from shoal.models.options import meanings
 
@@ -259,7 +259,7 @@ def test_every_option_of_every_command_has_a_meaning() -> None:
 
 
 def test_every_key_of_a_config_has_a_meaning() -> None:
-    assert [key for key, leaf in LEAVES.items() if not leaf.description] == []
+    assert [key for key, leaf in KEYS.items() if not leaf.description] == []
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -9,8 +9,13 @@ import pytest
 from config_models import errors, models, resolve
 
 import shoal
+from shoal.compat.dialects.paddlerec import PaddleRec
+from shoal.compat.dialects.recbole import RecBole
+from shoal.compat.dialects.tdfo import Tdfo
+from shoal.compat.dialects.torchrec import TorchRec
 from shoal.config import dialect, load
 from shoal.config.dialect import Dialect, Row, read_as, refused, same
+from shoal.config.keys import KEYS, SECTIONS
 from shoal.config.sources import Layer
 
 ROWS = {
@@ -104,3 +109,27 @@ def test_the_core_names_no_dialect() -> None:
     for path in package.rglob("*.py"):
         if path.parent != package and not above & {*path.parents}:
             assert "shoal.compat" not in path.read_text(), path
+
+
+@pytest.mark.parametrize(
+    ("known", "head", "page"),
+    [
+        (RecBole, "RecBole key", "config.md"),
+        (PaddleRec, "PaddleRec key", "paddlerec.md"),
+        (TorchRec, "flag", "bert4rec.md"),
+        (Tdfo, "key", "goodreads.md"),
+    ],
+)
+def test_tables_of_keys(known: type[Dialect], head: str, page: str) -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    assert known.table_text(head) in (docs / page).read_text()
+    keys = [row.key for row in known.table]
+    assert len(set(keys)) == len(keys)
+    for row in known.table:
+        for target in row.targets:
+            assert target in KEYS or target in SECTIONS or target.startswith("model."), row.key
+        kind, _, reason = row.rule.partition(": ")
+        if kind == "refused" or (kind.startswith("only `") and row.read.__name__ == "read"):
+            with pytest.raises(ValueError, match="is refused") as caught:
+                row.translate("another value")
+            assert reason in str(caught.value)

@@ -9,7 +9,7 @@ import pytest
 from paddlerec_configs import DCN_V2, DLRM, DNN, PAGE, WIDE_DEEP, Write, errors_of, value_of, write
 
 from shoal import config as room
-from shoal.compat.dialects.paddlerec_keys import KEYS, table_text
+from shoal.compat.dialects.paddlerec_keys import KEYS
 from shoal.runs.run import resolve
 
 __all__ = ["write"]  # used by being there
@@ -261,9 +261,3 @@ def test_every_key_of_the_configs_above_is_in_the_table() -> None:
             for key, value in keys.items():
                 names = [f"{key}.{name}" for name in value] if key == "optimizer" else [key]
                 assert {f"{section}.{name}" for name in names} <= set(KEYS)
-    assert len(KEYS) == len(set(KEYS))
-
-
-def test_the_table_in_the_docs_is_the_one_in_the_code() -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "paddlerec.md"
-    assert table_text() in page.read_text()

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from shoal.compat.dialects.recbole import ROWS, TABLE, table_text
+from shoal.compat.dialects.recbole import TABLE
 from shoal.config import Config, ConfigError, load
-from shoal.config.keys import LEAVES, SECTIONS
+from shoal.config.schema import NegativesSection
 
 # The two files of RecBole's page on distributed training, as they stand there.
 FROM_API = """\
@@ -80,20 +80,9 @@ def check_page(config: Config) -> None:
     assert config.data.name == "ml-100k"
     assert (config.data.fields.user, config.data.fields.item) == ("user_id", "item_id")
     assert config.data.load == {"inter": ["user_id", "item_id"]}
-    assert (config.train.epochs, config.train.batch_size, config.eval.batch_size) == (
-        500,
-        4096,
-        4096,
-    )
-    negatives = config.train.negatives
-    assert negatives is not None
-    assert negatives.model_dump() == {
-        "distribution": "uniform",
-        "num": 1,
-        "alpha": 1.0,
-        "dynamic": False,
-        "candidates": 0,
-    }
+    assert (config.train.epochs, config.train.batch_size) == (500, 4096)
+    assert config.eval.batch_size == 4096
+    assert config.train.negatives == NegativesSection()
     assert (config.data.split.by, config.data.split.ratio) == ("ratio", [0.8, 0.1, 0.1])
     assert (config.data.split.order, config.data.split.group_by) == ("random", "user")
     assert (config.eval.mode, config.eval.topk) == ("full", [10])
@@ -236,55 +225,33 @@ def test_defaults_of_recbole_are_accepted_and_are_ours() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "target", "expected"),
     [
-        ("nproc", 3, "launch.nproc", 3),
         ("world_size", 0, "launch.world_size", -1),
-        ("ip", "10.0.0.1", "launch.ip", "10.0.0.1"),
-        ("port", 29500, "launch.port", 29500),
-        ("data_path", "/data/", "data.path", "/data/"),
-        ("checkpoint_dir", "saved", "run.root", "saved"),
         ("gpu_id", 0, "run.gpu_ids", "0"),
         ("gpu_id", (0, 1), "run.gpu_ids", "0,1"),
         ("gpu_id", "", "run.gpu_ids", ""),
         ("gpu_id", None, "run.gpu_ids", ""),
-        ("use_gpu", True, "run.device", "auto"),
         ("use_gpu", False, "run.device", "cpu"),
-        ("seed", 7, "run.seed", 7),
         ("state", "WARNING", "run.log_level", "warning"),
         ("state", "critical", "run.log_level", "error"),
-        ("show_progress", False, "run.progress", False),
-        ("shuffle", False, "train.shuffle", False),
         ("learner", "SGD", "train.optimizer.name", "sgd"),
-        ("learning_rate", 1e-2, "train.optimizer.lr", 1e-2),
-        ("weight_decay", 1e-5, "train.optimizer.weight_decay", 1e-5),
         ("eval_step", -1, "train.eval_every", 0),
-        ("stopping_step", 3, "train.patience", 3),
         ("clip_grad_norm", {"max_norm": 5, "norm_type": 2}, "train.clip_grad_norm", 5.0),
-        ("loss_decimal_place", 6, "run.loss_decimals", 6),
         ("train_neg_sample_args", None, "train.negatives", None),
         ("train_neg_sample_args", "None", "train.negatives", None),
         ("train_neg_sample_args", {"distribution": None}, "train.negatives", None),
         ("train_neg_sample_args", {}, "train.negatives.num", 1),
         ("train_neg_sample_args", {"sample_num": 4}, "train.negatives.num", 4),
-        ("repeatable", True, "eval.repeatable", True),
-        ("tail_ratio", 0.2, "eval.tail_ratio", 0.2),
         ("metrics", "MRR", "eval.metrics", ["MRR"]),
         ("metrics", ["mrr", "gauc"], "eval.metrics", ["MRR", "GAUC"]),
         ("topk", [5, 10], "eval.topk", [5, 10]),
         ("valid_metric", "ndcg@10", "eval.valid_metric", "NDCG@10"),
-        ("field_separator", ",", "data.separator", ","),
-        ("MAX_ITEM_LIST_LENGTH", 20, "data.max_len", 20),
         ("load_col", None, "data.load", None),
-        ("unload_col", {"inter": ["rating"]}, "data.unload", {"inter": ["rating"]}),
         ("additional_feat_suffix", "ent", "data.extra_suffixes", ["ent"]),
-        ("rm_dup_inter", "last", "data.filter.duplicates", "last"),
         ("val_interval", {"rating": "[3,inf)"}, "data.filter.values", {"rating": "[3,inf)"}),
-        ("filter_inter_by_user_or_item", False, "data.filter.by_user_or_item", False),
         ("user_inter_num_interval", "[5,inf)", "data.filter.user_inter_num", "[5,inf)"),
         ("item_inter_num_interval", [5, 10], "data.filter.item_inter_num", "[5,10]"),
-        ("threshold", {"rating": 4}, "data.threshold", {"rating": 4.0}),
         ("normalize_field", ["rating"], "data.normalize", ["rating"]),
         ("normalize_all", True, "data.normalize", "all"),
-        ("benchmark_filename", ["a", "b", "c"], "data.presplit", ["a", "b", "c"]),
     ],
 )
 def test_translation(key: str, value: Any, target: str, expected: Any) -> None:
@@ -327,27 +294,7 @@ def test_eval_args_parts_left_out_are_recboles_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("log_wandb", True, "TensorBoard"),
-        ("save_dataset", True, "data.cache"),
-        ("save_dataloaders", True, "data.cache"),
         ("enable_amp", 1, "true or false"),
-        ("enable_scaler", True, "bfloat16 needs no scaling"),
-        ("transform", "mask_itemseq", "not transformed"),
-        ("require_pow", True, "option of the model"),
-        ("neg_sampling", {"uniform": 1}, "use train_neg_sample_args"),
-        ("training_neg_sample_num", 1, "use train_neg_sample_args"),
-        ("config_files", "a.yaml", "command line"),
-        ("device", "cuda", "run.device"),
-        ("local_rank", 0, "launcher"),
-        ("NEG_PREFIX", "negative_", "fixed"),
-        ("HEAD_ENTITY_ID_FIELD", "head", "knowledge graph"),
-        ("kg_reverse_r", True, "knowledge graph"),
-        ("unused_col", {"inter": ["rating"]}, "fields it names"),
-        ("alias_of_item_id", ["x"], "own ids"),
-        ("preload_weight", {"x": "y"}, "rows start"),
-        ("seq_len", {"x": 3}, "data.max_len"),
-        ("discretization", {"x": {}}, "data.features.NAME.buckets"),
-        ("encoding", "latin-1", "UTF-8"),
         ("clip_grad_norm", {"max_norm": 5, "norm_type": 1}, "L2 norm"),
         ("clip_grad_norm", {"norm_type": 2}, "max_norm is missing"),
         ("clip_grad_norm", 5, "write {max_norm: 5}"),
@@ -365,10 +312,10 @@ def test_eval_args_parts_left_out_are_recboles_defaults(tmp_path: Path) -> None:
         ("eval_args", {"group_by": "item"}, "one of user, none"),
         ("train_neg_sample_args", {"uniform": 1}, "has no key uniform"),
         ("train_neg_sample_args", {"distribution": "zipf"}, "one of uniform, popularity"),
-        ("train_neg_sample_args", {"dynamic": True, "candidate_num": 1}, "at least 2 candidates"),
+        ("train_neg_sample_args", {"dynamic": True, "candidate_num": 1}, "choose among at least 2"),
         ("learner", "adm", "did you mean adam?"),
         ("port", "http", "a whole number ≥ 0 and ≤ 65535"),
-        ("topk", 0, "at least 1"),
+        ("topk", 0, "a list of whole numbers ≥ 1"),
     ],
 )
 def test_refusal_names_key_and_reason(key: str, value: Any, reason: str) -> None:
@@ -423,17 +370,5 @@ def test_python_literals_on_the_command_line() -> None:
     assert config.data.filter.user_inter_num == "[5,10]" and config.data.separator == "\t"
 
 
-def test_every_target_is_a_key_of_the_schema() -> None:
-    for row in TABLE:
-        for target in row.targets:
-            assert target in LEAVES or target in SECTIONS, row.key
-    assert len(ROWS) == len(TABLE)
-
-
 def test_every_known_key_is_in_the_table() -> None:
-    assert set(DEFAULTS) <= set(ROWS)
-
-
-def test_docs_hold_the_table() -> None:
-    page = Path(__file__).parents[2] / "docs" / "config.md"
-    assert table_text() in page.read_text()
+    assert set(DEFAULTS) <= {row.key for row in TABLE}

@@ -9,8 +9,8 @@ import pytest
 from config_models import errors, file_errors, models, resolve, write
 
 from shoal.config import ConfigError, dump, load
-from shoal.config.key_applicability import READ_BY, refuse_unread
-from shoal.config.keys import LEAVES
+from shoal.config.key_applicability import READERS, refuse_unread
+from shoal.config.keys import KEYS
 
 __all__ = ["write"]  # used by being there
 
@@ -34,7 +34,7 @@ __all__ = ["write"]  # used by being there
         (b"[a]: b\n", "recipe.yaml:1: a key must be text"),
         (b"x: !!python/object/apply:os.getcwd []\n", "recipe.yaml:1: tag !!python/object/apply"),
         (b"x: !!int abc\n", "recipe.yaml:1: 'abc' is no int"),
-        (b"x: &a [*a]\n", "recipe.yaml:1: an alias (*) refers to itself"),
+        (b"x: &a [*a]\n", "recipe.yaml: nested too deep, or an alias (*) contains itself"),
         (b"a: &a {b: 1}\n<<: *a\n", "recipe.yaml:2: merge keys (<<) are not supported"),
         (b"x: " + b"[" * 600, "recipe.yaml: nested too deep"),
     ],
@@ -246,11 +246,11 @@ def test_set_twice_in_one_file(write) -> None:
         "keep one of them"
     ]
     (error,) = file_errors(write("train.negatives: null\ntrain: {negatives: {num: 2}}\n"))
-    assert "train.negatives.num is set twice" in error
+    assert "train.negatives is set twice" in error
 
 
 def test_all_errors_at_once(write) -> None:
-    path = write("train: {epoch: 5, batch_size: 0}\nlog_wandb: True\neval.metrics: [recal]\n")
+    path = write("train: {epoch: 5, batch_size: 0}\nlog_wandb: True\neval.topk: [0]\n")
     found = file_errors(path)
     assert [text.split(":")[1] for text in found] == ["1", "1", "2", "3"]
     with pytest.raises(ConfigError, match=r"^4 errors in the config:\n  recipe.yaml:1: unknown"):
@@ -270,35 +270,45 @@ def test_docs_show_a_real_message(write) -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"data.split.ratio": [0, 0, 0]}, "data.split.ratio: given [0.0, 0.0, 0.0]"),
-        ({"data.split.ratio": [2, -1, 1]}, "must not be negative"),
-        ({"data.presplit": ["a"]}, "data.presplit: given 1 name parts (a)"),
-        ({"data.threshold": {"a": 1, "b": 2}}, "data.threshold: given 2 fields"),
         (
-            {"data.filter.values": {"rating": "3"}},
-            "filter.values: rating: '3' is not an interval",
+            {"data.split.ratio": [0, 0, 0]},
+            "split.ratio: given [0, 0, 0] (list); the parts must not",
         ),
-        (
-            {"data.filter.user_inter_num": "[5,"},
-            "user_inter_num: '[5,' is not an interval",
-        ),
+        ({"data.split.ratio": [2, -1, 1]}, "allowed: a 3-element list of numbers ≥ 0"),
+        ({"data.presplit": ["a"]}, "given [a] (list); allowed: a 2- to 3-element list of texts"),
+        ({"data.threshold": {"a": 1, "b": 2}}, "allowed: a 1-element mapping of texts to numbers"),
+        ({"data.filter.values": {"rating": "3"}}, "filter.values.rating: given '3' (text); '3' is"),
+        ({"data.filter.user_inter_num": "[5,"}, "given '[5,' (text); '[5,' is not an interval"),
         ({"data.filter.item_inter_num": "[5,1]"}, "its low end is above its high end"),
-        ({"data.separator": "::"}, "data.separator: given '::'; it must be one character"),
-        ({"data.seq_separator": ""}, "data.seq_separator: is empty"),
-        ({"train.negatives.dynamic": True}, "train.negatives.candidates: given 0; dynamic"),
-        ({"eval.mode": "uni"}, "eval.mode: given uni; allowed: full, labeled, uniN or popN"),
+        ({"data.separator": "::"}, "data.separator: given '::' (text); allowed: one character"),
+        ({"data.seq_separator": ""}, "given '' (text); allowed: text that is not empty"),
+        (
+            {"data.escape": '"'},
+            "python: data.escape: given '\"', which data.quote or data.separator",
+        ),
+        ({"train.negatives.dynamic": True}, "candidates is 0; dynamic negatives choose among at l"),
+        ({"rows.tiers.host": 5}, "python: rows.tiers.host: is given without rows.tiers.ssd"),
+        (
+            {"eval.mode": "uni"},
+            "uni (text); allowed: full, labeled, uniN or popN (uni100); did you",
+        ),
         ({"eval.mode": "uni"}, "did you mean uni100?"),
         ({"eval.mode": "ful"}, "uniN or popN (uni100); did you mean full?"),
         ({"eval.mode": "unni10"}, "uniN or popN (uni100); did you mean uni10?"),
-        ({"eval.mode": {"valid": "Labeled", "test": "full"}}, "did you mean labeled?"),
-        ({"eval.mode": "uni0"}, "eval.mode: given uni0; allowed: full, labeled, uniN or popN"),
-        ({"eval.mode": {"valid": "x", "test": "full"}}, "eval.mode: valid: given x"),
-        ({"eval.mode": {"valid": "full"}}, "eval.mode: has no mode for test"),
-        ({"eval.mode": {}}, "eval.mode: given an empty mapping"),
+        (
+            {"eval.mode": "uni0"},
+            "eval.mode: given uni0 (text); allowed: full, labeled, uniN or pop",
+        ),
+        ({"eval.mode": {"valid": "Labeled", "test": "full"}}, "eval.mode.valid: given Labeled (te"),
+        ({"eval.mode": {"valid": "full"}}, "name a mode for valid and for test, or one for both"),
+        ({"eval.mode": {}}, "name a mode for valid and for test, or one for both"),
+        ({"eval.metrics": []}, "eval.metrics: given [] (list); allowed: a non-empty list of texts"),
+        (
+            {"eval.topk": [10, 0]},
+            "eval.topk: given [10, 0] (list); allowed: a list of whole numbers",
+        ),
         ({"eval.metrics": ["MRR", "NDGC"]}, "no metric NDGC; did you mean NDCG?"),
         ({"eval.metrics": ["MRR", "Zzz"]}, "no metric Zzz; metrics are: Recall, MRR, NDCG"),
-        ({"eval.metrics": []}, "eval.metrics: is empty"),
-        ({"eval.topk": [10, 0]}, "eval.topk: given 0; each must be at least 1"),
         ({"eval.metrics": ["MRR", "AUC"]}, "AUC compare scores with labels"),
         ({"eval.topk": [5]}, "MRR@10 is not computed (did you mean MRR@5?)"),
         ({"eval.metrics": ["NDCG", "GAUC"]}, "eval.metrics and eval.topk give: NDCG@10, GAUC"),
@@ -376,9 +386,9 @@ def test_keys_that_a_strategy_reads() -> None:
 
 
 def test_every_key_of_strategies_has_its_readers() -> None:
-    keys = {key for key in LEAVES if key.startswith("strategy.")} - {"strategy.name"}
-    assert keys == {key for key in READ_BY if key.startswith("strategy.")}
-    assert set(READ_BY) <= set(LEAVES)
+    keys = {key for key in KEYS if key.startswith("strategy.")} - {"strategy.name"}
+    assert keys == {key for key in READERS if key.startswith("strategy.")}
+    assert set(READERS) <= set(KEYS)
 
 
 def test_graphs_are_refused_where_there_is_no_gpu() -> None:
@@ -406,11 +416,6 @@ def test_names_in_any_case() -> None:
     ).config
     assert config.eval.metrics == ["Recall", "ItemCoverage", "LogLoss", "GAUC"]
     assert config.eval.valid_metric == "LogLoss"
-
-
-def test_check_of_unusable_values_is_left_out() -> None:
-    (error,) = errors(**{"eval.topk": ["x"], "eval.valid_metric": "MRR@5"})
-    assert "eval.topk: given" in error
 
 
 @pytest.mark.parametrize("digits", [20, 400, 4000])

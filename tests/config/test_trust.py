@@ -12,7 +12,7 @@ from typing_extensions import is_typeddict
 
 import shoal
 from shoal.config.choices import Choices
-from shoal.config.keys import LEAVES, options_of
+from shoal.config.keys import KEYS, options_of
 from shoal.config.trust import RUNS, WRITES
 from shoal.models import MODELS, find
 from shoal.runs.run import resolve
@@ -50,9 +50,9 @@ def holds_text(kind: Any) -> bool:
 def test_every_key_that_may_name_a_place_is_declared() -> None:
     known = [*RUNS, *WRITES, *READ, *WORDS, "model.name"]
     assert len(known) == len(set(known))
-    assert {key for key, leaf in LEAVES.items() if holds_text(leaf.type)} == set(known)
+    assert {key for key, leaf in KEYS.items() if holds_text(leaf.kind)} == set(known)
     options = [one for name in MODELS for one in options_of(find(name).Options).items()]
-    assert not [key for key, leaf in options if holds_text(leaf.type)]
+    assert not [key for key, leaf in options if holds_text(leaf.kind)]
 
 
 PLACES = {

@@ -161,4 +161,4 @@ def test_what_the_toml_may_not_say(tmp_path: Path) -> None:
 
 def test_the_page_lists_every_key() -> None:
     page = ROOT / "docs" / "goodreads.md"
-    assert tdfo.table_text() in page.read_text()
+    assert tdfo.Tdfo.table_text("key") in page.read_text()

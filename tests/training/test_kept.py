@@ -42,7 +42,7 @@ def test_verify(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def leave(status: int) -> None:
         raise SystemExit(status)
 
-    monkeypatch.setattr("shoal.command.checkpoints.leave", leave)
+    monkeypatch.setattr("shoal.command.inspect.leave", leave)
     status, output = shoal("checkpoint", "verify", run)
     assert status == 0 and "4 checkpoints, 0 damaged" in output
     flip(checkpoints(run)[1])

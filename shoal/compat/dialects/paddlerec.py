@@ -1,7 +1,7 @@
 """PaddleRec's configs, translated. The table of keys stands in paddlerec_keys.py.
 
 Their keys stand in two sections, `runner` and `hyper_parameters`, or dotted (`runner.epochs`). A
-source that has one of them speaks this dialect; keys of Shoal may stand beside them. Of a key that
+source that has one of them is in this dialect; keys of Shoal may stand beside them. Of a key that
 several sources have only the strongest is read. The model is the one that is named, else that of
 the folder the config stands in, as there: models/rank/wide_deep/config.yaml.
 """
@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.compat.dialects.paddlerec_keys import KEYS, table
+from shoal.compat.dialects.paddlerec_keys import KEYS, TABLE
 from shoal.compat.dialects.paddlerec_values import Said
 from shoal.config.dialect import Dialect, Named, Row, free, same
 from shoal.config.errors import nearest
@@ -33,11 +33,10 @@ FOLDERS = {
 
 
 class PaddleRec(Dialect):
-    tool = "PaddleRec"
-    sections = SECTIONS
+    tool, sections, table = "PaddleRec", SECTIONS, TABLE
     note = (
         "keys of PaddleRec are given: its defaults hold for data.format, data.path, run.seed and "
-        "train.patience, as `shoal config show` tells"
+        "train.patience, as `shoal config show` shows"
     )
 
     def __init__(self, sources: Sequence[Layer]):
@@ -45,7 +44,7 @@ class PaddleRec(Dialect):
         self.strongest: dict[str, Layer] = {}  # key -> the source whose value is read
         self.folders: list[str] = []  # of the configs, by name
         self.said = self._gather()
-        self.rows = {row.key: row for row in table(self.said)}
+        self.context = self.said
 
     def _gather(self) -> Said:
         """The strongest value of every key, and the folder that relative paths begin at."""

@@ -10,7 +10,6 @@ import shlex
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +84,6 @@ def thread_num(value: Any) -> Translation:
     return Translation({"data.clicks.threads": value}, {"run.threads": value} if several else {})
 
 
-def path(target: str, value: Any) -> Translation:
-    """A path that may be left empty."""
-    if isinstance(value, list):
-        raise ValueError(f"given {inline(value)}; it is one folder, file or pattern")
-    return Translation() if value in (None, "") else Translation({target: value})
-
-
 def slots(value: Any) -> int:
     """There the label is counted as a slot."""
     return whole(value, 2) - 1
@@ -111,10 +103,6 @@ def no_effect(value: Any) -> Translation:
     """A truth value that changes nothing."""
     truth(value)
     return Translation()
-
-
-def train_batch_size(value: Any) -> Translation:
-    return Translation({"train.batch_size": value}, per_process={"train.batch_size"})
 
 
 def sync_mode(said: Said, value: Any) -> Translation:
@@ -166,7 +154,7 @@ def _reads_slots(reader: Any) -> bool:
 
 
 def train_reader_path(said: Said, value: Any) -> Translation:
-    """A script of PaddleRec's is not needed; another is a reader of one's own."""
+    """A script of PaddleRec's is not needed; another is a custom reader."""
     if value is None:
         return Translation()
     stem = _stem(value)
@@ -257,19 +245,17 @@ def _needs_paddle(file: Path) -> bool:
 # Options of the model ----------------------------------------------------------------------------
 
 
-def option(
-    key: str, name: str, rule: str, convert: Callable[[Said, Any], Any]
-) -> Callable[..., Row]:
-    """A row whose key is an option of the model; refused where the model has no such option."""
+def option(key: str, name: str, rule: str, convert: Callable[[Said, Any], Any]) -> Row:
+    """A key that is an option of the model; refused where the model has no such option."""
 
     def read(said: Said, value: Any) -> Translation:
-        if said.options is None:  # that error stands already
+        if said.options is None:  # reported already: there is no such model
             return Translation()
         if f"model.{name}" not in said.options:
             raise ValueError(f"is refused: {said.model} has no option {name}; leave it out")
         return Translation({f"model.{name}": convert(said, value)})
 
-    return lambda said: Row(key, (f"model.{name}",), rule, partial(read, said))
+    return Row(key, (f"model.{name}",), rule, read, with_context=True)
 
 
 def plain(said: Said, value: Any) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from shoal.compat.dialects import recbole_values as values
 from shoal.config.dialect import Dialect, Row, free, only, read_as, refused, same
-from shoal.config.sources import Layer
 
 # The table ---------------------------------------------------------------------------------------
 
@@ -156,26 +155,6 @@ TABLE: list[Row] = [
     only("encoding", [None, "utf-8"], "files are UTF-8"),
 ]
 
-ROWS: dict[str, Row] = {row.key: row for row in TABLE}
-
 
 class RecBole(Dialect):
-    tool = "RecBole"
-
-    def knows(self, key: str, source: Layer) -> bool:
-        return key in ROWS
-
-    def row(self, name: str) -> Row:
-        return ROWS[name]
-
-    def words(self) -> dict[str, str]:
-        return self.shown(TABLE)
-
-
-def table_text() -> str:
-    """The table of keys as Markdown, for docs/config.md."""
-    lines = ["| RecBole key | here | how it is read |", "| --- | --- | --- |"]
-    for row in TABLE:
-        targets = ", ".join(f"`{target}`" for target in row.targets) or "–"
-        lines.append(f"| `{row.key}` | {targets} | {row.rule} |")
-    return "\n".join(lines) + "\n"
+    tool, table = "RecBole", TABLE

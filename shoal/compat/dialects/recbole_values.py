@@ -110,15 +110,7 @@ def read_negatives(value: Any) -> Translation:
     check_mapping(value, list(names))
     if "distribution" in value and is_none(value["distribution"]):
         return Translation({"train.negatives": None})
-    defaults = {"distribution": "uniform", "sample_num": 1, "alpha": 1.0}
-    defaults |= {"dynamic": False, "candidate_num": 0}
-    said = {f"train.negatives.{names[key]}": given for key, given in value.items()}
-    implied = {
-        f"train.negatives.{names[key]}": default
-        for key, default in defaults.items()
-        if key not in value
-    }
-    return Translation(said, implied)
+    return Translation({"train.negatives": {names[key]: given for key, given in value.items()}})
 
 
 ORDERS = {"RO": "random", "TO": "time"}

@@ -1,6 +1,6 @@
 """The keys of tdfo's `config.toml` (BERT4Rec on Goodreads with TorchRec), translated.
 
-A config speaks this dialect when a source of it has a key that only this tool has and the model is
+A config is in this dialect when a source of it has a key that only this tool has and the model is
 BERT4Rec, which is meant where none is named: then every source may use its keys. Keys that are not
 given take the values of its file; what the tool does without a key (filters, split, candidates,
 metrics) is a default below everything given.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.config.dialect import Dialect, Named, Row, Translation, free, same
+from shoal.config.dialect import Dialect, Named, Row, Translation, free, per_process, same
 from shoal.config.sources import Layer
 from shoal.config.yaml_io import inline
 
@@ -23,8 +23,8 @@ OWN = [
 ]
 
 
-def speaks(source: Layer) -> bool:
-    """Whether a source is written for this tool."""
+def has_own_keys(source: Layer) -> bool:
+    """Whether a source has keys that this tool alone has."""
     return any(key in source.values for key in OWN)
 
 
@@ -43,10 +43,6 @@ def _strategy(value: Any) -> Translation:
     if not value:
         return Translation({"strategy.name": "ddp"})
     return Translation({"strategy.name": "sharded"}, SHARDS_ALL)
-
-
-def _train_batch_size(value: Any) -> Translation:
-    return Translation({"train.batch_size": value}, per_process={"train.batch_size"})
 
 
 # TorchRec cuts every table that a module of its holds, however small.
@@ -74,11 +70,10 @@ TABLE: list[Row] = [
     same("max_len", "data.max_len"),
     same("sliding_step", "model.window_stride", "at most max_len; windows start at the first item"),
     same("mask_prob", "model.mask_ratio", "besides, the last item of a window is always hidden"),
-    Row(
+    per_process(
         "per_device_train_batch_size",
-        ("train.batch_size",),
+        "train.batch_size",
         "multiplied by the number of processes, once, and the log says so",
-        _train_batch_size,
     ),
     same("per_device_eval_batch_size", "eval.batch_size", "per process; results do not change"),
     Row(
@@ -90,7 +85,6 @@ TABLE: list[Row] = [
     free("num_workers", "batches are made whole from mapped columns, one thread ahead", note=True),
     same("seed", "run.seed"),
 ]
-ROWS: dict[str, Row] = {row.key: row for row in TABLE}
 
 DEFAULTS: dict[str, Any] = {
     "n_epochs": 10,
@@ -121,29 +115,23 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Tdfo(Dialect):
-    tool = "tdfo"
+    tool, table, values = "tdfo", TABLE, DEFAULTS
     note = (
-        "keys of tdfo's config.toml are given: others take its values, as `shoal config show` tells"
+        "keys of tdfo's config.toml are given: others take its values, as `shoal config show` shows"
     )
 
     def name_model(self, named: Named | None) -> Named | None:
-        said = [source for source in self.sources if speaks(source)]
-        return named or ((MODEL, said[0].origin(())) if said else None)
+        own = [source for source in self.sources if has_own_keys(source)]
+        return named or ((MODEL, own[0].origin(())) if own else None)
 
-    def defaults(self) -> dict[str, Any]:
-        return DEFAULTS if self._spoken else {}
-
-    def knows(self, key: str, source: Layer) -> bool:
-        return key in ROWS and self._spoken
-
-    @property
-    def _spoken(self) -> bool:
-        return self.model == MODEL and any(speaks(source) for source in self.sources)
+    def reads(self, source: Layer) -> bool:
+        """All sources, where one of them has the tool's own keys."""
+        return self.model == MODEL and any(map(has_own_keys, self.sources))
 
     def row(self, name: str) -> Row:
         if name == "sliding_step":
             self._check_step()
-        return ROWS[name]
+        return self.rows[name]
 
     def _check_step(self) -> None:
         """Windows further apart than they are long would leave items out."""
@@ -156,16 +144,3 @@ class Tdfo(Dialect):
                 f"sliding_step is {step} and max_len is {length}: items between windows would "
                 "never be trained on; make the step at most max_len"
             )
-
-    def words(self) -> dict[str, str]:
-        return self.shown(TABLE) if self._spoken else {}
-
-
-def table_text() -> str:
-    """The table of keys as Markdown, for docs/goodreads.md."""
-    lines = ["| key | default | here | how it is read |", "| --- | --- | --- | --- |"]
-    for row in TABLE:
-        targets = ", ".join(f"`{target}`" for target in row.targets) or "–"
-        default = f"`{inline(DEFAULTS[row.key])}`" if row.key in DEFAULTS else "–"
-        lines.append(f"| `{row.key}` | {default} | {targets} | {row.rule} |")
-    return "\n".join(lines) + "\n"

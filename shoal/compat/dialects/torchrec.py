@@ -1,6 +1,6 @@
 """The flags of TorchRec's Bert4Rec example, translated. One table, as for RecBole.
 
-A source (the command line, a file, a Python mapping) speaks this dialect when the model is BERT4Rec
+A source (the command line, a file, a Python mapping) is in this dialect when the model is BERT4Rec
 and it has a key that only the example has, or says `dialect: torchrec`. In such a source a key that
 both tools have is the example's: train_batch_size is then the batch of one process. Flags that are
 not given anywhere take the example's defaults, below everything that is given.
@@ -12,7 +12,17 @@ from typing import Any
 
 from shoal.compat.dialects import recbole, tdfo
 from shoal.compat.dialects.tdfo import SHARDED, SHARDS_ALL
-from shoal.config.dialect import Dialect, Named, Row, Translation, free, read_as, same
+from shoal.config.dialect import (
+    Dialect,
+    Named,
+    Row,
+    Translation,
+    free,
+    given_only,
+    per_process,
+    read_as,
+    same,
+)
 from shoal.config.errors import did_you_mean
 from shoal.config.sources import Layer
 from shoal.config.yaml_io import inline
@@ -53,23 +63,11 @@ def _mode(value: Any) -> Translation:
     return Translation({"strategy.name": MODES[value]}, SHARDS_ALL if value == "dmp" else {})
 
 
-def _train_batch_size(value: Any) -> Translation:
-    return Translation({"train.batch_size": value}, per_process={"train.batch_size"})
-
-
-def _dataset_path(value: Any) -> Translation:
-    return Translation() if value is None else Translation({"data.path": value})
-
-
-def _export_root(value: Any) -> Translation:
-    return Translation() if value in (None, "") else Translation({"run.root": value})
-
-
 TABLE: list[Row] = [
     Row("dialect", (), "only `torchrec`: these are the flags of one tool", _dialect),
     same("dataset_name", "data.name", "ml-1m, ml-20m or random; any data set of Shoal works"),
-    Row("dataset_path", ("data.path",), "the folder of ratings.dat or ratings.csv", _dataset_path),
-    Row("export_root", ("run.root",), "each run makes its own folder there", _export_root),
+    given_only("dataset_path", "data.path", "the folder of ratings.dat or ratings.csv"),
+    given_only("export_root", "run.root", "each run makes its own folder there"),
     same("random_user_count", "data.random.users"),
     same("random_item_count", "data.random.items"),
     same("random_size", "data.random.interactions"),
@@ -92,17 +90,15 @@ TABLE: list[Row] = [
     same("weight_decay", "train.optimizer.weight_decay"),
     same("decay_step", "train.optimizer.decay_epochs"),
     same("gamma", "train.optimizer.gamma", "1: a constant rate"),
-    Row(
+    per_process(
         "train_batch_size",
-        ("train.batch_size",),
+        "train.batch_size",
         "per process: multiplied by the number of processes, once, and the log says so",
-        _train_batch_size,
     ),
     same("val_batch_size", "eval.batch_size", "per process, there as here; results do not change"),
     free("test_batch_size", "val_batch_size holds for both; results do not change"),
     Row("mode", ("strategy.name",), f"dmp: sharded, {SHARDED}; ddp: ddp", _mode),
 ]
-ROWS: dict[str, Row] = {row.key: row for row in TABLE}
 # In a source that is not written for the example: the model is wrong, or the dialect's name.
 UNSPOKEN: dict[str, Row] = {"dialect": Row("dialect", (), "", _dialect_elsewhere)}
 
@@ -137,49 +133,37 @@ DEFAULTS: dict[str, Any] = {
 
 
 class TorchRec(Dialect):
-    tool = "TorchRec"
+    tool, table, values = "TorchRec", TABLE, DEFAULTS
     note = (
         "flags of TorchRec's Bert4Rec example are given: others take its defaults, as "
-        "`shoal config show` tells"
+        "`shoal config show` shows"
     )
 
     def name_model(self, named: Named | None) -> Named | None:
-        said = [source for source in self.sources if "dialect" in source.values]
-        return named or ((MODEL, said[0].origin(("dialect",))) if said else None)
+        own = [source for source in self.sources if "dialect" in source.values]
+        return named or ((MODEL, own[0].origin(("dialect",))) if own else None)
 
     def defaults(self) -> dict[str, Any]:
         """The example's defaults; random data is evaluated against 10 uniform negatives."""
-        if not any(self._speaks(source) for source in self.sources):
+        if not self.used:
             return {}
-        values = [source.values for source in self.sources]
-        names = [given["dataset_name"] for given in values if "dataset_name" in given]
-        name = names[-1] if names else DEFAULTS["dataset_name"]
+        names = [source.values.get("dataset_name") for source in self.sources]
+        name = [DEFAULTS["dataset_name"], *filter(None, names)][-1]
         return {**DEFAULTS, "eval.mode": "uni10" if name == "random" else "pop100"}
 
-    def knows(self, key: str, source: Layer) -> bool:
-        return key in (ROWS if self._speaks(source) else UNSPOKEN)
-
-    def _speaks(self, source: Layer) -> bool:
-        """Whether a source is written for the example."""
-        own = (key for key in source.values if key in ROWS and key not in recbole.ROWS)
-        if any(tdfo.speaks(one) for one in self.sources):  # another example, some keys alike
+    def reads(self, source: Layer) -> bool:
+        """Whether a source has a key of the example that neither RecBole nor the model has."""
+        if self.model != MODEL or any(map(tdfo.has_own_keys, self.sources)):
             return False
-        return self.model == MODEL and any(
-            f"model.{key}" not in (self.options or ()) for key in own
-        )
+        others = {row.key for row in recbole.TABLE}
+        own = (key for key in source.values if key in self.rows and key not in others)
+        return any(f"model.{key}" not in (self.options or ()) for key in own)
+
+    def knows(self, key: str, source: Layer) -> bool:
+        return key in (self.rows if self.reads(source) else UNSPOKEN)
 
     def row(self, name: str) -> Row:
-        return (ROWS if self.model == MODEL else UNSPOKEN)[name]
+        return (self.rows if self.model == MODEL else UNSPOKEN)[name]
 
     def words(self) -> dict[str, str]:
         return {"dialect": "dialect"} | (self.shown(TABLE) if self.model == MODEL else {})
-
-
-def table_text() -> str:
-    """The table of flags as Markdown, for docs/bert4rec.md."""
-    lines = ["| flag | default | here | how it is read |", "| --- | --- | --- | --- |"]
-    for row in TABLE:
-        targets = ", ".join(f"`{target}`" for target in row.targets) or "–"
-        default = f"`{inline(DEFAULTS[row.key])}`" if row.key in DEFAULTS else "–"
-        lines.append(f"| `{row.key}` | {default} | {targets} | {row.rule} |")
-    return "\n".join(lines) + "\n"

@@ -4,7 +4,7 @@ A model_fn is called for every batch, and gives an EstimatorSpec. Its modules ar
 by name (strategy.module). Input functions give global batches; each process takes its slice.
 
 MODEL_DIR/
-    checkpoints/   committed ones, as everywhere; a run goes on where the newest was taken
+    checkpoints/   committed ones, as everywhere; a run continues from the newest
     tensorboard/   loss and metrics
     train.log
 """
@@ -18,9 +18,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from shoal.compat.estimator.assembly import Assembly
 from shoal.compat.estimator.evaluation import Evaluation
 from shoal.compat.estimator.specs import (
     EstimatorSpec,
@@ -34,8 +34,11 @@ from shoal.compat.estimator.specs import (
     TrainSpec,
 )
 from shoal.config.errors import did_you_mean
+from shoal.config.schema import OptimizerSection
 from shoal.runs.artifact.tables import Kind
-from shoal.runs.collective.slices import tensors
+from shoal.runs.collective.loop import Loop
+from shoal.runs.collective.slices import size_of, tensors
+from shoal.training.checkpoint.writing import Checkpoints
 from shoal.training.curves import Curves
 from shoal.training.run_folder import RunFolder, start_logging
 
@@ -43,62 +46,97 @@ log = logging.getLogger("shoal")
 ModelFn = Callable[..., EstimatorSpec]
 
 
+class Kept(nn.Module):
+    """Modules under names of any kind (an nn.ModuleDict has methods that are called `items`)."""
+
+    def put(self, name: str, module: nn.Module) -> None:
+        """Keep a module."""
+        if "." in name:
+            raise ValueError(f"the name of module {name!r} has a dot, which would mean one within")
+        self._modules[name] = module
+
+    def get(self, name: str) -> nn.Module | None:
+        """The module of that name."""
+        return self._modules.get(name)
+
+
 class Estimator:
     """Made by strategy.estimator(model_fn, model_dir, config, params)."""
 
     def __init__(
         self,
-        assembly: Assembly,
+        loop: Loop,
+        modules: Kept,
         model_fn: ModelFn,
         model_dir: str | Path,
         config: RunConfig | Mapping[str, Any] | None = None,
         params: Mapping[str, Any] | None = None,
     ):
-        self.assembly, self.model_fn = assembly, model_fn
-        self.world = assembly.world
+        self.loop, self.world = loop, loop.world
+        self.modules: nn.Module = modules  # the model's, by the names that model_fn gave them
+        self.model_fn = model_fn
         self.folder = RunFolder(model_dir)
         self.config = _run_config(config)
         self.params = dict(params or {})
         self.step = 0  # global steps that were made
         self._batch = 0  # batches of the present input that they took
         self._built = False
+        self._optimizer: Any = None  # none: the model is only used
 
     # ---- calling the model_fn -------------------------------------------------------------------
 
     def _call(self, batch: Any, mode: Mode) -> tuple[EstimatorSpec, int]:
         """The spec of this process's slice, and how many samples that has."""
         features, labels, size = self._sliced(batch)
-        with self.assembly.entered():
+        with self.loop.entered():
             spec = self.model_fn(features=features, labels=labels, mode=mode, params=self.params)
         if not isinstance(spec, EstimatorSpec):
             raise ValueError(f"model_fn gave {type(spec).__name__}; it gives an EstimatorSpec")
         return spec, size
 
     def _sliced(self, batch: Any) -> tuple[Any, Any, int]:
-        mine = self.assembly.slice(tensors(batch, self.world.device))
+        mine = self.loop.slice(tensors(batch, self.world.device))
         pair = isinstance(mine, tuple) and len(mine) == 2
         features, labels = mine if pair else (mine, None)
-        return features, labels, self.assembly.slice_size
+        return features, labels, size_of(mine)
 
     def _build(self, batch: Any, mode: Mode) -> None:
-        """Make the model's modules with a first batch, and go back to the newest checkpoint."""
+        """Make the model's modules with a first batch, and load the newest checkpoint."""
         if self._built:
             return
         features, labels, _ = self._sliced(batch)
-        with self.assembly.building():
-            spec = self.model_fn(features=features, labels=labels, mode=mode, params=self.params)
-        state = self.assembly.state_of(self.folder.checkpoints)
+        self.loop.previewing = True  # modules may be made
+        try:
+            with self.loop.scope(), torch.no_grad():
+                spec = self.model_fn(
+                    features=features, labels=labels, mode=mode, params=self.params
+                )
+            self.loop.take_over_built()  # also where the scope stands within another
+        finally:
+            self.loop.previewing = False
+        newest = Checkpoints(self.folder.checkpoints.absolute(), self.world).load_newest()
         if mode == ModeKeys.TRAIN:
-            self.assembly.set_up(_train_op(spec))
-        elif state is None:
+            self._set_up(_train_op(spec))
+        elif newest is None:
             raise ValueError(f"{self.folder.path} has no checkpoint to load; train first")
         else:
-            self.assembly.set_up_as(state["optimizer"])
-        if state is not None:
-            self.assembly.go_back()
-            self.step, self._batch = int(state["step"]), int(state["batch"])
+            self.loop.set_up(OptimizerSection.model_validate(newest.state["optimizer"]))
+        if newest is not None:
+            self.loop.go_back(newest, self.modules)
+            self.step, self._batch = int(newest.state["step"]), int(newest.state["batch"])
             log.info("%s: at step %d", self.folder.path, self.step)
         self._built = True
+
+    def _set_up(self, op: TrainOp) -> None:
+        """Give rows and dense parameters their optimizer."""
+        learned = [p for p in self.modules.parameters() if p.requires_grad]
+        if op.dense is None and any(p.numel() for p in learned):
+            raise ValueError(
+                "the model has dense parameters, and strategy.minimize names an optimizer of rows "
+                "alone; add dense=functools.partial(torch.optim.Adagrad, lr=0.1), say"
+            )
+        dense = None if op.dense is None else op.dense(learned)
+        self._optimizer = self.loop.optimizer(dense, op.rows, op.lr, **op.options)
 
     # ---- training -------------------------------------------------------------------------------
 
@@ -152,14 +190,15 @@ class Estimator:
                     for hook in hooks:
                         hook.begin()
                     begun = True
-                loss = self.assembly.train(_train_op(spec).loss)
+                loss = self._step(_train_op(spec).loss)
                 self.step, self._batch = self.step + 1, self._batch + 1
-                self._tell(loss, curves)
+                self._report(loss, curves)
                 ended = [hook.after_run(self.step, loss) for hook in hooks]
                 if self.step % self.config.save_checkpoints_steps == 0:
                     saved = self._save()
                     self._show(loss, look(), curves)
-                if self.assembly.any(ended):
+                vote = torch.tensor([float(any(ended))], device=self.world.device)
+                if float(self.world.all_reduce(vote)) > 0:  # one process is enough
                     break
             for hook in hooks if begun else ():
                 hook.end()
@@ -167,10 +206,20 @@ class Estimator:
                 if saved is None or saved[0] != self.step:
                     self._save()
                     self._show(loss, look(), curves)
-                else:  # the input ended with it, which the checkpoint must tell
+                else:  # the input ended with it, which the checkpoint must record
                     self._save()
             elif not begun:  # it was trained before
                 look()
+
+    def _step(self, loss: Tensor) -> float:
+        """One step; the loss of the global batch."""
+        if self._optimizer is None:
+            raise RuntimeError("the model was opened for use alone; train with a new strategy")
+        self.modules.train()
+        self._optimizer.zero_grad()
+        loss.backward()
+        self._optimizer.step()
+        return self.loop.mean(loss)
 
     def _start(self, stack: ExitStack) -> Curves | None:
         if not self.world.is_main:
@@ -194,7 +243,7 @@ class Estimator:
         self._build(first, mode)
         return islice(chain([first], batches), self._batch, None)
 
-    def _tell(self, loss: float, curves: Curves | None) -> None:
+    def _report(self, loss: float, curves: Curves | None) -> None:
         if self.step % self.config.log_step_count_steps == 0:
             log.info("step %d: loss %.6f", self.step, loss)
         if curves is not None and self.step % self.config.save_summary_steps == 0:
@@ -205,8 +254,9 @@ class Estimator:
             curves.add(self.step, {"loss": loss, "valid": metrics})
 
     def _save(self) -> tuple[int, int]:
+        keep = self.config.keep_checkpoint_max
         state = {"step": self.step, "batch": self._batch}
-        self.assembly.save(self.folder.checkpoints, state, self.config.keep_checkpoint_max)
+        self.loop.save(self.folder.checkpoints, self.modules, keep=keep, **state)
         return self.step, self._batch
 
     # ---- using ----------------------------------------------------------------------------------
@@ -253,7 +303,7 @@ class Estimator:
         self._build(features if had_names else features["input"], ModeKeys.PREDICT)
 
         def answer(given: dict[str, Tensor]) -> Tensor:
-            with self.assembly.entered():
+            with self.loop.entered():
                 spec = self.model_fn(
                     features=given if had_names else given["input"],
                     labels=None,
@@ -262,9 +312,8 @@ class Estimator:
                 )
             return _prediction(spec, output)
 
-        modules = self.assembly.modules
         return export_module(
-            self.assembly.loop, folder, modules, answer, features, rows, step=self.step
+            self.loop, folder, self.modules, answer, features, rows, step=self.step
         )
 
     def _run(
@@ -272,14 +321,13 @@ class Estimator:
     ) -> Iterator[tuple[EstimatorSpec, int]]:
         for batch in islice(input_fn(), steps):
             self._build(batch, mode)
-            with self.assembly.resting():
-                spec, size = self._call(batch, mode)
+            self.modules.eval()
+            try:
+                with torch.no_grad():
+                    spec, size = self._call(batch, mode)
+            finally:
+                self.modules.train()
             yield spec, size
-
-    @property
-    def modules(self) -> nn.Module:
-        """The model's modules, by the names that model_fn gave them."""
-        return self.assembly.modules
 
 
 def _prediction(spec: EstimatorSpec, output: str | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Export of a model of one's own: its graph, its rows, and the proof that they answer as it does.
+"""Export of a custom model: its graph, its rows, and the proof that they answer as it does.
 
 The artifact is that of `shoal export` (shoal/runs/artifact), of kind `module`: inputs by name, and
 one tensor as the answer. `shoal.load(folder).answer(features)` uses it.
@@ -101,16 +101,16 @@ def named_by_time(folder: Path) -> Path:
 
 def _agreed(loop: Loop, do: Callable[[], Any]) -> Any:
     """What the first process did (JSON), on all of them; its error, where it failed."""
-    told: dict[str, Any] = {}
+    answer: dict[str, Any] = {}
     if loop.world.is_main:
         try:
-            told = {"done": do()}
+            answer = {"done": do()}
         except (ValueError, OSError) as error:
-            told = {"error": str(error)}
-    told = json.loads(loop.world.broadcast_bytes(json.dumps(told).encode() if told else None))
-    if "error" in told:
-        raise ValueError(told["error"])
-    return told["done"]
+            answer = {"error": str(error)}
+    answer = json.loads(loop.world.broadcast_bytes(json.dumps(answer).encode() if answer else None))
+    if "error" in answer:
+        raise ValueError(answer["error"])
+    return answer["done"]
 
 
 def _finish(

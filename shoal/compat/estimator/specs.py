@@ -1,4 +1,4 @@
-"""What an Estimator is told, and what its model_fn answers; names as in TensorFlow's."""
+"""What an Estimator is given, and what its model_fn returns; names as in TensorFlow's."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class EstimatorSpec:
     """What a model_fn answers.
 
     loss: the mean of the batch. predictions: name -> tensor that begins with [b].
-    eval_metric_ops: name -> a value per sample [b], whose mean is told; or (scores [b], labels [b])
-    under the name of a metric such as AUC.
+    eval_metric_ops: name -> a value per sample [b], whose mean is reported; or (scores [b],
+    labels [b]) under the name of a metric such as AUC.
 
     >>> import torch, shoal
     >>> spec = shoal.EstimatorSpec(shoal.ModeKeys.PREDICT, predictions={"score": torch.ones(2)})

@@ -1,4 +1,4 @@
-"""CollectiveStrategy: many processes under a training loop of one's own, or under an Estimator.
+"""CollectiveStrategy: many processes under a custom training loop, or under an Estimator.
 
 strategy = shoal.CollectiveStrategy()
 with strategy.scope():
@@ -16,13 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from shoal.compat.estimator.assembly import Assembly
-from shoal.compat.estimator.estimator import Estimator, ModelFn
+from shoal.compat.estimator.estimator import Estimator, Kept, ModelFn
 from shoal.compat.estimator.specs import RunConfig, TrainOp
 from shoal.runs.artifact.tables import Kind
 from shoal.runs.collective.loop import Loop
@@ -52,7 +51,7 @@ class CollectiveStrategy(Loop):
 
     def __init__(self, backend: str | None = None, **options: Any):
         super().__init__(backend, **options)
-        self._assembly = Assembly(self)
+        self._kept = Kept()  # the modules of model_fns
 
     def export_saved_model(
         self,
@@ -80,7 +79,16 @@ class CollectiveStrategy(Loop):
 
     def module(self, name: str, make: Callable[[], M]) -> M:
         """The module of that name, made when it is first asked for: a model_fn is called often."""
-        return self._assembly.module(name, make)
+        found = self._kept.get(name)
+        if found is None:
+            if not self.previewing:
+                raise RuntimeError(
+                    f"module {name!r} was not there when the model was built: a model_fn asks for "
+                    "the same modules in every mode"
+                )
+            found = make().to(self.world.device)
+            self._kept.put(name, found)
+        return cast(M, found)
 
     def minimize(
         self,
@@ -105,4 +113,4 @@ class CollectiveStrategy(Loop):
         params: Mapping[str, Any] | None = None,
     ) -> Estimator:
         """An Estimator that trains what model_fn makes, and keeps its checkpoints in model_dir."""
-        return Estimator(self._assembly, model_fn, model_dir, config, params)
+        return Estimator(self, self._kept, model_fn, model_dir, config, params)

@@ -21,30 +21,17 @@ from shoal.config.schema.data import (
     DATASETS,
     GENERATED,
     MOST_COLUMNS,
-    MOST_ROWS,
     PREPARED,
     ClicksSection,
     DataSection,
-    FieldsSection,
     FilterSection,
     PlantedClicksSection,
     PlantedSection,
-    RandomSection,
     SplitSection,
     add_format,
 )
-from shoal.config.schema.launch import (
-    DecaySection,
-    LaunchSection,
-    PretrainedOptions,
-    RunSection,
-    StartSection,
-)
-from shoal.config.schema.strategy import (
-    ServersSection,
-    StrategySection,
-    TablePlace,
-)
+from shoal.config.schema.launch import DecaySection, LaunchSection, RunSection, StartSection
+from shoal.config.schema.strategy import ServersSection, StrategySection
 from shoal.config.schema.train import (
     CheckpointSection,
     EvalSection,
@@ -60,15 +47,12 @@ __all__ = [
     "DATASETS",
     "GENERATED",
     "MOST_COLUMNS",
-    "MOST_ROWS",
     "PREPARED",
-    "CheckpointSection",
     "ClicksSection",
     "Config",
     "DataSection",
     "DecaySection",
     "EvalSection",
-    "FieldsSection",
     "FilterSection",
     "LaunchSection",
     "ModelSection",
@@ -76,17 +60,11 @@ __all__ = [
     "OptimizerSection",
     "PlantedClicksSection",
     "PlantedSection",
-    "PretrainedOptions",
-    "RandomSection",
     "RowOptimizerOptions",
-    "RunSection",
     "Section",
     "ServersSection",
     "SplitSection",
-    "StartSection",
     "StrategySection",
-    "TablePlace",
-    "TrainSection",
     "add_format",
 ]
 
@@ -99,7 +77,7 @@ class ModelSection(Section):
 
     @property
     def title(self) -> str:
-        """The name without the file or package that a model of one's own stands in."""
+        """The name without the file or package of a custom model."""
         return self.name.rpartition(":")[2]
 
 
@@ -119,12 +97,12 @@ class Config(Section):
 
     @property
     def updates_apart(self) -> bool:
-        """Whether every process makes updates of its own: batch_size is then each one's."""
+        """Whether every process makes its own updates: batch_size is then each one's."""
         return self.strategy.name == "ps" and self.strategy.ps.mode == "async"
 
     @property
     def workers_come_and_go(self) -> bool:
-        """Whether processes are no ranks, and servers lend them what they train on."""
+        """True where workers join and leave, and servers lend them batches."""
         return self.strategy.name == "ps" and self.strategy.ps.elastic
 
     def samples_per_step(self, processes: int) -> int:

@@ -6,15 +6,14 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator, with_config
+from typing_extensions import TypedDict
 
 from shoal.config.choices import Choices
-from shoal.config.features import FeatureOptions, LabelOptions
-from shoal.config.section import Section
+from shoal.config.intervals import parse_intervals
+from shoal.config.section import RUN, STRICT, Section
 
 MOST_ROWS = 1 << 40  # of a table or a data set: what its bytes are counted in must not overflow
-
-
 MOST_COLUMNS = 1 << 16  # of a click log
 
 
@@ -29,12 +28,65 @@ CLICK_FORMATS = ["slots", "criteo", "planted_clicks"]  # csv and parquet hold ei
 
 
 GENERATED = ("planted", "random", "planted_clicks")  # names and formats of data that Shoal makes
-
-
 DATASETS = "dataset"  # the default of data.path
-
-
 PREPARED = "manifest.json"  # the file that makes a folder a prepared one
+Kind = Literal["id", "ids", "sequence", "number", "numbers", "text"]
+Side = Literal["user", "item", "context"]
+Vocabulary = Literal["exact", "hashed", "growing"]
+Transform = Literal["log", "normalise"]
+Loss = Literal["logistic", "squared"]
+Count = Annotated[int, Field(ge=1, le=1 << 40)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+@with_config(STRICT)
+class FeatureOptions(TypedDict, total=False):
+    """What a column means; only `kind` must be given. See shoal/data/features.py."""
+
+    kind: Kind
+    side: Side  # whose it is; left out: the file that has the column
+    column: str  # left out: the feature's name
+    vocabulary: Vocabulary
+    rows: Count  # hashed: into so many; else of a cross
+    table: str  # features that name the same one share their rows
+    dim: Count  # width of its rows; left out: the model's
+    pooling: Literal["sum", "mean"]
+    length: Count  # of ids and sequence: the last so many; of numbers: how many
+    default: Number | str | None  # of missing cells
+    transforms: list[Transform]
+    buckets: list[Number] | Count  # limits, or how many of equal counts: a number becomes an id
+    cross: list[str]  # features whose ids together are this one's
+    weights: str  # ids, sequence: the column with the weight of each
+    time: str  # sequence: the column with the time of each, by which they are sorted
+
+
+@with_config(STRICT)
+class LabelOptions(TypedDict, total=False):
+    """`data.labels`: a label's column, loss, and how much that counts."""
+
+    column: str  # left out: the label's name
+    loss: Loss
+    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _intervals(text: str) -> str:
+    parse_intervals(text)
+    return text
+
+
+def _some(ratio: list[float]) -> list[float]:
+    if sum(ratio) <= 0:
+        raise ValueError("the parts must not all be zero")
+    return ratio
+
+
+def _tab(text: object) -> object:
+    r"""A shell passes '\t' as two characters."""
+    return text.replace("\\t", "\t") if isinstance(text, str) else text
+
+
+Intervals = Annotated[str, AfterValidator(_intervals)]
+Character = Annotated[str, Field(min_length=1, max_length=1)]
 
 
 def add_format(name: str, click_log: bool = False) -> None:
@@ -65,9 +117,7 @@ class PlantedSection(Section):
     strength: float = Field(4.0, ge=0, description="0: taste is ignored, popularity alone decides")
     drift: float = Field(0.3, ge=0, description="how far a user's taste wanders from first to last")
     popularity: float = Field(0.8, ge=0, description="exponent of the items' power law")
-    item_features: int = Field(
-        0, ge=0, le=64, description="columns that tell what an item is; 0: nothing tells"
-    )
+    item_features: int = Field(0, ge=0, le=64, description="columns that describe an item; 0: none")
     new_items: float = Field(
         0.0, ge=0, le=0.4, description="share of items that come only in the last eighth of a user"
     )
@@ -108,8 +158,8 @@ class ClicksSection(Section):
     reader: Literal["memory", "stream", "custom"] = Field(
         "memory", description="load and shuffle all, or read on; or your own reader"
     )
-    custom: str | None = Field(None, description="reader custom: FILE.py[:CLASS]")
-    pipe_command: str | None = Field(
+    custom: Annotated[str | None, RUN] = Field(None, description="reader custom: FILE.py[:CLASS]")
+    pipe_command: Annotated[str | None, RUN] = Field(
         None, description="a program: raw lines on its stdin, lines of slots on its stdout"
     )
     split_files: bool = Field(
@@ -135,7 +185,7 @@ class SplitSection(Section):
     by: Literal["ratio", "leave_one_out"] = Field(
         "ratio", description="parts by ratio, or the last interactions of every user"
     )
-    ratio: list[float] = Field(
+    ratio: Annotated[list[Annotated[float, Field(ge=0)]], AfterValidator(_some)] = Field(
         [0.8, 0.1, 0.1], min_length=3, max_length=3, description="train, valid, test"
     )
     leave: Literal["valid_and_test", "valid_only", "test_only"] = Field(
@@ -155,11 +205,11 @@ class SplitSection(Section):
 
 
 class FilterSection(Section):
-    values: dict[str, str] = Field(
+    values: dict[str, Intervals] = Field(
         default_factory=dict, description='float field -> intervals, e.g. {rating: "[3,inf)"}'
     )
-    user_inter_num: str = Field("[0,inf)", description="keep users with so many interactions")
-    item_inter_num: str = Field("[0,inf)", description="keep items with so many interactions")
+    user_inter_num: Intervals = Field("[0,inf)", description="keep users with so many interactions")
+    item_inter_num: Intervals = Field("[0,inf)", description="keep items with so many interactions")
     by_user_or_item: bool = Field(
         True, description="drop interactions of users and items absent from .user / .item files"
     )
@@ -185,12 +235,12 @@ class DataSection(Section):
     )
     files: dict[str, str] | None = Field(
         None,
-        description="tables of one's own: inter (or train, valid and test), user, item -> a file, "
+        description="your own tables: inter (or train, valid and test), user, item -> a file, "
         "a folder or a pattern",
     )
     encoding: str = Field("utf-8", description="of csv and JSON lines")
-    quote: str | None = Field('"', description="what quotes cells of csv; null: nothing")
-    escape: str | None = Field(
+    quote: Character | None = Field('"', description="what quotes cells of csv; null: nothing")
+    escape: Character | None = Field(
         None,
         description="what stands before a quote that belongs to a cell of csv, such as \\; null: "
         "such a quote is written twice",
@@ -204,8 +254,12 @@ class DataSection(Section):
     planted: PlantedSection = Field(default_factory=PlantedSection)
     random: RandomSection = Field(default_factory=RandomSection)
     fields: FieldsSection = Field(default_factory=FieldsSection)
-    separator: str = Field("\t", description="between cells")
-    seq_separator: str = Field(" ", description="between the entries of a list in a cell")
+    separator: Annotated[Character, BeforeValidator(_tab)] = Field(
+        "\t", description="between cells"
+    )
+    seq_separator: Annotated[str, BeforeValidator(_tab)] = Field(
+        " ", min_length=1, description="between the entries of a list in a cell"
+    )
     load: dict[str, list[str]] | None = Field(
         None, description="file suffix -> columns to load; null loads all of .inter"
     )
@@ -214,7 +268,7 @@ class DataSection(Section):
     )
     extra_suffixes: list[str] = Field(default_factory=list, description="further files to load")
     filter: FilterSection = Field(default_factory=FilterSection)
-    threshold: dict[str, float] | None = Field(
+    threshold: Annotated[dict[str, float], Field(min_length=1, max_length=1)] | None = Field(
         None, description="field -> value; at or above it the label is 1"
     )
     normalize: list[str] | Literal["all"] = Field(
@@ -229,7 +283,7 @@ class DataSection(Section):
     sample_weight: str | None = Field(
         None, description="the column with the weight of each sample in the loss"
     )
-    presplit: list[str] | None = Field(
+    presplit: Annotated[list[str], Field(min_length=2, max_length=3)] | None = Field(
         None,
         description="name parts: NAME.PART.inter are the train, valid and test rows; of two, the "
         "train and test rows",
@@ -237,6 +291,14 @@ class DataSection(Section):
     split: SplitSection = Field(default_factory=SplitSection)
     max_len: int = Field(50, ge=1, description="items kept of a user's history")
     cache: bool = Field(True, description="keep prepared columns beside the raw files")
+
+    @model_validator(mode="after")
+    def _distinct(self) -> DataSection:
+        if self.escape is not None and self.escape in (self.quote, self.separator):
+            raise ValueError(
+                f"data.escape: given {self.escape!r}, which data.quote or data.separator is"
+            )
+        return self
 
     @property
     def folder(self) -> Path:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, Required
+from typing import Annotated, Literal, Required
 
-from pydantic import ConfigDict, Field
+from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
-from shoal.config.section import Section
+from shoal.config.section import STRICT, WRITTEN, ReadBy, Section
 
 EVERY_GPU = -1  # as launch.nproc
 
@@ -24,8 +24,12 @@ class LaunchSection(Section):
     group_offset: int = Field(0, ge=0, description="global rank of this host's first process")
     hosts: int = Field(0, ge=0, description="hosts with processes; 0: world_size / nproc")
     host: int = Field(0, ge=0, description="which of these hosts this is, when hosts is given")
-    servers: int = Field(0, ge=0, description="strategy ps: servers started on this host")
-    first_server: int = Field(0, ge=0, description="strategy ps: number of this host's first one")
+    servers: Annotated[int, ReadBy(("ps",), refused=True)] = Field(
+        0, ge=0, description="strategy ps: servers started on this host"
+    )
+    first_server: Annotated[int, ReadBy(("ps",))] = Field(
+        0, ge=0, description="strategy ps: number of this host's first one"
+    )
     join_timeout: float = Field(60.0, gt=0, description="seconds to wait for all ranks")
     hang_timeout: float = Field(
         60.0, gt=0, description="seconds without any work after which a process is said to hang"
@@ -37,7 +41,7 @@ class LaunchSection(Section):
         0, ge=0, description="how often a failed run is brought back from its last checkpoint"
     )
     min_nproc: int = Field(
-        0, ge=0, description="one host: go on with fewer where one is lost, down to these; 0: never"
+        0, ge=0, description="one host: continue with fewer where one is lost, down to these; 0: no"
     )
     regrow: float = Field(
         60.0, ge=0, description="seconds until lost processes are tried again; 0: never"
@@ -52,10 +56,9 @@ class LaunchSection(Section):
     )
 
 
+@with_config(STRICT)
 class PretrainedOptions(TypedDict, total=False):
     """Vectors that the rows of a table begin with."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
 
     file: Required[str]
     frozen: bool
@@ -65,7 +68,7 @@ class DecaySection(Section):
     """What becomes of users and items that new data does not name any more."""
 
     after: int = Field(
-        0, ge=0, description="days (runs that go on) without an interaction; 0: rows stay"
+        0, ge=0, description="days (runs with --from) without an interaction; 0: rows stay"
     )
     factor: float = Field(0.5, ge=0, lt=1, description="what a row is multiplied by, every day")
 
@@ -73,7 +76,7 @@ class DecaySection(Section):
 class StartSection(Section):
     """What training begins with, where that is not nothing."""
 
-    run: str | None = Field(None, description="folder of a run to go on from (`--from`)")
+    run: str | None = Field(None, description="folder of a run to continue from (`--from`)")
     words: str | None = Field(None, description="folder of a run whose ids keep their numbers")
     pretrained: dict[str, str | PretrainedOptions] = Field(
         default_factory=dict,
@@ -90,8 +93,10 @@ class RunSection(Section):
     seed: int = Field(
         2020, description="of rows, parameters, order, negatives, dropout and random splits"
     )
-    output: str | None = Field(None, description="folder of the run; null: a new one under root")
-    root: str = Field("runs", description="where new runs get their folders")
+    output: Annotated[str | None, WRITTEN] = Field(
+        None, description="folder of the run; null: a new one under root"
+    )
+    root: Annotated[str, WRITTEN] = Field("runs", description="where new runs get their folders")
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto: a GPU where there is one"
     )

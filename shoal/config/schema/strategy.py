@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
 from shoal.config.choices import Choices
-from shoal.config.section import Section
+from shoal.config.section import STRICT, WRITTEN, ReadBy, Section
 
 Place = Literal["auto", "row", "table", "column", "replicate"]
+SHARDED = ReadBy(("sharded",))
 
 
+@with_config(STRICT)
 class TablePlace(TypedDict, total=False):
     """Where one table goes; what is left out is as for all tables."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
 
     place: Place
     by: Literal["hash", "range"]  # place row: how ids become ranks
@@ -26,29 +26,34 @@ class TablePlace(TypedDict, total=False):
 class ServersSection(Section):
     """Strategy ps: parameter servers hold the rows, and by default the dense parameters."""
 
+    read_by: ClassVar[ReadBy] = ReadBy(("ps",))
     mode: Literal["sync", "async", "geo"] = Field(
         "sync", description="what happens to gradients, see docs/servers.md"
     )
     dense: Literal["server", "all_reduce"] = Field(
         "server", description="who keeps the dense parameters: the servers, or every worker"
     )
-    geo_step: int = Field(100, ge=1, description="geo: batches between exchanges of differences")
+    geo_step: Annotated[int, ReadBy(("ps geo",))] = Field(
+        100, ge=1, description="geo: batches between exchanges of differences"
+    )
     ahead: bool = Field(
         True, description="rows of the next batch are fetched while this one computes"
     )
-    staleness: int = Field(
+    staleness: Annotated[int, ReadBy(("ps async",))] = Field(
         16, ge=1, description="async: steps that a worker may be ahead of the slowest one"
     )
-    elastic: bool = Field(
+    # One that is lost ends a run in the other mode.
+    elastic: Annotated[bool, ReadBy(("ps async", "ps geo"), refused=True)] = Field(
         False,
-        description="async, geo: workers come and go while the run goes on; batches are lent to "
+        description="async, geo: workers join and leave during the run; batches are lent to "
         "them, and those of a worker that is lost go to another",
     )
-    addresses: list[str] = Field(
+    addresses: Annotated[list[str], WRITTEN] = Field(
         default_factory=list,
         description="HOST:PORT or ipc://PATH of every server; `shoal launch` fills it in",
     )
-    keys: str | None = Field(
+    # Elsewhere nothing would be encrypted.
+    keys: Annotated[str | None, ReadBy(("ps",), refused=True)] = Field(
         None, description="folder of `shoal keys make`: what travels is encrypted; null: plain"
     )
     plain: bool = Field(False, description="go without keys between hosts")
@@ -58,7 +63,7 @@ class ServersSection(Section):
     replicas: int = Field(
         1,
         ge=1,
-        description="servers that hold the same rows: where one dies, workers go on at once with "
+        description="servers that hold the same rows: where one dies, workers switch at once to "
         "another",
     )
     journal: bool = Field(
@@ -79,27 +84,38 @@ class StrategySection(Section):
         "auto",
         description="where rows and dense parameters live; auto: single, or ddp on many processes",
     )
-    backend: Literal["native", "torchrec"] = Field(
+    backend: Annotated[Literal["native", "torchrec"], ReadBy(("sharded",), refused=True)] = Field(
         "native", description="sharded: whose code holds, sends and updates the rows"
     )
     ps: ServersSection = Field(default_factory=ServersSection)
-    place: Place = Field("auto", description="sharded: how tables are cut; auto: by their size")
-    row_by: Literal["hash", "range"] = Field("hash", description="place row: how ids are cut")
-    tables: dict[str, TablePlace] = Field(
+    place: Annotated[Place, SHARDED] = Field(
+        "auto", description="sharded: how tables are cut; auto: by their size"
+    )
+    row_by: Annotated[Literal["hash", "range"], SHARDED] = Field(
+        "hash", description="place row: how ids are cut"
+    )
+    tables: Annotated[dict[str, TablePlace], SHARDED] = Field(
         default_factory=dict, description="sharded: table -> place, by, rank, for that table alone"
     )
-    replicate_below: float = Field(
+    replicate_below: Annotated[float, SHARDED] = Field(
         0.25, ge=0, description="place auto: tables of at most so many MiB are replicated"
     )
-    memory: float | None = Field(None, gt=0, description="GiB of rows a rank may hold; null: any")
-    overlap: bool = Field(True, description="ids of the next batch travel during this one")
-    fused: bool = Field(
+    memory: Annotated[float | None, SHARDED] = Field(
+        None, gt=0, description="GiB of rows a rank may hold; null: any"
+    )
+    overlap: Annotated[bool, SHARDED] = Field(
+        True, description="ids of the next batch travel during this one"
+    )
+    fused: Annotated[bool, ReadBy(("single", "ddp", "sharded"))] = Field(
         True,
         description="rows are updated where their gradients are made, which are never stored: "
         "in the softmax over a whole table of single and sharded, on a GPU by Triton kernels "
         "(Adam, single alone), on CPUs by the core; ddp writes them",
     )
-    graph: bool | Literal["auto"] = Field(
+    # true needs a GPU (key_applicability.refuse_unread); auto does without
+    graph: Annotated[
+        bool | Literal["auto"], ReadBy(("single",), refused=True, harmless=(False,))
+    ] = Field(
         "auto",
         description="single on a GPU: record a step once per shape of batch and replay it; auto: "
         "where the model says that all its steps do the same work and nothing else is in the way",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, Field, model_validator, with_config
 from typing_extensions import TypedDict
 
 from shoal.config.choices import Choices
-from shoal.config.section import Section
+from shoal.config.errors import nearest
+from shoal.config.section import STRICT, WRITTEN, Section
 
 
 class NegativesSection(Section):
@@ -22,6 +24,14 @@ class NegativesSection(Section):
         0, ge=0, description="dynamic: draws of which the best is kept; at least 2"
     )
 
+    @model_validator(mode="after")
+    def _enough(self) -> NegativesSection:
+        if self.dynamic and self.candidates < 2:
+            raise ValueError(
+                f"candidates is {self.candidates}; dynamic negatives choose among at least 2"
+            )
+        return self
+
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -32,10 +42,9 @@ ROW_OPTIMIZERS = Choices(
 )
 
 
+@with_config(STRICT)
 class RowOptimizerOptions(TypedDict, total=False):
     """What updates rows. Ranges, and who has which: shoal/embedding/optim/."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
 
     name: Annotated[str, ROW_OPTIMIZERS]
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -85,7 +94,9 @@ class TrainSection(Section):
         description="each: every interaction once an epoch; by_user: as many samples, each a user "
         "at random and one of the user's items, so that users count alike (LightGCN's authors)",
     )
-    negatives: NegativesSection | None = Field(default_factory=NegativesSection)
+    negatives: NegativesSection | None = Field(
+        default_factory=NegativesSection, description="null: none are drawn"
+    )
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection)
     clip_grad_norm: float | None = Field(
         None, gt=0, description="largest norm of all gradients together"
@@ -113,14 +124,41 @@ class TrainSection(Section):
     )
 
 
+MODE = re.compile(r"full|labeled|(?:uni|pop)[1-9]\d*")
+
+
+def _mode(text: str) -> str:
+    if MODE.fullmatch(text):
+        return text
+    word = text.rstrip("0123456789")
+    meant = nearest(word, ["full", "labeled", "uni", "pop"]) or ""
+    if meant in ("uni", "pop"):
+        meant += text[len(word) :] or "100"
+    hint = f"; did you mean {meant}?" if MODE.fullmatch(meant) else ""
+    raise ValueError(f"allowed: full, labeled, uniN or popN (uni100){hint}")
+
+
+def _both(mode: str | dict[str, str]) -> str | dict[str, str]:
+    if isinstance(mode, dict) and len(mode) < 2:
+        raise ValueError("name a mode for valid and for test, or one for both")
+    return mode
+
+
+Mode = Annotated[str, AfterValidator(_mode)]
+
+
 class EvalSection(Section):
-    mode: str | dict[Literal["valid", "test"], str] = Field(
+    mode: Annotated[Mode | dict[Literal["valid", "test"], Mode], AfterValidator(_both)] = Field(
         "full", description="full, uniN, popN or labeled; one for both phases or one each"
     )
     metrics: list[str] = Field(
-        ["Recall", "MRR", "NDCG", "Hit", "Precision"], description="see docs/metrics.md"
+        ["Recall", "MRR", "NDCG", "Hit", "Precision"],
+        min_length=1,
+        description="see docs/metrics.md",
     )
-    topk: list[int] = Field([10], description="cut-offs of the ranking metrics")
+    topk: list[Annotated[int, Field(ge=1)]] = Field(
+        [10], description="cut-offs of the ranking metrics"
+    )
     valid_metric: str = Field(
         "MRR@10", description="decides which checkpoint is the best, and early stopping"
     )
@@ -140,6 +178,6 @@ class CheckpointSection(Section):
         le=100,
         description="of so many checkpoints one is whole; the rest hold changed rows only",
     )
-    copy_to: str | None = Field(
+    copy_to: Annotated[str | None, WRITTEN] = Field(
         None, description="URL of an object store (s3://, gs://, ...) that holds copies of them"
     )

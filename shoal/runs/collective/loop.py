@@ -78,7 +78,7 @@ class Loop:
         self._inner = make_strategy(
             StrategySection(
                 name="sharded" if several else "single",
-                backend=self.backend,  # type: ignore[arg-type]
+                backend=self.backend,
                 **sections,
             ),
             world,

@@ -1,8 +1,7 @@
-"""The command `shoal prepare`."""
+"""Commands about data: `shoal data fetch | describe` and `shoal prepare`."""
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -10,14 +9,54 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.command.arguments import split_arguments
+from shoal.command.arguments import resolve_words, split_arguments
+from shoal.world.durable import written
 
 if TYPE_CHECKING:  # `shoal --help` is quick
     from shoal.data.prepared.engine import Engine
 
-UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-CONFIGS = (".yaml", ".yml", ".toml")
-LEAST_MEMORY = 64 << 20
+
+def fetch(
+    name: Annotated[str, typer.Argument(help="ml-100k, ml-1m or ml-20m")],
+    to: Annotated[str, typer.Option(help="Folder that holds data sets.")] = "dataset",
+) -> None:
+    """Download an official MovieLens archive, check it and unpack it.
+
+    SHOAL_MIRROR may name a folder or a URL that holds the archives.
+    """
+    from shoal.data import fetch as archives
+
+    typer.echo(f"{name}: {archives.fetch(name, Path(to))}")
+
+
+def describe(
+    context: typer.Context,
+    write: Annotated[
+        str | None, typer.Option(help="Write the features as yaml, to edit and train with.")
+    ] = None,
+    html: Annotated[str | None, typer.Option(help="Write a page with plots.")] = None,
+) -> None:
+    """Print figures of a data set and the features that its columns suggest.
+
+    Configs, data files and keys as for train: shoal data describe ratings.csv --html page.html
+    """
+    from shoal.runs.describe import describe_run
+
+    resolved = resolve_words(context.args)
+    for note in resolved.read_notes:
+        typer.echo(note)
+    found = describe_run(resolved.config)
+    typer.echo(found.text)
+    if write is not None:
+        with written(write):
+            Path(write).write_text(found.yaml, encoding="utf-8")
+        typer.echo(f"{write}: the features, to edit and to add to a config")
+    if html is not None:
+        if found.page is None:
+            raise ValueError("--html: a page is made of interactions, and this is a click log")
+        with written(html):
+            Path(html).write_text(found.page(), encoding="utf-8")
+        typer.echo(f"{html}: open it in a browser")
 
 
 def prepare(
@@ -43,6 +82,7 @@ def prepare(
 
     from tqdm import tqdm
 
+    from shoal.config.tiers import read_size
     from shoal.data.clicks import mapped
     from shoal.data.named import holds_log
     from shoal.data.prepared import folder, inputs, preparing
@@ -51,11 +91,14 @@ def prepare(
     from shoal.runs.run import resolve
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    budget = read_size(memory)
+    if not isinstance(budget, int) or budget < 64 << 20:
+        raise typer.BadParameter(f"--memory is {memory}; it is at least 64MB")
     if check:
         typer.echo(f"{to}: {folder.check(Path(to))} files are as they were written")
         return
     words, overrides = split_arguments(context.args)
-    files = [word for word in words if Path(word).suffix in CONFIGS]
+    files = [word for word in words if Path(word).suffix in (".yaml", ".yml", ".toml")]
     given = [word for word in words if word not in files]
     if not given:
         raise typer.BadParameter("name the raw files to prepare: shoal prepare INPUT... --to DIR")
@@ -68,7 +111,7 @@ def prepare(
         found = inputs.expand(given)
         if inputs.is_table(found[0]):
             resolved = with_columns(resolved, found[0], tuple(inputs.ALIASES))
-    for note in resolved.told:
+    for note in resolved.read_notes:
         typer.echo(note)
     config = resolved.config
     sizes = [path.stat().st_size for path in found]
@@ -78,7 +121,7 @@ def prepare(
             Path(to),
             config.data,
             config.run.seed,
-            read_size(memory),
+            budget,
             append,
             shlex.join(["shoal", *without_engine(sys.argv[1:])]),
             bar.update,
@@ -116,7 +159,7 @@ def engine_of(name: str, address: str | None) -> Engine:
 
 
 def without_engine(words: list[str]) -> list[str]:
-    """A command without what says where it was carried out: a folder is the same from anywhere."""
+    """A command without the words that name its engine: the folder does not depend on it."""
     kept, rest = [], list(words)
     while rest:
         word = rest.pop(0)
@@ -125,14 +168,3 @@ def without_engine(words: list[str]) -> list[str]:
         elif "=" not in word and rest:
             rest.pop(0)
     return kept
-
-
-def read_size(text: str) -> int:
-    """`2GB`, `512M` or a number of bytes."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", text.strip().lower())
-    size = int(float(found[1]) * UNITS[found[2]]) if found else 0
-    if size < LEAST_MEMORY:
-        raise typer.BadParameter(
-            f"--memory is {text}; write it as 2GB or 512MB, at least {LEAST_MEMORY >> 20}MB"
-        )
-    return size
