@@ -35,7 +35,7 @@ def follow_launcher(name: str, saves: bool = False) -> None:
     """End when told by the launcher, and when it is gone, however it ended, or stopped for good.
 
     name: what this process is called where the launcher looks for its beat.
-    saves: whether it is given time to save where the whole run is told to stop.
+    saves: whether it is given time to save where the whole run gets a signal to stop.
     """
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))  # the launcher says it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -57,7 +57,7 @@ def follow_launcher(name: str, saves: bool = False) -> None:
             elif time.monotonic() - runs > patience:
                 text = f"the launcher (pid {parent}) was stopped {patience:g} s ago: {name} ends"
                 print(text, file=sys.stderr, flush=True)
-                record_failure(RuntimeError(text))  # for the launcher, should it go on
+                record_failure(RuntimeError(text))  # for the launcher, should it continue
                 os._exit(1)
         if folder is not None:  # it left them, if it was killed
             shutil.rmtree(Path(folder).parent, ignore_errors=True)
@@ -82,7 +82,7 @@ def _heed_sigterm() -> None:
 
 
 def _end() -> None:
-    """Save if the whole run was told to stop or is to grow, else leave it or end.
+    """Save if the whole run got a signal to stop or is to grow, else leave it or end.
 
     The launcher knows which.
     """

@@ -57,7 +57,7 @@ def launch(
     """Run `python -m MODULE ARGUMENTS` as this host's ranks and wait for them.
 
     ending: of the message about a rank that failed, what to do then.
-    can_save: whether ranks that are told to end are given the time to save.
+    can_save: whether ranks that get a signal to end are given the time to save.
     growth: when they are to make room for more of them (MoreRanks).
     """
     hosts, host = host_of(section)
@@ -209,7 +209,7 @@ def _wait_for_hosts(store: RunStore, section: LaunchSection, hosts: int) -> None
 
 
 class Met(RendezvousHandler):
-    """Hosts that have met, as the agent wants to be told of it."""
+    """Hosts that have met, in the form that the agent wants."""
 
     def __init__(self, store: RunStore, hosts: int, host: int, address: str):
         self._info = RendezvousInfo(store, host, hosts, RendezvousStoreInfo(address, 0))
@@ -240,7 +240,7 @@ rendezvous_handler_registry.register(Met.__name__, lambda given: given.config["m
 
 
 def silence_torch() -> None:
-    """We report failures ourselves. Loggers of torch's have levels of their own, each of them."""
+    """We report failures ourselves. Loggers of torch's each have their own level."""
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
             logging.getLogger(name).setLevel(logging.CRITICAL)

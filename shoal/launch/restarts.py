@@ -1,6 +1,6 @@
 """Restarts: a run that failed is brought back from its last checkpoint, without a person.
 
-A new set of processes, servers included, goes on with `--resume`; so nothing is in it that the
+A new set of processes, servers included, continues with `--resume`; so nothing is in it that the
 failure may have spoiled, and the numbers are those of a run that never failed. Where fewer ranks
 are allowed (launch.min_nproc), a run that lost one continues without it, and grows again later:
 when a checkpoint shows that it makes progress, its ranks are asked to save and to end, and all of
@@ -58,14 +58,14 @@ def growing(growth: Growth | None, beats: Path) -> Iterator[None]:
 
 
 class Restarts:
-    """How often a run was brought back, and on how many processes it goes on."""
+    """How often a run was brought back, and on how many processes it continues."""
 
     def __init__(self, section: LaunchSection, folder: RunFolder | None):
         self.section, self.folder = section, folder
         self.nproc, self.done = section.nproc, 0
 
     def again(self, error: LaunchError) -> None:
-        """Tell of a failure and go on, where a rank was lost and fewer may be with one less."""
+        """Report a failure and continue; where a rank was lost and fewer may be, with one less."""
         if not error.passing or self.done == self.section.max_restarts:
             if self.done:
                 error.args = (f"{error} (restarts before: {self.done})",)
@@ -87,7 +87,7 @@ class Restarts:
         return Growth(self.section.regrow, lambda: self._newest != first)
 
     def grow(self) -> None:
-        """Go on with all processes again."""
+        """Continue with all processes again."""
         self.nproc = self.section.nproc
         text = f"going on from {self._where} on all {self._ranks} again (launch.regrow)"
         print(text, file=sys.stderr, flush=True)

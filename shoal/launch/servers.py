@@ -3,8 +3,8 @@
 They are processes of the command `shoal server`. Where all is on one host they listen on Unix
 sockets in a folder that only this user may enter. They end by themselves when every worker said
 goodbye; they are ended when the run fails, and they end when whoever started them is gone. One that
-keeps a journal is started again when it was killed, and goes on where it was. Where several hold
-the same rows (replicas), one that fails is told of, and the run goes on without it.
+keeps a journal is started again when it was killed, and continues where it was. Where several hold
+the same rows (replicas), one that fails is reported, and the run continues without it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Servers(Children):
         # Of all hosts. Server k of the list has the rows of number k % shards.
         self._total = len(config.strategy.ps.addresses) or count
         self._shards = self._total // self.replicas
-        self._left_out: set[int] = set()  # that have failed, and others go on
+        self._left_out: set[int] = set()  # that have failed, and others continue
         self.timeout, self.keys = config.strategy.ps.timeout, config.strategy.ps.keys
         self.plain, self.journal = config.strategy.ps.plain, config.strategy.ps.journal
         self.tiers = config.rows.tiers
@@ -124,7 +124,7 @@ class Servers(Children):
             return True
 
     def _leave_out(self, number: int) -> bool:
-        """Whether the run goes on without a server that failed, because another has its rows."""
+        """Whether the run continues without a server that failed, because another has its rows."""
         with self._lock:
             if number in self._left_out or self._over.is_set():
                 return True

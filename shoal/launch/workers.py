@@ -1,4 +1,4 @@
-"""Workers that come and go: start this host's, and tell of those that are lost; the run goes on.
+"""Workers that come and go: start this host's, and report those that are lost; the run continues.
 
 No worker knows another, so none is a rank: each is a process by itself that the servers lend
 batches to. The run is over when the servers say so; it fails when none of its workers is left.
@@ -51,7 +51,7 @@ class Workers(Children):
     def wait(self, culprit: Callable[[], str | None]) -> None:
         """Until none is left; LaunchError where all of them failed by themselves.
 
-        culprit: what is told of a server that has failed, which ends the run.
+        culprit: the message about a server that has failed, which ends the run.
         """
         with self._heeding():
             while len(self._known) < len(self._processes):

@@ -61,7 +61,7 @@ class Facts:
     labels: tuple[Label, ...] = ()  # none: one, of clicks
     # of models that read features
     features: tuple[Feature, ...] = ()
-    apart: bool = False  # a batch has a field per feature; else `slots` and `dense` hold them all
+    per_feature: bool = False  # a batch has a field for each feature; else `slots` and `dense`
     table: FeatureTable | None = None
     knowledge: Knowledge | None = None
 
@@ -100,6 +100,7 @@ class Model(nn.Module):
 
     kind: ClassVar[Literal["general", "sequential", "clicks"]] = "general"
     reads_features: ClassVar[bool] = False  # True: batches have the features of users and items
+    reads_history: ClassVar[bool] = False  # True: of clicks, a feature is what the user took before
     trainable: ClassVar[bool] = True  # False: nothing to optimise, one pass decides (Pop)
     samples: ClassVar[Samples] = "interactions"
     reads_times: ClassVar[bool] = False
@@ -148,7 +149,7 @@ class Model(nn.Module):
     def same_width(self, dim: int) -> None:
         """Refuse features of other widths, where all vectors are added or multiplied."""
         for feature in self.facts.sparse:
-            if self.facts.apart and feature.dim not in (None, dim):
+            if self.facts.per_feature and feature.dim not in (None, dim):
                 raise ValueError(
                     f"{type(self).__name__} adds or multiplies the vectors of features, so all are "
                     f"{dim} wide, and data.features.{feature.name}.dim is {feature.dim}; leave it "
@@ -235,9 +236,9 @@ class ClickModel(Model):
 
     A batch of a click log has ids `slots`: a tensor [b, num_slots] where every slot holds one id,
     else a Jagged of b * num_slots lists, sample after sample; and dense `dense` [b, num_dense]
-    where there are any. Where features are described (`facts.apart`) a batch has ids and dense
-    values by feature instead: `embeddings`, `slots`, `flat` and `dense` read either. Labels are
-    [b], 1 for a click, or [b, labels] where there are several.
+    where there are any. With `facts.per_feature` a batch has ids and dense values by feature
+    instead: `embeddings`, `slots`, `flat` and `dense` read either. Labels are [b], 1 for a click,
+    or [b, labels] where there are several.
     """
 
     kind = "clicks"
@@ -255,43 +256,36 @@ class ClickModel(Model):
             )
 
     def embeddings(self, dim: int, init: Init, beside: str = "") -> Embeddings:
-        """A table for every feature, or the one of all slots; `dim` wide unless a feature says so.
+        """A table for every feature, or one of all slots; `dim` wide unless a feature has its own.
 
         beside: of other tables for the same ids, the ending of their names; all are `dim` wide.
         """
-        if not self.facts.apart:
+        if not self.facts.per_feature:
             return Embeddings({"slots": Table("slots" + beside, dim, self.facts.rows, init)})
-        return Embeddings(
-            {
-                feature.name: Table(
-                    feature.table + beside,
-                    dim if beside else feature.dim or dim,
-                    feature.rows,
-                    init,
-                    # id 0 is a missing value: it says nothing
-                    padding=0,
-                )
-                for feature in self.facts.sparse
-            }
-        )
+        tables = {}
+        for feature in self.facts.sparse:  # id 0 is a missing value
+            width = dim if beside else feature.dim or dim
+            name = feature.table + beside
+            tables[feature.name] = Table(name, width, feature.rows, init, padding=0)
+        return Embeddings(tables)
 
     def width(self, dim: int) -> int:
         """How wide the rows of all features are side by side."""
-        if not self.facts.apart:
+        if not self.facts.per_feature:
             return self.facts.num_slots * dim
         return sum(feature.dim or dim for feature in self.facts.sparse)
 
     def slots(self, embed: Embeddings, batch: Batch) -> Tensor:
         """The row of every feature, pooled where it has several ids: [b, num_slots, dim].
 
-        Features that are apart stay so in memory, one after the other: sums over them are quick,
-        and their gradients need no copies.
+        Separate features stay one after the other in memory: sums over them are quick, and their
+        gradients need no copies.
         """
         if "slots" in embed.fields:
-            rows = embed.pooled("slots", batch)
-            return rows.view(batch.size, self.facts.num_slots, rows.shape[-1])
-        apart = list(self.rows(embed, batch, self.facts.sparse).values())
-        return torch.stack(apart).transpose(0, 1)
+            packed = embed.pooled("slots", batch)
+            return packed.view(batch.size, self.facts.num_slots, packed.shape[-1])
+        rows = list(self.rows(embed, batch, self.facts.sparse).values())
+        return torch.stack(rows).transpose(0, 1)
 
     def flat(self, embed: Embeddings, batch: Batch) -> Tensor:
         """The same side by side, of any widths: [b, width]."""
@@ -302,7 +296,7 @@ class ClickModel(Model):
     def rows(
         self, embed: Embeddings, batch: Batch, features: tuple[Feature, ...]
     ) -> dict[str, Tensor]:
-        """Rows of some features, where they are apart, by name: [b, its dim] each."""
+        """Rows of some separate features, by name: [b, its dim] each."""
         how: dict[str, Any] = {one.name: one.pooling for one in features}
         return embed.each_pooled(batch, how)
 
@@ -311,7 +305,7 @@ class ClickModel(Model):
         if not self.facts.num_dense:
             device = batch.flat_ids(next(iter(batch.ids))).device
             return torch.zeros(batch.size, 0, device=device)
-        if not self.facts.apart:
+        if not self.facts.per_feature:
             return batch.dense["dense"]
         parts = [batch.dense[f.name].view(batch.size, f.width) for f in self.facts.numeric]
         return torch.cat(parts, 1)

@@ -72,7 +72,7 @@ class Offering:
         self.possible = wanted
         self.ring: Any = None  # where rows that come may stand
         self._offered: Offered | None = None  # the last one, until it is answered
-        self._number = 0  # of the request that told of it
+        self._number = 0  # of the request that named it
         self.made = 0  # offers so far
 
     def flags(self, flags: int) -> int:

@@ -29,7 +29,7 @@ from shoal.runs.catalogue import RunCatalogue
 from shoal.runs.predictions import Predictor
 from shoal.runs.recommender import Ranking, Recommender
 from shoal.runs.run import connect_as, resolve_run
-from shoal.training.checkpoint.belonging import check_fingerprint
+from shoal.training.checkpoint.reading import check_fingerprint
 from shoal.training.checkpoint.writing import Checkpoints, give
 from shoal.training.run_folder import RunFolder, start_logging
 from shoal.world.world import World
@@ -92,7 +92,7 @@ class Trained:
         ranking = self.parts.model.options.RANKING
         saved = _for_use(self.state["fingerprint"], ranking)
         now = _for_use(self.parts.fingerprint, ranking)
-        check_fingerprint(saved, now, self.folder, self.parts.model.options)
+        check_fingerprint(saved, now, self.folder.path, self.parts.model.options)
         give(self.parts.strategy, newest)
         self.model = self.parts.model.eval()
 

@@ -5,7 +5,7 @@ train.log         the log
 metrics.jsonl     a line per epoch
 result.json       the outcome
 failure.json      why it ended without one: {"state": "failed", "reason": "one line"}
-model/            of a model of one's own: a copy of its file, and its SHA-256
+model/            of a custom model: a copy of its file, and its SHA-256
 checkpoints/      see checkpoint.py
 tensorboard/      curves
 """
@@ -244,7 +244,7 @@ def _epoch_of(line: str) -> float:
 
 
 class LogFile(logging.FileHandler):
-    """A log file that gives up, and says so once, when it cannot be written."""
+    """A log file that gives up, and reports it once, when it cannot be written."""
 
     def _open(self) -> TextIOWrapper:
         return cast(TextIOWrapper, open(self.baseFilename, self.mode, opener=no_links))

@@ -23,7 +23,7 @@ class Stopping:
 
     def __init__(self) -> None:
         self.signal: int | None = None  # that told it
-        self.may_leave = False  # whether it may go while the others of its run go on
+        self.may_leave = False  # whether it may go while the others of its run continue
         self.everyone = False  # whether the whole run was told
         self._looked = False  # whether somebody looks
         self._grace = 0.0  # seconds there are to save

@@ -132,7 +132,7 @@ WIDTHS = (
 
 @pytest.mark.parametrize("name", ["FFM", "NFM", "PNN", "Wukong", *ANY_WIDTH])
 def test_widths_of_features(name: str) -> None:
-    facts = replace(facts_of(name), features=WIDTHS, apart=True, num_slots=2, num_dense=1)
+    facts = replace(facts_of(name), features=WIDTHS, per_feature=True, num_slots=2, num_dense=1)
     if name in ANY_WIDTH:
         model = make_model(name, facts)
         assert model.width(4) == 3 + 4

@@ -58,16 +58,6 @@ def test_attention_sees_everything_but_pads() -> None:
     torch.testing.assert_close(attention(x, pads)[~pads], want[~pads])
 
 
-def test_wanted_places_are_those_of_the_whole() -> None:
-    torch.manual_seed(0)
-    transformer = Transformer(2, 2, 8, 16, causal=False).double().eval()
-    x = torch.randn(4, 5, 8, dtype=torch.float64)
-    pads = torch.arange(5) >= torch.tensor([[5], [3], [1], [4]])
-    wanted = torch.tensor([0, 6, 10, 18])
-    every = transformer(x, pads).flatten(0, 1)
-    torch.testing.assert_close(transformer(x, pads, wanted), every[wanted])
-
-
 def test_a_row_of_pads_alone_is_finite() -> None:
     transformer = Transformer(1, 2, 8, 16, causal=False)
     states = transformer(torch.randn(2, 3, 8), torch.tensor([[True] * 3, [False] * 3]))
@@ -229,12 +219,6 @@ def test_it_learns_taste_beyond_popularity(loss: str) -> None:
         for batch in parts.reader.batches(epoch):
             parts.strategy.train_step(batch, 0.01)
     assert parts.evaluator.evaluate(parts.model, "test")["ndcg@10"] > 1.5 * floor
-
-
-def test_sampled_softmax_wants_negatives() -> None:
-    without = parts_of(model__loss_type="sampled")
-    with pytest.raises(ValueError, match=r"set train\.negatives\.num"):
-        without.model(next(without.reader.batches(0)))
 
 
 def test_debias_takes_popularity_off_the_scores() -> None:

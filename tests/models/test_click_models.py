@@ -212,40 +212,6 @@ def test_a_slice_without_samples_has_a_loss_of_0(case: str, lists: bool) -> None
 # --- learning
 
 
-def planted(size: int) -> tuple[Batch, float]:
-    """Clicks of a logistic model with weights for ids and dense values; its own log loss."""
-    random = torch.Generator().manual_seed(9)
-    weights = torch.randn(ROWS, generator=random)
-    ids = torch.randint(0, ROWS // SLOTS, (size, SLOTS), generator=random)
-    ids = ids + torch.arange(SLOTS) * (ROWS // SLOTS)
-    dense = torch.randn(size, DENSE, generator=random)
-    truth = weights[ids].sum(1) + dense @ torch.tensor([1.0, -0.5, 0.5])
-    chances = truth.sigmoid()
-    labels = (torch.rand(size, generator=random) < chances).float()
-    best = torch.nn.functional.binary_cross_entropy(chances, labels)
-    return Batch(size, {"slots": ids}, {"dense": dense}, labels), float(best)
-
-
-@EVERY
-def test_learns_what_was_planted(case: str) -> None:
-    data, best = planted(10_000)
-    train, test = data.rows(0, 8000), data.rows(8000, 10_000)
-    clicked = float(test.labels.mean())  # type: ignore[union-attr]
-    constant = -clicked * math.log(clicked) - (1 - clicked) * math.log(1 - clicked)
-    assert constant - best > 0.15
-    model = plain(case)
-    strategy = Single()
-    strategy.setup(model, OptimizerSection(name="adam", lr=0.01), seed=1)
-    for step in range(240):
-        start = 100 * step % 8000
-        strategy.train_step(train.rows(start, start + 100))
-    model.eval()
-    with torch.no_grad():
-        output = model(test)
-    loss = float(output.loss) / int(output.count)
-    assert loss < constant - 0.7 * (constant - best)  # most of what there is to learn
-
-
 @EVERY
 def test_learns_without_dense_values_from_tables_that_grow(case: str) -> None:
     facts = Facts(num_slots=SLOTS, num_dense=0, rows=None)

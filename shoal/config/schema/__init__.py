@@ -28,6 +28,7 @@ from shoal.config.schema.data import (
     PlantedClicksSection,
     PlantedSection,
     SplitSection,
+    add_format,
 )
 from shoal.config.schema.launch import DecaySection, LaunchSection, RunSection, StartSection
 from shoal.config.schema.strategy import ServersSection, StrategySection
@@ -64,6 +65,7 @@ __all__ = [
     "ServersSection",
     "SplitSection",
     "StrategySection",
+    "add_format",
 ]
 
 

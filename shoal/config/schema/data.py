@@ -9,12 +9,18 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator, with_config
 from typing_extensions import TypedDict
 
+from shoal.config.choices import Choices
 from shoal.config.intervals import parse_intervals
 from shoal.config.section import RUN, STRICT, Section
 
 MOST_ROWS = 1 << 40  # of a table or a data set: what its bytes are counted in must not overflow
 MOST_COLUMNS = 1 << 16  # of a click log
-CLICK_FORMATS = ("slots", "criteo", "planted_clicks")  # csv and parquet hold either
+# Names of data.format; `add_format` adds those that come with a package.
+FORMATS = Choices(
+    *("auto", "atomic", "movielens", "prepared", "planted", "random", "planted_clicks"),
+    *("slots", "criteo", "csv", "parquet", "arrow", "jsonl"),
+)
+CLICK_FORMATS = ["slots", "criteo", "planted_clicks"]  # csv and parquet hold either
 GENERATED = ("planted", "random", "planted_clicks")  # names and formats of data that Shoal makes
 DATASETS = "dataset"  # the default of data.path
 PREPARED = "manifest.json"  # the file that makes a folder a prepared one
@@ -75,6 +81,14 @@ def _tab(text: object) -> object:
 
 Intervals = Annotated[str, AfterValidator(_intervals)]
 Character = Annotated[str, Field(min_length=1, max_length=1)]
+
+
+def add_format(name: str, click_log: bool = False) -> None:
+    """Allow a name of data.format; click_log: its files hold click logs alone."""
+    if name != "tables":  # those of data.files, whatever their format
+        FORMATS.add(name)
+    if click_log and name not in CLICK_FORMATS:
+        CLICK_FORMATS.append(name)
 
 
 class FieldsSection(Section):
@@ -210,21 +224,9 @@ class DataSection(Section):
         description="folder that holds data sets: PATH/NAME/NAME.inter; without data.name, the "
         "data set's own folder",
     )
-    format: Literal[
-        "auto",
-        "atomic",
-        "movielens",
-        "prepared",
-        "planted",
-        "random",
-        "planted_clicks",
-        "slots",
-        "criteo",
-        "csv",
-        "parquet",
-        "arrow",
-        "jsonl",
-    ] = Field("auto", description="auto: by what is there, see docs/data.md")
+    format: Annotated[str, FORMATS] = Field(
+        "auto", description="auto: by what is there, see docs/data.md"
+    )
     files: dict[str, str] | None = Field(
         None,
         description="your own tables: inter (or train, valid and test), user, item -> a file, "

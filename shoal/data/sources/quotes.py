@@ -44,7 +44,7 @@ class Cells:
             return body
         between, quote = re.escape(self.separator.encode()), re.escape(self.quote.encode())
         before, after = quote + between, between + quote
-        found = rb"(?<=%s)NULL(?=\n|$|%s)|(?<=\n)NULL(?=%s)" % (before, after, after)
+        found = rb"(?<=%s)NULL(?=\n|$|%s)|(?:^|(?<=\n))NULL(?=%s)" % (before, after, after)
         return re.sub(found, b"", body)
 
     def without_quotes(self, body: bytes) -> bytes | None:

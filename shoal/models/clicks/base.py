@@ -19,9 +19,8 @@ class Flat(ClickModel):
     @dataclass
     class Options(ClickModel.Options):
         dim: int = 9
-        initial_range: float = (
-            0.01  # first values lie within +- this; products near 0 carry no signal
-        )
+        # first values lie within +- this; products near 0 carry no signal
+        initial_range: float = 0.01
 
     def __init__(self, options: Any, facts: Facts):
         super().__init__(options, facts)
@@ -47,9 +46,8 @@ class Vectors(ClickModel):
     @dataclass
     class Options(ClickModel.Options):
         dim: int = 9
-        initial_range: float = (
-            0.01  # first values lie within +- this; from 0 they would never leave
-        )
+        # first values lie within +- this; from 0 they would never leave
+        initial_range: float = 0.01
 
     @property
     def num_vectors(self) -> int:

@@ -1,6 +1,6 @@
 """FinalMLP: An Enhanced Two-Stream MLP Model for CTR Prediction, Mao et al., AAAI 2023.
 
-Two perceptrons read the features through gates of their own, and meet in a bilinear form:
+Two perceptrons read the features through separate gates, and meet in a bilinear form:
 
     s_k   = relu layers of 2 sigmoid(gate_k(x)) * x        for k = 1, 2
     logit = b + <w_1, s_1> + <w_2, s_2> + sum over heads of s_1h^T W_h s_2h

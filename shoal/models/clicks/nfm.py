@@ -24,9 +24,8 @@ class NFM(FM):
     @dataclass
     class Options(FM.Options):
         dim: int = 16
-        initial_range: float = (
-            0.1  # first values lie within +- this; their products are what is read
-        )
+        # first values lie within +- this; their products are what is read
+        initial_range: float = 0.1
         layers: list[int] = field(default_factory=lambda: [400, 400])
         dropout: float = 0.0
 

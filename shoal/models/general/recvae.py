@@ -67,7 +67,7 @@ class RecVAE(Autoencoder):
     def posterior(self, lists: Jagged, whole: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Mean and ln of the variance of users by their items: [b, latent] each.
 
-        whole: users of whom nothing is hidden, bool [b, 1]; None: of nobody.
+        whole: users of whom nothing is hidden, bool [b, 1]; None: nobody.
         """
         kept = None
         if whole is not None:
@@ -99,10 +99,10 @@ class RecVAE(Autoencoder):
         mean, logvar = self.posterior(lists, decoding)
         z = mean + 0.01 * normal_like(mean) * torch.exp(0.5 * logvar)
         z = torch.where(decoding, z.detach(), z)
-        apart = (log_normal(z, mean, logvar) - self.log_prior(z, old)).sum(1)
-        apart = torch.where(decoding.squeeze(1), apart.detach(), apart)
+        distance = (log_normal(z, mean, logvar) - self.log_prior(z, old)).sum(1)
+        distance = torch.where(decoding.squeeze(1), distance.detach(), distance)
         weight = self.options.gamma * lists.lengths if self.options.gamma else self.options.beta
-        loss = (weight * apart).sum() - self.likelihood(z, decoding.squeeze(1), lists)
+        loss = (weight * distance).sum() - self.likelihood(z, decoding.squeeze(1), lists)
         return Output(loss, batch.size)
 
     def log_prior(self, z: Tensor, old: tuple[Tensor, Tensor]) -> Tensor:

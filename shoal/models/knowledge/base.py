@@ -31,7 +31,10 @@ class Triples:
 
 
 class KnowledgeModel(Model):
-    """Learns from pairs (item, negative) and from triples (head, relation, tail)."""
+    """Learns from pairs (item, negative) and from triples (head, relation, tail).
+
+    candidates [b, 1 + k] -> scores [b, 1 + k]    triples, one a sample: heads, tails [b, d]
+    """
 
     heads: Tensor  # [triples]
     relations: Tensor
@@ -60,7 +63,7 @@ class KnowledgeModel(Model):
             "item_node": torch.where(alone, behind, graph.item_entity),
         }
         for name, value in made.items():
-            self.register_buffer(name, value.long(), persistent=False)  # the data makes it anew
+            self.register_buffer(name, value.long(), persistent=False)  # rebuilt from the data
 
     def both_ways(self, back: int = 0) -> Edges:
         """The triples as edges from head to tail and back; `back` is added to relations there."""
@@ -99,12 +102,6 @@ class KnowledgeModel(Model):
         chosen = (numbers[:, 0] * total).long().clamp(max=total - 1)
         others = 1 + (numbers[:, 1] * tails).long().clamp(max=tails - 1)
         return Triples(self.heads[chosen], self.relations[chosen], self.tails[chosen], others)
-
-
-def pointwise(scores: Tensor) -> Output:
-    """Cross entropy of scores [b, 1 + k], of items against 1 and of their negatives against 0."""
-    loss = -F.logsigmoid(scores[:, 0]).sum() - F.logsigmoid(-scores[:, 1:]).sum()
-    return Output(loss, scores.numel())
 
 
 def moved_by(vectors: Tensor, by: Tensor, matrices: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from shoal.models.nn.mlp import begin_normal
 
 
 class KGAT(Spread):
-    """Attention is made anew in every step and, as in the paper, learned by TransR alone."""
+    """Attention is computed in every step and, as in the paper, learned by TransR alone."""
 
     head_nodes: Tensor  # [n]: the heads of every relation, relation after relation
     head_counts: Tensor  # [relations]: how many each has

@@ -1,6 +1,6 @@
 """KGCN: Knowledge Graph Convolutional Networks for Recommender Systems, Wang et al., WWW 2019.
 
-An item is what its neighbours in the graph are, as far as the user minds their relations:
+An item is what its neighbours in the graph are, weighed by what their relations are to the user:
 
     n(v) = sum over neighbours of softmax(<u, r>) e        e_v <- act(W (e_v + n(v)) + b)
     score = <u, e_item after n_iter rounds>
@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts, Output, item_blocks
-from shoal.models.knowledge.base import KnowledgeModel, pointwise
+from shoal.models.knowledge.base import KnowledgeModel
+from shoal.models.nn.losses import pointwise_loss
 from shoal.models.nn.mlp import begin_normal
 
 
 class KGCN(KnowledgeModel):
-    """Convolution over drawn neighbours, weighed by the user; edges are gone both ways."""
+    """Convolution over drawn neighbours, weighed by the user; edges are walked both ways."""
 
     near: Tensor  # [nodes, neighbours]
     by: Tensor  # their relations; 0: the node has none and is its own neighbour
@@ -51,7 +52,8 @@ class KGCN(KnowledgeModel):
         begin_normal(self.rounds)
 
     def forward(self, batch: Batch) -> Output:
-        return pointwise(self.score(batch, self.candidates(batch)))
+        scores = self.score(batch, self.candidates(batch))
+        return Output(pointwise_loss(scores), scores.numel())
 
     def score(self, batch: Batch, items: Tensor) -> Tensor:
         users = self.embed.field(self.facts.user_field, batch)
@@ -72,11 +74,11 @@ class KGCN(KnowledgeModel):
         nodes [b or 1, n, 1], then their neighbours [.., k], theirs [.., k * k], ...; rows of all
         """
         vectors = list(rows.split([one.shape[2] for one in nodes], 2))
-        minds = (users @ self.by_relation.T)[:, None, None, :]  # [b, 1, 1, relations]
+        valued = (users @ self.by_relation.T)[:, None, None, :]  # [b, 1, 1, relations]
         weights = []  # of the neighbours of a layer's nodes: [b, n, nodes, neighbours]
         for one in nodes[:-1]:
             by = self.by[one].expand(len(users), -1, -1, -1)
-            weights.append(minds.expand(*by.shape[:3], -1).gather(3, by).softmax(3))
+            weights.append(valued.expand(*by.shape[:3], -1).gather(3, by).softmax(3))
         for number, layer in enumerate(self.rounds):
             last = number == len(self.rounds) - 1
             vectors = [

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.models.base import Batch, Facts, Output, Retrieval
-from shoal.models.knowledge.base import KnowledgeModel, pointwise
+from shoal.models.knowledge.base import KnowledgeModel
+from shoal.models.nn.losses import pointwise_loss
 from shoal.models.nn.mlp import MLP, begin_normal
 
 
@@ -70,7 +71,7 @@ class MKR(KnowledgeModel, Retrieval):
 
     def forward(self, batch: Batch) -> Output:
         users = self.encode_query(batch).unsqueeze(1)
-        output = pointwise((users * self.encode_item(self.candidates(batch))).sum(2))
+        scores = (users * self.encode_item(self.candidates(batch))).sum(2)
         drawn = self.draw(batch.size)
         _, heads = self._together(self.node_item[drawn.heads], drawn.heads)
         relations = self.relation_layers(self.by_relation[drawn.relations])
@@ -78,7 +79,8 @@ class MKR(KnowledgeModel, Retrieval):
         ends = self.embed.rows("node", torch.stack([drawn.tails, drawn.others], 1))
         margins = (expected * (ends[:, 0] - ends[:, 1])).sum(1)
         of_graph = -F.logsigmoid(margins).sum()
-        return Output(output.loss + self.options.kg_weight * of_graph, output.count)
+        loss = pointwise_loss(scores) + self.options.kg_weight * of_graph
+        return Output(loss, scores.numel())
 
     def _together(self, items: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """Items and the nodes that they are, after all units."""

@@ -18,9 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.models.base import Batch, Embeddings, Facts, Init, Output, Table, item_blocks
-from shoal.models.knowledge.base import KnowledgeModel, moved_by, pointwise
+from shoal.models.knowledge.base import KnowledgeModel, moved_by
 from shoal.models.nn.edges import Edges
+from shoal.models.nn.losses import pointwise_loss
 from shoal.models.nn.mlp import begin_normal
+from shoal.models.nn.transformer import HIDDEN
 
 
 class RippleNet(KnowledgeModel):
@@ -71,11 +73,12 @@ class RippleNet(KnowledgeModel):
         their_tails, their_sent = (
             F.embedding(place, x.flatten(1)).unflatten(1, x.shape[1:]) for x in (tails, sent)
         )
-        output = pointwise(self._scores(vectors, their_tails, their_sent, real[place]))
+        scores = self._scores(vectors, their_tails, their_sent, real[place])
         known = (heads * self._moved(tails, self.memory[users][..., 1])).sum(3)
         times = torch.bincount(place, minlength=len(users))
         of_graph = ((known.sigmoid() * real).sum((1, 2)) * times).sum()
-        return Output(output.loss - self.options.kg_weight * of_graph, output.count)
+        loss = pointwise_loss(scores) - self.options.kg_weight * of_graph
+        return Output(loss, scores.numel())
 
     def score(self, batch: Batch, items: Tensor) -> Tensor:
         users = batch.tensor(self.facts.user_field)
@@ -102,7 +105,7 @@ class RippleNet(KnowledgeModel):
         total = torch.zeros_like(vectors)
         for hop in range(self.options.n_hop):
             scores = vectors @ sent[:, hop].mT  # [b, n, memory]
-            shares = scores.masked_fill(~real[:, hop].unsqueeze(1), -1e9).softmax(2)
+            shares = scores.masked_fill(~real[:, hop].unsqueeze(1), HIDDEN).softmax(2)
             found = shares @ tails[:, hop]  # tails of missing triples are zeros
             total = total + found
             vectors = self.change(vectors + found)

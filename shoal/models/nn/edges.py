@@ -23,7 +23,7 @@ class Edges(nn.Module):
         made = {"heads": heads[order], "relations": relations[order], "tails": tails[order]}
         made["starts"] = F.pad(torch.bincount(heads, minlength=nodes).cumsum(0), (1, 0))
         for name, value in made.items():
-            self.register_buffer(name, value, persistent=False)  # the data makes it anew
+            self.register_buffer(name, value, persistent=False)  # rebuilt from the data
 
     def __len__(self) -> int:
         return len(self.heads)

@@ -66,6 +66,11 @@ def against_negatives(
     return (logits.logsumexp(1) - logits[:, 0]).sum(), len(states)
 
 
+def pointwise_loss(scores: Tensor) -> Tensor:
+    """Cross entropy of scores [b, 1 + k], of items against 1 and of their negatives against 0."""
+    return -F.logsigmoid(scores[:, 0]).sum() - F.logsigmoid(-scores[:, 1:]).sum()
+
+
 def in_batch_softmax(
     queries: Tensor, items: Tensor, ids: Tensor, gather: Gather, logq: Tensor | None
 ) -> Tensor:

@@ -12,7 +12,6 @@ from torch.nn.functional import linear, pad
 from shoal.kernels.linear_relu import Mask, linear_relu, takes_mask_key
 from shoal.models.nn.dropout import Dropout, draw_key, draw_mask
 
-ALIGN = 8  # columns; products of other widths take slower kernels on a GPU
 SMALL = 1 << 18  # values of a layer below which, on a CPU, calls cost more than passes over memory
 
 
@@ -27,7 +26,7 @@ class Linear(nn.Linear):
 
     def aligned(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Input and weights, as wide as a GPU wants them."""
-        more = -self.in_features % ALIGN
+        more = -self.in_features % 8  # products of other widths take slower kernels on a GPU
         if not more or not x.is_cuda:
             return x, self.weight
         if x.shape[-1] == self.in_features:

@@ -15,7 +15,10 @@ from shoal.models.options import check_positive
 
 
 class InBatch(Retrieval):
-    """A query and an item of each sample; the items of all other samples are its negatives."""
+    """A query and an item of each sample; the items of all other samples are its negatives.
+
+    queries [b, d]    items of the global batch [n, d]    logits [b, n], the own item right
+    """
 
     embed: Embeddings
     logq: Tensor

@@ -38,8 +38,8 @@ class Word2Vec(Retrieval):
         super().__init__(options, facts)
         width = options.embedding_size
         read = Table("item", width, facts.num_items, Init("normal", width**-0.5), padding=0)
-        said = Table("output", width, facts.num_items, Init("constant", 0.0), padding=0)
-        self.embed = Embeddings(history=read, target=said, neg_item=said)
+        output = Table("output", width, facts.num_items, Init("constant", 0.0), padding=0)
+        self.embed = Embeddings(history=read, target=output, neg_item=output)
 
     def _window(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Rows of the history, and 1 where an item is in the window: [b, l, d], [b, l]."""

@@ -180,7 +180,7 @@ def at_last(states: Tensor, history: Tensor) -> Tensor:
 
 
 class MultiInterest(Sequential):
-    """A sequential model with [b, k, d] interests of each history."""
+    """A sequential model: history [b, l] -> interests [b, k, d] -> scores of n items [b, n]."""
 
     samples = "prefixes"
 

@@ -172,7 +172,7 @@ class BERT4Rec(Retrieval):
 
     def encode_item(self, ids: Tensor) -> Tensor:
         # The softmax learns how likely an item comes next, and what is popular always is. Less all
-        # of ln(popularity), the score says how much likelier than ever the history makes it.
+        # of ln(popularity), the score is how much likelier than usual the history makes it.
         vectors = self._output(ids)
         if not self.options.debias:
             return vectors

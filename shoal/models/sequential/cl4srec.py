@@ -72,9 +72,9 @@ class CL4SRec(SASRec):
         index = order.argsort(dim=1, stable=True)
         changed = history.gather(1, index)
         changed = torch.where((kind == 0) & (place >= run), 0, changed)
-        gone = (kind == 1) & (keys < self.options.mask) & (changed > 0)
-        vectors = self.embed.rows("history", changed.masked_fill(gone, 0))
-        vectors = torch.where(gone.unsqueeze(-1), self.mask, vectors)
+        masked = (kind == 1) & (keys < self.options.mask) & (changed > 0)
+        vectors = self.embed.rows("history", changed.masked_fill(masked, 0))
+        vectors = torch.where(masked.unsqueeze(-1), self.mask, vectors)
         return F.normalize(at_last(self.encode(vectors), changed), dim=-1)
 
 

@@ -74,8 +74,8 @@ class HSTU(NextItem):
 
 def time_buckets(times: Tensor) -> Tensor:
     """Buckets of t_i+1 - t_j: times [b, l + 1], of items and of what is asked -> [b, l, l]."""
-    apart = (times[:, 1:].unsqueeze(2) - times[:, :-1].unsqueeze(1)).abs().clamp(min=1)
-    return (apart.float().log() / 0.301).long().clamp(max=BUCKETS)
+    between = (times[:, 1:].unsqueeze(2) - times[:, :-1].unsqueeze(1)).abs().clamp(min=1)
+    return (between.float().log() / 0.301).long().clamp(max=BUCKETS)
 
 
 class HSTULayer(nn.Module):

@@ -20,7 +20,7 @@ from shoal.models.sequential.base import NextItem, at_last
 
 
 class NARM(NextItem):
-    """What a session is about, and where it stands."""
+    """What a session is about, and its present state."""
 
     samples = "prefixes"
 

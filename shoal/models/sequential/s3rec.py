@@ -62,8 +62,8 @@ class S3Rec(SASRec):
         wrong = self.embed.rows("target", others)
         margins = (self.to_item(states) * (items - wrong)).sum(2)
         of_items = -(F.logsigmoid(margins) * hidden).sum()
-        told = self.features(history) - self.features(others)  # [b, l, features, d]
-        margins = (self.to_features(states).unsqueeze(2) * told).sum(3)
+        features = self.features(history) - self.features(others)  # [b, l, features, d]
+        margins = (self.to_features(states).unsqueeze(2) * features).sum(3)
         of_features = -(F.logsigmoid(margins).mean(2) * real).sum()
         return of_items + of_features
 

@@ -55,7 +55,7 @@ class TIGER(Model):
         n_layers: int = 2  # of the encoder, and of the decoder
         n_heads: int = 4
         dropout_prob: float = 0.1
-        code_levels: int = 3  # beside the last one, which tells apart items that share the others
+        code_levels: int = 3  # beside the last one, which distinguishes items
         code_size: int = 256  # different codes of a level
         code_steps: int = 300  # steps of the RQ-VAE
         # what items' codes are made of
@@ -89,7 +89,7 @@ class TIGER(Model):
         self._words: list[Tensor] | None = None
 
     def train(self, mode: bool = True) -> TIGER:
-        """As in torch; either way, the tree of codes is made anew: a checkpoint may have others."""
+        """As in torch; it also drops the tree of codes: a checkpoint may have others."""
         self._words = None
         return super().train(mode)
 
@@ -181,7 +181,7 @@ class Decoder(nn.Module):
     def forward(self, x: Tensor, memory: Tensor, pads: Tensor) -> Tensor:
         """States of w texts of t places for each of b memories.
 
-        x [b, w, t, d], memory [b, m, d], pads bool [b, m]: places that nobody looks at -> as x
+        x [b, w, t, d], memory [b, m, d], pads bool [b, m]: places to ignore -> as x
         """
         hidden = pads[:, None, None, :].to(memory.dtype) * HIDDEN  # [b, 1, 1, m]
         for block in self.blocks:

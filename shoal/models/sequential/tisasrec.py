@@ -1,6 +1,6 @@
 """TiSASRec: Time Interval Aware Self-Attention for Sequential Recommendation, Li et al., WSDM 2020.
 
-Attention that also knows how far apart in time two items are, in units of the user's shortest
+Attention that also knows the time between two items, in units of the user's shortest
 interval, at most `time_span` of them:
 
     e_ij = <q_i, k_j + r_ij + p_j>        z_i = sum of softmax(e_i)_j (v_j + r'_ij + p'_j),  j <= i
@@ -46,11 +46,11 @@ class TiSASRec(NextItem):
     def states(self, batch: Batch) -> Tensor:
         history = batch.tensor("history")
         length = num_places(history, self.facts)
-        apart = intervals(batch.tensor("history_time")[:, :length], history)
-        apart = apart.clamp(max=self.options.time_span)
+        spans = intervals(batch.tensor("history_time")[:, :length], history)
+        spans = spans.clamp(max=self.options.time_span)
         x = self.dropout(self.embed.field("history", batch))
         for block in self.blocks:
-            x = block(x, self.positions[:, :length], self.intervals, apart)
+            x = block(x, self.positions[:, :length], self.intervals, spans)
         return self.norm(x)
 
 
@@ -66,14 +66,14 @@ class Block(nn.Module):
         self.attention_dropout = Dropout(options.attn_dropout_prob)
         self.dropouts = nn.ModuleList(Dropout(options.hidden_dropout_prob) for _ in range(2))
 
-    def forward(self, x: Tensor, positions: Tensor, intervals: Tensor, apart: Tensor) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor, intervals: Tensor, spans: Tensor) -> Tensor:
         length, heads = x.shape[1], partial(split_heads, heads=self.heads)
         query, key, value = self.query_key_value(self.norms[0](x)).chunk(3, -1)
         key, value = heads(key + positions[0]), heads(value + positions[1])
         query = heads(query) * (x.shape[-1] // self.heads) ** -0.5  # [b, h, l, d / h]
         # <q_i, r_ij> by interval: q against all of them, then picked. Nothing is [b, l, l, d].
         by_interval = heads(intervals)  # [2, h, spans, d / h]
-        index = apart.unsqueeze(1).expand(-1, self.heads, -1, -1)
+        index = spans.unsqueeze(1).expand(-1, self.heads, -1, -1)
         scores = query @ key.mT + (query @ by_interval[0].mT).gather(3, index)
         later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         weights = self.attention_dropout(scores.masked_fill(later, HIDDEN).softmax(-1))
@@ -85,9 +85,9 @@ class Block(nn.Module):
 
 def intervals(times: Tensor, history: Tensor) -> Tensor:
     """|t_i - t_j| in units of each history's shortest interval above 0: [b, l] -> [b, l, l]."""
-    apart = (times.unsqueeze(2) - times.unsqueeze(1)).abs()
+    spans = (times.unsqueeze(2) - times.unsqueeze(1)).abs()
     steps = (times[:, 1:] - times[:, :-1]).abs()
     number = torch.arange(1, times.shape[1], device=times.device)
     real = (number < lengths(history).unsqueeze(1)) & (steps > 0)
     shortest = F.pad(steps.masked_fill(~real, 1 << 62), (0, 1), value=1 << 62).amin(1)
-    return apart // shortest.view(-1, 1, 1)
+    return spans // shortest.view(-1, 1, 1)

@@ -71,7 +71,7 @@ class Ledger:
         self._lent = 0  # leases so far
         self._back: list[tuple[int, int]] = []  # batches that were given back
         self._next = self._last = 0  # batches that nobody has had
-        self._stops = False  # the whole run was told to stop
+        self._stops = False  # the whole run got a signal to stop
         self._loss, self._losses, self._begun = 0.0, 0, time.monotonic()
 
     @property

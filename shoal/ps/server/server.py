@@ -69,7 +69,7 @@ class Server:
         patience: seconds without any word after which the first worker is not waited for
         folder: where it writes and reads checkpoints; without one it does neither
         plain: listen beyond this host without keys
-        journal: write down what changes it; started again, it goes on where it was
+        journal: write down what changes it; started again, it continues where it was
         tiers: what rows may take of host memory, and the folder of the others; None: no limit
         """
         self.index, self.tiers = index, tiers
@@ -94,7 +94,7 @@ class Server:
     # ---- the loop -------------------------------------------------------------------------------
 
     def serve(self) -> int:
-        """Until all workers said goodbye, or a signal says so; the exit status."""
+        """Until all workers said goodbye, or a signal comes; the exit status."""
         try:
             while True:
                 self._take_one()
@@ -344,7 +344,7 @@ class Server:
             if next(job, OVER) is None:
                 return
             self._carried_out(request)
-        except Exception as error:  # of a file that may hold anything; the server goes on
+        except Exception as error:  # of a file that may hold anything; the server continues
             self._orders(request).pop(request.header.sequence, None)
             self._refuse(request.address, request.header, str(error))
         self._jobs.pop(0)

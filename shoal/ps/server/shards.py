@@ -1,4 +1,4 @@
-"""Shards: a server's rows as files of a checkpoint, written while training goes on.
+"""Shards: a server's rows as files of a checkpoint, written while training continues.
 
 A save forks: the child has the rows of that moment and writes them at its leisure, while the server
 answers on. Files are keyed by id, so any number of servers can load what any number has written.
@@ -39,7 +39,7 @@ _forking = threading.Lock()
 
 
 class ShardWriter:
-    """One save of one server, in a process of its own."""
+    """One save of one server, in its own process."""
 
     def __init__(self, state: State, root: Path | None, save: Save, again: bool = False):
         """root: this server's folder, in which the save names another.
@@ -220,7 +220,7 @@ def load_shards(state: State, root: Path | None, load: Load) -> Iterator[None]:
             step = max(step, taken[table].last_step, 0 if load.fresh else store.step)
         store.step = step
     if load.fresh:
-        state.stores, state.marks = stores, None  # a delta cannot tell of rows that are forgotten
+        state.stores, state.marks = stores, None  # a delta cannot name rows that are forgotten
         if state.index == 0:  # it is the same on all servers, and with the deltas that follow
             for table, number in numbers.items():
                 tell_lost(stores[number], taken[table])

@@ -3,7 +3,7 @@
 sync     a step's gradients wait until every worker's are here, and are applied as one
 async    gradients are applied as they come; a worker far ahead of the slowest one waits, unless
          workers come and go
-geo      workers update copies of their own; what comes is added
+geo      workers update their own copies; what comes is added
 
 A push that is sent twice is applied once; where workers come and go, so are the batches of a push
 that two of them computed.
@@ -194,7 +194,7 @@ class Steps:
     def _apply(self, everyone: list[tuple[Request, Push]]) -> None:
         try:
             self.state.apply([push for _, push in everyone])
-        except Exception as error:  # a part may be applied: nobody may go on with that
+        except Exception as error:  # a part may be applied: nobody may continue with that
             why = f"server {self.state.index} could not apply gradients: {error!r}"
             log.exception("server %d could not apply gradients", self.state.index)
             self.fail(why)
@@ -206,7 +206,7 @@ class Steps:
         self.release()
 
     def _answer_pushes(self, everyone: list[tuple[Request, Push]]) -> None:
-        """Tell the workers of a step that it is done, and what the dense parameters are now."""
+        """Answer the workers of a step that it is done, and what the dense parameters are now."""
         loss = sum(push.loss for _, push in everyone)
         count = sum(push.count for _, push in everyone)
         told = numbers_frame(loss, count)

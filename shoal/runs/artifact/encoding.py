@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -52,9 +52,14 @@ def write_encoder(folder: Path, encoder: FeatureEncoder) -> None:
     for file, ids in words.items():
         write_words(folder, file, ids.words)
     sides: dict[str, Tensor] = {}
+    features: list[Feature] = []
     for number, column in enumerate(table.columns.values()):
-        if column.feature.side in SIDES and not column.feature.cross:
-            count = len(encoder.ids[encoder.fields[column.feature.side]])
+        feature = column.feature
+        if column.of_users is not None:  # a history: what a user took is known of the user
+            feature, column = replace(feature, side="user"), FeatureColumn(feature, column.of_users)
+        features.append(feature)
+        if feature.side in SIDES and not feature.cross:
+            count = len(encoder.ids[encoder.fields[feature.side]])
             values = column.take(np.arange(count))
             if isinstance(values, Tensor):
                 sides[f"{number}.values"] = values.clone()
@@ -65,7 +70,7 @@ def write_encoder(folder: Path, encoder: FeatureEncoder) -> None:
         save_file({name: one.contiguous() for name, one in sides.items()}, folder / SIDES_FILE)
     config = encoder.config
     document = {
-        "features": [asdict(feature) for feature in table.features],
+        "features": [asdict(feature) for feature in features],
         "numbers": {name: asdict(one) for name, one in encoder.encoding.numbers.items()},
         "fills": dict(encoder.fills),
         "types": dict(encoder.types),

@@ -17,7 +17,8 @@ from shoal.data.clicks import ClickLog
 from shoal.data.clicks.per_feature import per_feature
 from shoal.data.encoder import LogEncoder
 from shoal.data.packed import open_text, plain_name
-from shoal.data.sources.tables import read_frame
+from shoal.data.prepared.inputs import form_of
+from shoal.data.sources.table import read_frame
 from shoal.runs.artifact.bulk import parts_of
 from shoal.runs.artifact.loaded import Artifact
 
@@ -49,7 +50,7 @@ def _chances(artifact: Artifact, source: Path, scratch: Path) -> Iterator[np.nda
             spelling = DataSection(separator=artifact.signature["separator"], quote=None)
         else:
             spelling = encoder.config
-        frame = read_frame(source, spelling)
+        frame = read_frame(source, spelling, form_of(source, spelling))
         for first in range(0, len(frame), CHUNK):
             yield artifact.predictor.predict(frame[first : first + CHUNK])
         return

@@ -31,6 +31,8 @@ from shoal.runs.artifact.encoding import write_encoder
 from shoal.runs.artifact.loaded import POPULARITY, Artifact
 from shoal.runs.artifact.tables import CHUNK_ROWS, Kind, RowTable, write_table
 from shoal.runs.artifact.trace import Traced, item_features, trace
+from shoal.runs.catalogue import RunCatalogue
+from shoal.runs.recommender import Recommender
 from shoal.runs.trained import Trained
 from shoal.training.evaluation import ClickEvaluator, Evaluator
 from shoal.world.durable import write_durably
@@ -213,7 +215,7 @@ class Writer:
         asked |= {"items": items, "scores": scores.contiguous()}
         if self.histories:
             some = users[:ASKED_LISTS]
-            lists = self.trained.recommender.rank_users(some, 10)
+            lists = Recommender(RunCatalogue(self.model, evaluator)).rank_users(some, 10)
             for user, best, own in zip(some.tolist(), *lists):
                 asked[f"list.{user}.items"] = torch.from_numpy(best[best > 0])
                 asked[f"list.{user}.scores"] = torch.from_numpy(own[best > 0])
@@ -259,7 +261,7 @@ class Writer:
             raise ValueError(
                 "there is no sample to check the artifact with; name data that has some"
             )
-        known = {one.name for one in facts.sparse} if facts.apart else set()
+        known = {one.name for one in facts.sparse} if facts.per_feature else set()
         lists = {
             name
             for name, one in example.ids.items()
@@ -273,7 +275,7 @@ class Writer:
         """Of a click log with a field for each feature: the column that each is."""
         facts = self.model.facts
         used = {one["name"] for one in document["inputs"] if one["used"]}
-        return {f.name: f.column for f in facts.features if facts.apart and f.name in used}
+        return {f.name: f.column for f in facts.features if facts.per_feature and f.name in used}
 
     # ---- what both write ------------------------------------------------------------------------
 

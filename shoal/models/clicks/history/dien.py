@@ -76,7 +76,7 @@ class DIEN(HistoryModel):
         return replace(output, loss=loss)
 
     def _auxiliary(self, number: int, batch: Batch) -> Tensor:
-        """How badly interests tell the next item, summed over samples: scalar."""
+        """How badly interests predict the next item, summed over samples: scalar."""
         history = self.pairs[number][0]
         reader = self.readers[number]
         assert isinstance(reader, Evolution) and reader.seen and history.rows

@@ -1,6 +1,6 @@
 """AITM: Adaptive Information Transfer Multi-task framework, Xi et al., KDD 2021.
 
-Labels are steps; what a step has learned goes on to the next, which weighs it against its own:
+Labels are steps; what a step has learned is passed to the next, which weighs it against its own:
 
     p = relu(W z of the step before)        q = tower_k of x
     z = attention over {p, q}: sum of softmax(<key, query> / sqrt(d)) value

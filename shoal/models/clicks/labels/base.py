@@ -14,7 +14,7 @@ from shoal.models.nn.mlp import MLP, begin_normal
 
 
 class SeveralLabels(Flat):
-    """Reads x = [v_1, v_2, ..., dense]; answers [b, labels], or [b] where there is one label."""
+    """Reads x = [v_1, v_2, ..., dense] [b, width]; logits [b, labels], or [b] of one label."""
 
     several_labels = True
 
