@@ -15,18 +15,12 @@ from shoal.config.section import RUN, STRICT, Section
 
 MOST_ROWS = 1 << 40  # of a table or a data set: what its bytes are counted in must not overflow
 MOST_COLUMNS = 1 << 16  # of a click log
-
-
 # Names of data.format; `add_format` adds those that come with a package.
 FORMATS = Choices(
     *("auto", "atomic", "movielens", "prepared", "planted", "random", "planted_clicks"),
     *("slots", "criteo", "csv", "parquet", "arrow", "jsonl"),
 )
-
-
 CLICK_FORMATS = ["slots", "criteo", "planted_clicks"]  # csv and parquet hold either
-
-
 GENERATED = ("planted", "random", "planted_clicks")  # names and formats of data that Shoal makes
 DATASETS = "dataset"  # the default of data.path
 PREPARED = "manifest.json"  # the file that makes a folder a prepared one
