@@ -48,18 +48,17 @@ class Reader:
 
         skip: samples before the first batch, where others were given in batches of another size.
         """
-        order = self.order(epoch)
+        order, step = self.order(epoch), self.global_size(size)
         # Several batches are made at once: many small numpy calls would cost more than the work.
-        together = max(1, self.chunk_samples * size // self.batch_size)
-        last = -(-(self.num_samples - skip) // self.batch_size)
+        together = max(1, self.chunk_samples * size // step)
+        last = -(-(self.num_samples - skip) // step)
         chunks = range(start, last, together)
 
         def make(chunk: int) -> list[Batch]:
             slices = []  # of each batch: its first place, how many there are, the first of them
             for number in range(chunk, min(chunk + together, last)):
-                begin = number * self.batch_size + skip
-                count = min(self.batch_size, self.num_samples - begin)
-                first, stop = count * rank // size, count * (rank + 1) // size
+                begin = number * step + skip
+                first, stop = self.cut(min(step, self.num_samples - begin), rank, size)
                 slices.append((begin + first, stop - first, first))
             if size == 1:  # they follow each other
                 begin, count, _ = slices[-1]
@@ -81,6 +80,14 @@ class Reader:
             made = map(make, chunks)
         for batches in made:
             yield from batches
+
+    def global_size(self, size: int) -> int:
+        """Samples of a global batch of `size` ranks."""
+        return self.batch_size
+
+    def cut(self, count: int, rank: int, size: int) -> tuple[int, int]:
+        """This rank's part of a global batch of `count` samples."""
+        return count * rank // size, count * (rank + 1) // size
 
     def order(self, epoch: int) -> Order:
         """Sample numbers in the order of an epoch, by slices."""

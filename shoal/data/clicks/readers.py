@@ -103,13 +103,11 @@ class ClickReader(Reader):
         return Samples.none(self.layout).batch()
 
     def global_size(self, size: int) -> int:
-        """Samples of a global batch."""
         return self.batch_size if self.tile is None else self.tile * size
 
     def cut(self, count: int, rank: int, size: int) -> tuple[int, int]:
-        """This rank's part of a global batch of `count` samples."""
         if self.tile is None:
-            return count * rank // size, count * (rank + 1) // size
+            return super().cut(count, rank, size)
         return min(count, rank * self.tile), min(count, (rank + 1) * self.tile)
 
 
@@ -138,40 +136,18 @@ class InMemory(ClickReader):
         Those of an evaluation, if they are no more than are made at once, are kept for the next.
         """
         asked = (rank, size, start, skip)
-        if self._kept is not None and self._kept[0] == asked:
-            yield from self._kept[1]
+        few = self.num_samples <= self.chunk_samples * size
+        if self.tile is None or self.shuffle or not few:
+            yield from super().batches(epoch, *asked)
             return
-        step, order = self.global_size(size), self.order(epoch)
-        bounds = []
-        for first in range(start * step + skip, self.num_samples, step):
-            low, high = self.cut(min(step, self.num_samples - first), rank, size)
-            bounds.append((first, low, high))
-        # Several batches are made at once: many small numpy calls would cost more than the work.
-        together = max(1, self.chunk_samples * size // step)
-        chunks = (bounds[number : number + together] for number in range(0, len(bounds), together))
+        if self._kept is None or self._kept[0] != asked:
+            self._kept = asked, list(super().batches(epoch, *asked))
+        yield from self._kept[1]
 
-        def make(some: list[tuple[int, int, int]]) -> list[Batch]:
-            stops = np.cumsum([high - low for _, low, high in some]).tolist()
-            if self.shuffle:
-                places = [np.arange(first + low, first + high) for first, low, high in some]
-                made = self.samples.take(order[np.concatenate(places)])
-            elif size == 1:
-                made = self.samples.slice(some[0][0], some[0][0] + stops[-1])
-            else:
-                return [
-                    self.samples.slice(first + low, first + high).batch(low)
-                    for first, low, high in some
-                ]
-            return [
-                made.slice(stop - (high - low), stop).batch(low)
-                for (_, low, high), stop in zip(some, stops)
-            ]
-
-        made = ahead(make, chunks, 1) if self.prefetch else map(make, chunks)
-        for batches in made:
-            if self.tile is not None and not self.shuffle and len(bounds) <= together:
-                self._kept = asked, batches
-            yield from batches
+    def make(self, samples: np.ndarray, epoch: int) -> Batch:
+        if not self.shuffle and len(samples) and samples[-1] - samples[0] == len(samples) - 1:
+            return self.samples.slice(int(samples[0]), int(samples[-1]) + 1).batch()  # views
+        return self.samples.take(samples).batch()
 
 
 def load(files: ClickLog, threads: int = 1, profile: bool = False) -> Samples:
