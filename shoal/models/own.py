@@ -1,10 +1,10 @@
-"""Models of one's own: a class in a Python file or in an installed package.
+"""Users' own models: a class in a Python file or in an installed package.
 
 my_models.py:TwoTower        a class of a file
 package.module:TwoTower      a class of a module that Python finds, here or in this folder
 
-The file is run when the class is looked for. Whoever looks on behalf of a run folder asks for trust
-first (shoal.config.trust).
+The file is run when the class is looked up. For a run folder that needs trust first
+(shoal.config.trust).
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ def check_launchable(name: str) -> None:
     if is_given(name) and ("<locals>" in wanted or place == "__main__"):
         raise ValueError(
             f"the processes of a launch must find {wanted.rpartition('.')[2]} by themselves, and "
-            "it stands in no file, or within a function; put it at the top of a .py file"
+            "it is in no file, or within a function; put it at the top of a .py file"
         )
 
 
 def find_own(name: str) -> type[Model]:
-    """The class that a name says."""
+    """The class of a name."""
     if name in _given:
         return _given[name]
     place, _, wanted = name.rpartition(":")
@@ -103,7 +103,7 @@ def find_own(name: str) -> type[Model]:
 
 
 def code_of(name: str) -> tuple[str, bytes] | None:
-    """The name and the text of the file that a class stands in; None where there is none."""
+    """The name and the text of the file of a class; None where there is none."""
     place = name.rpartition(":")[0]
     file: str | None = place
     if not is_file(name):
@@ -123,7 +123,7 @@ def refuse_while_running(what: str) -> None:
 
 
 class _Loader(SourceFileLoader):
-    """Runs the text of a file, never a compiled form of it that lies somewhere."""
+    """Runs the text of a file, never a compiled form of it."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
@@ -145,7 +145,7 @@ def _run(path: str, name: str) -> ModuleType:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[label] = module  # where the types of its options are looked up
-        with _telling(path, name):
+        with _loading(path, name):
             try:
                 spec.loader.exec_module(module)
             except BaseException:
@@ -159,12 +159,12 @@ def _import(place: str, name: str) -> ModuleType:
     """A module that Python finds, in the present folder too."""
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
-    with _telling(place, name):
+    with _loading(place, name):
         return importlib.import_module(place)
 
 
 @contextmanager
-def _telling(place: str, name: str) -> typing.Iterator[None]:
+def _loading(place: str, name: str) -> typing.Iterator[None]:
     """One message where the user's code fails, with the line."""
     _running.append(place)
     try:

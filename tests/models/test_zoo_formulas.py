@@ -12,12 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from zoo_models import zoo_config
 
-from shoal.data.batch import Batch, Jagged
-from shoal.models.base import Facts
-from shoal.models.general.ease import EASE
-from shoal.models.general.ials import IALS
+from shoal.data.batch import Batch
+from shoal.models.general.directau import uniformity
 from shoal.models.general.ngcf import NGCF
-from shoal.models.general.slim import SLIM
 from shoal.models.nn.dropout import (
     begin_slice,
     begin_step,
@@ -28,10 +25,9 @@ from shoal.models.nn.dropout import (
     uniform_like,
 )
 from shoal.models.nn.graph import Graph
-from shoal.models.nn.in_batch import alike, in_batch_softmax, uniformity
-from shoal.models.nn.item_loss import against_negatives
-from shoal.models.nn.user_items import Taken
-from shoal.models.sequential.hstu import HSTULayer, time_buckets
+from shoal.models.nn.losses import against_negatives, in_batch_softmax
+from shoal.models.sequential.cl4srec import alike
+from shoal.models.sequential.hstu import HSTU, HSTULayer, time_buckets
 from shoal.models.sequential.srgnn import session_graph
 from shoal.models.sequential.tisasrec import Block, TiSASRec, intervals
 from shoal.runs.build import Parts, build
@@ -144,7 +140,8 @@ def test_noise_belongs_to_samples_and_shared_noise_to_all() -> None:
 
 def test_hstu_layer_is_its_formula_and_never_looks_ahead() -> None:
     torch.manual_seed(1)
-    layer = HSTULayer(8, 2, 3, 4, max_len=6, dropout=0.0, eps=1e-6, timed=True)
+    sizes = {"hidden_size": 8, "n_heads": 2, "attention_size": 3, "linear_size": 4}
+    layer = HSTULayer(HSTU.Options(**sizes, linear_dropout_prob=0.0), max_len=6)
     x, times = torch.randn(2, 5, 8), torch.randint(0, 10**6, (2, 6)).cumsum(1)
     found = layer(x, time_buckets(times))
     for b in range(2):
@@ -208,39 +205,6 @@ def test_models_of_every_position_never_look_ahead(name: str) -> None:
 
 
 # --- general models
-
-
-def test_ease_and_slim_solve_what_they_say() -> None:
-    facts = Facts(5, 5, train_users=USERS, train_items=ITEMS)
-    taken = Taken(USERS, ITEMS, 5, 5)
-    x = taken.matrix(torch.arange(5)).double()
-    assert x[4].tolist() == [0, 1, 0, 0, 1] and x.sum() == 9
-    model = SLIM(SLIM.Options(l1=0.1, l2=0.5, sweeps=500, tolerance=1e-9), facts)
-    weights = model.weights.T.double()
-    slope = x.T @ (x @ weights - x) + 0.5 * weights + 0.1  # of the loss, where weights are above 0
-    free = ~torch.eye(5, dtype=torch.bool)
-    assert bool((slope[free & (weights > 0)].abs() < 1e-4).all())
-    assert bool((slope[free] > -1e-4).all()) and float(weights.diagonal().abs().max()) == 0.0
-    ease = EASE(EASE.Options(reg_weight=0.7), facts).weights.T.double()
-    slope = x.T @ (x @ ease - x) + 0.7 * ease
-    assert float(slope[free].abs().max()) < 1e-5  # free weights are where the loss is flat
-    assert float(ease.diagonal().abs().max()) == 0.0
-
-
-def test_ials_folds_users_in_where_the_loss_is_flat() -> None:
-    torch.manual_seed(5)
-    facts = Facts(5, 5, train_users=USERS, train_items=ITEMS)
-    options = IALS.Options(embedding_size=3, epochs=4, alpha=0.3, reg_weight=0.05, nu=0.5)
-    model = IALS(options, facts)
-    own = model.fold_in(Jagged.from_lists([[2, 3], [4]])).double().requires_grad_()
-    items = model.items.double()
-    loss = torch.zeros(())
-    for user, taken in enumerate([[2, 3], [4]]):
-        scores = items @ own[user]
-        loss = loss + (scores[taken] - 1).square().sum() + 0.3 * scores.square().sum()
-        loss = loss + 0.05 * (len(taken) + 0.3 * 5) ** 0.5 * own[user].square().sum()
-    loss.backward()
-    assert float(own.grad.abs().max()) < 1e-4
 
 
 def test_a_graph_without_some_edges_is_normalised_anew() -> None:

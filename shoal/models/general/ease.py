@@ -12,11 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shoal.models.base import Facts
 from shoal.models.general.item_weights import ItemWeights
+from shoal.models.nn.closed_form import check_memory, negative_inverse_
 
 
 class EASE(ItemWeights):
     """A linear autoencoder without a hidden layer."""
+
+    weights: Tensor  # [num_items, num_items], row: the item that is scored
 
     @dataclass
     class Options(ItemWeights.Options):
@@ -26,8 +30,20 @@ class EASE(ItemWeights):
             if not self.reg_weight > 0.0:
                 raise ValueError(f"reg_weight is {self.reg_weight}; it must be above 0")
 
-    def solve(self, together: Tensor) -> Tensor:
-        together = together + self.options.reg_weight * torch.eye(len(together)).double()
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(together))
-        weights = -inverse / inverse.diagonal()
-        return weights.fill_diagonal_(0.0)
+    def __init__(self, options: Options, facts: Facts):
+        super().__init__(options, facts)
+        count = facts.num_items
+        check_memory(f"EASE of {count:,} items", 12 * count**2)
+        matrix = torch.empty(count, count, dtype=torch.float64)
+        for first, block in self.taken.common():
+            matrix[first : first + len(block)] = block
+        matrix.diagonal().add_(options.reg_weight)
+        matrix = negative_inverse_(matrix, "EASE")
+        weights = torch.empty(count, count)
+        for own, rows in zip(weights.split(1 << 10), matrix.split(1 << 10)):
+            own.copy_(rows)
+        weights /= -matrix.diagonal().float().unsqueeze(1)
+        self.register_buffer("weights", weights.fill_diagonal_(0.0))
+
+    def encode_item(self, ids: Tensor) -> Tensor:
+        return self.weights[ids]

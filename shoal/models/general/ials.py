@@ -11,16 +11,16 @@ items' vectors, so users are never stored: a new one is folded in like any other
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.data.batch import Batch, Jagged
 from shoal.models.base import Facts, Retrieval
-from shoal.models.nn.user_items import Taken, owners
-
-PAIRS = 1 << 16  # outer products held at a time
+from shoal.models.nn.closed_form import Progress
+from shoal.models.nn.user_items import Taken
 
 
 class IALS(Retrieval):
@@ -36,6 +36,9 @@ class IALS(Retrieval):
         alpha: float = 0.1  # weight of every pair, beside 1 of those taken
         reg_weight: float = 0.01
         nu: float = 1.0  # 1: who has more is held back more, 0: all alike
+        # cholesky: exact; cg: a few steps of conjugate gradients from the last vectors
+        solver: Literal["cholesky", "cg"] = "cholesky"
+        cg_steps: int = 3  # of conjugate gradients, for each vector in each epoch
 
         def __post_init__(self) -> None:
             if self.epochs < 1 or not self.reg_weight > 0.0 or self.alpha < 0.0:
@@ -43,28 +46,31 @@ class IALS(Retrieval):
                     f"epochs is {self.epochs}, reg_weight {self.reg_weight}, alpha {self.alpha}; "
                     "at least 1, above 0, at least 0"
                 )
+            if self.cg_steps < 1:
+                raise ValueError(f"cg_steps is {self.cg_steps}; it must be at least 1")
 
     def __init__(self, options: Options, facts: Facts):
         super().__init__(options, facts)
         sizes = facts.num_users, facts.num_items
         self.taken = Taken(facts.train_users, facts.train_items, *sizes)
         takers = Taken(facts.train_items, facts.train_users, *sizes[::-1])
+        by_user, by_item = (
+            Lists(Jagged(one.items, one.starts), size)
+            for one, size in ((self.taken, facts.num_items), (takers, facts.num_users))
+        )
         items = torch.randn(facts.num_items, options.embedding_size)
         items *= 0.1 / options.embedding_size**0.5
-        for _ in range(options.epochs):
-            users = self._solve(self.taken, items)
-            items = self._solve(takers, users)
+        users = torch.zeros(facts.num_users, options.embedding_size)
+        progress = Progress("IALS", options.epochs)
+        for epoch in range(options.epochs):
+            users = solve(options, by_user, items, users)
+            items = solve(options, by_item, users, items)
+            progress(epoch + 1)
         self.register_buffer("items", items)
-
-    def _solve(self, taken: Taken, others: Tensor) -> Tensor:
-        """The best vectors of all, where those of the other side are as given."""
-        numbers = torch.arange(len(taken.starts) - 1)
-        most = max(1, PAIRS // max(1, int(taken.starts.diff().max())))
-        return torch.cat([solve(self.options, taken.lists(n), others) for n in numbers.split(most)])
 
     def fold_in(self, lists: Jagged) -> Tensor:
         """Vectors of users by what they took, known or new: b lists of items -> [b, d]."""
-        return solve(self.options, lists, self.items)
+        return solve(self.options, Lists(lists, len(self.items)), self.items)
 
     def encode_query(self, batch: Batch) -> Tensor:
         return self.fold_in(self.taken.lists(batch.tensor(self.facts.user_field)))
@@ -73,16 +79,97 @@ class IALS(Retrieval):
         return self.items[ids]
 
 
-def solve(options: IALS.Options, lists: Jagged, others: Tensor) -> Tensor:
-    """argmin of the loss for each list of what was taken, given vectors [n, d]: [lists, d]."""
-    width, owner = others.shape[1], owners(lists)
-    rows = others[lists.values]
-    right = rows.new_zeros(len(lists), width).index_add(0, owner, rows)
-    left = rows.new_zeros(len(lists), width * width)
-    outer = (rows.unsqueeze(2) * rows.unsqueeze(1)).view(len(rows), width * width)
-    left = left.index_add(0, owner, outer).view(-1, width, width)
+class Lists:
+    """Lists of what was taken, those of about the same length side by side in one tensor."""
+
+    def __init__(self, lists: Jagged, pad: int):
+        self.lengths = lists.lengths
+        self.order = self.lengths.argsort()  # the shortest first
+        self.batches: list[tuple[Tensor, Tensor]] = []  # numbers of lists [b], ids [b, longest]
+        sizes = self.lengths[self.order].tolist()
+        start = 0
+        while start < len(sizes):
+            stop = start + 1  # at most 1024 lists and, if they are several, 16384 ids
+            most = min(len(sizes), start + 1024)
+            while stop < most and (stop + 1 - start) * sizes[stop] <= 16384:
+                stop += 1
+            some, column = self.order[start:stop], torch.arange(sizes[stop - 1])
+            column = column.to(some.device)
+            inside = column < self.lengths[some].unsqueeze(1)
+            places = torch.where(inside, lists.offsets[some].unsqueeze(1) + column, 0)
+            ids = torch.where(inside, lists.values[places], pad) if len(column) else places
+            self.batches.append((some, ids))
+            start = stop
+
+
+def solve(
+    options: IALS.Options, lists: Lists, others: Tensor, last: Tensor | None = None
+) -> Tensor:
+    """argmin of the loss for each list of what was taken, given vectors [n, d]: [lists, d].
+
+    last: vectors [lists, d] that conjugate gradients start from; without them it is exact.
+
+    All is computed along the eigenvectors of the matrix of all pairs: with Y the l rows of a list,
+    its equations are (diagonal + Y^T Y) x = Y^T 1, of d unknowns. Where l < d, l unknowns do:
+
+        x = diagonal^-1 Y^T z        (1 + Y diagonal^-1 Y^T) z = 1
+    """
+    everyone, basis = torch.linalg.eigh(options.alpha * (others.T @ others))
     count = lists.lengths + options.alpha * len(others)
-    reg = options.reg_weight * count.to(rows.dtype) ** options.nu
-    left = left + options.alpha * (others.T @ others)
-    left = left + reg.view(-1, 1, 1) * torch.eye(width, device=rows.device)
-    return torch.linalg.solve(left, right)
+    reg = options.reg_weight * count.to(others.dtype) ** options.nu
+    diagonal = everyone.clamp(min=0.0) + reg.unsqueeze(1)  # [lists, d]
+    others = F.pad(others @ basis, (0, 0, 0, 1))  # a row of zeros: behind the end of a list
+    last = None if last is None or options.solver == "cholesky" else last @ basis
+    found = [others[:0]]
+    for some, ids in lists.batches:
+        rows, own = F.embedding(ids, others), diagonal[some]  # [b, l, d], [b, d]
+        if rows.shape[1] < rows.shape[2]:
+            found.append(_short(rows, own))
+        elif last is None:
+            found.append(_long(rows, own))
+        else:
+            found.append(_descend(last[some], rows, own, options.cg_steps))
+    solved = torch.cat(found) @ basis.T
+    return torch.empty_like(solved).index_copy_(0, lists.order, solved)
+
+
+def _short(rows: Tensor, diagonal: Tensor) -> Tensor:
+    """Rows [b, l, d] of lists, l < d, and the diagonals [b, d] of their equations: [b, d]."""
+    scaled = rows / diagonal.unsqueeze(1)
+    left = torch.bmm(scaled, rows.transpose(1, 2))
+    left.diagonal(dim1=1, dim2=2).add_(1.0)
+    ones = rows.new_ones(len(rows), rows.shape[1], 1)
+    inner = torch.cholesky_solve(ones, torch.linalg.cholesky(left))
+    return torch.bmm(inner.transpose(1, 2), scaled).squeeze(1)
+
+
+def _long(rows: Tensor, diagonal: Tensor) -> Tensor:
+    left = torch.bmm(rows.transpose(1, 2), rows)
+    left.diagonal(dim1=1, dim2=2).add_(diagonal)
+    right = rows.sum(1).unsqueeze(2)
+    return torch.cholesky_solve(right, torch.linalg.cholesky(left)).squeeze(2)
+
+
+def _descend(x: Tensor, rows: Tensor, diagonal: Tensor, steps: int) -> Tensor:
+    """The same by conjugate gradients from x [b, d]: no matrix is made for a list."""
+
+    def scores(p: Tensor) -> Tensor:
+        return torch.bmm(rows, p.unsqueeze(2)).squeeze(2)
+
+    def summed(weights: Tensor) -> Tensor:
+        return torch.bmm(weights.unsqueeze(1), rows).squeeze(1)
+
+    def dot(a: Tensor, b: Tensor) -> Tensor:
+        return torch.linalg.vecdot(a, b).unsqueeze(1)
+
+    tiny = 1e-30  # what is solved already stays: 0 / tiny
+    rest = summed(1.0 - scores(x)) - diagonal * x  # rows of zeros may have any weight
+    direction, size = rest, dot(rest, rest)
+    for _ in range(steps):
+        product = summed(scores(direction)) + diagonal * direction
+        stride = size / dot(direction, product).clamp(min=tiny)
+        x = x + stride * direction
+        rest = rest - stride * product
+        before, size = size, dot(rest, rest)
+        direction = rest + size / before.clamp(min=tiny) * direction
+    return x

@@ -5,30 +5,30 @@ score(user, item) = sum of W[i, item] over the items i that the user took
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.data.batch import Batch, Jagged
 from shoal.models.base import Facts, Retrieval
+from shoal.models.nn.closed_form import Progress
 from shoal.models.nn.user_items import Taken, multi_hot
 
 
 class ItemWeights(Retrieval):
-    """Scores by item-to-item weights; a new user needs no training, only items."""
+    """Scores by item-to-item weights; a new user needs no training, only items.
+
+    `encode_item` gives an item's column of W: the weight of each item for it.
+    """
 
     trainable: ClassVar[bool] = False
-    weights: Tensor  # [num_items, num_items], row: the item that is scored
 
     def __init__(self, options: Any, facts: Facts):
         super().__init__(options, facts)
         self.taken = Taken(facts.train_users, facts.train_items, facts.num_users, facts.num_items)
-        weights = self.solve(self.taken.together())
-        self.register_buffer("weights", weights.T.float().contiguous())
-
-    def solve(self, together: Tensor) -> Tensor:
-        """W, from how many users took both of two items: [items, items] -> the same."""
-        raise NotImplementedError  # every such model writes its own
 
     def fold_in(self, lists: Jagged) -> Tensor:
         return multi_hot(lists, self.facts.num_items)
@@ -36,10 +36,55 @@ class ItemWeights(Retrieval):
     def encode_query(self, batch: Batch) -> Tensor:
         return self.fold_in(self.taken.lists(batch.tensor(self.facts.user_field)))
 
-    def encode_item(self, ids: Tensor) -> Tensor:
-        return self.weights[ids]
-
     def score(self, batch: Batch, items: Tensor) -> Tensor:
         if items.dim() == 1:
             return super().score(batch, items)
-        return (self.encode_query(batch) @ self.weights.T).gather(1, items)
+        ids, place = torch.unique(items, return_inverse=True)
+        queries = self.encode_query(batch)
+        blocks = [queries @ self.encode_item(some).T for some in ids.split(1 << 12)]
+        return torch.cat(blocks, 1).gather(1, place)
+
+
+class SparseWeights(ItemWeights):
+    """Weights of which most are 0: item j's are values[starts[j]:starts[j + 1]], of `items`."""
+
+    starts: Tensor  # [num_items + 1]
+    items: Tensor  # [weights]
+    values: Tensor  # [weights]
+
+    def __init__(self, options: Any, facts: Facts):
+        super().__init__(options, facts)
+        counts, items, values = [], [], []
+        progress = Progress(type(self).__name__, facts.num_items)
+        done = 0
+        for block in self.solve():
+            row, column = block.nonzero(as_tuple=True)
+            counts.append(torch.bincount(row, minlength=len(block)))
+            items.append(column.int())
+            values.append(block[row, column])
+            done += len(block)
+            progress(done)
+        self.register_buffer("starts", F.pad(torch.cat(counts).cumsum(0), (1, 0)))
+        self.register_buffer("items", torch.cat(items))
+        self.register_buffer("values", torch.cat(values))
+        self.register_load_state_dict_pre_hook(self._resize)
+
+    def solve(self) -> Iterator[Tensor]:
+        """The weights that each item is scored by, some items at a time: [b, num_items]."""
+        raise NotImplementedError  # every such model writes its own
+
+    def encode_item(self, ids: Tensor) -> Tensor:
+        first, flat = self.starts[ids].view(-1), ids.reshape(-1)
+        counts = self.starts[flat + 1] - first
+        offsets = F.pad(counts.cumsum(0), (1, 0))
+        row = torch.arange(len(flat), device=ids.device).repeat_interleave(counts)
+        place = torch.arange(len(row), device=ids.device) + (first - offsets[:-1])[row]
+        found = self.values.new_zeros(len(flat), self.facts.num_items)
+        found[row, self.items[place].long()] = self.values[place]
+        return found.view(*ids.shape, -1)
+
+    def _resize(self, _: Any, state: dict[str, Tensor], prefix: str, *more: Any) -> None:
+        """Make room for a checkpoint's weights: rounding on another machine may have left fewer."""
+        for name in ("items", "values"):
+            if prefix + name in state:
+                setattr(self, name, getattr(self, name).new_empty(state[prefix + name].shape))

@@ -8,19 +8,21 @@ Items are alike when the same users took them; each listens to its k nearest one
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from shoal.models.general.item_weights import ItemWeights
+from shoal.models.general.item_weights import SparseWeights
+from shoal.models.nn.user_items import nearest
 
 
-class ItemKNN(ItemWeights):
+class ItemKNN(SparseWeights):
     """Neighbourhoods of items by cosine."""
 
     @dataclass
-    class Options(ItemWeights.Options):
+    class Options(SparseWeights.Options):
         k: int = 100
         shrink: float = 0.0
 
@@ -28,14 +30,6 @@ class ItemKNN(ItemWeights):
             if self.k < 1 or self.shrink < 0.0:
                 raise ValueError(f"k is {self.k}, shrink {self.shrink}; at least 1, and at least 0")
 
-    def solve(self, together: Tensor) -> Tensor:
-        return nearest(together, self.options.k, self.options.shrink)
-
-
-def nearest(together: Tensor, k: int, shrink: float) -> Tensor:
-    """Cosines of things by how often they come together [n, n], the k largest of each column."""
-    sizes = together.diagonal().sqrt()
-    alike = together / (sizes * sizes.unsqueeze(1) + shrink + 1e-6)
-    alike.fill_diagonal_(0.0)
-    best, index = alike.topk(min(k, len(alike)), dim=0)
-    return torch.zeros_like(alike).scatter(0, index, best)
+    def solve(self) -> Iterator[Tensor]:
+        for best, index in nearest(self.taken, self.options.k, self.options.shrink):
+            yield torch.zeros(len(best), self.facts.num_items).scatter(1, index, best)

@@ -2,23 +2,27 @@
 
     W = argmin of 1/2 |X - X W|^2 + l2/2 |W|^2 + l1 |W|,  W >= 0, diag(W) = 0
 
-by coordinate descent: row i of W, for all columns at once, until nothing moves.
+by coordinate descent: row after row of W, for many columns at once, until nothing moves. With
+G = X^T X, W[i, j] can be above 0 only where G[i, j] is above l1: nothing else is computed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from shoal.models.general.item_weights import ItemWeights
+from shoal.models.general.item_weights import SparseWeights
+from shoal.models.nn.closed_form import check_memory
 
 
-class SLIM(ItemWeights):
+class SLIM(SparseWeights):
     """Few weights, none of them below 0."""
 
     @dataclass
-    class Options(ItemWeights.Options):
+    class Options(SparseWeights.Options):
         l1: float = 2.0  # times that two items must come together to be heard at all
         l2: float = 20.0
         sweeps: int = 30
@@ -31,19 +35,34 @@ class SLIM(ItemWeights):
                     "0, sweeps at least 1"
                 )
 
-    def solve(self, together: Tensor) -> Tensor:
-        together = together.float()
-        weights = together.new_zeros(together.shape)
-        items = (together.diagonal() > 0).nonzero().view(-1).tolist()
+    def solve(self) -> Iterator[Tensor]:
+        count = self.facts.num_items
+        check_memory(f"SLIM of {count:,} items", 8 * count**2)
+        common = torch.empty(count, count)
+        for first, block in self.taken.common():
+            common[first : first + len(block)] = block
+        for columns in torch.arange(count).split(1 << 11):
+            right = common[:, columns]
+            rows = (right > self.options.l1).any(1).nonzero().view(-1)
+            weights = self._descend(common[rows][:, rows], right[rows], rows, columns)
+            yield right.new_zeros(len(columns), count).index_copy_(1, rows, weights.T)
+
+    def _descend(self, left: Tensor, right: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """W of some rows and columns [r, c], of G [r, r] and [r, c]. 64 rows share a product."""
+        weights = torch.zeros_like(right)
+        own, is_self = left.diagonal(), rows.unsqueeze(1) == columns
         for _ in range(self.options.sweeps):
             moved = 0.0
-            for i in items:
-                own = together[i, i]
-                rest = together[i] - together[i] @ weights + own * weights[i]
-                new = (rest - self.options.l1).clamp(min=0.0) / (own + self.options.l2)
-                new[i] = 0.0
-                moved = max(moved, float((new - weights[i]).abs().max()))
-                weights[i] = new
+            for some in torch.arange(len(rows)).split(64):
+                first, last = int(some[0]), int(some[-1]) + 1
+                square, new = left[first:last, first:last], weights[first:last]
+                before = new.clone()
+                rest = right[first:last] - left[first:last] @ weights + square @ new
+                for k in range(last - first):
+                    row = rest[k] - square[k] @ new + own[first + k] * new[k] - self.options.l1
+                    new[k] = row.clamp_(min=0.0).masked_fill_(is_self[first + k], 0.0)
+                    new[k] /= own[first + k] + self.options.l2
+                moved = max(moved, float((new - before).abs().max()))
             if moved < self.options.tolerance:
                 break
         return weights

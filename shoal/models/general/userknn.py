@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shoal.data.batch import Batch
 from shoal.models.base import Facts, Model
-from shoal.models.nn.user_items import Taken, owners
+from shoal.models.nn.user_items import Taken, nearest, owners
 
 
 class UserKNN(Model):
@@ -40,15 +40,8 @@ class UserKNN(Model):
         owner = owners(self.taken.lists(torch.arange(facts.num_users)))
         pairs = owner * facts.num_items + self.taken.items
         self.register_buffer("pairs", pairs, persistent=False)
-        sizes = self.taken.starts.diff().float().sqrt()
-        users = torch.arange(facts.num_users)
-        others = self.taken.matrix(users)
-        found = []
-        for some in users.split(1 << 10):
-            alike = others[some] @ others.T
-            alike = alike / (sizes[some].unsqueeze(1) * sizes + options.shrink + 1e-6)
-            alike[torch.arange(len(some)), some] = 0.0
-            found.append(alike.topk(min(options.k, facts.num_users), dim=1))
+        takers = Taken(facts.train_items, facts.train_users, facts.num_items, facts.num_users)
+        found = list(nearest(takers, options.k, options.shrink))
         self.register_buffer("alike", torch.cat([values for values, _ in found]))
         self.register_buffer("neighbours", torch.cat([index for _, index in found]))
 

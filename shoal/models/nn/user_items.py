@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import warnings
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.data.batch import Jagged
-from shoal.kernels.bags import sum_bags
-from shoal.kernels.machine import on_arm
 
 
 class Taken(nn.Module):
@@ -52,14 +50,44 @@ class Taken(nn.Module):
         found = self.items[places.clamp(max=max(0, len(self.items) - 1))]
         return torch.where(inside, found, 0)
 
-    def together(self) -> Tensor:
-        """How many users took both of two items: float64 [num_items, num_items]."""
-        found = torch.zeros(self.num_items, self.num_items, dtype=torch.float64)
-        users = torch.arange(len(self.starts) - 1, device=self.items.device)
-        for some in users.split(1 << 12):
-            block = self.matrix(some)
-            found += (block.T @ block).double()
-        return found
+    def common(self, rows: int = 1 << 10) -> Iterator[tuple[int, Tensor]]:
+        """How many users took both of two items, some items at a time: the number of the first
+        one, float32 [rows, num_items].
+        """
+        num_users = len(self.starts) - 1
+        users = owners(Jagged(self.items, self.starts))
+        everyone = _ones(users, self.items, (num_users, self.num_items))
+        order = self.items.argsort(stable=True)
+        items, users = self.items[order], users[order]
+        for first in range(0, self.num_items, rows):
+            last = min(first + rows, self.num_items)
+            a, b = torch.searchsorted(items, torch.tensor([first, last])).tolist()
+            block = _ones(items[a:b] - first, users[a:b], (last - first, num_users))
+            with warnings.catch_warnings():  # torch announces a beta state of sparse products
+                warnings.simplefilter("ignore")
+                found = torch.sparse.mm(block, everyone).to_dense()
+            yield first, found
+
+
+def _ones(rows: Tensor, columns: Tensor, size: tuple[int, int]) -> Tensor:
+    """A sparse matrix of ones at places in ascending order."""
+    return torch.sparse_coo_tensor(
+        torch.stack([rows, columns]),
+        torch.ones(len(rows)),
+        size,
+        is_coalesced=True,
+        check_invariants=True,
+    )
+
+
+def nearest(taken: Taken, k: int, shrink: float) -> Iterator[tuple[Tensor, Tensor]]:
+    """The k items most alike to each one by cosine, some items at a time: values [b, k], items."""
+    sizes = torch.bincount(taken.items, minlength=taken.num_items).float().sqrt()
+    for first, common in taken.common():
+        own = torch.arange(first, first + len(common))
+        alike = common / (sizes[own].unsqueeze(1) * sizes + shrink + 1e-6)
+        alike[torch.arange(len(own)), own] = 0.0
+        yield alike.topk(min(k, taken.num_items), dim=1)
 
 
 def owners(lists: Jagged) -> Tensor:
@@ -68,69 +96,9 @@ def owners(lists: Jagged) -> Tensor:
     return numbers.repeat_interleave(lists.lengths)
 
 
-def even(lists: Jagged, owner: Tensor) -> Tensor:
+def even(lists: Jagged) -> Tensor:
     """Weights of a list's values, equal and of length 1 together: [total]."""
-    return lists.lengths.clamp(min=1).float().rsqrt()[owner]
-
-
-def summed(
-    rows_of: Callable[[Tensor], Tensor], lists: Jagged, owner: Tensor, weights: Tensor
-) -> Tensor:
-    """Sums of the rows of lists, each value times its weight [total]: [lists, d]. owner: `owners`.
-
-    No list has a value twice. Lists of a batch have most of their values in common, so a row is
-    read, and its gradient given back, once. Where rows learn, the sums and their gradients are
-    products of matrices; on ARM, where that takes six times as long, and on any CPU where they do
-    not learn, only what the lists name is read.
-    """
-    ids, place = distinct(lists.values)
-    rows = rows_of(ids)
-    if rows.requires_grad and on_arm(rows, weights) and not weights.requires_grad:
-        return _Summed.apply(rows, place, lists.offsets, owner, weights)
-    if rows.is_cpu and not rows.requires_grad:
-        return F.embedding_bag(
-            place,
-            rows,
-            lists.offsets,
-            mode="sum",
-            per_sample_weights=weights,
-            include_last_offset=True,
-        )
-    matrix = weights.new_zeros(len(lists), len(ids))
-    matrix[owner, place] = weights
-    return matrix @ rows
-
-
-class _Summed(torch.autograd.Function):
-    """Sums of the rows that lists name; a row's gradient is that of the lists that name it."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, place: Tensor, offsets: Tensor, owner: Tensor, weights: Tensor
-    ) -> Tensor:
-        ctx.save_for_backward(place, owner, weights)
-        ctx.rows = len(rows)
-        return sum_bags(rows, offsets.contiguous(), place, weights)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        place, owner, weights = ctx.saved_tensors
-        order = place.argsort(stable=True)
-        starts = F.pad(torch.bincount(place, minlength=ctx.rows).cumsum(0), (1, 0))
-        back = sum_bags(grads[0].contiguous(), starts, owner[order], weights[order])
-        return back, None, None, None, None
-
-
-def distinct(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Different values, ascending [n], and the place of each one given [total]."""
-    if values.is_cpu and not torch.compiler.is_compiling() and len(values):
-        top = int(values.max())
-        if top < 16 * len(values):  # no sorting then
-            there = torch.zeros(top + 1, dtype=torch.bool)
-            there[values] = True
-            return there.nonzero().squeeze(1), there.cumsum(0)[values] - 1
-    ids, place = torch.unique(values, return_inverse=True)
-    return ids, place
+    return lists.lengths.clamp(min=1).float().rsqrt()[owners(lists)]
 
 
 def multi_hot(lists: Jagged, width: int) -> Tensor:

@@ -1,0 +1,92 @@
+"""What models share that are solved for instead of trained: memory, progress, a large inverse."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+log = logging.getLogger("shoal")
+
+
+def check_memory(what: str, num_bytes: int) -> None:
+    """Refuse a matrix that does not fit into memory, before a minute is spent on it."""
+    free = free_memory()
+    if num_bytes > free:
+        raise ValueError(
+            f"{what} needs {num_bytes / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free; "
+            "leave out rare items (data.filter.item_inter_num), or choose a model that learns "
+            "vectors, such as IALS"
+        )
+
+
+def free_memory() -> int:
+    """Bytes that this process may still take: of the host, or of its container."""
+    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, IndexError):
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = 1024 * int(lines["MemAvailable"].split()[0])
+    group = Path("/sys/fs/cgroup")
+    with suppress(OSError, ValueError):  # "max": no limit
+        most = int((group / "memory.max").read_text())
+        free = min(free, most - int((group / "memory.current").read_text()))
+    return free
+
+
+class Progress:
+    """Logs how far a long computation is, every ten seconds; a short one logs nothing."""
+
+    def __init__(self, what: str, total: float):
+        self.what, self.total = what, total
+        self.start = self.logged = time.monotonic()
+
+    def __call__(self, done: float) -> None:
+        now = time.monotonic()
+        if now - self.logged >= 10.0:
+            left = (now - self.start) * (self.total - done) / done
+            log.info(
+                "%s: %.0f %% done, about %.0f s left", self.what, 100 * done / self.total, left
+            )
+            self.logged = now
+
+
+def negative_inverse_(matrix: Tensor, what: str, width: int = 512) -> Tensor:
+    """-inverse of a symmetric positive definite matrix [n, n], in its own memory.
+
+    Blocks of rows are eliminated one after the other, each by the Cholesky factor of its diagonal
+    block D. With P the block's columns of all other rows:
+
+        others -= P D^-1 P^T        P becomes P D^-1        D becomes -D^-1
+
+    After the last block all of the matrix is -inverse. n^3 multiplications, as LAPACK's potrf and
+    potri have: the lower triangle is computed, and mirrored at the end.
+    """
+    count = len(matrix)
+    starts = range(0, count, width)
+    progress = Progress(what, count)
+    for start in starts:
+        stop = min(start + width, count)
+        own = matrix[start:stop, start:stop].tril()
+        own = own + own.tril(-1).T
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(own))
+        columns = torch.cat([matrix[start:stop, :start].T, own, matrix[stop:, start:stop]])
+        columns[start:stop] = 0.0
+        solved = columns @ inverse
+        for first in starts:
+            last = min(first + width, count)
+            matrix[first:, first:last].addmm_(solved[first:], columns[first:last].T, alpha=-1.0)
+        matrix[start:stop, :start] = solved[:start].T
+        matrix[stop:, start:stop] = solved[stop:]
+        matrix[start:stop, start:stop] = -inverse
+        progress(stop)
+    for start in starts:
+        stop = min(start + width, count)
+        own = matrix[start:stop, start:stop].tril()
+        matrix[start:stop, start:stop] = own + own.tril(-1).T
+        matrix[start:stop, stop:] = matrix[stop:, start:stop].T
+    return matrix

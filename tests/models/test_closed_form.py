@@ -1,0 +1,190 @@
+"""Models that are solved for instead of trained, beside numpy's own answer."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.data.batch import Batch, Jagged
+from shoal.models.base import Facts
+from shoal.models.general.ease import EASE
+from shoal.models.general.ials import IALS
+from shoal.models.general.itemknn import ItemKNN
+from shoal.models.general.slim import SLIM
+from shoal.models.general.userknn import UserKNN
+from shoal.models.nn.closed_form import Progress, check_memory, negative_inverse_
+from shoal.models.nn.user_items import Taken
+
+USERS, ITEMS = 31, 23
+
+
+@pytest.fixture
+def taken() -> np.ndarray:
+    """1 where a user took an item; user 0 and item 0 are padding."""
+    found = (np.random.default_rng(3).random((USERS, ITEMS)) < 0.3).astype(np.float64)
+    found[0] = found[:, 0] = 0.0
+    return found
+
+
+def facts_of(taken: np.ndarray) -> Facts:
+    users, items = (torch.from_numpy(one) for one in np.nonzero(taken))
+    twice = torch.arange(len(users)).repeat(2)  # a pair that comes again counts once
+    return Facts(USERS, ITEMS, train_users=users[twice], train_items=items[twice])
+
+
+def columns(model: EASE | SLIM | ItemKNN) -> np.ndarray:
+    return model.encode_item(torch.arange(ITEMS)).T.double().numpy()
+
+
+@pytest.mark.parametrize("width", [3, 7, 100])
+def test_the_inverse_in_place_is_numpys(width: int) -> None:
+    matrix = np.random.default_rng(1).normal(size=(20, 30))
+    matrix = matrix @ matrix.T + np.eye(20)
+    made = negative_inverse_(torch.from_numpy(matrix.copy()), "a test", width)
+    np.testing.assert_allclose(made.numpy(), -np.linalg.inv(matrix), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 1000])
+def test_common_users_are_counted_in_blocks(taken: np.ndarray, rows: int) -> None:
+    facts = facts_of(taken)
+    made = list(Taken(facts.train_users, facts.train_items, USERS, ITEMS).common(rows))
+    assert [first for first, _ in made] == list(range(0, ITEMS, rows))
+    np.testing.assert_array_equal(torch.cat([one for _, one in made]), taken.T @ taken)
+
+
+def test_ease_is_the_closed_form(taken: np.ndarray) -> None:
+    inverse = np.linalg.inv(taken.T @ taken + 7.0 * np.eye(ITEMS))
+    expected = np.eye(ITEMS) - inverse / np.diag(inverse)
+    np.fill_diagonal(expected, 0.0)
+    model = EASE(EASE.Options(reg_weight=7.0), facts_of(taken))
+    np.testing.assert_allclose(columns(model), expected, atol=1e-6)
+
+
+def test_slim_stops_where_its_loss_is_flat(taken: np.ndarray) -> None:
+    options = SLIM.Options(l1=1.5, l2=0.5, sweeps=500, tolerance=1e-9)
+    weights = columns(SLIM(options, facts_of(taken)))
+    slope = taken.T @ (taken @ weights - taken) + 0.5 * weights + 1.5  # where weights are above 0
+    free = ~np.eye(ITEMS, dtype=bool)
+    assert (weights >= 0.0).all() and (weights > 0.0).sum() > ITEMS
+    assert np.abs(slope[free & (weights > 0)]).max() < 1e-4
+    assert slope[free].min() > -1e-4 and np.abs(np.diag(weights)).max() == 0.0
+
+
+def cosines(counts: np.ndarray, shrink: float) -> np.ndarray:
+    sizes = np.sqrt(np.diag(counts))
+    alike = counts / (np.outer(sizes, sizes) + shrink + 1e-6)
+    np.fill_diagonal(alike, 0.0)
+    return alike
+
+
+def test_neighbours_of_items_are_the_largest_cosines(taken: np.ndarray) -> None:
+    alike = cosines(taken.T @ taken, 2.0)
+    least = np.sort(alike, 0)[-4]
+    model = ItemKNN(ItemKNN.Options(k=4, shrink=2.0), facts_of(taken))
+    made = columns(model)
+    kept = made > 0
+    assert kept.sum(0)[1:].tolist() == [4] * (ITEMS - 1) and not kept[:, 0].any()
+    np.testing.assert_allclose(made[kept], alike[kept], rtol=1e-5)
+    assert (made.min(0, where=kept, initial=9.0)[1:] >= least[1:] - 1e-6).all()
+
+
+def test_neighbours_of_users_are_the_largest_cosines(taken: np.ndarray) -> None:
+    alike = cosines(taken @ taken.T, 0.0)
+    model = UserKNN(UserKNN.Options(k=5), facts_of(taken))
+    expected = -np.sort(-alike, 1)[:, :5]
+    np.testing.assert_allclose(model.alike, expected, rtol=1e-5, atol=1e-6)
+    own = np.take_along_axis(alike, model.neighbours.numpy(), 1)
+    np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_scores_of_chosen_items_are_those_of_all(taken: np.ndarray) -> None:
+    batch = Batch(3, {"user_id": torch.tensor([4, 1, 9])})
+    chosen = torch.tensor([[1, 2, 2], [5, 1, 22], [3, 4, 6]])
+    for model in (
+        EASE(EASE.Options(), facts_of(taken)),
+        ItemKNN(ItemKNN.Options(k=4), facts_of(taken)),
+    ):
+        every = model.score(batch, torch.arange(ITEMS))
+        np.testing.assert_allclose(every, taken[[4, 1, 9]] @ columns(model), atol=1e-5)
+        torch.testing.assert_close(model.score(batch, chosen), every.gather(1, chosen))
+
+
+def test_sparse_weights_are_those_of_the_checkpoint(taken: np.ndarray) -> None:
+    wide = ItemKNN(ItemKNN.Options(k=6), facts_of(taken))
+    narrow = ItemKNN(ItemKNN.Options(k=2), facts_of(taken))
+    narrow.load_state_dict(wide.state_dict())
+    np.testing.assert_array_equal(columns(narrow), columns(wide))
+
+
+def best_vectors(taken: np.ndarray, others: np.ndarray, options: IALS.Options) -> np.ndarray:
+    """Each row's equations, written out."""
+    found = []
+    for row in taken:
+        reg = options.reg_weight * (row.sum() + options.alpha * len(others)) ** options.nu
+        left = others.T @ (row[:, None] * others) + options.alpha * others.T @ others
+        left += reg * np.eye(others.shape[1])
+        found.append(np.linalg.solve(left, others.T @ row))
+    return np.array(found)
+
+
+# Lists here have up to 14 values: all are shorter than a vector, some are, none is.
+@pytest.mark.parametrize("width", [20, 8, 1])
+@pytest.mark.parametrize("solver", ["cholesky", "cg"])
+def test_ials_solves_its_equations(taken: np.ndarray, width: int, solver: str) -> None:
+    options = IALS.Options(
+        embedding_size=width, epochs=2, alpha=0.3, reg_weight=0.05, nu=0.5, solver=solver
+    )
+    options.cg_steps = 30  # as many as there are unknowns: exact
+    torch.manual_seed(5)
+    items = (torch.randn(ITEMS, width) * (0.1 / width**0.5)).double().numpy()
+    for _ in range(2):
+        users = best_vectors(taken, items, options)
+        items = best_vectors(taken.T, users, options)
+    torch.manual_seed(5)
+    model = IALS(options, facts_of(taken))
+    np.testing.assert_allclose(model.items, items, atol=2e-4)
+    lists = [np.flatnonzero(row).tolist() for row in taken]
+    made = model.fold_in(Jagged.from_lists([*lists, []]))
+    expected = best_vectors(taken, model.items.double().numpy(), options)
+    np.testing.assert_allclose(made[:-1], expected, atol=2e-4)
+    assert not made[-1].any()
+
+
+def test_a_few_steps_of_conjugate_gradients_reach_almost_the_same_loss(taken: np.ndarray) -> None:
+    def loss(solver: str) -> float:
+        options = IALS.Options(embedding_size=4, epochs=15, solver=solver, cg_steps=3)
+        torch.manual_seed(5)
+        items = IALS(options, facts_of(taken)).items.double().numpy()
+        users = best_vectors(taken, items, options)
+        scores = users @ items.T
+        total = ((scores - 1) ** 2 * taken).sum() + options.alpha * (scores**2).sum()
+        for one, counts in ((users, taken.sum(1)), (items, taken.sum(0))):
+            others = ITEMS if one is users else USERS
+            reg = options.reg_weight * (counts + options.alpha * others)
+            total += (reg * (one**2).sum(1)).sum()
+        return float(total)
+
+    assert loss("cg") == pytest.approx(loss("cholesky"), rel=0.01)
+
+
+def test_what_does_not_fit_into_memory_is_refused_with_a_figure() -> None:
+    nothing = torch.empty(0, dtype=torch.int64)
+    facts = Facts(2, 10_000_000, train_users=nothing, train_items=nothing)
+    for model in (EASE, SLIM):
+        with pytest.raises(ValueError, match=r"of 10,000,000 items needs [\d.]+ GB of memory"):
+            model(model.Options(), facts)
+    check_memory("a byte", 1)
+
+
+def test_a_long_computation_reports_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    progress = Progress("EASE", 40)
+    with caplog.at_level(logging.INFO, "shoal"):
+        progress(1)
+        assert not caplog.messages
+        progress.logged = time.monotonic() - 11
+        progress(10)
+    assert caplog.messages[0].startswith("EASE: 25 % done, about ")
