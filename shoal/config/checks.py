@@ -13,9 +13,7 @@ from shoal.config.schema import Config
 TOPK_METRICS = ["Recall", "MRR", "NDCG", "Hit", "MAP", "Precision", "ItemCoverage"]
 TOPK_METRICS += ["AveragePopularity", "GiniIndex", "ShannonEntropy", "TailPercentage"]
 LABEL_METRICS = ["AUC", "LogLoss", "Calibration", "MAE", "RMSE"]  # of values against labels
-METRICS = [*TOPK_METRICS, "GAUC", *LABEL_METRICS]
-CLICK_METRICS = [*LABEL_METRICS, "GAUC"]
-CANONICAL = {name.lower(): name for name in METRICS}
+METRICS = [*TOPK_METRICS, "GAUC", *LABEL_METRICS]  # shoal.training.metrics.register adds to these
 MODE = re.compile(r"full|labeled|(?:uni|pop)[1-9]\d*")
 
 Problem = tuple[str, str]  # the dotted key to blame, what is wrong
@@ -23,9 +21,10 @@ Problem = tuple[str, str]  # the dotted key to blame, what is wrong
 
 def canonical(values: dict[str, Any]) -> None:
     """Writes names that may come in any case, and escaped separators, in one form."""
-    values["eval.metrics"] = [CANONICAL.get(m.lower(), m) for m in values["eval.metrics"]]
+    spelled = {name.lower(): name for name in METRICS}
+    values["eval.metrics"] = [spelled.get(m.lower(), m) for m in values["eval.metrics"]]
     name, at, k = values["eval.valid_metric"].partition("@")
-    values["eval.valid_metric"] = CANONICAL.get(name.lower(), name) + at + k
+    values["eval.valid_metric"] = spelled.get(name.lower(), name) + at + k
     for key in ("data.separator", "data.seq_separator"):
         values[key] = values[key].replace("\\t", "\t")  # as a shell passes '\t'
 
@@ -320,7 +319,7 @@ def click_metrics(config: Config) -> Iterator[Problem]:
         yield (
             "eval.metrics",
             f"{', '.join(ranking)} rank items for a user, and {config.model.title} predicts clicks "
-            f"of single samples; choose among {', '.join(CLICK_METRICS)}",
+            f"of single samples; choose among {', '.join([*LABEL_METRICS, 'GAUC'])}",
         )
     modes = {chosen.mode} if isinstance(chosen.mode, str) else set(chosen.mode.values())
     if modes != {"labeled"}:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from shoal.config import plugins
 from shoal.config.checks import canonical, problems
 from shoal.config.dialect import Dialect, Named, listen
 from shoal.config.errors import ConfigError
@@ -30,8 +31,8 @@ ModelLookup = Callable[[str], tuple[str, type]]
 # What the model is for, by its canonical name: general, sequential or clicks.
 KindLookup = Callable[[str], str]
 
-# Told the model's name as written and where it stands, before it is looked up; may refuse.
-ModelCheck = Callable[[str, Origin], None]
+# Given model.name or run.plugins, the name as written and where; may refuse to run its code.
+CodeCheck = Callable[[str, str, Origin], None]
 
 CLICK_DEFAULTS: dict[str, Any] = {
     "data.split.group_by": "none",
@@ -61,7 +62,7 @@ def load(
     kinds: KindLookup = lambda name: "general",
     source: str = "python",
     command: Command | None = None,
-    allow_model: ModelCheck = lambda name, origin: None,
+    allow_code: CodeCheck = lambda key, name, origin: None,
 ) -> Resolved:
     """Reads, translates, merges and checks a config; ConfigError tells all that is wrong.
 
@@ -70,8 +71,9 @@ def load(
     layers = _read_sources([files] if isinstance(files, str | Path) else files, overrides)
     layers.insert(-1, from_python(values or {}, source))
     errors: list[str] = []
+    plugged = _run_plugins(layers, allow_code)
     dialects = listen(layers)
-    name, options_type = _choose_model(layers, models, allow_model, dialects, errors)
+    name, options_type = _choose_model(layers, models, allow_code, dialects, errors)
     options = options_of(options_type) if options_type else None
     for dialect in dialects:
         dialect.meet(name, options)
@@ -95,6 +97,7 @@ def load(
         errors += _decide(state, command)
     reader.notes += [*_count_processes(state), *_multiply(state)]
     state["model.name"] = Value(name, state["model.name"].origin)
+    state[plugins.KEY] = Value(plugged, state[plugins.KEY].origin)
     for key in options or {}:
         if state[key].value is MISSING:
             reader.failed.add(key)
@@ -133,10 +136,25 @@ def _read_sources(files: Sequence[str | Path], overrides: Sequence[str]) -> list
     return layers
 
 
+def _run_plugins(layers: list[Layer], allow: CodeCheck) -> list[str]:
+    """Runs the plugins that are named, before any key is read; their full names."""
+    found = plugins.named(layers)
+    if found is None:
+        return []
+    names, origin = plugins.full_names(found[0]), found[1]
+    for name in names:
+        allow(plugins.KEY, name, origin)
+        try:
+            plugins.load_code(name, f"{plugins.KEY} {name}", "FILE.py or package.module")
+        except ValueError as error:
+            raise ConfigError(f"{origin}: {error}") from error
+    return names
+
+
 def _choose_model(
     layers: list[Layer],
     models: ModelLookup,
-    allow: ModelCheck,
+    allow: CodeCheck,
     dialects: Sequence[Dialect],
     errors: list[str],
 ) -> tuple[str, type | None]:
@@ -151,7 +169,7 @@ def _choose_model(
         name, origin = named or (LEAVES["model.name"].default, DEFAULT)
         if not isinstance(name, str):
             return str(name), None  # its type is reported with all others
-        allow(name, origin)
+        allow("model.name", name, origin)
         return models(name)
     except ConfigError:
         raise

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Required
+from typing import Annotated, Literal, Required
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from shoal.config.section import Section
@@ -92,6 +92,9 @@ class RunSection(Section):
     )
     output: str | None = Field(None, description="folder of the run; null: a new one under root")
     root: str = Field("runs", description="where new runs get their folders")
+    plugins: Annotated[
+        list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+    ] = Field([], description="Python files or modules that register things, run before all else")
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto: a GPU where there is one"
     )
